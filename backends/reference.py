@@ -1,0 +1,104 @@
+"""The definition as a backend: one softmax over the count, block of queries by block of queries. The yardstick, not the fast way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dilkit.backend import Backend, Limits
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK_SCORES = 2**22
+"""Scores held at once, over all heads: memory stays O(seq * block) however long the sequence."""
+
+
+class Reference(Backend):
+    """`out = softmax(scale * q k^T + log count) v`, computed in fp32, and in fp64 for fp64 tensors.
+
+    `Reference(compute_dtype="float64", name="reference64")` computes in fp64 whatever the tensors are; make it known with
+    `dilkit.register_backend`.
+    """
+
+    name = "reference"
+    summary = "the definition, blockwise over queries: any device, any pattern, slow"
+    requires = ("torch",)
+    limits = Limits(devices=None)
+
+    def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
+        self.compute_dtype = compute_dtype
+        self.name = name
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        import torch
+
+        q, k, v = self._by_head(query, problem), self._by_head(key, problem), self._by_head(value, problem)
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
+        for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
+            block = torch.logsumexp(scores, dim=-1)
+            lse[..., rows] = block
+            out[..., rows, :] = _probabilities(scores, block) @ v
+        lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return _by_token(out, query), lse.flatten(1, 2).to(lse_dtype)
+
+    def backward(
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        key_padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
+
+        q, k, v, do, o = (self._by_head(x, problem) for x in (query, key, value, dout, out))
+        lse = lse.to(q.dtype).unflatten(1, q.shape[1:3])
+        delta = (do * o).sum(-1)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
+            p, dout_rows = _probabilities(scores, lse[..., rows]), do[..., rows, :]
+            dscores = p * (dout_rows @ v.mT - delta[..., rows, None]) * problem.scale
+            dq[..., rows, :] = dscores @ k
+            dk += (dscores.mT @ q[..., rows, :]).sum(2, keepdim=True)
+            dv += (p.mT @ dout_rows).sum(2, keepdim=True)
+        return _by_token(dq, query), _by_token(dk, key), _by_token(dv, value)
+
+    def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
+        """`(batch, seq, heads, head_dim)` -> `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
+        import torch
+
+        name = self.compute_dtype or ("float64" if x.dtype == torch.float64 else "float32")
+        return x.transpose(1, 2).unflatten(1, (problem.kv_heads, -1)).to(getattr(torch, name)).contiguous()
+
+
+def _by_token(x: Tensor, like: Tensor) -> Tensor:
+    return x.flatten(1, 2).transpose(1, 2).to(like.dtype).contiguous()
+
+
+def _score_blocks(q: Tensor, k: Tensor, problem: Problem, mask: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of query rows with their scores `(batch, kv_heads, group, rows, seq)`, -inf where nothing is seen."""
+    import torch
+
+    seq, heads = problem.seq, problem.heads
+    step = max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
+    for start in range(0, seq, step):
+        rows = torch.arange(start, min(start + step, seq), device=q.device)
+        count = problem.pattern.count_rows(rows, seq, heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
+        bias = count.to(q.dtype).log().unflatten(0, (problem.kv_heads, -1))
+        scores = problem.scale * (q[..., start : start + step, :] @ k.mT) + bias
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, None, None, None, :], -math.inf)
+        yield slice(start, start + step), scores
+
+
+def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
+    """`exp(scores - lse)`, all 0 in rows that see nothing (lse = -inf)."""
+    return (scores - lse.masked_fill(lse == -math.inf, math.inf).unsqueeze(-1)).exp()

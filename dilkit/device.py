@@ -1,0 +1,170 @@
+"""Facts about a device: a hashable value, no tensors, no handle to the hardware.
+
+Because a `Device` is only facts, any GPU can be assumed on any machine: `Device.assume("sm_61")`.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a backend may want to know of the device that a call runs on.
+
+    `type` is torch's device type ("cpu", "cuda", ...). `capability` is the CUDA compute capability, None elsewhere.
+    `features` names instruction sets and units ("avx2", "tensor_cores", ...). `memory` is in bytes, None when unknown.
+    `torch_code` says whether the installed torch carries code for the device; None when that was not looked at.
+    """
+
+    type: str
+    name: str
+    capability: Capability | None = None
+    features: frozenset[str] = frozenset()
+    memory: int | None = None
+    index: int = 0
+    torch_code: bool | None = None
+    assumed: bool = False
+
+    @classmethod
+    def assume(cls, text: str) -> Device:
+        """The facts of a device that need not be there: "sm_61", "6.1" or "cpu". Raises ValueError for anything else."""
+        if text == "cpu":
+            return replace(probe("cpu"), assumed=True)
+        capability = parse_capability(text)
+        generation = generation_of(capability)
+        known = "" if generation.capability == capability else "like "
+        return cls("cuda", f"{known}{generation.example}", capability, generation.features, assumed=True)
+
+    def __str__(self) -> str:
+        if self.capability is None:
+            return f"{self.type} ({self.name})"
+        where = "assumed" if self.assumed else f"{self.type}:{self.index}"
+        return f"{where} ({self.name}, sm_{self.capability[0]}{self.capability[1]})"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What every CUDA device of one compute capability can do."""
+
+    capability: Capability
+    architecture: str
+    example: str
+    features: frozenset[str]
+
+
+_MAXWELL = frozenset({"fp16_storage"})
+_TENSOR_CORES = _MAXWELL | {"fp16_arithmetic", "fp16_tensor_cores"}
+_AMPERE = _TENSOR_CORES | {"bf16", "tf32", "async_copy"}
+_HOPPER = _AMPERE | {"fp8", "tma", "wgmma"}
+
+GENERATIONS = (
+    Generation((5, 2), "Maxwell", "GTX 980", _MAXWELL),
+    Generation((6, 0), "Pascal", "Tesla P100", _MAXWELL | {"fp16_arithmetic"}),
+    Generation((6, 1), "Pascal", "GTX 1080", _MAXWELL),
+    Generation((7, 0), "Volta", "Tesla V100", _TENSOR_CORES),
+    Generation((7, 5), "Turing", "Tesla T4", _TENSOR_CORES),
+    Generation((8, 0), "Ampere", "A100", _AMPERE),
+    Generation((8, 6), "Ampere", "RTX 3090", _AMPERE),
+    Generation((8, 9), "Ada", "RTX 4090", _AMPERE | {"fp8"}),
+    Generation((9, 0), "Hopper", "H100", _HOPPER),
+    Generation((10, 0), "Blackwell", "B200", (_HOPPER - {"wgmma"}) | {"tcgen05"}),
+)
+
+
+def generation_of(capability: Capability) -> Generation:
+    """The newest known generation not newer than `capability`. Raises ValueError below the oldest one."""
+    known = [generation for generation in GENERATIONS if generation.capability <= capability]
+    if not known:
+        oldest = GENERATIONS[0]
+        raise ValueError(f"capability {capability[0]}.{capability[1]} is below {oldest.capability[0]}.{oldest.capability[1]}, the oldest known")
+    return known[-1]
+
+
+def parse_capability(text: str) -> Capability:
+    """The compute capability in "sm_61", "sm61", "61" or "6.1". Raises ValueError for any other text."""
+    match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text.strip().lower())
+    if not match:
+        known = ", ".join(f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS)
+        raise ValueError(f"device {text!r} is not a compute capability; write it as sm_61 or 6.1 (known: {known}) or cpu")
+    return int(match[1]), int(match[2])
+
+
+@lru_cache(maxsize=64)
+def probe(kind: str, index: int = 0) -> Device:
+    """The facts of a device of this machine. `kind` is torch's device type. Needs torch for anything but "cpu"."""
+    if kind == "cpu":
+        name, features = _cpu_facts()
+        return Device("cpu", name, features=features, memory=_cpu_memory(), torch_code=True)
+    if kind == "cuda":
+        return _cuda_facts(index)
+    return Device(kind, kind, index=index)
+
+
+def cuda_count() -> int:
+    """How many CUDA devices torch sees; 0 with a torch without CUDA."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _cuda_facts(index: int) -> Device:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    code = torch_has_code(capability, torch.cuda.get_arch_list())
+    features = generation_of(capability).features
+    return Device("cuda", properties.name, capability, features, properties.total_memory, index, code)
+
+
+def torch_has_code(capability: Capability, architectures: list[str]) -> bool:
+    """Whether a torch built for `architectures` (such as ["sm_60", "sm_90a", "compute_90"]) runs on `capability`.
+
+    A cubin runs on the same major and an equal or higher minor version; PTX ("compute_") on anything not older.
+    """
+    for architecture in architectures:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", architecture)
+        if not match:
+            continue
+        built = int(match[2]), int(match[3])
+        same_major = match[1] == "compute" or built[0] == capability[0]
+        if built <= capability and same_major:
+            return True
+    return False
+
+
+_FLAGS = {"avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512", "avx512_bf16": "avx512_bf16", "asimd": "neon"}
+
+
+def _cpu_facts() -> tuple[str, frozenset[str]]:
+    name, flags = platform.processor() or platform.machine(), set()
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            name = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            flags |= set(value.split())
+    features = {feature for flag, feature in _FLAGS.items() if flag in flags}
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        features.add("neon")
+    return name or "cpu", frozenset(features)
+
+
+def _cpu_memory() -> int | None:
+    try:
+        import os
+
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

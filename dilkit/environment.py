@@ -1,0 +1,59 @@
+"""Every environment variable that dilkit reads, in one place.
+
+A variable is read at each use, so that a change takes effect at once; a malformed value raises and names the variable.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+DEFAULT_CACHE_BYTES = 256 * 1024**2
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, what it means, and what holds when it is unset."""
+
+    name: str
+    meaning: str
+    default: str
+
+
+BACKEND = Variable(
+    "DILKIT_BACKEND",
+    "Names of the backends to use, comma-separated, in order of preference. A `backend=` argument or "
+    "`dilkit.use_backend(...)` wins over it. If none of the named backends can compute a call, the call raises.",
+    "automatic choice",
+)
+CACHE_BYTES = Variable(
+    "DILKIT_CACHE_BYTES",
+    "Upper bound in bytes of the cache of plans (index tables). 0 turns the cache off.",
+    str(DEFAULT_CACHE_BYTES),
+)
+VARIABLES = (BACKEND, CACHE_BYTES)
+
+
+def backend_names() -> tuple[str, ...]:
+    """The names in `DILKIT_BACKEND`, or an empty tuple when it is unset or blank."""
+    text = os.environ.get(BACKEND.name, "")
+    if not text.strip():
+        return ()
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise ValueError(f"{BACKEND.name}={text!r} has an empty name; write it as {BACKEND.name}=sdpa or =native,sdpa")
+    return names
+
+
+def cache_bytes() -> int:
+    """The value of `DILKIT_CACHE_BYTES`, a whole number of bytes, 0 or more."""
+    text = os.environ.get(CACHE_BYTES.name, "")
+    if not text.strip():
+        return DEFAULT_CACHE_BYTES
+    try:
+        size = int(text)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise ValueError(f"{CACHE_BYTES.name}={text!r} must be a whole number of bytes, 0 or more (0 turns it off)")
+    return size

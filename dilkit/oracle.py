@@ -1,0 +1,47 @@
+"""The oracle: the definition written down in the plainest way, in double precision. Everything is tested against it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dilkit.pattern import Pattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def oracle_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    *,
+    is_causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    scale: float | None = None,
+    dtype: str = "float64",
+) -> tuple[Tensor, Tensor]:
+    """One softmax over the count matrix, as a matrix, differentiable by autograd.
+
+        out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
+
+    Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
+    both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
+    """
+    import torch
+
+    kind = getattr(torch, dtype)
+    q, k, v = (x.to(kind).transpose(1, 2) for x in (query, key, value))
+    batch, heads, seq, head_dim = q.shape
+    group = heads // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    count = pattern.count(seq, heads, kv_heads=heads // group, is_causal=is_causal).to(q.device)
+    if key_padding_mask is not None:
+        count = count * ~key_padding_mask[:, None, None, :]
+    scores = (head_dim**-0.5 if scale is None else scale) * (q @ k.transpose(-1, -2)) + count.to(kind).log()
+    sees_none = (count == 0).all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none, 0.0)
+    # logsumexp of a row of -inf has NaN gradients, so such rows are filled before and after it.
+    lse = torch.logsumexp(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none.squeeze(-1), -math.inf)
+    return (weights @ v).transpose(1, 2), lse.expand(batch, heads, seq)

@@ -1,0 +1,272 @@
+"""What attends to what.
+
+A pattern is a count: `count[h, i, j]` = how many times query i of head h sees key j. Attention is one softmax over it:
+
+    out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
+
+Everything else in dilkit computes this, or checks against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dilkit.checks import integer, one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WHOLE_SEQUENCE = 2**63 - 1
+"""A segment length that no sequence reaches: the segment is the whole sequence."""
+
+OFFSETS = ("modulo", "block")
+OVERLAPS = ("count", "once")
+_MAX_COUNT_ENTRIES = 2**31
+
+
+class PatternError(ValueError):
+    """A pattern that means nothing, or that does not fit the heads it is applied to."""
+
+
+@dataclass(frozen=True)
+class DilatedSegment:
+    """One branch: segments of `segment_length` tokens, of which every `dilation_rate`-th is kept.
+
+    `heads` is the range (start, stop) of query heads that the branch serves; None means all of them.
+    """
+
+    kind: ClassVar[str] = "dilated_segment"
+
+    segment_length: int
+    dilation_rate: int
+    heads: tuple[int, int] | None = None
+
+    def serves(self, head: int) -> bool:
+        """Whether query head `head` takes part in this branch."""
+        return self.heads is None or self.heads[0] <= head < self.heads[1]
+
+    def __str__(self) -> str:
+        length = "the whole sequence" if self.segment_length == WHOLE_SEQUENCE else f"{self.segment_length:,} tokens"
+        kept = "every token" if self.dilation_rate == 1 else f"1 token in {self.dilation_rate}"
+        heads = "" if self.heads is None else f", heads {self.heads[0]}-{self.heads[1] - 1}"
+        return f"segments of {length}, {kept}{heads}"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """LongNet's dilated attention as a count (arXiv 2307.02486, eq. 4-15).
+
+        count[h, i, j] = number of branches b with i // w_b == j // w_b and (i mod w_b) mod r_b == (j mod w_b) mod r_b == o_bh
+
+    where `w_b = segment_lengths[b]` tokens, `r_b = dilation_rates[b]`, and `o_bh` is the offset of head h:
+    `h mod r` for `offset="modulo"` (the paper's), `h // ceil(H / r)` for `offset="block"` (torchscale's), H being the
+    number of heads. With grouped heads h and H count key/value heads. `overlap="once"` caps the count at 1.
+    `heads[b]`, a range or (start, stop) pair of query heads, restricts branch b to its own heads; None is all heads.
+
+    The last segment may be short; a segment longer than the sequence is the sequence. Nothing is ever padded.
+    Raises `PatternError` (a ValueError) or TypeError when the arguments mean nothing.
+    """
+
+    segment_lengths: tuple[int, ...]
+    dilation_rates: tuple[int, ...]
+    offset: str = "modulo"
+    overlap: str = "count"
+    heads: tuple[tuple[int, int] | None, ...] | None = None
+
+    def __init__(
+        self,
+        segment_lengths: Iterable[int],
+        dilation_rates: Iterable[int],
+        offset: str = "modulo",
+        overlap: str = "count",
+        heads: Sequence[range | tuple[int, int] | None] | None = None,
+    ) -> None:
+        lengths = _positive_integers("segment_lengths", segment_lengths)
+        rates = _positive_integers("dilation_rates", dilation_rates)
+        if len(lengths) != len(rates):
+            raise PatternError(
+                f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; give one rate for each length"
+            )
+        for i, (length, rate) in enumerate(zip(lengths, rates, strict=True)):
+            if rate > length:
+                raise PatternError(f"dilation_rates[{i}]={rate} exceeds segment_lengths[{i}]={length}; at most the length")
+        one_of("offset", offset, OFFSETS)
+        one_of("overlap", overlap, OVERLAPS)
+        fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap)
+        for name, value in {**fields, "heads": _head_ranges(heads, len(lengths))}.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def dense(cls) -> Pattern:
+        """Ordinary attention: one branch, one segment as long as the sequence, every token kept."""
+        return cls((WHOLE_SEQUENCE,), (1,))
+
+    @classmethod
+    def head_split(cls, segment_lengths: Sequence[int], dilation_rates: Sequence[int], num_heads: int, **options: str) -> Pattern:
+        """The pattern of the older PyTorch implementations: the heads are dealt out to the branches in equal ranges.
+
+        The first `num_heads mod len(segment_lengths)` branches serve one head more.
+        """
+        branches = len(tuple(segment_lengths))
+        if not 0 < branches <= num_heads:
+            raise PatternError(f"num_heads={num_heads} cannot be split over {branches} branches; at least one head each")
+        cuts = [b * (num_heads // branches) + min(b, num_heads % branches) for b in range(branches + 1)]
+        return cls(segment_lengths, dilation_rates, heads=list(zip(cuts, cuts[1:], strict=False)), **options)
+
+    @cached_property
+    def branches(self) -> tuple[DilatedSegment, ...]:
+        """The branches, in the order given."""
+        heads = self.heads or (None,) * len(self.segment_lengths)
+        return tuple(map(DilatedSegment, self.segment_lengths, self.dilation_rates, heads))
+
+    def head_offset(self, dilation_rate: int, kv_head: int, kv_heads: int) -> int:
+        """The position within a segment at which key/value head `kv_head` of `kv_heads` starts to keep rows."""
+        if self.offset == "modulo":
+            return kv_head % dilation_rate
+        return kv_head // -(-kv_heads // dilation_rate)
+
+    def check_heads(self, heads: int, kv_heads: int | None = None) -> None:
+        """Raise `PatternError` unless this pattern can be applied to `heads` query and `kv_heads` key/value heads."""
+        if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+            raise PatternError(f"kv_heads={kv_heads} must divide heads={heads}")
+        for i, limits in enumerate(self.heads or ()):
+            if limits is not None and limits[1] > heads:
+                raise PatternError(f"heads[{i}]={limits} of the pattern reaches past the {heads} heads there are (0 to {heads - 1})")
+
+    def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
+        """`count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
+
+        The oracle's matrix, meant for small `seq`. Raises `PatternError` beyond 2**31 entries.
+        """
+        import torch
+
+        if heads * seq * seq > _MAX_COUNT_ENTRIES:
+            raise PatternError(f"seq={seq} with heads={heads} needs {heads * seq * seq:,} entries; at most {_MAX_COUNT_ENTRIES:,}")
+        return self.count_rows(torch.arange(seq), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
+
+    def count_rows(self, rows: Tensor, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
+        """The rows `rows` (int64, `(m,)`) of `count`: an int32 tensor `(heads, m, seq)` on the device of `rows`."""
+        import torch
+
+        self.check_heads(heads, kv_heads)
+        columns = torch.arange(seq, device=rows.device)
+        total = torch.zeros(heads, len(rows), seq, dtype=torch.int32, device=rows.device)
+        for branch in self.branches:
+            length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
+            offsets = self._query_head_offsets(branch, heads, kv_heads or heads).to(rows.device)
+            same_segment = rows[:, None] // length == columns // length
+            query_kept = (rows % length) % rate == offsets[:, None]
+            key_kept = (columns % length) % rate == offsets[:, None]
+            total += same_segment & query_kept[:, :, None] & key_kept[:, None, :]
+        if is_causal:
+            total *= rows[:, None] >= columns
+        return total.clamp_(max=1) if self.overlap == "once" else total
+
+    def _query_head_offsets(self, branch: DilatedSegment, heads: int, kv_heads: int) -> Tensor:
+        """The offset of each query head in `branch`, int64 `(heads,)`; -1 for a head that the branch does not serve."""
+        import torch
+
+        group = heads // kv_heads
+        return torch.tensor(
+            [self.head_offset(branch.dilation_rate, h // group, kv_heads) if branch.serves(h) else -1 for h in range(heads)]
+        )
+
+    def flops(self, seq: int, heads: int, head_dim: int, *, batch: int = 1, kv_heads: int | None = None, is_causal: bool = False) -> int:
+        """Nominal forward FLOPs: `4 * head_dim * batch *` the sum over heads and branches of the pairs seen (2 matmuls).
+
+        A key seen by several branches counts each time, whatever a backend saves. A backward pass is nominally 2.5 times this.
+        """
+        self.check_heads(heads, kv_heads)
+        kv = kv_heads or heads
+        pairs = 0
+        for branch in self.branches:
+            length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
+            for head in filter(branch.serves, range(heads)):
+                offset = self.head_offset(rate, head // (heads // kv), kv)
+                full, tail = _pairs(length, rate, offset, is_causal), _pairs(seq % length, rate, offset, is_causal)
+                pairs += seq // length * full + tail
+        return 4 * head_dim * batch * pairs
+
+    def describe(self) -> str:
+        """A text of one line a branch, for people."""
+        offset = {"modulo": "head mod rate", "block": "head // ceil(heads / rate)"}[self.offset]
+        overlap = {"count": "a key seen by m branches counts m times", "once": "a key seen by several branches counts once"}
+        lines = [f"branch {i}: {branch}" for i, branch in enumerate(self.branches)]
+        return "\n".join([*lines, f"offset: {offset}; overlap: {overlap[self.overlap]}"])
+
+    def to_json(self) -> str:
+        """This pattern as canonical JSON text: what results files and the torch op carry."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
+        fields: dict[str, Any] = {"segment_lengths": self.segment_lengths, "dilation_rates": self.dilation_rates}
+        fields |= {"offset": self.offset, "overlap": self.overlap, "heads": self.heads}
+        return json.dumps(fields, separators=(",", ":"))
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def from_json(text: str) -> Pattern:
+        """The pattern that `to_json` wrote. Raises ValueError or TypeError for any other text."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise PatternError(f"pattern {text!r} is not a JSON object; write it with Pattern.to_json()")
+        return Pattern(**fields)
+
+    def __str__(self) -> str:
+        if self == Pattern.dense():
+            return "Pattern.dense()"
+        options = "".join(
+            f", {name}={value!r}"
+            for name, value, default in (("offset", self.offset, "modulo"), ("overlap", self.overlap, "count"), ("heads", self.heads, None))
+            if value != default
+        )
+        return f"Pattern({list(self.segment_lengths)}, {list(self.dilation_rates)}{options})"
+
+
+def _pairs(length: int, rate: int, offset: int, is_causal: bool) -> int:
+    """Query-key pairs of one segment of `length` tokens for a head at `offset`."""
+    kept = len(range(offset, length, rate))
+    return kept * (kept + 1) // 2 if is_causal else kept * kept
+
+
+def _positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}={values!r} must be a sequence of integers, such as [2048, 4096]")
+    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(values))
+    if not checked:
+        raise PatternError(f"{name} is empty; a pattern has at least one branch (Pattern.dense() is ordinary attention)")
+    for i, value in enumerate(checked):
+        if not 1 <= value <= WHOLE_SEQUENCE:
+            raise PatternError(f"{name}[{i}]={value} must be from 1 to 2**63 - 1")
+    return checked
+
+
+def _head_ranges(heads: Any, branches: int) -> tuple[tuple[int, int] | None, ...] | None:
+    if heads is None:
+        return None
+    if isinstance(heads, (str, range)) or not isinstance(heads, Sequence):
+        raise TypeError(f"heads={heads!r} must be a sequence with one range, (start, stop) pair or None for each branch")
+    if len(heads) != branches:
+        raise PatternError(f"heads has {len(heads)} entries for {branches} branches; give one range or None for each branch")
+    ranges = tuple(_head_range(i, entry) for i, entry in enumerate(heads))
+    return None if all(entry is None for entry in ranges) else ranges
+
+
+def _head_range(i: int, entry: Any) -> tuple[int, int] | None:
+    if entry is None:
+        return None
+    if isinstance(entry, range):
+        if entry.step != 1:
+            raise PatternError(f"heads[{i}]={entry!r} has step {entry.step}; only contiguous heads (step 1) can be served")
+        entry = (entry.start, entry.stop)
+    if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
+        raise TypeError(f"heads[{i}]={entry!r} must be a range, a (start, stop) pair or None")
+    start, stop = (integer(f"heads[{i}]", value) for value in entry)
+    if not 0 <= start < stop:
+        raise PatternError(f"heads[{i}]=({start}, {stop}) serves no head; 0 <= start < stop is needed")
+    return start, stop

@@ -1,0 +1,75 @@
+"""Facts about one call: what the selector decides on and what a backend is told. Hashable, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dilkit.checks import integer, one_of
+from dilkit.device import Device, probe
+from dilkit.pattern import Pattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+_FROM_THE_REST: Any = None
+"""Default of a field that is worked out from the other fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One call of dilated attention, without its tensors.
+
+    Query, key and value are `(batch, seq, heads, head_dim)`, key and value with `kv_heads` heads (default: `heads`).
+    `key_padding_mask` says whether there is one, `requires_grad` whether a backward pass will follow.
+    `scale` defaults to `head_dim ** -0.5`. `dtype` is a name out of `DTYPES`.
+    Raises ValueError or TypeError for a size, dtype or pattern that cannot be.
+    """
+
+    pattern: Pattern
+    seq: int
+    heads: int
+    head_dim: int
+    batch: int = 1
+    kv_heads: int = _FROM_THE_REST
+    dtype: str = "float32"
+    device: Device = field(default_factory=lambda: probe("cpu"))
+    is_causal: bool = False
+    key_padding_mask: bool = False
+    requires_grad: bool = False
+    scale: float = _FROM_THE_REST
+
+    def __post_init__(self) -> None:
+        if self.kv_heads is None:
+            object.__setattr__(self, "kv_heads", self.heads)
+        for name, least in (("batch", 0), ("seq", 0), ("heads", 1), ("head_dim", 1), ("kv_heads", 1)):
+            integer(name, getattr(self, name), at_least=least)
+        one_of("dtype", self.dtype, DTYPES)
+        if not isinstance(self.pattern, Pattern):
+            raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
+        if self.scale is None:
+            object.__setattr__(self, "scale", float(self.head_dim) ** -0.5)
+        self.pattern.check_heads(self.heads, self.kv_heads)
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, pattern: Pattern, **options: Any) -> Problem:
+        """The problem that these tensors pose. `options` are further fields, such as `is_causal`."""
+        batch, seq, heads, head_dim = query.shape
+        device = probe(query.device.type, query.device.index or 0)
+        dtype = str(query.dtype).removeprefix("torch.")
+        sizes = dict(batch=batch, seq=seq, heads=heads, head_dim=head_dim, kv_heads=key.shape[2])
+        return cls(pattern=pattern, dtype=dtype, device=device, **sizes, **options)
+
+    def flops(self) -> int:
+        """Nominal forward FLOPs (see `Pattern.flops`)."""
+        sizes = dict(batch=self.batch, kv_heads=self.kv_heads, is_causal=self.is_causal)
+        return self.pattern.flops(self.seq, self.heads, self.head_dim, **sizes)
+
+    def __str__(self) -> str:
+        heads = f"{self.heads} heads" if self.kv_heads == self.heads else f"{self.heads} heads over {self.kv_heads} key/value heads"
+        flags = ("is_causal", "key_padding_mask", "requires_grad")
+        options = "".join(f", {name}" for name in flags if getattr(self, name))
+        return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"
