@@ -1,0 +1,115 @@
+"""The `dilkit` command. Standard library only: a command's module is imported when that command runs or its help is shown.
+
+A command is a module of `dilkit.tools` with `HELP`, `add_arguments(parser)` and `run(args) -> int`. `--json` is added here,
+to every command. What a command raises becomes one line on stderr and an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import dilkit
+
+COMMANDS = ("info", "verify", "bench", "draw", "demo")
+DONE, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    the answer is no: no backend can compute the call, or a check failed
+  2    bad arguments, bad input, or a part of the installation is missing
+  130  interrupted
+
+`dilkit COMMAND --help` tells more; `--json` makes any command print one JSON object with a "schema" number instead."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, `dilkit info: --assume: ...`, and exit with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print `message` as one line on stderr and exit."""
+        self.exit(BAD_INPUT, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: this process's) and return its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if argv and argv[0] in COMMANDS:
+            return _run(argv[0], argv[1:])
+        parser = _top_parser(with_help=not argv or "-h" in argv or "--help" in argv)
+        if argv:
+            parser.parse_args(argv)
+        parser.print_help()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    return DONE if argv else BAD_INPUT
+
+
+def _run(name: str, argv: list[str]) -> int:
+    prog = f"dilkit {name}"
+    try:
+        module = importlib.import_module(f"dilkit.tools.{name}")
+        parser = Parser(
+            prog=prog, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        module.add_arguments(parser)
+        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    except Exception as error:
+        return _fail(prog, f"this command cannot be loaded: {type(error).__name__}: {error}", BAD_INPUT)
+    try:
+        code: int = module.run(parser.parse_args(argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _fail(prog, "interrupted", INTERRUPTED)
+    except BrokenPipeError:  # `dilkit info | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO
+    except ImportError as error:
+        return _fail(prog, f"a part of the installation cannot be used: {type(error).__name__}: {error}", BAD_INPUT)
+    except (ValueError, TypeError, OSError) as error:
+        return _fail(prog, str(error), NO if _is_no_backend(error) else BAD_INPUT)
+
+
+def _fail(prog: str, message: str, code: int) -> int:
+    print(f"{prog}: {message}", file=sys.stderr)
+    return code
+
+
+def _is_no_backend(error: Exception) -> bool:
+    from dilkit.selector import NoBackendError
+
+    return isinstance(error, NoBackendError)
+
+
+def _top_parser(with_help: bool) -> Parser:
+    lines = "\n".join(f"  {name:<7} {_first_line(name)}" for name in COMMANDS) if with_help else ""
+    parser = Parser(
+        prog="dilkit",
+        usage="dilkit COMMAND ...",
+        description=f"{dilkit.__doc__.splitlines()[0]}\n\ncommands:\n{lines}" if dilkit.__doc__ else None,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dilkit {dilkit.__version__}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
+    return parser
+
+
+def _first_line(name: str) -> str:
+    """What the command does, in one line; a command that cannot be loaded says so and hides no other."""
+    try:
+        return str(importlib.import_module(f"dilkit.tools.{name}").HELP).splitlines()[0]
+    except Exception as error:
+        return f"(cannot be loaded: {type(error).__name__}: {error})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
