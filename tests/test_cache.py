@@ -1,0 +1,184 @@
+"""The byte-bounded cache: what it keeps, what it lets go, and that threads cannot break it."""
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilkit import plan
+from dilkit.cache import ENTRY_BYTES, ByteLRU
+
+
+@dataclass(eq=False)
+class Blob:
+    nbytes: int
+    name: object = field(default=None)
+
+
+def cache_of(blobs: int, nbytes: int = 100) -> ByteLRU:
+    """A cache with room for `blobs` blobs of `nbytes`."""
+    return ByteLRU(lambda: blobs * (nbytes + ENTRY_BYTES))
+
+
+def keys_of(cache: ByteLRU, keys) -> list:
+    """Those of `keys` that the cache holds (asking for one that it lacks makes room for nothing: the blob is oversize)."""
+    return [key for key in keys if cache.get(key, lambda: Blob(2**40)).nbytes < 2**40]
+
+
+def test_a_hit_returns_the_object_that_was_made_and_does_not_make_again():
+    cache = cache_of(2)
+    made = cache.get("a", lambda: Blob(100))
+    assert cache.get("a", lambda: pytest.fail("made twice")) is made
+    assert cache.info() == (1, 1, 1, 100 + ENTRY_BYTES, 2 * (100 + ENTRY_BYTES))
+
+
+def test_the_least_recently_used_value_leaves_first():
+    cache = cache_of(3)
+    for key in "abc":
+        cache.get(key, lambda: Blob(100))
+    cache.get("a", lambda: pytest.fail("a should be held"))
+    cache.get("d", lambda: Blob(100))
+    assert keys_of(cache, "abcd") == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize(("nbytes", "held"), [(200 + ENTRY_BYTES, ["c", "big"]), (201 + ENTRY_BYTES, ["big"])])
+def test_a_large_value_pushes_out_as_many_as_it_needs(nbytes, held):
+    cache = cache_of(3)
+    for key in "abc":
+        cache.get(key, lambda: Blob(100))
+    cache.get("big", lambda: Blob(nbytes))
+    assert keys_of(cache, ["a", "b", "c", "big"]) == held
+
+
+def test_a_value_above_the_limit_is_returned_and_pushes_nothing_out():
+    cache = cache_of(1)
+    cache.get("a", lambda: Blob(100))
+    assert cache.get("huge", lambda: Blob(101, "huge")).name == "huge"
+    assert keys_of(cache, ["a", "huge"]) == ["a"]
+
+
+def test_values_without_data_are_bounded_too():
+    cache = cache_of(10, nbytes=0)
+    for key in range(1000):
+        cache.get(key, lambda: Blob(0))
+    assert cache.info().entries == 10
+
+
+def test_a_lower_limit_takes_effect_at_the_next_miss():
+    limit = 10 * ENTRY_BYTES
+    cache = ByteLRU(lambda: limit)
+    for key in range(10):
+        cache.get(key, lambda: Blob(0))
+    limit = 2 * ENTRY_BYTES
+    cache.get("new", lambda: Blob(0))
+    assert keys_of(cache, [*range(10), "new"]) == [9, "new"]
+
+
+def test_what_make_raises_passes_through_and_nothing_is_kept():
+    cache = cache_of(1)
+    with pytest.raises(KeyError, match="nothing there"):
+        cache.get("a", lambda: {}["nothing there"])
+    assert cache.info().entries == 0
+    assert cache.get("a", lambda: Blob(1)).nbytes == 1
+
+
+def test_make_may_use_the_cache_itself():
+    cache = cache_of(2)
+    assert cache.get("outer", lambda: Blob(cache.get("inner", lambda: Blob(7)).nbytes)).nbytes == 7
+    assert cache.info().entries == 2
+
+
+def test_clear_drops_values_and_counts():
+    cache = cache_of(2)
+    held = weakref.ref(cache.get("a", lambda: Blob(100)))
+    cache.clear()
+    gc.collect()
+    assert held() is None
+    assert cache.info()[:4] == (0, 0, 0, 0)
+
+
+@given(limit=st.integers(0, 20), sizes=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), max_size=60))
+def test_agrees_with_a_model_for_any_sequence_of_calls(limit, sizes):
+    cache = ByteLRU(lambda: limit * ENTRY_BYTES)
+    model: dict[int, int] = {}
+    for key, units in sizes:
+        if key in model:
+            model[key] = model.pop(key)
+        elif 1 + units <= limit:
+            model[key] = 1 + units
+            while sum(model.values()) > limit:
+                del model[next(iter(model))]
+        cache.get(key, lambda: Blob(units * ENTRY_BYTES))  # noqa: B023  (called at once)
+        assert cache.info().bytes == sum(model.values()) * ENTRY_BYTES
+    assert keys_of(cache, range(9)) == sorted(model)
+
+
+def test_threads_never_exceed_the_limit_and_never_get_another_key_s_value():
+    cache = ByteLRU(lambda: 5000 + 20 * ENTRY_BYTES)
+    start, over = threading.Barrier(8), []
+
+    def work(seed: int) -> None:
+        start.wait()
+        for step in range(2000):
+            key = (seed * 7919 + step * step) % 61
+            assert cache.get(key, lambda: Blob(key * 10, key)).name == key  # noqa: B023  (called at once)
+            if cache.info().bytes > cache.info().limit:
+                over.append(cache.info())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    info = cache.info()
+    assert not over
+    assert info.hits + info.misses == 8 * 2000
+    held = keys_of(cache, range(61))
+    assert info.bytes == sum(key * 10 + ENTRY_BYTES for key in held) <= info.limit
+
+
+def test_threads_that_make_the_same_key_together_all_get_the_one_that_is_kept():
+    cache = cache_of(4)
+    making = threading.Barrier(4)
+
+    def make() -> Blob:
+        making.wait()  # all four are past the look-up before any of them is done
+        return Blob(100)
+
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: cache.get("same", make), range(4)))
+    assert len(set(map(id, got))) == 1
+    assert cache.info()[:4] == (0, 4, 1, 100 + ENTRY_BYTES)
+
+
+@pytest.fixture
+def fresh():
+    plan.cache_clear()
+    yield
+    plan.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+class TestTheCacheOfTheProcess:
+    def test_its_limit_is_the_environment_variable_read_live(self, monkeypatch):
+        monkeypatch.setenv("DILKIT_CACHE_BYTES", str(3 * ENTRY_BYTES))
+        for key in range(5):
+            plan.cached(("test", key), lambda: Blob(0))
+        assert plan.cache_info() == (0, 5, 3, 3 * ENTRY_BYTES, 3 * ENTRY_BYTES)
+        monkeypatch.delenv("DILKIT_CACHE_BYTES")
+        assert plan.cache_info().limit == 256 * 1024**2
+
+    def test_zero_turns_it_off(self, monkeypatch):
+        monkeypatch.setenv("DILKIT_CACHE_BYTES", "0")
+        assert plan.cached("test", lambda: Blob(0)) is not plan.cached("test", lambda: Blob(0))
+        assert plan.cache_info() == (0, 2, 0, 0, 0)
+
+    @pytest.mark.parametrize("text", ["-1", "1.5", "1GB", "many"])
+    def test_a_malformed_limit_raises_and_names_the_variable(self, monkeypatch, text):
+        monkeypatch.setenv("DILKIT_CACHE_BYTES", text)
+        with pytest.raises(ValueError, match=f"DILKIT_CACHE_BYTES='{text}' must be a whole number of bytes"):
+            plan.cached("test", lambda: Blob(0))
+        with pytest.raises(ValueError, match="DILKIT_CACHE_BYTES"):
+            plan.cache_info()
