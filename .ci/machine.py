@@ -1,0 +1,49 @@
+"""Can this Python make a virtual environment and build an extension? Says what is missing and how to get it.
+
+`make` runs it with the chosen interpreter before anything is installed, so it must run on any Python 3, however old.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+
+OLDEST = (3, 10)
+
+
+def missing():
+    """What the machine lacks: pairs of what is missing and the Debian package that has it."""
+    found = []
+    version = "%d.%d" % sys.version_info[:2]  # noqa: UP031  (old Pythons read this file)
+    if sys.version_info[:2] < OLDEST:
+        found.append(("Python >= 3.10 (this is " + version + " at " + sys.executable + ")", "python3, or choose one: make PYTHON=python3.12"))
+    if not importable("venv") or not importable("ensurepip"):
+        found.append(("the modules venv and ensurepip of Python " + version, "python3-venv"))
+    if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):  # noqa: PTH110, PTH118
+        found.append(("the header Python.h of Python " + version, "python3-dev"))
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        found.append(("the C compiler " + compiler, "gcc"))
+    return found
+
+
+def importable(module):
+    try:
+        __import__(module)
+    except ImportError:
+        return False
+    return True
+
+
+def main():
+    found = missing()
+    for what, package in found:
+        print("missing: " + what + "   (Debian/Ubuntu package: " + package + ")")
+    if found:
+        print("On Debian or Ubuntu: sudo apt-get install python3-venv python3-dev gcc make")
+        print("For a Python that is not the system's, its own packages: python3.12-venv python3.12-dev")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+# `make demo` and `make test` need Python >= 3.10 with venv and headers, gcc and make; the rest goes into .venv.
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+PYX := $(wildcard dilkit/*.pyx backends/*.pyx comm/*.pyx)
+
+# Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+
+.PHONY: help demo test test-slow lint docs wheel clean
+help:
+	@echo "make demo       set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
+	@echo "make test       set up .venv and run the tests (ARGS='-k name' passes options on)"
+	@echo "make test-slow  the tests that build and install packages in new environments"
+	@echo "make lint       ruff and mypy"
+	@echo "make docs       write the generated parts of README.md and docs/ anew"
+	@echo "make wheel      a wheel and an sdist in dist/"
+	@echo "make clean      remove .venv and everything that was built"
+	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made from"
+
+demo: .venv/built
+	$(BIN)/dilkit demo $(ARGS)
+
+test: .venv/built
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: .venv/built
+	$(PYTEST) -m slow $(ARGS)
+
+lint: .venv/built
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+docs: .venv/built
+	$(BIN)/python -m dilkit.tools.docs
+
+wheel: .venv/built
+	$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f $(PYX:.pyx=.c) $(foreach file,$(PYX:.pyx=),$(wildcard $(file).*.so))
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment is made once for each state of the files that decide what is in it.
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) .ci/machine.py
+	$(PYTHON) -m venv .venv
+	$(PIP_INSTALL) setuptools cython
+	$(PIP_INSTALL) --no-build-isolation --editable '.[plot,test,lint]'
+	@touch $@
+
+# A changed extension, or a changed package map, is built again into the same environment, with nothing downloaded.
+.venv/built: .venv/installed setup.py $(PYX)
+	$(PIP_INSTALL) --no-build-isolation --no-deps --editable .
+	@touch $@
