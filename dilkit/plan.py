@@ -45,8 +45,8 @@ class BranchTable:
 
         rows[pointers[o, s] : pointers[o, s + 1]] = [p in segment s with (p mod segment_length) mod dilation_rate == offsets[o]]
 
-    The queries of an offset's heads at these rows see the keys at these rows, and no others. All arrays are read-only;
-    `torch.tensor(array)` copies one without a warning.
+    Through this branch, the queries at these rows (of the heads with this offset) see the keys at these rows and no others.
+    All arrays are read-only; `torch.tensor(array)` copies one without a warning.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class BranchTable:
     @property
     def segments(self) -> int:
         """The number of segments, a short last one included."""
-        return self.pointers.shape[1] - 1
+        return int(self.pointers.shape[1]) - 1
 
     def kept(self, offset_index: int, segment: int) -> Index:
         """The rows of one problem: a view, `rows[pointers[offset_index, segment] : pointers[offset_index, segment + 1]]`."""
@@ -76,7 +76,7 @@ class BranchTable:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return int(self.offsets.nbytes + self.head_offset.nbytes + self.rows.nbytes + self.pointers.nbytes)
+        return self.offsets.nbytes + self.head_offset.nbytes + self.rows.nbytes + self.pointers.nbytes
 
 
 @dataclass(frozen=True, eq=False)

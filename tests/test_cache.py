@@ -1,6 +1,7 @@
 """The byte-bounded cache: what it keeps, what it lets go, and that threads cannot break it."""
 
 import gc
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,15 @@ from hypothesis import strategies as st
 
 from dilkit import plan
 from dilkit.cache import ENTRY_BYTES, ByteLRU
+
+
+@pytest.fixture
+def eager_switching():
+    """Threads change places as often as the interpreter allows."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @dataclass(eq=False)
@@ -118,6 +128,7 @@ def test_agrees_with_a_model_for_any_sequence_of_calls(limit, sizes):
     assert keys_of(cache, range(9)) == sorted(model)
 
 
+@pytest.mark.usefixtures("eager_switching")
 def test_threads_never_exceed_the_limit_and_never_get_another_key_s_value():
     cache = ByteLRU(lambda: 5000 + 20 * ENTRY_BYTES)
     start, over = threading.Barrier(8), []
