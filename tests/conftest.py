@@ -1,0 +1,71 @@
+"""Seeds, poisoned memory, and the matrix backend x feature at the end of a run."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from dilkit.tools.conformance import Result, poisoned_memory
+
+MATRIX = "dilkit_matrix"
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same random numbers, in whatever order tests run."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def into_matrix(record_property: Callable[[str, object], None]) -> Callable[[Result], None]:
+    """Enter a conformance result into the matrix that is printed at the end."""
+    return lambda r: record_property(MATRIX, (r.backend, r.case.feature, r.verdict, "; ".join(r.reasons)))
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """`torch.empty` and its like hand out NaN."""
+    with poisoned_memory():
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what became of each backend on each feature. Read from the reports, which pytest-xdist carries over as well."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in ("passed", "skipped", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            _count(report, counts, reasons)
+    if counts:
+        terminalreporter.section("backend x feature: passed / refused / failed")
+        for line in _matrix(counts, reasons):
+            terminalreporter.write_line(line)
+
+
+def _count(report: Any, counts: dict[tuple[str, str], Counter[str]], reasons: dict[str, Counter[str]]) -> None:
+    for key, value in report.user_properties:
+        if key != MATRIX or report.when != "call":
+            continue
+        backend, feature, verdict, reason = value
+        counts[backend, feature][verdict] += 1
+        if verdict != "passed":
+            reasons[backend][f"{verdict}: {reason}"] += 1
+
+
+def _matrix(counts: dict[tuple[str, str], Counter[str]], reasons: dict[str, Counter[str]]) -> Iterator[str]:
+    backends = list(dict.fromkeys(backend for backend, _ in counts))
+    features = list(dict.fromkeys(feature for _, feature in counts))
+    width = max(map(len, features))
+    columns = [max(11, len(backend)) for backend in backends]
+    yield " " * width + "".join(f"  {b:>{c}}" for b, c in zip(backends, columns, strict=True))
+    for feature in features:
+        cells = [counts[backend, feature] for backend in backends]
+        shown = [" / ".join(str(cell[v]) for v in ("passed", "refused", "failed")) for cell in cells]
+        yield f"{feature:<{width}}" + "".join(f"  {s:>{c}}" for s, c in zip(shown, columns, strict=True))
+    for backend in backends:
+        for reason, times in reasons[backend].most_common():
+            yield f"{backend}: {times} x {reason}"
