@@ -24,7 +24,8 @@ _CACHE = ByteLRU(environment.cache_bytes)
 def cached(key: Hashable, make: Callable[[], V]) -> V:
     """`make()`, kept under `key` in the one cache of the process, which `DILKIT_CACHE_BYTES` bounds.
 
-    Start the key with a name of your own (`("sdpa", pattern, seq)`): all users share the cache. The value needs `nbytes`.
+    Start the key with a name of your own, as all users share the cache, and put a pattern in as text, which hashes faster:
+    `("sdpa", pattern.to_json(), seq)`. The value needs `nbytes`.
     """
     return _CACHE.get(key, make)
 
@@ -102,7 +103,7 @@ def plan_of(pattern: Pattern, seq: int, heads: int, kv_heads: int | None = None)
         raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
     seq, heads = integer("seq", seq, at_least=0), integer("heads", heads, at_least=1)
     kv_heads = heads if kv_heads is None else integer("kv_heads", kv_heads, at_least=1)
-    key = ("plan", pattern.to_json(), seq, heads, kv_heads)  # the text: a string hashes and compares faster than the pattern
+    key = ("plan", pattern.to_json(), seq, heads, kv_heads)
     return cached(key, partial(_plan_of, pattern, seq, heads, kv_heads))
 
 
