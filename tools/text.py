@@ -1,0 +1,58 @@
+"""Plain text for terminals: aligned tables and wrapped lines, at most 100 columns. And JSON, for programs."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+WIDTH = 100
+SCHEMA = 1
+
+
+def print_json(command: str, report: dict[str, Any]) -> None:
+    """Print `report` as one line of strict JSON, with the schema's number and the command's name. Raises ValueError for NaN."""
+    print(json.dumps({"schema": SCHEMA, "command": command, **report}, allow_nan=False))
+
+
+def table(rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
+    """Lines with aligned columns; the last column wraps within its own width, so that nothing passes column 100."""
+    rows = list(rows)
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        lead = " " * indent + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+        lines += wrapped(lead, row[-1])
+    return lines
+
+
+def wrapped(lead: str, text: str) -> list[str]:
+    """`text` after `lead`, its further lines indented to where it began; at least 30 columns are left to it."""
+    room = max(30, WIDTH - len(lead))
+    parts = [line for paragraph in text.split("\n") for line in textwrap.wrap(paragraph, room) or [""]]
+    return [f"{lead if i == 0 else ' ' * len(lead)}{part}".rstrip() for i, part in enumerate(parts)]
+
+
+def grid(corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], indent: int = 2) -> list[str]:
+    """A labelled grid of short cells, centred under their column's name."""
+    rows = list(rows)
+    first = max(len(corner), *(len(label) for label, _ in rows))
+    widths = [max(len(name), *(len(cells[i]) for _, cells in rows)) for i, name in enumerate(columns)]
+    lines = []
+    for label, cells in [(corner, columns), *rows]:
+        shown = "  ".join(f"{cell:^{width}}" for cell, width in zip(cells, widths, strict=True))
+        lines.append(f"{' ' * indent}{label:<{first}}  {shown}".rstrip())
+    return lines
+
+
+def in_bytes(count: int | None) -> str:
+    """A number of bytes for people."""
+    if count is None:
+        return "unknown memory"
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:.0f} {units[0]}"
