@@ -16,7 +16,12 @@ def missing():
     found = []
     version = "%d.%d" % sys.version_info[:2]  # noqa: UP031  (old Pythons read this file)
     if sys.version_info[:2] < OLDEST:
-        found.append(("Python >= 3.10 (this is " + version + " at " + sys.executable + ")", "python3, or choose one: make PYTHON=python3.12"))
+        found.append(
+            (
+                "Python >= 3.10 (this is " + version + " at " + sys.executable + ")",
+                "python3, or choose one: make PYTHON=python3.12",
+            )
+        )
     if not importable("venv") or not importable("ensurepip"):
         found.append(("the modules venv and ensurepip of Python " + version, "python3-venv"))
     if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):  # noqa: PTH110, PTH118
