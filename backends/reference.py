@@ -1,4 +1,4 @@
-"""The definition as a backend: one softmax over the count, block of queries by block of queries. The yardstick, not the fast way."""
+"""The definition as a backend: one softmax over the count, block by block of queries. The yardstick, not the fast way."""
 
 from __future__ import annotations
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dilkit.op import encode_call, forward_op
+from dilkit.checks import boolean, real
+from dilkit.op import AUTOCAST_DEVICES, encode_call, forward_op
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
+from dilkit.registry import SEPARATORS
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
@@ -42,50 +44,75 @@ def dilated_attention(
     when no backend, or none of those asked for, can compute the call.
     """
     check_inputs(query, key, value, pattern, key_padding_mask)
+    boolean("is_causal", is_causal)
+    boolean("return_lse", return_lse)
+    factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else _joined(backend)
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    call = encode_call(pattern, bool(is_causal), requires_grad, names)
-    out, lse = forward_op(query, key, value, key_padding_mask, query.shape[-1] ** -0.5 if scale is None else float(scale), call)
+    call = encode_call(pattern, is_causal, requires_grad, names)
+    out, lse = forward_op(query, key, value, key_padding_mask, factor, call)
     return (out, lse) if return_lse else out
 
 
 def _joined(backend: str | Sequence[str]) -> str:
-    names = (backend,) if isinstance(backend, str) else tuple(backend)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"backend={backend!r} must be a name, an order of names, or None for the automatic choice")
+    """`backend` as one text. Whether its names are known is checked where the choice is made."""
+    if not isinstance(backend, (str, list, tuple)):
+        raise TypeError(
+            f"backend={backend!r} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
+        )
+    names = (backend,) if isinstance(backend, str) else backend
+    if not names or not all(isinstance(name, str) and name and not SEPARATORS.intersection(name) for name in names):
+        raise ValueError(f"backend={backend!r} must be a name, a list of names, or None for the automatic choice")
     return ",".join(names)
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, key_padding_mask: Tensor | None = None) -> None:
     """Raise TypeError or ValueError, naming the argument and the limit, unless these tensors pose a problem that can be."""
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])")
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
-    mixed_dtypes = torch.is_autocast_enabled(query.device.type)  # autocast makes them equal
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, seq, heads, head_dim) is needed")
-        if (x.dtype != query.dtype and not mixed_dtypes) or x.device != query.device:
-            raise ValueError(f"{name} is {x.dtype} on {x.device} but query {query.dtype} on {query.device}; make them equal with {name}.to(query)")
-        if x.shape[-1] > 1 and x.stride(-1) != 1:
-            raise ValueError(f"{name} has stride {x.stride(-1)} in its last dimension; 1 is needed ({name}.contiguous())")
-    if query.dtype not in _DTYPES:
-        raise TypeError(f"query is {query.dtype}; one of {', '.join(DTYPES)} is needed")
-    if key.shape != value.shape:
-        raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; they must be equal")
-    batch, seq, heads, head_dim = query.shape
-    for name, at, size in (("batch", 0, batch), ("seq", 1, seq), ("head_dim", 3, head_dim)):
-        if key.shape[at] != size:
-            raise ValueError(f"key has {name} {key.shape[at]} and query {size}; they must be equal")
-    if heads < 1 or head_dim < 1:
-        raise ValueError(f"query has shape {tuple(query.shape)}; at least one head and head_dim 1 are needed")
-    if key.shape[2] < 1 or heads % key.shape[2]:
-        raise ValueError(f"key has {key.shape[2]} heads, which does not divide the {heads} heads of query")
-    pattern.check_heads(heads)
+        raise TypeError(
+            f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
+        )
+    _check_tensor("query", query, query)
+    _check_tensor("key", key, query)
+    _check_tensor("value", value, query)
+    shape, kv_shape = query.shape, key.shape
+    if kv_shape != value.shape:
+        raise ValueError(f"key has shape {tuple(kv_shape)} and value {tuple(value.shape)}; they must be equal")
+    if kv_shape != shape:
+        for name, at in (("batch", 0), ("seq", 1), ("head_dim", 3)):
+            if kv_shape[at] != shape[at]:
+                raise ValueError(f"key has {name} {kv_shape[at]} and query {shape[at]}; they must be equal")
+        if kv_shape[2] < 1 or shape[2] % kv_shape[2]:
+            raise ValueError(f"key has {kv_shape[2]} heads, which does not divide the {shape[2]} heads of query")
+    if shape[2] < 1 or shape[3] < 1:
+        raise ValueError(f"query has shape {tuple(shape)}; at least one head and head_dim 1 are needed")
+    if pattern.heads is not None:
+        pattern.check_heads(shape[2])
     if key_padding_mask is not None:
         _check_mask(key_padding_mask, query)
+
+
+def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
+    """Runs thrice a call: the rare branches look closer, the common path is five look-ups."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"{name} is {x.dtype}; one of {', '.join(DTYPES)} is needed")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; torch.strided is needed ({name}.to_dense())")
+    if x.dim() != 4:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, seq, heads, head_dim) is needed")
+    if x.device != query.device or (x.dtype != query.dtype and not _autocast(query.device.type)):
+        raise ValueError(
+            f"{name} is {x.dtype} on {x.device} but query {query.dtype} on {query.device}; make them equal with {name}.to(query)"
+        )
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{name} has stride {x.stride(-1)} in its last dimension; 1 is needed ({name}.contiguous())")
+
+
+def _autocast(device: str) -> bool:
+    """Whether the operator will be called under an autocast that makes mixed dtypes equal."""
+    return device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
 
 
 def _check_mask(mask: Tensor, query: Tensor) -> None:

@@ -59,7 +59,9 @@ class Limits:
         if self.devices is not None and device.type not in self.devices:
             return [Refusal("device", device.type, f"runs on {_listed(self.devices)}")]
         if device.torch_code is False:
-            found.append(Refusal("torch", str(device), "the installed torch has no code for this GPU", torch_hint(device.capability)))
+            found.append(
+                Refusal("torch", str(device), "the installed torch has no code for this GPU", torch_hint(device.capability))
+            )
         if device.capability is not None:
             low, high = self.min_capability, self.max_capability
             shown = f"{device.capability[0]}.{device.capability[1]}"
@@ -124,15 +126,25 @@ class Backend(ABC):
         return ""
 
     @abstractmethod
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`(out, lse)`: `out` contiguous, shaped and typed like `query`; `lse` `(batch, heads, seq)`, fp32 (fp64 for fp64).
 
-        The tensors are checked already: last dimension contiguous, any other strides; the mask bool `(batch, seq)`, True = ignored.
-        A row that sees no key has `out = 0`, `lse = -inf`.
+        The tensors are checked already: last dimension contiguous, any other strides, none empty; the mask bool
+        `(batch, seq)`, True = ignored, any strides. A row that sees no key has `out = 0`, `lse = -inf`.
         """
 
     def backward(
-        self, dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        key_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`(dquery, dkey, dvalue)`, exact given the `out` and `lse` of the whole softmax: `P = exp(s - lse)`.
 

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 from typing import Any
 
 
 def integer(name: str, value: Any, at_least: int | None = None) -> int:
     """`value` as an int. Raises TypeError for bools and non-integers, ValueError below `at_least`."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is a bool; an integer is needed")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; an integer is needed") from None
+    number = value if type(value) is int else _converted(name, value)
     if at_least is not None and number < at_least:
         raise ValueError(f"{name}={number} must be at least {at_least}")
     return number
 
 
-def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless `value` is one of `known`."""
-    if value not in known:
-        raise ValueError(f"{name}={value!r} is not known; choose from {', '.join(map(repr, known))}")
+def _converted(name: str, value: Any) -> int:
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):  # numpy's and torch's as well
+        raise TypeError(f"{name}={value!r} is a bool; an integer is needed")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; an integer is needed") from None
+
+
+def boolean(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is True or False."""
+    if value is not True and value is not False:
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; True or False is needed")
+
+
+def one_of(name: str, value: Any, known: tuple[str, ...], error: type[ValueError] = ValueError) -> None:
+    """Raise `error` unless `value` is one of `known`."""
+    if not isinstance(value, str) or value not in known:
+        raise error(f"{name}={value!r} is not known; choose from {', '.join(map(repr, known))}")
+
+
+def real(name: str, value: Any, above: float | None = None) -> float:
+    """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless finite and greater than `above`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a number is needed")
+    number = float(value)
+    if not (-math.inf if above is None else above) < number < math.inf:
+        raise ValueError(f"{name}={number} must be finite" + ("" if above is None else f" and greater than {above:g}"))
+    return number

@@ -40,7 +40,7 @@ class Device:
         capability = parse_capability(text)
         generation = generation_of(capability)
         known = "" if generation.capability == capability else "like "
-        return cls("cuda", f"{known}{generation.example}", capability, generation.features, assumed=True)
+        return cls("cuda", f"{known}{generation.example}", capability, features_of(capability), assumed=True)
 
     def __str__(self) -> str:
         if self.capability is None:
@@ -64,6 +64,9 @@ _TENSOR_CORES = _MAXWELL | {"fp16_arithmetic", "fp16_tensor_cores"}
 _AMPERE = _TENSOR_CORES | {"bf16", "tf32", "async_copy"}
 _HOPPER = _AMPERE | {"fp8", "tma", "wgmma"}
 
+_OF_ONE_MAJOR = frozenset({"wgmma", "tcgen05"})
+"""Features that later major versions have dropped each time; all others stay once they are there."""
+
 GENERATIONS = (
     Generation((5, 2), "Maxwell", "GTX 980", _MAXWELL),
     Generation((6, 0), "Pascal", "Tesla P100", _MAXWELL | {"fp16_arithmetic"}),
@@ -83,12 +86,24 @@ def generation_of(capability: Capability) -> Generation:
     known = [generation for generation in GENERATIONS if generation.capability <= capability]
     if not known:
         oldest = GENERATIONS[0]
-        raise ValueError(f"capability {capability[0]}.{capability[1]} is below {oldest.capability[0]}.{oldest.capability[1]}, the oldest known")
+        raise ValueError(
+            f"capability {capability[0]}.{capability[1]} is below {oldest.capability[0]}.{oldest.capability[1]}, the oldest known"
+        )
     return known[-1]
+
+
+def features_of(capability: Capability) -> frozenset[str]:
+    """What a CUDA device of `capability` can surely do; nothing is known of devices below the oldest generation."""
+    if capability < GENERATIONS[0].capability:
+        return frozenset()
+    generation = generation_of(capability)
+    return generation.features - (frozenset() if generation.capability[0] == capability[0] else _OF_ONE_MAJOR)
 
 
 def parse_capability(text: str) -> Capability:
     """The compute capability in "sm_61", "sm61", "61" or "6.1". Raises ValueError for any other text."""
+    if not isinstance(text, str):
+        raise TypeError(f"device {text!r} is a {type(text).__name__}; write it as a text, sm_61 or 6.1")
     match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text.strip().lower())
     if not match:
         known = ", ".join(f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS)
@@ -120,24 +135,27 @@ def _cuda_facts(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     code = torch_has_code(capability, torch.cuda.get_arch_list())
-    features = generation_of(capability).features
-    return Device("cuda", properties.name, capability, features, properties.total_memory, index, code)
+    return Device("cuda", properties.name, capability, features_of(capability), properties.total_memory, index, code)
 
 
 def torch_has_code(capability: Capability, architectures: list[str]) -> bool:
     """Whether a torch built for `architectures` (such as ["sm_60", "sm_90a", "compute_90"]) runs on `capability`.
 
-    A cubin runs on the same major and an equal or higher minor version; PTX ("compute_") on anything not older.
+    A cubin ("sm_") runs on the same major and an equal or higher minor version, PTX ("compute_") on anything not older.
+    Both kinds run on exactly their own capability when they end in "a", and on the same major only when they end in "f".
     """
-    for architecture in architectures:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", architecture)
-        if not match:
-            continue
-        built = int(match[2]), int(match[3])
-        same_major = match[1] == "compute" or built[0] == capability[0]
-        if built <= capability and same_major:
-            return True
-    return False
+    return any(_runs_on(capability, architecture) for architecture in architectures)
+
+
+def _runs_on(capability: Capability, architecture: str) -> bool:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+    if not match:
+        return False
+    built = int(match[2]), int(match[3])
+    if match[4] == "a":
+        return built == capability
+    any_major = match[1] == "compute" and not match[4]
+    return built <= capability and (any_major or built[0] == capability[0])
 
 
 _FLAGS = {"avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512", "avx512_bf16": "avx512_bf16", "asimd": "neon"}

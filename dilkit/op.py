@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dilkit import registry
 from dilkit.backend import Backend
@@ -22,25 +23,43 @@ from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select
 
 _library = torch.library.Library("dilkit", "DEF")
-_library.define("dilated_attention(Tensor query, Tensor key, Tensor value, Tensor? key_padding_mask, float scale, str call) -> (Tensor, Tensor)")
+_library.define(
+    "dilated_attention(Tensor query, Tensor key, Tensor value, "
+    "Tensor? key_padding_mask, float scale, str call) -> (Tensor, Tensor)"
+)
 _library.define(
     "dilated_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
     "Tensor? key_padding_mask, float scale, str call) -> (Tensor, Tensor, Tensor)"
 )
+AUTOCAST_DEVICES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_FORMAT = "1"
+"""The first letter of every call: change it with `encode_call` and with what autograd does here, because torch.compile keeps
+whole graphs on disk and finds them again by such constants."""
+
 forward_op = torch.ops.dilkit.dilated_attention.default
 backward_op = torch.ops.dilkit.dilated_attention_backward.default
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, scale: float, call: str) -> tuple[Tensor, Tensor]:
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, scale: float, call: str
+) -> tuple[Tensor, Tensor]:
     """`(out, lse)` of checked tensors; `call` as `encode_call` writes it."""
+    chosen, problem = _choose(query, key, key_padding_mask, scale, call)
     if query.numel() == 0:
         return _empty_outputs(query)
-    chosen, problem = _choose(query, key, key_padding_mask, scale, call)
     return chosen.forward(query, key, value, problem, key_padding_mask)
 
 
 def _backward(
-    dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, key_padding_mask: Tensor | None, scale: float, call: str
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_padding_mask: Tensor | None,
+    scale: float,
+    call: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`(dquery, dkey, dvalue)` given the `out` and `lse` of the whole softmax."""
     if query.numel() == 0:
@@ -51,13 +70,15 @@ def _backward(
 
 def encode_call(pattern: Pattern, is_causal: bool, requires_grad: bool, backend: str) -> str:
     """What an operator is told besides tensors and scale, as one text: every schema argument costs microseconds a call."""
-    return f"{is_causal:d}{requires_grad:d}{backend};{pattern.to_json()}"
+    return f"{_FORMAT}{is_causal:d}{requires_grad:d}{backend};{pattern.to_json()}"
 
 
 def _choose(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, call: str) -> tuple[Backend, Problem]:
-    asked = call[2 : call.index(";")]
+    asked = call[3 : call.index(";")]
     requested = requested_backends(asked.split(",") if asked else None)
-    return _chosen(requested, registry.generation(), query.shape, key.shape[2], query.dtype, query.device, mask is not None, scale, call)
+    return _chosen(
+        requested, registry.generation(), query.shape, key.shape[2], query.dtype, query.device, mask is not None, scale, call
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -81,9 +102,9 @@ def _chosen(
         head_dim=shape[3],
         dtype=str(dtype).removeprefix("torch."),
         device=probe(device.type, device.index or 0),
-        is_causal=call[0] == "1",
+        is_causal=call[1] == "1",
         key_padding_mask=masked,
-        requires_grad=call[1] == "1",
+        requires_grad=call[2] == "1",
         scale=scale,
     )
     return select(problem, requested), problem
@@ -107,18 +128,20 @@ class _Differentiable(torch.autograd.Function):
     """The forward operator with its gradient. `torch.library.register_autograd` does the same for 40 microseconds a call more."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call = inputs
         # The backward may run in another thread and outside `use_backend`: it is told what the forward was told.
-        flags, asked, pattern = call[:2], call[2 : call.index(";")], call[call.index(";") :]
-        ctx.call = flags + (asked or ",".join(requested_backends())) + pattern
+        # Not so while torch.compile traces: what holds then would be baked into the graph, and into its cache on disk.
+        traced = type(out) is not Tensor
+        flags, asked, pattern = call[:3], call[3 : call.index(";")], call[call.index(";") :]
+        ctx.call = call if traced else flags + (asked or ",".join(requested_backends())) + pattern
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, mask, out, lse)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         query, key, value, mask, out, lse = ctx.saved_tensors
         dquery = dkey = dvalue = None
         if dout is not None:
@@ -130,17 +153,26 @@ class _Differentiable(torch.autograd.Function):
             dkey = by_key if dkey is None else dkey + by_key
         return dquery, dkey, dvalue, None, None, None
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        raise RuntimeError(
+            "dilated_attention has no forward-mode derivative (jvp); use reverse mode: torch.autograd.grad or .backward()"
+        )
+
 
 class _Once(torch.autograd.Function):
     """The backward operator, which has no gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        return _below_autograd(backward_op, *inputs)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        dquery, dkey, dvalue = _below_autograd(backward_op, *inputs)
+        return dquery, dkey, dvalue
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:  # type: ignore[override]
-        raise RuntimeError("dilated_attention can be differentiated once only: double backward (create_graph=True) is not supported")
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "dilated_attention can be differentiated once only: double backward (create_graph=True) is not supported"
+        )
 
 
 def _below_autograd(op: Any, *inputs: Any) -> Any:
@@ -152,9 +184,14 @@ def _autograd_kernel(op: Any, function: Any) -> Callable[..., Any]:
     """What `op` does where autograd looks on: record `function` if a gradient is wanted, else nothing."""
 
     def kernel(*inputs: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
-            return function.apply(*inputs)
-        return _below_autograd(op, *inputs)
+        recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        if not recorded and forward_ad._current_level < 0:
+            return _below_autograd(op, *inputs)
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "dilated_attention does not support torch.func.grad, vjp and jvp; use torch.autograd.grad or .backward()"
+            )
+        return function.apply(*inputs)
 
     return kernel
 
@@ -169,22 +206,27 @@ def _differentiate_lse(
     The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
     """
     weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
-    mean_key, _ = forward_op(query, key, key, mask, scale, call)
-    dout = (weight * query).to(query.dtype).contiguous()
-    _, _, dkey = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call)
+    with torch.autocast(query.device.type, enabled=False):  # the backward's dtypes are the forward's, wherever it is called
+        mean_key, _ = forward_op(query, key, key, mask, scale, call)
+        dout = (weight * query).to(query.dtype).contiguous()
+        _, _, dkey = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call)
     return (weight * mean_key).to(query.dtype), dkey
 
 
-def _vmap(info: Any, in_dims: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, call: str) -> Any:
+def _vmap(
+    info: Any, in_dims: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, call: str
+) -> Any:
     """The mapped dimension joins the batch."""
-    tensors = []
-    for x, dim in zip((query, key, value, mask), in_dims, strict=False):
-        if x is not None:
-            x = x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
-            x = x.flatten(0, 1)
-        tensors.append(x)
+
+    def joined(x: Tensor | None, dim: int | None) -> Tensor | None:
+        if x is None:
+            return None
+        return (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    tensors = [joined(x, dim) for x, dim in zip((query, key, value, mask), in_dims, strict=False)]
+    batch = query.shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
     out, lse = forward_op(*tensors, scale, call)
-    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in (out, lse)), (0, 0)
+    return tuple(x.unflatten(0, (info.batch_size, batch)) for x in (out, lse)), (0, 0)
 
 
 def _autocast_kernel(device: str) -> Callable[..., Any]:
@@ -203,8 +245,8 @@ _library.impl("dilated_attention", _forward, "CompositeExplicitAutograd")
 _library.impl("dilated_attention_backward", _backward, "CompositeExplicitAutograd")
 _library.impl("dilated_attention", _autograd_kernel(forward_op, _Differentiable), "Autograd")
 _library.impl("dilated_attention_backward", _autograd_kernel(backward_op, _Once), "Autograd")
-_library.impl("dilated_attention", _autocast_kernel("cpu"), "AutocastCPU")
-_library.impl("dilated_attention", _autocast_kernel("cuda"), "AutocastCUDA")
+for _device, _dispatch_key in AUTOCAST_DEVICES.items():
+    _library.impl("dilated_attention", _autocast_kernel(_device), _dispatch_key)
 torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: _empty_outputs(query), lib=_library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=_library)
 torch.library.register_vmap("dilkit::dilated_attention", _vmap, lib=_library)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.checks import integer, one_of
@@ -76,6 +77,9 @@ class Pattern:
     offset: str = "modulo"
     overlap: str = "count"
     heads: tuple[tuple[int, int] | None, ...] | None = None
+    branches: tuple[DilatedSegment, ...] = field(init=False, repr=False, compare=False)
+    """The branches, in the order given."""
+    _json: str = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -94,11 +98,17 @@ class Pattern:
         for i, (length, rate) in enumerate(zip(lengths, rates, strict=True)):
             if rate > length:
                 raise PatternError(f"dilation_rates[{i}]={rate} exceeds segment_lengths[{i}]={length}; at most the length")
-        one_of("offset", offset, OFFSETS)
-        one_of("overlap", overlap, OVERLAPS)
-        fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap)
-        for name, value in {**fields, "heads": _head_ranges(heads, len(lengths))}.items():
+        one_of("offset", offset, OFFSETS, PatternError)
+        one_of("overlap", overlap, OVERLAPS, PatternError)
+        ranges = _head_ranges(heads, len(lengths))
+        fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap, heads=ranges)
+        # Worked out now, not at first use: torch.compile traces attribute reads but not the lock of a cached property.
+        branches = tuple(map(DilatedSegment, lengths, rates, ranges or (None,) * len(lengths)))
+        for name, value in dict(**fields, branches=branches, _json=json.dumps(fields, separators=(",", ":"))).items():
             object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[type[Pattern], tuple[Any, ...]]:
+        return Pattern, (self.segment_lengths, self.dilation_rates, self.offset, self.overlap, self.heads)
 
     @classmethod
     def dense(cls) -> Pattern:
@@ -111,17 +121,12 @@ class Pattern:
 
         The first `num_heads mod len(segment_lengths)` branches serve one head more.
         """
-        branches = len(tuple(segment_lengths))
+        segment_lengths = _positive_integers("segment_lengths", segment_lengths)
+        branches, num_heads = len(segment_lengths), integer("num_heads", num_heads)
         if not 0 < branches <= num_heads:
             raise PatternError(f"num_heads={num_heads} cannot be split over {branches} branches; at least one head each")
         cuts = [b * (num_heads // branches) + min(b, num_heads % branches) for b in range(branches + 1)]
-        return cls(segment_lengths, dilation_rates, heads=list(zip(cuts, cuts[1:], strict=False)), **options)
-
-    @cached_property
-    def branches(self) -> tuple[DilatedSegment, ...]:
-        """The branches, in the order given."""
-        heads = self.heads or (None,) * len(self.segment_lengths)
-        return tuple(map(DilatedSegment, self.segment_lengths, self.dilation_rates, heads))
+        return cls(segment_lengths, dilation_rates, heads=list(pairwise(cuts)), **options)
 
     def head_offset(self, dilation_rate: int, kv_head: int, kv_heads: int) -> int:
         """The position within a segment at which key/value head `kv_head` of `kv_heads` starts to keep rows."""
@@ -135,17 +140,23 @@ class Pattern:
             raise PatternError(f"kv_heads={kv_heads} must divide heads={heads}")
         for i, limits in enumerate(self.heads or ()):
             if limits is not None and limits[1] > heads:
-                raise PatternError(f"heads[{i}]={limits} of the pattern reaches past the {heads} heads there are (0 to {heads - 1})")
+                raise PatternError(
+                    f"heads[{i}]={limits} of the pattern reaches past the {heads} heads there are (0 to {heads - 1})"
+                )
 
     def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
         """`count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
 
-        The oracle's matrix, meant for small `seq`. Raises `PatternError` beyond 2**31 entries.
+        The oracle's matrix, meant for small `seq`. Raises `PatternError` beyond 2**31 entries and for heads that do not fit,
+        TypeError or ValueError for sizes that are no counts.
         """
         import torch
 
+        _check_sizes(seq, heads, kv_heads)
         if heads * seq * seq > _MAX_COUNT_ENTRIES:
-            raise PatternError(f"seq={seq} with heads={heads} needs {heads * seq * seq:,} entries; at most {_MAX_COUNT_ENTRIES:,}")
+            raise PatternError(
+                f"seq={seq} with heads={heads} needs {heads * seq * seq:,} entries; at most {_MAX_COUNT_ENTRIES:,}"
+            )
         return self.count_rows(torch.arange(seq), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
 
     def count_rows(self, rows: Tensor, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
@@ -175,11 +186,14 @@ class Pattern:
             [self.head_offset(branch.dilation_rate, h // group, kv_heads) if branch.serves(h) else -1 for h in range(heads)]
         )
 
-    def flops(self, seq: int, heads: int, head_dim: int, *, batch: int = 1, kv_heads: int | None = None, is_causal: bool = False) -> int:
+    def flops(
+        self, seq: int, heads: int, head_dim: int, *, batch: int = 1, kv_heads: int | None = None, is_causal: bool = False
+    ) -> int:
         """Nominal forward FLOPs: `4 * head_dim * batch *` the sum over heads and branches of the pairs seen (2 matmuls).
 
         A key seen by several branches counts each time, whatever a backend saves. A backward pass is nominally 2.5 times this.
         """
+        _check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
         self.check_heads(heads, kv_heads)
         kv = kv_heads or heads
         pairs = 0
@@ -202,12 +216,6 @@ class Pattern:
         """This pattern as canonical JSON text: what results files and the torch op carry."""
         return self._json
 
-    @cached_property
-    def _json(self) -> str:
-        fields: dict[str, Any] = {"segment_lengths": self.segment_lengths, "dilation_rates": self.dilation_rates}
-        fields |= {"offset": self.offset, "overlap": self.overlap, "heads": self.heads}
-        return json.dumps(fields, separators=(",", ":"))
-
     @staticmethod
     @lru_cache(maxsize=1024)
     def from_json(text: str) -> Pattern:
@@ -222,10 +230,21 @@ class Pattern:
             return "Pattern.dense()"
         options = "".join(
             f", {name}={value!r}"
-            for name, value, default in (("offset", self.offset, "modulo"), ("overlap", self.overlap, "count"), ("heads", self.heads, None))
+            for name, value, default in (
+                ("offset", self.offset, "modulo"),
+                ("overlap", self.overlap, "count"),
+                ("heads", self.heads, None),
+            )
             if value != default
         )
         return f"Pattern({list(self.segment_lengths)}, {list(self.dilation_rates)}{options})"
+
+
+def _check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> None:
+    for name, size, least in (("seq", seq, 0), ("heads", heads, 1), *((name, size, 0) for name, size in others.items())):
+        integer(name, size, at_least=least)
+    if kv_heads is not None:
+        integer("kv_heads", kv_heads)
 
 
 def _pairs(length: int, rate: int, offset: int, is_causal: bool) -> int:

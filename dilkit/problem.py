@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dilkit.checks import integer, one_of
+from dilkit.checks import boolean, integer, one_of, real
 from dilkit.device import Device, probe
 from dilkit.pattern import Pattern
 
@@ -46,12 +46,18 @@ class Problem:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name, least in (("batch", 0), ("seq", 0), ("heads", 1), ("head_dim", 1), ("kv_heads", 1)):
-            integer(name, getattr(self, name), at_least=least)
+            object.__setattr__(self, name, integer(name, getattr(self, name), at_least=least))
+        for name in ("is_causal", "key_padding_mask", "requires_grad"):
+            boolean(name, getattr(self, name))
         one_of("dtype", self.dtype, DTYPES)
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
-        if self.scale is None:
-            object.__setattr__(self, "scale", float(self.head_dim) ** -0.5)
+        if not isinstance(self.device, Device):
+            raise TypeError(
+                f"device={self.device!r} is a {type(self.device).__name__}; a dilkit.Device is needed, as Device.assume('sm_80')"
+            )
+        scale = float(self.head_dim) ** -0.5 if self.scale is None else real("scale", self.scale)
+        object.__setattr__(self, "scale", scale)
         self.pattern.check_heads(self.heads, self.kv_heads)
 
     @classmethod
@@ -60,16 +66,19 @@ class Problem:
         batch, seq, heads, head_dim = query.shape
         device = probe(query.device.type, query.device.index or 0)
         dtype = str(query.dtype).removeprefix("torch.")
-        sizes = dict(batch=batch, seq=seq, heads=heads, head_dim=head_dim, kv_heads=key.shape[2])
+        sizes: dict[str, Any] = dict(batch=batch, seq=seq, heads=heads, head_dim=head_dim, kv_heads=key.shape[2])
         return cls(pattern=pattern, dtype=dtype, device=device, **sizes, **options)
 
     def flops(self) -> int:
         """Nominal forward FLOPs (see `Pattern.flops`)."""
-        sizes = dict(batch=self.batch, kv_heads=self.kv_heads, is_causal=self.is_causal)
-        return self.pattern.flops(self.seq, self.heads, self.head_dim, **sizes)
+        return self.pattern.flops(
+            self.seq, self.heads, self.head_dim, batch=self.batch, kv_heads=self.kv_heads, is_causal=self.is_causal
+        )
 
     def __str__(self) -> str:
-        heads = f"{self.heads} heads" if self.kv_heads == self.heads else f"{self.heads} heads over {self.kv_heads} key/value heads"
+        heads = (
+            f"{self.heads} heads" if self.kv_heads == self.heads else f"{self.heads} heads over {self.kv_heads} key/value heads"
+        )
         flags = ("is_causal", "key_padding_mask", "requires_grad")
         options = "".join(f", {name}" for name in flags if getattr(self, name))
         return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"

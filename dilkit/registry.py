@@ -9,6 +9,8 @@ from importlib.metadata import EntryPoint, entry_points
 from dilkit.backend import Backend, Limits
 
 GROUP = "dilkit.backends"
+SEPARATORS = frozenset(",;")
+"""What no backend's name may hold: lists of names are written with them."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,15 @@ class Broken:
 
 
 _lock = threading.RLock()
-_loaded: dict[str, Backend | Broken] | None = None
+_declared: dict[str, Backend | Broken] | None = None
+_registered: dict[str, Backend] = {}
 _generation = 0
 
 
 def backends() -> dict[str, Backend | Broken]:
     """Every known backend by name, broken ones included. Entry points are loaded once, at the first call."""
-    global _loaded
     with _lock:
-        if _loaded is None:
-            _loaded = {}
-            for point in sorted(entry_points(group=GROUP), key=_ours_first):
-                _add(_load(point))
-        return dict(_loaded)
+        return {**_load_declared(), **_registered}
 
 
 def list_backends() -> tuple[str, ...]:
@@ -52,27 +50,41 @@ def register_backend(backend: Backend) -> None:
     if problem := _malformed(backend):
         raise TypeError(f"backend={backend!r}: {problem}")
     with _lock:
-        backends()
-        assert _loaded is not None
-        _loaded[backend.name] = backend
+        _registered[backend.name] = backend
         _generation += 1
 
 
 def unregister_backend(name: str) -> None:
-    """Forget what `register_backend` made known; a declared backend of that name comes back."""
-    global _loaded, _generation
+    """Forget what `register_backend` made known; a declared backend of that name comes back.
+
+    Raises ValueError for a name that was not registered in this process.
+    """
+    global _generation
     with _lock:
-        registered = {n: b for n, b in backends().items() if n != name and isinstance(b, Backend)}
-        if name not in backends():
-            raise ValueError(f"name={name!r} is not a known backend; known: {', '.join(list_backends())}")
-        _loaded = None
-        _loaded = {**backends(), **registered}
+        if name not in _registered:
+            raise ValueError(
+                f"name={name!r} was not registered in this process; registered: {', '.join(sorted(_registered)) or 'none'}"
+            )
+        del _registered[name]
         _generation += 1
 
 
 def generation() -> int:
     """A number that changes whenever the set of backends does."""
     return _generation
+
+
+def _load_declared() -> dict[str, Backend | Broken]:
+    global _declared
+    if _declared is None:
+        _declared = {}  # set at once: a plug-in may ask for the list while it is being loaded
+        try:
+            for point in sorted(entry_points(group=GROUP), key=_ours_first):
+                _add(_load(point), _declared)
+        except BaseException:
+            _declared = None  # interrupted: half a list must not stay
+            raise
+    return _declared
 
 
 def _ours_first(point: EntryPoint) -> tuple[bool, str, str]:
@@ -93,12 +105,12 @@ def _load(point: EntryPoint) -> Backend | Broken:
     return Broken(point.name, point.value, problem) if problem else made
 
 
-def _add(backend: Backend | Broken) -> None:
-    assert _loaded is not None
-    if backend.name in _loaded:
+def _add(backend: Backend | Broken, known: dict[str, Backend | Broken]) -> None:
+    if backend.name in known:
         origin = backend.origin if isinstance(backend, Broken) else type(backend).__module__
-        backend = Broken(f"{backend.name} ({origin})", origin, f"the name {backend.name!r} is already taken")
-    _loaded[backend.name] = backend
+        error = f"the name {backend.name!r} is already taken" + (f"; {backend.error}" if isinstance(backend, Broken) else "")
+        backend = Broken(f"{backend.name} ({origin})", origin, error)
+    known[backend.name] = backend
 
 
 def _malformed(backend: object) -> str:
@@ -107,6 +119,10 @@ def _malformed(backend: object) -> str:
         return f"a {type(backend).__name__} is not an instance of dilkit.backend.Backend"
     if not isinstance(getattr(backend, "name", None), str) or not backend.name:
         return "it has no name"
-    if "," in backend.name or backend.name != backend.name.strip():
-        return f"its name {backend.name!r} has a comma or outer blanks"
+    if SEPARATORS.intersection(backend.name) or backend.name != backend.name.strip():
+        return f"its name {backend.name!r} has a comma, a semicolon or outer blanks"
+    if not isinstance(backend.priority, int):
+        return f"its priority {backend.priority!r} is not an integer"
+    if not isinstance(backend.requires, tuple):
+        return f"its requires {backend.requires!r} is not a tuple of module names"
     return "" if isinstance(backend.limits, Limits) else "its limits are not a dilkit.backend.Limits"

@@ -49,7 +49,13 @@ class Trace:
     def to_dict(self) -> dict[str, Any]:
         """The trace as plain data, for JSON."""
         rows = [dict(name=d.name, verdict=d.verdict, reasons=list(d.reasons), detail=d.detail) for d in self.decisions]
-        return dict(picked=self.picked, requested=list(self.requested), device=str(self.problem.device), problem=str(self.problem), backends=rows)
+        return dict(
+            picked=self.picked,
+            requested=list(self.requested),
+            device=str(self.problem.device),
+            problem=str(self.problem),
+            backends=rows,
+        )
 
     def __str__(self) -> str:
         asked = f"; asked for: {', '.join(self.requested)}" if self.requested else ""
@@ -67,7 +73,9 @@ class Trace:
 def use_backend(*names: str) -> Iterator[None]:
     """Within the block, use the first of `names` that can compute each call; if none can, the call raises.
 
-    Wins over `DILKIT_BACKEND`; a `backend=` argument wins over it. Raises ValueError for a name that is not known.
+    Wins over `DILKIT_BACKEND`; a `backend=` argument wins over it. Holds for the thread (or asyncio task) that entered the block,
+    and for the backward passes of calls made in it. Code under torch.compile asks when it runs: its backward pass goes by
+    the block it runs in. Raises ValueError for a name that is not known.
     """
     token = _override.set(_known(names, "use_backend"))
     try:
@@ -79,13 +87,14 @@ def use_backend(*names: str) -> Iterator[None]:
 def requested_backends(argument: str | Sequence[str] | None = None) -> tuple[str, ...]:
     """The names asked for: by the argument, else by `use_backend`, else by `DILKIT_BACKEND`; empty for the automatic choice."""
     if argument is not None:
-        names = (argument,) if isinstance(argument, str) else tuple(argument)
-        return _known(names, "backend")
+        return _known((argument,) if isinstance(argument, str) else tuple(argument), "backend")
     return _override.get() or _known(environment.backend_names(), environment.BACKEND.name, may_be_empty=True)
 
 
 def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Trace:
     """How the choice for `problem` comes about: every backend with its verdict and all its reasons."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem={problem!r} is a {type(problem).__name__}; a dilkit.Problem is needed")
     return trace(problem, registry.backends(), requested_backends(backend))
 
 
@@ -99,7 +108,9 @@ def _select(problem: Problem, requested: tuple[str, ...], generation: int) -> Ba
     candidates = registry.backends()
     decided = trace(problem, candidates, requested)
     if decided.picked is None:
-        raise NoBackendError(f"no {'requested ' if requested else ''}backend can compute this call\n{decided}\nsee `dilkit info --help`")
+        raise NoBackendError(
+            f"no {'requested ' if requested else ''}backend can compute this call\n{decided}\nsee `dilkit info --help`"
+        )
     chosen = candidates[decided.picked]
     assert isinstance(chosen, Backend)
     return chosen
@@ -131,8 +142,10 @@ def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
         return Decision(candidate.name, "broken", (f"{candidate.origin}: {candidate.error}",))
     try:
         refusals = tuple(str(refusal) for refusal in candidate.refusals(problem))
-        detail = "" if refusals else candidate.detail(problem)
-    except Exception as error:
+        detail = "" if refusals else str(candidate.detail(problem))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         return Decision(candidate.name, "broken", (f"{type(candidate).__qualname__}: {type(error).__name__}: {error}",))
     return Decision(candidate.name, "refused" if refusals else "able", refusals, detail)
 
@@ -140,7 +153,10 @@ def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
 def _known(names: tuple[str, ...], source: str, may_be_empty: bool = False) -> tuple[str, ...]:
     if not names and not may_be_empty:
         raise ValueError(f"{source} names no backend; known: {', '.join(registry.list_backends())}")
+    known = registry.backends() if names else {}
     for name in names:
-        if name not in registry.backends():
+        if not isinstance(name, str):
+            raise TypeError(f"{source}={name!r} is a {type(name).__name__}; names of backends (str) are needed")
+        if name not in known:
             raise ValueError(f"{source}={name!r} is not a known backend; known: {', '.join(registry.list_backends())}")
     return names
