@@ -1,0 +1,254 @@
+"""The modules: dilated attention alone, and multi-head with its projections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dilkit.attention import dilated_attention
+from dilkit.checks import boolean, integer, real
+from dilkit.nn_checks import accept_only, check_mask, check_rows
+from dilkit.pattern import Pattern
+from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
+
+
+class DilatedAttention(nn.Module):
+    """`dilkit.dilated_attention` as a module without parameters: the inner attention of `MultiheadDilatedAttention`.
+
+    `scale` (default `head_dim ** -0.5`) and `backend` (default: automatic) as there.
+    Raises TypeError for a pattern that is none, TypeError or ValueError for a scale that is not a finite number.
+    """
+
+    def __init__(self, pattern: Pattern, *, scale: float | None = None, backend: str | Sequence[str] | None = None) -> None:
+        super().__init__()
+        if not isinstance(pattern, Pattern):
+            raise TypeError(
+                f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
+            )
+        self.pattern = pattern
+        self.scale = None if scale is None else real("scale", scale)
+        self.backend = backend
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        is_causal: bool = False,
+        key_padding_mask: Tensor | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`."""
+        return dilated_attention(
+            query,
+            key,
+            value,
+            self.pattern,
+            is_causal=is_causal,
+            key_padding_mask=key_padding_mask,
+            scale=self.scale,
+            backend=self.backend,
+            return_lse=return_lse,
+        )
+
+    def extra_repr(self) -> str:
+        options = {"scale": self.scale, "backend": self.backend}
+        return str(self.pattern) + _shown({name: value for name, value in options.items() if value is not None})
+
+
+class MultiheadDilatedAttention(nn.Module):
+    """Multi-head dilated attention with the arguments, parameters and initialisation of `nn.MultiheadAttention`.
+
+        out = out_proj(inner_norm(concat_h attention(q_h, k_h, v_h)))      q, k, v = in_proj(query, key, value)
+
+    `attention` is the inner attention: a module called as `attention(q, k, v, is_causal=, key_padding_mask=)` on tensors
+    `(batch, seq, heads, head_dim)`, such as `DilatedAttention(pattern)`. `segment_lengths` and `dilation_rates` in its place
+    mean `DilatedAttention(Pattern(segment_lengths, dilation_rates))`. With `Pattern.dense()` it is `nn.MultiheadAttention`.
+
+    Weights load from `nn.MultiheadAttention` and back: the keys of the `state_dict` are the same. Beyond it there are
+    `num_kv_heads` (grouped heads: a divisor of `num_heads`; key and value are projected to `num_kv_heads * head_dim`),
+    `layer_norm` (a LayerNorm over the concatenated heads before the output projection: MAGNETO's sub-LN, as in LongNet, without
+    its initialisation gains), `rotary` (rotary positions of queries and keys: True, or the base; `dilkit.rotary`) and `is_causal`
+    (the default of `forward`). `dropout`, `add_bias_kv`, `add_zero_attn` and `batch_first` exist to be refused with a reason.
+
+    Raises TypeError or ValueError naming the argument, its value and the limit.
+    """
+
+    in_proj_weight: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+
+    batch_first = True
+    # nn.TransformerEncoderLayer reads this: False keeps the module out of its inference shortcut, which is dense attention.
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: nn.Module | None = None,
+        *,
+        segment_lengths: Sequence[int] | None = None,
+        dilation_rates: Sequence[int] | None = None,
+        num_kv_heads: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = True,
+        layer_norm: bool = False,
+        layer_norm_eps: float = 1e-5,
+        rotary: bool | float = False,
+        is_causal: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        refused = dict(dropout=(dropout, 0.0), add_bias_kv=(add_bias_kv, False), add_zero_attn=(add_zero_attn, False))
+        for name, (given, only) in {**refused, "batch_first": (batch_first, True)}.items():
+            accept_only(name, given, only)
+        for name, flag in dict(bias=bias, layer_norm=layer_norm, is_causal=is_causal).items():
+            boolean(name, flag)
+        self._set_sizes(embed_dim, num_heads, num_kv_heads, kdim, vdim)
+        self.is_causal = is_causal
+        self.rotary = _rotary_base(rotary, self.head_dim)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.attention = _inner_attention(attention, segment_lengths, dilation_rates)
+        self._make_in_projection(bias, factory)
+        eps = real("layer_norm_eps", layer_norm_eps, above=0)
+        self.inner_norm = nn.LayerNorm(self.embed_dim, eps=eps, **factory) if layer_norm else None
+        self.out_proj = nn.Linear(self.embed_dim, self.embed_dim, bias=bias, **factory)
+        self._reset_parameters()
+
+    def _set_sizes(self, embed_dim: int, num_heads: int, num_kv_heads: int | None, kdim: int | None, vdim: int | None) -> None:
+        self.embed_dim = integer("embed_dim", embed_dim, at_least=1)
+        self.num_heads = integer("num_heads", num_heads, at_least=1)
+        self.num_kv_heads = self.num_heads if num_kv_heads is None else integer("num_kv_heads", num_kv_heads, at_least=1)
+        self.kdim = self.embed_dim if kdim is None else integer("kdim", kdim, at_least=1)
+        self.vdim = self.embed_dim if vdim is None else integer("vdim", vdim, at_least=1)
+        if self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}; each head needs equally many dimensions"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}; each key/value head serves equally many"
+            )
+        self.head_dim = self.embed_dim // self.num_heads
+
+    def _make_in_projection(self, bias: bool, factory: dict[str, Any]) -> None:
+        kv_dim = self.num_kv_heads * self.head_dim
+        self._cuts, rows = (self.embed_dim, self.embed_dim + kv_dim), self.embed_dim + 2 * kv_dim
+        packed = self.kdim == self.vdim == self.embed_dim
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "in_proj_weight": (rows, self.embed_dim) if packed else None,
+            "q_proj_weight": None if packed else (self.embed_dim, self.embed_dim),
+            "k_proj_weight": None if packed else (kv_dim, self.kdim),
+            "v_proj_weight": None if packed else (kv_dim, self.vdim),
+            "in_proj_bias": (rows,) if bias else None,
+        }
+        for name, shape in shapes.items():
+            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
+
+    def _reset_parameters(self) -> None:
+        """Draw the weights as `nn.MultiheadAttention` does, in its order: the same seed gives the same parameters."""
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, None]:
+        """`(output, None)`, output shaped like `query`.
+
+        `query` is `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch; `key` (default: `query`) and `value`
+        (default: `key`) have the same batch and length: dilated attention is defined within one sequence. `key_padding_mask`
+        is bool `(batch, seq)`, or `(seq,)`, True = ignored. `is_causal` defaults to the constructor's. `positions`, integers
+        `(seq,)` or `(batch, seq)`, are those of the rotary embedding (default 0, 1, 2, ...): for a sequence that does not start
+        at 0, or is spread over ranks. `average_attn_weights` matters only to `need_weights=True`, which is refused, as is any
+        `attn_mask`. Raises ValueError or TypeError for what does not fit.
+        """
+        accept_only("need_weights", need_weights, False)
+        accept_only("attn_mask", attn_mask, None)
+        key = query if key is None else key
+        value = key if value is None else value
+        check_rows(query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
+        check_mask(key_padding_mask, query)
+        if positions is not None and self.rotary is None:
+            raise ValueError("positions is given, but this module has no rotary positions; build it with rotary=True")
+        q, k, v = self._project(query, key, value)
+        if query.dim() == 2:
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        if self.rotary is not None:
+            tables = rotary_tables(q, positions, self.rotary)
+            q, k = rotate(q, *tables), rotate(k, *tables)
+        causal = self.is_causal if is_causal is None else is_causal
+        out = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask).reshape(query.shape)
+        return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, `(..., seq, heads, head_dim)`. In self-attention they are views of one product."""
+        if self.in_proj_weight is not None and key is query and value is query:
+            projected = F.linear(query, self.in_proj_weight, self.in_proj_bias).tensor_split(self._cuts, dim=-1)
+        else:
+            weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            if self.in_proj_weight is not None:
+                weights = self.in_proj_weight.tensor_split(self._cuts)
+            biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.tensor_split(self._cuts)
+            projected = tuple(map(F.linear, (query, key, value), weights, biases))
+        return tuple(x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
+
+    def extra_repr(self) -> str:
+        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+        usual = dict(num_kv_heads=self.num_heads, kdim=self.embed_dim, vdim=self.embed_dim, rotary=None, is_causal=False)
+        return sizes + _shown({name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]})
+
+
+def _shown(options: dict[str, Any]) -> str:
+    return "".join(f", {name}={value!r}" for name, value in options.items())
+
+
+def _inner_attention(attention: Any, segment_lengths: Any, dilation_rates: Any) -> nn.Module:
+    missing = (segment_lengths is None) + (dilation_rates is None)
+    if missing != (0 if attention is None else 2):
+        raise ValueError(
+            f"give either attention, such as DilatedAttention(pattern), or both segment_lengths and dilation_rates, but not "
+            f"attention={attention!r} with segment_lengths={segment_lengths!r} and dilation_rates={dilation_rates!r}"
+        )
+    if attention is None:
+        return DilatedAttention(Pattern(segment_lengths, dilation_rates))
+    if not isinstance(attention, nn.Module):
+        raise TypeError(
+            f"attention={attention!r} is a {type(attention).__name__}; a module is needed, such as DilatedAttention(pattern)"
+        )
+    return attention
+
+
+def _rotary_base(rotary: bool | float, head_dim: int) -> float | None:
+    if rotary is False:
+        return None
+    base = DEFAULT_BASE if rotary is True else real("rotary", rotary, above=0)
+    even_head_dim(head_dim)
+    return base

@@ -1,0 +1,56 @@
+"""What the modules refuse, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_WHY_NOT = {
+    "dropout": "attention weights are never held in memory, so none can be dropped; use nn.Dropout on the output",
+    "add_bias_kv": "a learned key and value would belong to no position; append a token to the sequence instead",
+    "add_zero_attn": "a zero key would belong to no position; append a token to the sequence instead",
+    "batch_first": "tensors are (batch, seq, embed_dim); transpose the first two dimensions before and after",
+    "need_weights": "attention weights are never held in memory; Pattern.count and dilkit.oracle give them for small problems",
+    "attn_mask": "what sees what is the pattern's to say; use is_causal, key_padding_mask or another Pattern",
+}
+
+
+def accept_only(name: str, given: Any, only: Any) -> None:
+    """Raise ValueError with the reason unless option `name` is `only`."""
+    if given is only or (isinstance(given, (bool, int, float)) and given == only):
+        return
+    what = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+    raise ValueError(f"{name}={what} is not supported, only {name}={only!r}: {_WHY_NOT[name]}")
+
+
+def check_rows(**inputs: tuple[Tensor, int]) -> None:
+    """Raise TypeError or ValueError unless all inputs, `name=(tensor, width)`, have that width and the rows of the first."""
+    first, (reference, _) = next(iter(inputs.items()))
+    for name, (x, width) in inputs.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
+        if x.dim() not in (2, 3) or x.shape[-1] != width:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, seq, {width}) or (seq, {width}) is needed")
+        if x.shape[:-1] != reference.shape[:-1]:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)} and {first} {tuple(reference.shape)}; dilated attention is defined within "
+                f"one sequence, so batch and length must be equal (pad the shorter one and mask it with key_padding_mask)"
+            )
+
+
+def check_mask(mask: Tensor | None, query: Tensor) -> None:
+    """Raise TypeError or ValueError unless `mask` is None or a bool tensor with one entry a row of `query`."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
+    if mask.dtype != torch.bool:
+        raise TypeError(
+            f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (of an additive mask: mask == -torch.inf)"
+        )
+    if mask.shape != query.shape[:-1]:
+        raise ValueError(
+            f"key_padding_mask has shape {tuple(mask.shape)}; {tuple(query.shape[:-1])}, query's without embed_dim, is needed"
+        )
