@@ -1,0 +1,45 @@
+"""Random patterns with heads they can be applied to, for hypothesis."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from dilkit import Pattern
+
+Heads = tuple[int, int]
+"""Query heads and key/value heads."""
+
+
+@st.composite
+def heads_and_groups(draw: st.DrawFn) -> Heads:
+    """Query heads and a divisor of them."""
+    kv_heads = draw(st.integers(1, 4))
+    return kv_heads * draw(st.integers(1, 3)), kv_heads
+
+
+@st.composite
+def branches(draw: st.DrawFn) -> tuple[int, int]:
+    """A segment length and a rate it allows. Nothing ties branches together: nested or not, longer than the sequence or not."""
+    length = draw(st.integers(1, 24))
+    return length, draw(st.integers(1, min(length, 6)))
+
+
+@st.composite
+def patterns(draw: st.DrawFn, heads: int) -> Pattern:
+    """A pattern for `heads` query heads, with ranges of heads now and then."""
+    chosen = draw(st.lists(branches(), min_size=1, max_size=3))
+    starts = st.integers(0, heads - 1)
+    ranges = st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads)))
+    return Pattern(
+        *zip(*chosen, strict=True),
+        offset=draw(st.sampled_from(["modulo", "block"])),
+        overlap=draw(st.sampled_from(["count", "once"])),
+        heads=draw(st.none() | st.lists(ranges, min_size=len(chosen), max_size=len(chosen))),
+    )
+
+
+@st.composite
+def patterns_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
+    """A pattern together with the heads it is meant for."""
+    heads = draw(heads_and_groups())
+    return draw(patterns(heads[0])), heads
