@@ -1,0 +1,122 @@
+"""The pages say what the code does: their Python runs, their generated parts are current, their links lead somewhere."""
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+from project import ROOT, run
+
+import dilkit
+from dilkit.environment import VARIABLES
+from dilkit.tools import docs, figures, results
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)[^)]*\)")
+
+
+def identity(path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if PYTHON.search(p.read_text())], ids=identity)
+def test_python_on_a_page_runs(page):
+    """The blocks of a page run one after the other, as one program; a block with a title is a file, followed elsewhere."""
+    names = {"__name__": "page"}
+    for block in PYTHON.findall(page.read_text()):
+        exec(compile(block, identity(page), "exec"), names)
+
+
+def test_there_is_python_on_the_pages():
+    assert sum(len(PYTHON.findall(page.read_text())) for page in PAGES) >= 4
+
+
+def test_the_readme_example_is_short():
+    (example,) = PYTHON.findall((ROOT / "README.md").read_text())
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python 3.13 lays help texts out in another way than 3.10 to 3.12")
+def test_generated_parts_are_current(tmp_path):
+    done = run(sys.executable, "-m", "dilkit.tools.docs", "--check", "--root", str(ROOT), cwd=tmp_path)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}write them anew with: make docs"
+
+
+def test_a_changed_page_is_found(tmp_path):
+    shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "environment.md"
+    page.write_text("before\n<!-- generated: environment -->\nold\n<!-- end -->\nafter\n")
+    text = docs.stale_pages(tmp_path)[page]
+    assert text.startswith("before\n<!-- generated: environment -->\n| variable |")
+    assert text.endswith("\n<!-- end -->\nafter\n")
+    assert all(variable.name in text for variable in VARIABLES)
+    page.write_text(text)
+    assert page not in docs.stale_pages(tmp_path)
+
+
+def test_an_unknown_block_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("<!-- generated: nonsense -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="nothing generates 'nonsense'; known: api"):
+        docs.stale_pages(tmp_path)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no README\.md there"):
+        docs.stale_pages(tmp_path)
+
+
+def test_figures_come_from_result_files_only(tmp_path):
+    assert figures.summary(tmp_path) == figures.measurements(tmp_path) == figures.NOTHING
+    (tmp_path / "run.json").write_text(json.dumps(RESULT))
+    short, whole = figures.summary(tmp_path), figures.measurements(tmp_path)
+    for text in (short, whole):
+        assert "Pattern([8], [2])" in text
+        assert re.search(r"\| *1,024 *\| *sdpa *\| *2 ms *\|", text)
+    assert "[run.json](results/run.json)" in whole
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(results.ResultError, match=r"other\.json"):
+        figures.summary(tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_links_lead_somewhere(page):
+    missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_the_index_names_every_page():
+    linked = set(LINK.findall((ROOT / "docs/index.md").read_text()))
+    assert linked == {page.name for page in PAGES if page.parent.name == "docs"} - {"index.md"}
+
+
+def test_every_public_name_is_in_the_api_page():
+    page = (ROOT / "docs/api.md").read_text()
+    assert [name for name in dilkit.__all__ if f"\n## {name}\n" not in page] == ["__version__"]
+
+
+TIME = dict(median_s=0.002, q1_s=0.0019, q3_s=0.0021)
+ENTRY = dict(verdict="measured", reasons=[], time=TIME, flops=1, gflops=1.0, matmul_fraction=0.5, tokens_per_s=512000.0)
+RESULT = dict(
+    schema=results.SCHEMA,
+    kind="bench",
+    command="dilkit bench",
+    date="2026-01-01T00:00:00+00:00",
+    environment=dict(device_name="a CPU", threads=1, cores=2, torch="2.13.0", dilkit="0.1.0", git_revision=None, git_dirty=None),
+    problem=dict(
+        pattern=dict(text="Pattern([8], [2])"),
+        batch=1,
+        heads=2,
+        kv_heads=2,
+        head_dim=8,
+        dtype="float32",
+        is_causal=False,
+        key_padding_mask=False,
+        backward=True,
+    ),
+    method=dict(repeats=7, min_time_s=0.05),
+    lengths=[dict(seq=1024, output_bytes=65536, entries={"sdpa": {**ENTRY, "peak_bytes": 131072, "kb_per_token": 0.128}})],
+    interrupted=False,
+)
