@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def title(pattern: Pattern, args: argparse.Namespace) -> str:
     """What is drawn, in one line."""
     grouped = f" over {args.kv_heads} key/value heads" if args.kv_heads not in (None, args.heads) else ""
-    return f"{pattern}, {args.seq} tokens, {args.heads} heads{grouped}{', causal' if args.causal else ''}"
+    return f"{pattern}, {args.seq} tokens, {args.heads} head{'s' * (args.heads > 1)}{grouped}{', causal' if args.causal else ''}"
 
 
 def _facts(count: Tensor, pattern: Pattern, args: argparse.Namespace) -> dict[str, Any]:

@@ -172,7 +172,10 @@ FEATURES = (
         },
     ),
     _Feature("values", {values: dict(values=values, gradients=values != "huge") for values in VALUES[1:]}),
-    _Feature("scale", {"1": dict(scale=1.0), "negative causal": dict(scale=-0.3, is_causal=True)}),
+    _Feature(
+        "scale",
+        {"1": dict(scale=1.0), "0 causal": dict(scale=0.0, is_causal=True), "negative causal": dict(scale=-0.3, is_causal=True)},
+    ),
     _Feature(
         "dense",
         {
