@@ -49,20 +49,20 @@ class SDPA(Backend):
         kernel, passed_over = self._choose(problem)
         if kernel is None:
             return ""
-        reasons = (f"{name}: {' and '.join(map(str, reasons))}" for name, reasons in passed_over)
-        return "; ".join((f"{kernel.name} kernel", *reasons))
+        return "; ".join((f"{kernel.name} kernel", *(f"{name}: {reasons[0]}" for name, reasons in passed_over)))
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         kernel = self._kernel(problem)
-        q, k, v = (_aligned(x) for x in (query, key, value))
+        sign, scale = _positive(problem.scale)
+        q, k, v = (_aligned(x) for x in (_times(sign, query), key, value))
         merged = _Merged(query, problem)
         with kernel.active():
             for call in _calls(problem, (q,), (k, v)):
                 ignored = _ignored(call, key_padding_mask, problem.heads)
                 views = call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
-                out, lse = kernel.forward(*views, ignored, problem.is_causal, problem.scale)
+                out, lse = kernel.forward(*views, ignored, problem.is_causal, scale)
                 if ignored is not None:
                     blind = _blind(ignored, problem.is_causal)
                     out.masked_fill_(blind.unsqueeze(-1), 0.0)
@@ -82,7 +82,8 @@ class SDPA(Backend):
         key_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kernel = self._kernel(problem)
-        do, q, k, v, out = (_aligned(x) for x in (dout, query, key, value, out))
+        sign, scale = _positive(problem.scale)
+        do, q, k, v, out = (_aligned(x) for x in (dout, _times(sign, query), key, value, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
         sums = [_Sum(x, problem, kv) for x, kv in ((query, False), (key, True), (value, True))]
@@ -91,11 +92,11 @@ class SDPA(Backend):
                 ignored = _ignored(call, key_padding_mask, problem.heads)
                 queries = call.kernel_view(do), call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
                 whole = call.kernel_view(out), call.view(by_token).reshape(call.shape).contiguous()
-                parts = kernel.backward(*queries, *whole, ignored, problem.is_causal, problem.scale)
+                parts = kernel.backward(*queries, *whole, ignored, problem.is_causal, scale)
                 for total, part in zip(sums, parts, strict=True):
                     total.add(call, part)
         dq, dk, dv = (total.result() for total in sums)
-        return dq, dk, dv
+        return _times(sign, dq), dk, dv
 
     def _kernel(self, problem: Problem) -> Kernel:
         kernel, _ = self._choose(problem)
@@ -205,11 +206,22 @@ def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ..
     return library_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, layouts)
 
 
+def _positive(scale: float) -> tuple[int, float]:
+    """`scale` as sign and positive factor: kernels scale the -inf of what is not seen, which 0 makes NaN and -1 infinite."""
+    if scale > 0:
+        return 1, scale
+    return (-1, -scale) if scale < 0 else (0, 1.0)
+
+
+def _times(sign: int, x: Tensor) -> Tensor:
+    return x if sign == 1 else x * sign
+
+
 def _ignored(call: Call, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
     """The keys of a call that are ignored, bool `(batch, heads, rows)`, contiguous; None without a mask."""
     if key_padding_mask is None:
         return None
-    by_head = key_padding_mask[:, :, None, None].expand(-1, -1, heads, 1)
+    by_head = key_padding_mask.unsqueeze(-1).unsqueeze(-1).expand(-1, -1, heads, 1)
     return call.view(by_head).reshape(call.shape).contiguous()
 
 

@@ -41,9 +41,9 @@ class Kernel:
     active: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        """Every reason why this kernel cannot compute `problem`."""
+        """Every reason why this kernel cannot compute `problem`, what cannot be mended first."""
         missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
-        return (*missing, *self.limits.refusals(problem), *self.also(problem))
+        return (*self.limits.refusals(problem), *self.also(problem), *missing)
 
 
 @lru_cache(maxsize=64)
@@ -127,7 +127,7 @@ def _padded_bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
     if mask is None:
         return None
     *sizes, rows = mask.shape
-    room = mask.new_zeros((*sizes, _up(rows, _ALIGNED_KEYS)), dtype=dtype)[..., :rows]
+    room = mask.new_zeros((*sizes, _up(rows, _ALIGNED_KEYS)), dtype=dtype).narrow(-1, 0, rows)
     return room.masked_fill_(mask, -float("inf")).unsqueeze(2).expand(-1, -1, rows, -1)
 
 
@@ -138,7 +138,7 @@ def _up(size: int, step: int) -> int:
 def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
     bias = _padded_bias(mask, q.dtype)
     out, lse, *_ = _aten("_scaled_dot_product_efficient_attention")(q, k, v, bias, True, 0.0, causal, scale=scale)
-    return out, lse[..., : q.shape[2]]
+    return out, lse.narrow(-1, 0, q.shape[2])
 
 
 def _efficient_backward(
@@ -146,7 +146,7 @@ def _efficient_backward(
 ) -> Gradients:
     bias, rows = _padded_bias(mask, q.dtype), q.shape[2]
     padded = lse.new_full((*lse.shape[:2], _up(rows, _ALIGNED_LSE)), float("inf"))
-    padded[..., :rows] = lse
+    padded.narrow(-1, 0, rows).copy_(lse)
     random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
     run = _aten("_scaled_dot_product_efficient_attention_backward")
     dq, dk, dv, _ = run(dout, q, k, v, bias, out, padded, *random, 0.0, [True, True, True, False], causal, scale=scale)
