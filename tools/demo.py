@@ -1,0 +1,83 @@
+"""`dilkit demo`: a small byte-level language model of dilated attention, trained, judged and measured."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dilkit.tools.arguments import whole
+
+HELP = """\
+train a small byte-level language model of dilated attention, and measure it
+
+Trains a decoder-only transformer with 8,192 bytes of context on the Python sources of the standard library (or on --text),
+judges it on files that it has never seen, measures dilated against dense attention, and writes report.md, report.json,
+pictures and the model into --out. Ctrl-C ends it at any time with the report so far.
+`dilkit demo --sample "def "` then continues a text with the trained model."""
+
+_TRAINING = ("text", "minutes", "steps", "context", "save")
+_SAMPLING = ("checkpoint", "bytes", "temperature")
+_MODEL_FILE = "model.pt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options whose default is None belong to training or to sampling alone; `run` fills them in."""
+    parser.add_argument(
+        "--out", type=Path, default=Path("dilkit-demo"), metavar="DIR", help="folder of the results (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="of weights, windows and samples (default 0)")
+    parser.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's choice)")
+    training = parser.add_argument_group("training")
+    training.add_argument("--text", nargs="+", metavar="PATH", help="files and folders to learn from, at least two files in all")
+    length = training.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=_positive, metavar="M", help="of training (default 2)")
+    length.add_argument("--steps", type=whole(1), metavar="N", help="end after N steps of training instead")
+    training.add_argument("--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192)")
+    training.add_argument("--save", type=Path, metavar="FILE", help=f"write the model here (default: {_MODEL_FILE} in --out)")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
+    sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help=f"the model (default: {_MODEL_FILE} in --out)")
+    sampling.add_argument("--bytes", type=whole(1), metavar="N", help="to add to TEXT (default 400)")
+    sampling.add_argument("--temperature", type=_temperature, metavar="T", help="0 takes the likeliest byte (default 0.7)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and measure, or sample; 0, or 130 when interrupted. Raises ValueError or OSError for input that will not do."""
+    sampling = args.sample is not None
+    for name in _TRAINING if sampling else _SAMPLING:
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name}: has no meaning {'with' if sampling else 'without'} --sample")
+    if sampling:
+        from dilkit.tools.demo_sample import sample
+
+        _fill(args, checkpoint=args.out / _MODEL_FILE, bytes=400, temperature=0.7)
+        return sample(args)
+    from dilkit.tools.demo_job import train_and_measure
+
+    _fill(args, minutes=2.0, context=8192, save=args.out / _MODEL_FILE)
+    return train_and_measure(args)
+
+
+def _fill(args: argparse.Namespace, **defaults: Any) -> None:
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+
+
+def _positive(text: str) -> float:
+    return _number(text, "more than 0", lambda x: 0 < x < float("inf"))
+
+
+def _temperature(text: str) -> float:
+    return _number(text, "0 or more", lambda x: 0 <= x < float("inf"))
+
+
+def _number(text: str, limit: str, fits: Any) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not fits(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {limit}")
+    return number

@@ -1,0 +1,112 @@
+"""The demo's job: train, then measure, then report, ended at any point by Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from dilkit import explain
+from dilkit.tools import demo_report, demo_words
+from dilkit.tools.demo_model import ByteTransformer, ModelConfig, save_model
+from dilkit.tools.demo_scaling import Scaling
+from dilkit.tools.demo_text import load_text
+from dilkit.tools.demo_train import Budget, Trainer, held_out_windows
+
+INTERRUPTED = 130
+_BAR = "{percentage:3.0f} %|{bar:30}| {elapsed} of training and judging, {postfix}"
+
+
+def train_and_measure(args: argparse.Namespace) -> int:
+    """Run the job that `args` describes; 0, or 130 when interrupted: then the report holds what there was."""
+    job = Job(args)
+    try:
+        job.describe()
+        job.train()
+        job.measure()
+    except KeyboardInterrupt:
+        job.interrupted = job.stage
+        job.say(f"\ninterrupted while {job.stage}")
+    job.report()
+    return INTERRUPTED if job.interrupted else 0
+
+
+class Job:
+    """One run of the demo. Making it does all that can fail for bad input, before any time is spent."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.stage, self.interrupted = args, "starting", ""
+        self.text = load_text(args.text, args.context)
+        for folder in (args.out, args.save.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
+        torch.manual_seed(args.seed)
+        self.model = ByteTransformer(ModelConfig(context=args.context))
+        self.trace = explain(self.model.config.problem())
+        windows = held_out_windows(self.text.held_out, args.context)
+        budget = Budget(steps=args.steps) if args.steps else Budget(seconds=60 * args.minutes)
+        self.trainer = Trainer(self.model, self.text.train, windows, budget, args.seed)
+        self.scaling = Scaling(self.model.config.problem(), [args.context * 2**i // 4 for i in range(5)])
+
+    def say(self, line: str = "") -> None:
+        """Print a line above the progress bar, if there is one; nothing with --json."""
+        if not self.args.json:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
+    def describe(self) -> None:
+        """Print what will be done, and who computes it and why."""
+        for line in demo_words.facts(self.results()):
+            self.say(line)
+
+    def train(self) -> None:
+        """Train, with a progress bar and a line for every evaluation; the model is saved even if that is interrupted."""
+        self.stage = "training"
+        self.say(f"\n{demo_words.CURVE_HEADER}")
+        hidden = True if self.args.json else None  # None: hidden where there is no terminal
+        try:
+            with tqdm(total=1.0, leave=False, disable=hidden, bar_format=_BAR) as bar:
+                self.trainer.run(lambda: self._advance(bar), lambda: self.say(demo_words.curve_line(self.trainer.points()[-1])))
+        finally:
+            save_model(self.model, self.args.save)
+            self.say(f"\n{demo_words.outcome(self.results())}")
+
+    def _advance(self, bar: Any) -> None:
+        progress = self.trainer.progress
+        bar.set_postfix_str(f"{progress.recent_loss():.2f} bits/byte, {progress.tokens_per_second:,.0f} tokens/s", refresh=False)
+        bar.update(self.trainer.spent - bar.n)
+
+    def measure(self) -> None:
+        """Measure dilated against dense attention, with a line a length."""
+        self.stage = "measuring"
+        for line in demo_words.scaling_header(self.scaling.to_dict()):
+            self.say(line)
+        self.scaling.run(lambda row: self.say(demo_words.scaling_line(row.to_dict())))
+
+    def results(self) -> dict[str, Any]:
+        """All there is so far, as plain data: what report.json holds."""
+        return dict(
+            schema=demo_report.SCHEMA,
+            command="demo",
+            interrupted=self.interrupted or None,
+            environment=demo_report.environment(),
+            text=self.text.to_dict(),
+            model=self.model.to_dict() | dict(file=str(self.args.save)),
+            backend=self.trace.to_dict(),
+            training=self.trainer.to_dict() | dict(seed=self.args.seed),
+            scaling=self.scaling.to_dict(),
+        )
+
+    def report(self) -> None:
+        """Write the report, and say where."""
+        results = self.results()
+        notes = demo_report.write(results, self.args.out)
+        if self.args.json:
+            print(json.dumps(results))
+        for line in demo_words.closing(results, self.args.out, notes):
+            self.say(line)

@@ -1,0 +1,133 @@
+"""The demo's model: a plain decoder-only transformer over bytes, whose attention is dilated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, Problem
+from dilkit.device import probe
+
+VOCABULARY = 256
+FORMAT = "dilkit-demo-model-1"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model. Attention is local at full resolution, and thinner the farther it reaches: up to `context` bytes."""
+
+    context: int = 8192
+    width: int = 160
+    layers: int = 3
+    heads: int = 4
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.width // self.heads
+
+    @property
+    def pattern(self) -> Pattern:
+        """Three branches: 256 bytes whole, 1 in 4 of 1,024 bytes, 1 in 32 of the whole context."""
+        return Pattern([256, 1024, max(self.context, 32)], [1, 4, 32])
+
+    def problem(self) -> Problem:
+        """The attention problem that every layer poses in training."""
+        sizes = dict(seq=self.context, heads=self.heads, head_dim=self.head_dim)
+        return Problem(pattern=self.pattern, device=probe("cpu"), is_causal=True, requires_grad=True, **sizes)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, inner = config.width, DilatedAttention(config.pattern)
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = MultiheadDilatedAttention(width, config.heads, inner, is_causal=True, rotary=True)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))[0]
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class ByteTransformer(nn.Module):
+    """Logits of the next byte, `(batch, seq, 256)`, from bytes `(batch, seq)` (any integer dtype)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(VOCABULARY, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        self._reset_parameters()
+
+    @torch.no_grad()
+    def _reset_parameters(self) -> None:
+        """What adds to the residual stream starts small, so that depth does not inflate it; so do the logits."""
+        nn.init.normal_(self.embedding.weight, std=0.5)
+        nn.init.normal_(self.head.weight, std=0.02)
+        for block in self.blocks:
+            for linear in (block.attention.out_proj, block.mlp[-1]):
+                linear.weight.div_(math.sqrt(2 * self.config.layers))
+
+    def forward(self, bytes_: Tensor) -> Tensor:
+        x = self.embedding(bytes_.long())
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def bits_per_byte(self, windows: Tensor) -> Tensor:
+        """The mean of -log2 p(byte | the bytes before it) over `windows` `(batch, seq + 1)`; the first byte is not judged."""
+        logits = self(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten().long()) / math.log(2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Sizes, as plain data."""
+        config, problem = self.config, self.config.problem()
+        dense = dataclasses.replace(problem, pattern=Pattern.dense())
+        return dict(
+            parameters=sum(p.numel() for p in self.parameters()),
+            **dataclasses.asdict(config),
+            dtype=problem.dtype,
+            pattern=str(config.pattern),
+            share_of_dense=problem.flops() / dense.flops(),
+        )
+
+
+def save_model(model: ByteTransformer, path: Path) -> None:
+    """Write what `load_model` reads. Raises OSError where that cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        torch.save(dict(format=FORMAT, config=dataclasses.asdict(model.config), weights=model.state_dict()), file)
+
+
+def load_model(path: Path) -> ByteTransformer:
+    """The model that `save_model` wrote, in eval mode. Raises OSError or ValueError naming the file; runs no code from it."""
+    with path.open("rb") as file:
+        try:
+            saved: Any = torch.load(file, weights_only=True)
+        except Exception as error:
+            raise ValueError(f"--checkpoint: {str(path)!r} is no checkpoint of `dilkit demo`: {_first_line(error)}") from None
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+        raise ValueError(f"--checkpoint: {str(path)!r} is no checkpoint of `dilkit demo` (its format is not {FORMAT!r})")
+    try:
+        model = ByteTransformer(ModelConfig(**saved["config"]))
+        model.load_state_dict(saved["weights"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"--checkpoint: {str(path)!r} is damaged: {type(error).__name__}: {_first_line(error)}") from None
+    return model.eval()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

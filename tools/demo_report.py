@@ -1,0 +1,89 @@
+"""The demo's report: report.json, report.md and the pictures."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dilkit
+from dilkit.device import probe
+from dilkit.tools import demo_words
+
+SCHEMA = 1
+_TEMPLATE = """\
+# dilkit demo
+{interrupted}
+A byte-level language model of dilated attention, trained on text and judged on files that it has never seen.
+
+{outcome}
+
+```text
+{facts}
+```
+
+{device}; Python {python}, torch {torch}, dilkit {dilkit}, {threads} threads.
+Held-out bits per byte are the mean over {held_out_windows} windows of {window_bytes:,} bytes of the held-out files.
+
+## Training
+
+{loss}| seconds | bytes trained on | training, bits per byte | held out, bits per byte |
+|---:|---:|---:|---:|
+{points}
+
+## Dilated against dense attention
+
+{scaling_head}
+
+{scaling}| tokens | dilated, ms | dense, ms | ratio | dilated, MiB | dense, MiB | |
+|---:|---:|---:|---:|---:|---:|:---|
+{rows}
+
+Time is the median of 5 calls taken in turns (of one where it is long), memory the peak beyond what was held before the call.
+{notes}"""
+
+_INTERRUPTED = "\n**Interrupted while {}: this is what there was by then.**\n"
+
+
+def environment() -> dict[str, Any]:
+    """What it ran on."""
+    versions = dict(python=platform.python_version(), torch=torch.__version__, dilkit=dilkit.__version__)
+    return dict(device=str(probe("cpu")), threads=torch.get_num_threads(), **versions)
+
+
+def write(results: dict[str, Any], out: Path) -> list[str]:
+    """Write report.json, report.md and, where matplotlib is installed, loss.png and scaling.png. Returns what was not done."""
+    drawn = find_spec("matplotlib") is not None
+    (out / "report.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (out / "report.md").write_text(markdown(results, drawn), encoding="utf-8")
+    if not drawn:
+        return ["no pictures: matplotlib is not installed (pip install 'dilkit[plot]')"]
+    from dilkit.tools import demo_plots
+
+    demo_plots.draw_loss(results, out / "loss.png")
+    demo_plots.draw_scaling(results, out / "scaling.png")
+    return []
+
+
+def markdown(results: dict[str, Any], drawn: bool) -> str:
+    """The report as Markdown, with the pictures if they are `drawn`."""
+    training, scaling = results["training"], results["scaling"]
+    notes = [scaling["memory_note"]] if scaling["memory_note"] else []
+    return _TEMPLATE.format(
+        **results["environment"],
+        interrupted=_INTERRUPTED.format(results["interrupted"]) if results["interrupted"] else "",
+        outcome=f"**{demo_words.outcome(results)}**",
+        facts="\n".join(demo_words.facts(results)),
+        held_out_windows=training["held_out_windows"],
+        window_bytes=training["window_bytes"],
+        loss="![bits per byte against time](loss.png)\n\n" if drawn else "",
+        points="\n".join(map(demo_words.markdown_point, training["points"])),
+        scaling_head="\n".join(demo_words.scaling_subject(scaling)),
+        scaling="![time and memory against length](scaling.png)\n\n" if drawn else "",
+        rows="\n".join(map(demo_words.markdown_row, scaling["rows"])),
+        notes="".join(f"\nMemory was not measured: {note}\n" for note in notes),
+    )
