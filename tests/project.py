@@ -16,7 +16,20 @@ else:
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
-BUILT = ("*.so", "*.c", "__pycache__", "*.egg-info", ".*", "build", "dist", "dilkit-demo", "dilkit-bench")
+BUILT = (
+    "*.so",
+    "*.c",
+    "__pycache__",
+    "*.egg-info",
+    ".git",
+    ".venv",
+    ".*_cache",
+    ".hypothesis",
+    "build",
+    "dist",
+    "dilkit-demo",
+    "dilkit-bench",
+)
 
 
 def metadata() -> dict[str, Any]:
