@@ -206,7 +206,7 @@ def _differentiate_lse(
     The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
     """
     weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
-    with torch.autocast(query.device.type, enabled=False):  # the backward's dtypes are the forward's, wherever it is called
+    with torch.autocast(query.device.type, enabled=False):  # as in `_autocast_backward`
         mean_key, _ = forward_op(query, key, key, mask, scale, call)
         dout = (weight * query).to(query.dtype).contiguous()
         _, _, dkey = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call)
@@ -241,12 +241,23 @@ def _autocast_kernel(device: str) -> Callable[..., Any]:
     return kernel
 
 
+def _autocast_backward(device: str) -> Callable[..., Any]:
+    """Autocast must not reach the matmuls of a backend: its dtypes are the forward's, wherever `.backward()` is called."""
+
+    def kernel(*inputs: Any) -> Any:
+        with torch.autocast(device, enabled=False):
+            return backward_op(*inputs)
+
+    return kernel
+
+
 _library.impl("dilated_attention", _forward, "CompositeExplicitAutograd")
 _library.impl("dilated_attention_backward", _backward, "CompositeExplicitAutograd")
 _library.impl("dilated_attention", _autograd_kernel(forward_op, _Differentiable), "Autograd")
 _library.impl("dilated_attention_backward", _autograd_kernel(backward_op, _Once), "Autograd")
 for _device, _dispatch_key in AUTOCAST_DEVICES.items():
     _library.impl("dilated_attention", _autocast_kernel(_device), _dispatch_key)
+    _library.impl("dilated_attention_backward", _autocast_backward(_device), _dispatch_key)
 torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: _empty_outputs(query), lib=_library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=_library)
 torch.library.register_vmap("dilkit::dilated_attention", _vmap, lib=_library)

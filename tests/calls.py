@@ -1,0 +1,57 @@
+"""Small inputs, one function that exercises every output, and backends that say when they ran."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit import Pattern, dilated_attention
+from dilkit.backends.reference import Reference
+
+PATTERN = Pattern([8, 16], [1, 2])
+
+
+def tensors(
+    batch: int = 2, seq: int = 20, heads: int = 4, kv_heads: int = 4, head_dim: int = 8, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random query, key and value; `options` are those of `torch.randn`, such as `dtype` and `requires_grad`."""
+    query = torch.randn(batch, seq, heads, head_dim, **options)
+    key, value = (torch.randn(batch, seq, kv_heads, head_dim, **options) for _ in range(2))
+    return query, key, value
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """`dilated_attention` with the pattern of these tests, by the reference backend unless told otherwise."""
+    return dilated_attention(query, key, value, PATTERN, **{"backend": "reference", **options})
+
+
+def gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Gradients of a sum that tells apart every element of every output of `function`."""
+    inputs = tuple(x.detach().requires_grad_() for x in inputs)
+    outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    total = sum(((x.double() + 1).sin() * torch.arange(x.numel()).view(x.shape).cos()).sum() for x in outputs)
+    total.backward()
+    return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
+
+
+class Recorder(Reference):
+    """The reference backend under another name, writing down each pass and the thread it ran in."""
+
+    priority = -100
+
+    def __init__(self, name: str, log: list[tuple[str, str, int]]) -> None:
+        super().__init__(name=name)
+        self.log = log
+
+    def forward(self, *args: Any) -> tuple[Tensor, Tensor]:
+        self.log.append((self.name, "forward", threading.get_ident()))
+        return super().forward(*args)
+
+    def backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        self.log.append((self.name, "backward", threading.get_ident()))
+        return super().backward(*args)
