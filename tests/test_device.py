@@ -1,0 +1,126 @@
+"""Facts about devices: the ten assumed ones, the text they are named by, and which GPUs a torch build has code for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dilkit import Device
+from dilkit.device import GENERATIONS, Capability, features_of, generation_of, parse_capability, probe, torch_has_code
+
+# What NVIDIA's programming guide says of each compute capability, for the features that backends ask about.
+FEATURES = {
+    "sm_52": {"fp16_storage"},
+    "sm_60": {"fp16_storage", "fp16_arithmetic"},
+    "sm_61": {"fp16_storage"},
+    "sm_70": {"fp16_storage", "fp16_arithmetic", "fp16_tensor_cores"},
+    "sm_75": {"fp16_storage", "fp16_arithmetic", "fp16_tensor_cores"},
+    "sm_80": {"fp16_storage", "fp16_arithmetic", "fp16_tensor_cores", "bf16", "tf32", "async_copy"},
+    "sm_86": {"fp16_storage", "fp16_arithmetic", "fp16_tensor_cores", "bf16", "tf32", "async_copy"},
+    "sm_89": {"fp16_storage", "fp16_arithmetic", "fp16_tensor_cores", "bf16", "tf32", "async_copy", "fp8"},
+    "sm_90": {"fp16_storage", "fp16_arithmetic", "fp16_tensor_cores", "bf16", "tf32", "async_copy", "fp8", "tma", "wgmma"},
+    "sm_100": {"fp16_storage", "fp16_arithmetic", "fp16_tensor_cores", "bf16", "tf32", "async_copy", "fp8", "tma", "tcgen05"},
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_ten_assumed_devices(name: str) -> None:
+    device = Device.assume(name)
+    assert device.features == FEATURES[name]
+    assert (device.type, device.assumed, device.torch_code, device.memory) == ("cuda", True, None, None)
+    assert str(device) == f"assumed ({generation_of(device.capability).example}, {name})"
+
+
+def test_there_are_ten_in_order() -> None:
+    names = [f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS]
+    assert names == list(FEATURES)
+    assert [g.capability for g in GENERATIONS] == sorted(g.capability for g in GENERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("text", "capability"),
+    [
+        ("sm_61", (6, 1)),
+        ("sm61", (6, 1)),
+        ("61", (6, 1)),
+        ("6.1", (6, 1)),
+        (" SM_61 ", (6, 1)),
+        ("sm_100", (10, 0)),
+        ("12.0", (12, 0)),
+    ],
+)
+def test_ways_to_write_a_capability(text: str, capability: Capability) -> None:
+    assert parse_capability(text) == capability
+    assert Device.assume(text).capability == capability
+
+
+@pytest.mark.parametrize(
+    ("text", "like", "lost"),
+    [("sm_62", "GTX 1080", set()), ("sm_87", "RTX 3090", set()), ("sm_103", "B200", set()), ("sm_120", "B200", {"tcgen05"})],
+)
+def test_devices_between_the_known_ones(text: str, like: str, lost: set[str]) -> None:
+    """They are taken for the nearest older generation, without what is known not to outlive a major version."""
+    device = Device.assume(text)
+    assert device.name == f"like {like}"
+    assert device.features == generation_of(device.capability).features - lost
+
+
+def test_a_gpu_older_than_all_known_ones_has_no_features_but_is_a_device() -> None:
+    assert features_of((3, 5)) == frozenset()
+    with pytest.raises(ValueError, match=r"capability 3\.5 is below 5\.2, the oldest known"):
+        Device.assume("sm_35")
+
+
+def test_the_cpu_of_this_machine() -> None:
+    device = Device.assume("cpu")
+    assert dataclasses.replace(device, assumed=False) == probe("cpu")
+    assert device.features <= {"avx2", "fma", "f16c", "avx512", "avx512_bf16", "neon"}
+    assert device.memory is None or device.memory > 2**26
+    assert str(device) == f"cpu ({device.name})"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "capability", "runs"),
+    [
+        ("sm_60", (6, 0), True),
+        ("sm_60", (6, 1), True),
+        ("sm_61", (6, 0), False),
+        ("sm_60", (7, 0), False),
+        ("sm_80", (8, 6), True),
+        ("sm_80", (8, 9), True),
+        ("sm_86", (8, 0), False),
+        ("sm_80", (9, 0), False),
+        ("sm_90", (9, 0), True),
+        ("sm_90", (10, 0), False),
+        ("sm_120", (12, 0), True),
+        ("sm_120", (12, 1), True),
+        ("compute_80", (8, 0), True),
+        ("compute_90", (10, 0), True),
+        ("compute_90", (12, 0), True),
+        ("compute_90", (8, 9), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_90a", (10, 0), False),
+        ("sm_100a", (10, 0), True),
+        ("sm_100a", (10, 3), False),
+        ("compute_90a", (9, 0), True),
+        ("compute_90a", (10, 0), False),
+        ("compute_100a", (10, 3), False),
+        ("sm_100f", (10, 0), True),
+        ("sm_100f", (10, 3), True),
+        ("sm_103f", (10, 0), False),
+        ("sm_100f", (12, 0), False),
+        ("compute_100f", (10, 3), True),
+        ("compute_100f", (12, 0), False),
+        ("gfx90a", (9, 0), False),
+        ("sm_90x", (9, 0), False),
+    ],
+)
+def test_which_code_runs_where(architecture: str, capability: Capability, runs: bool) -> None:
+    assert torch_has_code(capability, [architecture]) is runs
+    assert torch_has_code(capability, ["sm_52", architecture]) is runs
+    assert torch_has_code(capability, [architecture, "gfx90a"]) is runs
+
+
+def test_a_build_without_architectures_has_code_for_nothing() -> None:
+    assert not torch_has_code((9, 0), [])

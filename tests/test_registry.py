@@ -1,0 +1,187 @@
+"""The registry: plug-ins are foreign code, and none of them may take the program down."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import dilkit
+from dilkit import Backend, Limits, registry
+from dilkit.registry import Broken, backends, list_backends, register_backend, unregister_backend
+
+Declare = Callable[..., None]
+
+
+class Fine(Backend):
+    name = "fine"
+    limits = Limits(devices=None)
+
+    def forward(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+
+def made(name: str = "fine", /, **attributes: Any) -> type[Backend]:
+    """A backend class called `name`, with any other attributes replaced."""
+    return type(name.title(), (Fine,), {"name": name, **attributes})
+
+
+@pytest.fixture
+def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
+    """`declare(name=thing, ...)` makes those the only declared backends; an exception as a thing is raised on import."""
+    monkeypatch.setattr(registry, "_declared", None)
+    monkeypatch.setattr(registry, "_registered", {})
+
+    def declare(**things: Any) -> None:
+        points = []
+        for name, thing in things.items():
+            module = ModuleType(f"plugin_{name}")
+            module.thing = thing  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            where = "thing" if not isinstance(thing, str) else thing
+            points.append(EntryPoint(name, f"{module.__name__}:{where}", registry.GROUP))
+        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+
+    return declare
+
+
+def raising(error: BaseException) -> Callable[[], Backend]:
+    def construct() -> Backend:
+        raise error
+
+    return construct
+
+
+@pytest.mark.parametrize(
+    ("thing", "error"),
+    [
+        (raising(RuntimeError("no driver")), "RuntimeError: no driver"),
+        (raising(SystemExit(3)), "SystemExit: 3"),
+        (raising(ImportError("libfoo.so")), "ImportError: libfoo.so"),
+        (raising(RecursionError("deep")), "RecursionError: deep"),
+        ("no_such_name", "AttributeError"),
+        (object(), "TypeError: 'object' object is not callable"),
+        (dict, "a dict is not an instance of dilkit.backend.Backend"),
+        (made("other"), "the entry point is called 'plugin' but the backend 'other'"),
+        (made("plugin", name=""), "it has no name"),
+        (made("plugin", name=7), "it has no name"),
+        (made("plugin", name="a,b"), "has a comma, a semicolon or outer blanks"),
+        (made("plugin", name="a;b"), "has a comma, a semicolon or outer blanks"),
+        (made("plugin", name=" a"), "has a comma, a semicolon or outer blanks"),
+        (made("plugin", limits={"devices": "cpu"}), "its limits are not a dilkit.backend.Limits"),
+        (made("plugin", priority="high"), "its priority 'high' is not an integer"),
+        (made("plugin", requires="torch"), "its requires 'torch' is not a tuple of module names"),
+        (made("plugin", limits=property(lambda self: 1 / 0)), "ZeroDivisionError"),
+        (type("Half", (Backend,), {"name": "plugin"}), "TypeError: Can't instantiate abstract class Half"),
+    ],
+)
+def test_a_broken_plugin_is_reported_and_hides_no_other(declare: Declare, thing: Any, error: str) -> None:
+    declare(plugin=thing, fine=made())
+    known = backends()
+    assert list(known) == ["fine", "plugin"]
+    assert isinstance(known["fine"], Fine)
+    broken = known["plugin"]
+    assert isinstance(broken, Broken)
+    assert error in broken.error
+    assert broken.origin.startswith("plugin_plugin:")
+    assert list_backends() == ("fine", "plugin")
+
+
+def test_a_module_that_cannot_be_imported(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("absent", "dilkit_no_such_module:Backend", registry.GROUP),
+        EntryPoint("odd", "not a reference", registry.GROUP),
+    ]
+    declare()
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    broken = backends()
+    assert broken["absent"].error == "ModuleNotFoundError: No module named 'dilkit_no_such_module'"
+    assert isinstance(broken["odd"], Broken)
+
+
+def test_the_second_of_a_name_is_broken_and_the_first_stays(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(fine=made(), late=made("late"), worse=raising(OSError("gone")))
+    ours, late, worse = registry.entry_points(group=registry.GROUP)
+    twins = [EntryPoint("fine", late.value, registry.GROUP), EntryPoint("fine", worse.value, registry.GROUP), ours]
+    late.load().name = "fine"
+    monkeypatch.setattr(registry, "entry_points", lambda group: twins)
+    known = backends()
+    assert isinstance(known["fine"], Fine)
+    rest = [b for b in known.values() if isinstance(b, Broken)]
+    assert all("the name 'fine' is already taken" in b.error for b in rest)
+    assert "OSError: gone" in known[f"fine ({worse.value})"].error
+    assert len(known) == 3
+
+
+def test_an_interrupted_load_leaves_no_half_list(declare: Declare) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def construct() -> Backend:
+        if interrupts:
+            raise interrupts.pop()
+        return made("slow")()
+
+    declare(fine=made(), slow=construct)
+    with pytest.raises(KeyboardInterrupt):
+        backends()
+    assert list_backends() == ("fine", "slow")
+
+
+def test_a_plugin_may_ask_for_the_list_while_it_is_loaded(declare: Declare) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    class Curious(Fine):
+        name = "curious"
+
+        def __init__(self) -> None:
+            seen.append(list_backends())
+
+    declare(acme=made("acme"), curious=Curious)
+    assert list_backends() == ("acme", "curious")
+    assert seen == [("acme",)]
+
+
+def test_the_list_is_in_order_of_preference(declare: Declare) -> None:
+    declare(b=made("b"), a=made("a"), best=made("best", priority=5), worst=made("worst", priority=-5), aa=raising(ValueError()))
+    assert list_backends() == ("best", "a", "b", "worst", "aa")
+
+
+def test_a_registered_backend_hides_the_declared_one_until_it_goes(declare: Declare) -> None:
+    declare(fine=made())
+    declared = backends()["fine"]
+    newer, other = made()(), made("other")()
+    register_backend(newer)
+    register_backend(other)
+    assert backends() == {"fine": newer, "other": other}
+    unregister_backend("fine")
+    assert backends() == {"fine": declared, "other": other}
+    with pytest.raises(ValueError, match="name='fine' was not registered in this process; registered: other"):
+        unregister_backend("fine")
+
+
+def test_every_change_of_the_set_is_a_new_generation(declare: Declare) -> None:
+    declare()
+    numbers = [registry.generation()]
+    register_backend(made()())
+    numbers.append(registry.generation())
+    unregister_backend("fine")
+    numbers.append(registry.generation())
+    assert len(set(numbers)) == 3
+
+
+def test_only_whole_backends_can_be_registered(declare: Declare) -> None:
+    declare()
+    for wrong in (Fine, object(), made("a,b")(), made("plugin", priority=None)()):
+        with pytest.raises(TypeError, match="backend="):
+            register_backend(wrong)
+    assert backends() == {}
+
+
+def test_what_is_returned_can_be_changed_without_harm() -> None:
+    before = dilkit.list_backends()
+    backends().clear()
+    assert dilkit.list_backends() == before
