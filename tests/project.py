@@ -38,7 +38,7 @@ def metadata() -> dict[str, Any]:
 
 
 def checkout(target: Path) -> Path:
-    """A copy of the checkout as a fresh clone has it, with nothing built. Building happens there, so that nothing is left here."""
+    """A copy of the checkout as a fresh clone has it, with nothing built: what a test builds, it builds there."""
     shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*BUILT), symlinks=True)
     return target
 

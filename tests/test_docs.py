@@ -6,11 +6,11 @@ import shutil
 import sys
 
 import pytest
-from project import ROOT, run
+from project import ROOT, run, succeed
 
 import dilkit
 from dilkit.environment import VARIABLES
-from dilkit.tools import docs, figures, results
+from dilkit.tools import bench_report, docs, figures, results
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -70,12 +70,15 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
 
 def test_figures_come_from_result_files_only(tmp_path):
     assert figures.summary(tmp_path) == figures.measurements(tmp_path) == figures.NOTHING
-    (tmp_path / "run.json").write_text(json.dumps(RESULT))
+    command = f"dilkit bench --seq 64 --heads 2 --dim 8 --segments 16,32 --backend reference --repeats 2 --out {tmp_path}"
+    succeed(*command.split(), cwd=tmp_path, OMP_NUM_THREADS="1")
+    measured = json.loads((tmp_path / "bench.json").read_text())["lengths"][0]["entries"]["reference"]
+    row = rf"\| *64 *\| *reference *\| *{re.escape(bench_report.seconds(measured['time']['median_s']))} *\|"
     short, whole = figures.summary(tmp_path), figures.measurements(tmp_path)
     for text in (short, whole):
-        assert "Pattern([8], [2])" in text
-        assert re.search(r"\| *1,024 *\| *sdpa *\| *2 ms *\|", text)
-    assert "[run.json](results/run.json)" in whole
+        assert "Pattern([16, 32], [1, 2])" in text
+        assert re.search(row, text)
+    assert "[bench.json](results/bench.json)" in whole
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(results.ResultError, match=r"other\.json"):
         figures.summary(tmp_path)
@@ -95,28 +98,3 @@ def test_the_index_names_every_page():
 def test_every_public_name_is_in_the_api_page():
     page = (ROOT / "docs/api.md").read_text()
     assert [name for name in dilkit.__all__ if f"\n## {name}\n" not in page] == ["__version__"]
-
-
-TIME = dict(median_s=0.002, q1_s=0.0019, q3_s=0.0021)
-ENTRY = dict(verdict="measured", reasons=[], time=TIME, flops=1, gflops=1.0, matmul_fraction=0.5, tokens_per_s=512000.0)
-RESULT = dict(
-    schema=results.SCHEMA,
-    kind="bench",
-    command="dilkit bench",
-    date="2026-01-01T00:00:00+00:00",
-    environment=dict(device_name="a CPU", threads=1, cores=2, torch="2.13.0", dilkit="0.1.0", git_revision=None, git_dirty=None),
-    problem=dict(
-        pattern=dict(text="Pattern([8], [2])"),
-        batch=1,
-        heads=2,
-        kv_heads=2,
-        head_dim=8,
-        dtype="float32",
-        is_causal=False,
-        key_padding_mask=False,
-        backward=True,
-    ),
-    method=dict(repeats=7, min_time_s=0.05),
-    lengths=[dict(seq=1024, output_bytes=65536, entries={"sdpa": {**ENTRY, "peak_bytes": 131072, "kb_per_token": 0.128}})],
-    interrupted=False,
-)

@@ -35,6 +35,7 @@ def bench_results(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def _short(result: dict[str, Any]) -> str:
     what, pattern, where = bench_report.headline(result)
-    columns = [bench_report.COLUMNS.index(name) for name in SHORT]
-    lines = ["| " + " | ".join(row[i] for i in columns) + " |" for row in (bench_report.COLUMNS, *bench_report.rows(result))]
+    table = bench_report.table(result)
+    columns = [table[0].index(name) for name in SHORT]
+    lines = ["| " + " | ".join(row[i] for i in columns) + " |" for row in table]
     return "\n".join([f"{what}; {pattern}.  ", f"{where}.", "", lines[0], "|" + "---:|" * len(columns), *lines[1:]])
