@@ -1,0 +1,156 @@
+"""`dilkit bench`: who computes a pattern how fast, in how much memory, at which lengths."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dilkit.problem import Problem
+from dilkit.tools import arguments
+from dilkit.tools.arguments import whole
+
+if TYPE_CHECKING:
+    from dilkit.tools.contestants import Contestant
+
+NAME = "bench"
+HELP = """Measure time and memory of backends over lengths, each checked first.
+
+Every contestant is checked against fp64 arithmetic just before it is timed; all are timed in interleaved rounds, beside a
+matmul of the same run. Writes bench.json, bench.md and bench.png (overhead.json with --overhead) into --out, in place of
+earlier ones. Ctrl-C keeps the lengths measured so far. Exit code 1 when a contestant was wrong or failed."""
+
+SEQS = (2048, 4096, 8192, 16384)
+BASELINES = ("gather", "dense")
+REPEATS, OVERHEAD_REPEATS = 7, 201
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    arguments.add_pattern_arguments(parser)
+    arguments.add_call_arguments(parser)
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--seqs", type=_lengths, dest="seq", metavar="N,N", help="several lengths in place of the one of --seq")
+    group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
+    group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: all)")
+    group.add_argument("--baseline", type=_names, default=(), metavar="A,B", help=f"measure beside them: {', '.join(BASELINES)}")
+    group.add_argument("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
+    repeats = f"samples of each contestant (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
+    group.add_argument("--repeats", type=whole(1), metavar="N", help=repeats)
+    group.add_argument(
+        "--budget",
+        type=_positive,
+        metavar="S",
+        help="seconds a call may take before it is left out (default 20; not with --overhead)",
+    )
+    group.add_argument("--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="default %(default)s")
+    group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
+    parser.set_defaults(seq=None)
+
+
+def run(args: Namespace) -> int:
+    """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
+    from dilkit.tools import overhead
+
+    problem = _problem(args, _lengths_of(args)[-1])
+    if args.overhead:
+        return overhead.run(args, problem, args.repeats or OVERHEAD_REPEATS)
+    result = _measure(args, problem)
+    _write(args, result)
+    if args.json:
+        print(json.dumps(result, allow_nan=False))
+    entries = [entry for length in result["lengths"] for entry in length["entries"].values()]
+    if result["interrupted"]:
+        return 130
+    return 1 if any(entry["verdict"] in ("wrong", "failed") for entry in entries) else 0
+
+
+def _lengths_of(args: Namespace) -> tuple[int, ...]:
+    given = args.seq if args.seq is not None else (16,) if args.overhead else SEQS
+    return (given,) if isinstance(given, int) else given
+
+
+def _problem(args: Namespace, seq: int) -> Problem:
+    from dilkit.device import probe
+
+    kind, _, index = args.device.partition(":")
+    return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), probe(kind, int(index or 0)))
+
+
+def _measure(args: Namespace, longest: Problem) -> dict[str, Any]:
+    """The result of all lengths, shortest first; those before the interruption when there was one."""
+    from dataclasses import replace
+
+    from tqdm import tqdm
+
+    from dilkit.tools import results
+    from dilkit.tools.bench_report import scaling
+    from dilkit.tools.contest import Contest
+
+    lengths: list[dict[str, Any]] = []
+    contest = Contest(_contestants(args), args.repeats or REPEATS, budget=args.budget or 20.0)
+    interrupted = False
+    with tqdm(total=len(_lengths_of(args)), unit="length", file=sys.stderr, disable=None) as bar:
+        try:
+            for seq in sorted(set(_lengths_of(args))):
+                contest.say = lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}")
+                lengths.append(contest.run(replace(longest, seq=seq)))
+                bar.update()
+        except KeyboardInterrupt:
+            interrupted = True
+    who = [dict(name=c.name, kind=c.kind, summary=c.summary) for c in contest.contestants]
+    method = dict(repeats=contest.repeats, min_time_s=contest.min_time, budget_s=contest.budget)
+    told = dict(problem=results.describe_problem(longest), method=method, contestants=who, lengths=lengths)
+    return results.new(NAME, longest.device, **told, scaling=scaling(lengths), interrupted=interrupted)
+
+
+def _contestants(args: Namespace) -> list[Contestant]:
+    from dilkit.registry import list_backends
+    from dilkit.tools import baselines, contestants
+
+    for option, names, known in (("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, BASELINES)):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
+    return contestants.backend_contestants(args.backend) + [baselines.BASELINES[name] for name in args.baseline]
+
+
+def _write(args: Namespace, result: dict[str, Any]) -> None:
+    """Write the three files; the table goes to stdout unless JSON is wanted there, everything else that is said to stderr."""
+    from dilkit.tools import bench_plot, bench_report, results
+
+    results.save(result, args.out / "bench.json")
+    results.write_text(args.out / "bench.md", bench_report.markdown(result))
+    written = ["bench.json", "bench.md"]
+    try:
+        bench_plot.draw(result, args.out / "bench.png")
+        written.append("bench.png")
+    except ImportError as error:
+        print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
+    if not args.json:
+        print(bench_report.text_table(result))
+    print(f"wrote {', '.join(written)} in {args.out}", file=sys.stderr)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(whole(1)(part.strip()) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty or repeated name; write it as sdpa,reference")
+    return names
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number

@@ -1,0 +1,146 @@
+"""Is a contestant right? Asked just before it is timed: on a shortened problem as a whole, and on rows at the real length.
+
+Allowed is twice (gradients: three times) the error that plain torch arithmetic of the same dtype makes, and a few roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dilkit.oracle import oracle_attention
+from dilkit.pattern import Pattern
+from dilkit.problem import Problem
+from dilkit.tools.contestants import Contestant, Inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHORT = 512
+"""Tokens of the shortened problem, at most."""
+ROWS = 16
+_LAST_PLACES = 8
+_NAMES = ("out", "dquery", "dkey", "dvalue")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The largest error of one result against fp64, beside that of plain torch arithmetic and what is allowed."""
+
+    what: str
+    seq: int
+    error: float
+    plain_error: float
+    allowed: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within what is allowed; NaN is not."""
+        return self.error <= self.allowed
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; what JSON has no number for is written as text."""
+        values = {**asdict(self), "passed": self.passed}
+        return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}
+
+
+def check(contestant: Contestant, problem: Problem, inputs: Inputs) -> list[Finding]:
+    """Everything that is checked before timing. The shortened problem is left out where the contestant refuses it."""
+    short = shortened(problem)
+    findings = [] if contestant.refusals(short) else check_whole(contestant, short)
+    return findings + check_rows(contestant, problem, inputs)
+
+
+def shortened(problem: Problem) -> Problem:
+    """`problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are."""
+    divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / SHORT)))
+    pattern = problem.pattern
+    lengths = [
+        max(rate, min(w, problem.seq) // divisor) for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
+    ]
+    scaled = Pattern(lengths, pattern.dilation_rates, pattern.offset, pattern.overlap, pattern.heads)
+    return replace(problem, seq=problem.seq // divisor, pattern=scaled)
+
+
+def check_whole(contestant: Contestant, problem: Problem) -> list[Finding]:
+    """All of `out`, and all gradients where the problem asks for them, against the oracle."""
+    inputs = Inputs.random(problem, seed=1)
+    truth, plain = (_oracle(contestant, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
+    out = contestant.attend(inputs, problem)
+    computed = (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
+    return [_finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
+
+
+def _plain_dtype(problem: Problem) -> str:
+    return "float32" if problem.dtype == "float64" else problem.dtype
+
+
+def _oracle(contestant: Contestant, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
+    options = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask, scale=problem.scale, dtype=dtype)
+    pattern = contestant.computed(problem.pattern)
+    out, _ = oracle_attention(inputs.query, inputs.key, inputs.value, pattern, **options)
+    return (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
+
+
+def _gradients(out: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+    import torch
+
+    return torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.dout.to(out.dtype))
+
+
+def check_rows(contestant: Contestant, problem: Problem, inputs: Inputs) -> list[Finding]:
+    """`out`, and the gradient of the query where the problem asks for it, in `ROWS` random rows at the real length.
+
+    Each row is computed by itself out of the rows of the count; the gradient of a query needs its own row alone.
+    """
+    import torch
+
+    chosen = torch.randperm(problem.seq, generator=torch.Generator().manual_seed(2))[:ROWS]
+    rows = chosen.sort().values.to(inputs.query.device)
+    pattern = contestant.computed(problem.pattern)
+    truth, plain = (exact_rows(inputs, problem, pattern, rows, dtype) for dtype in ("float64", _plain_dtype(problem)))
+    result = contestant.once(inputs, problem)
+    if not problem.requires_grad:
+        return [_finding("out rows", result[:, rows], plain[0], truth[0], problem)]
+    with torch.no_grad():
+        out = contestant.attend(inputs, problem)
+    computed = out[:, rows], result[0][:, rows]
+    return [_finding(*row, problem) for row in zip(("out rows", "dquery rows"), computed, plain, truth, strict=True)]
+
+
+def exact_rows(inputs: Inputs, problem: Problem, pattern: Pattern, rows: Tensor, dtype: str) -> tuple[Tensor, Tensor | None]:
+    """`out` of `rows` and the gradient of their queries, both `(batch, rows, heads, head_dim)`, all arithmetic in `dtype`."""
+    import torch
+
+    kind, group = getattr(torch, dtype), problem.heads // problem.kv_heads
+    count = pattern.count_rows(rows, problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
+    outs, grads = [], []
+    for head in range(problem.heads):
+        query = inputs.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
+        key, value = (x.detach()[:, :, head // group].to(kind) for x in (inputs.key, inputs.value))
+        seen = count[head].to(kind).expand(problem.batch, -1, -1)
+        if inputs.key_padding_mask is not None:
+            seen = seen * ~inputs.key_padding_mask[:, None, :]
+        sees_none = (seen == 0).all(-1, keepdim=True)
+        scores = (problem.scale * (query @ key.mT) + seen.log()).masked_fill(sees_none, 0.0)
+        out = torch.softmax(scores, -1).masked_fill(sees_none, 0.0) @ value
+        if problem.requires_grad:
+            grads += torch.autograd.grad(out, query, inputs.dout[:, rows, head].to(kind))
+        outs.append(out.detach())
+    return torch.stack(outs, 2), torch.stack(grads, 2) if grads else None
+
+
+def _finding(what: str, computed: Tensor, plain: Tensor, truth: Tensor, problem: Problem) -> Finding:
+    import torch
+
+    error, plain_error = ((x.detach().double() - truth.double()).abs().max().item() for x in (computed, plain))
+    single, exact = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
+    result = torch.finfo(getattr(torch, problem.dtype)).eps
+    if problem.dtype == "float64":  # the oracle's own dtype: plain arithmetic is done in fp32 and its error scaled down
+        plain_error *= exact / single
+    if math.isnan(plain_error):  # arithmetic so coarse that it fails by itself is no yardstick
+        plain_error = 0.0
+    # A few roundings where the sums are done (fp32 for half types), half a rounding of the result itself.
+    places = (_LAST_PLACES * min(result, single) + result / 2) * truth.detach().abs().max().item()
+    return Finding(what, problem.seq, error, plain_error, (3 if what.startswith("d") else 2) * plain_error + places)
