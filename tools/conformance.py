@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from math import inf, isfinite
 from typing import Any
 from unittest import mock
 
@@ -164,7 +165,7 @@ def _few_roundings(case: Case, tensors: Tensors, exact: Results) -> dict[str, fl
 def _distance(found: Tensor, exact: Tensor) -> float:
     """The largest |found - exact|; infinite where one is finite and the other not, or of another sign of infinity."""
     found = found.detach().double().cpu()
-    return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=float("inf")).max().item()
+    return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=inf).max().item()
 
 
 def _malformed(found: Results, tensors: Tensors) -> list[str]:
@@ -187,11 +188,15 @@ def _malformed(found: Results, tensors: Tensors) -> list[str]:
 
 
 def _judge(found: Results, want: Expected) -> tuple[dict[str, float], list[str]]:
-    ratios, wrong = {}, []
-    for name, x in found.items():
-        error = _distance(x, want.exact[name])
-        ratios[name] = error / want.error[name] if want.error[name] else float("inf") if error else 0.0
-        if not ratios[name] <= LIMITS[name]:
-            worse = f"{ratios[name]:.1f}x that of plain torch math" if ratios[name] < float("inf") else "not finite"
-            wrong.append(f"{name}: error {error:.1e} is {worse}, at most {LIMITS[name]:.0f}x is right")
+    """The error ratios of all results, and a text for each that exceeds its limit."""
+    ratios = {name: _ratio(_distance(x, want.exact[name]), want.error[name]) for name, x in found.items()}
+    wrong = []
+    for name, ratio in ratios.items():
+        if not ratio <= LIMITS[name]:
+            size = f"{ratio:.1f}x that of plain torch math" if isfinite(ratio) else "not finite"
+            wrong.append(f"{name}: the error is {size}, at most {LIMITS[name]:.0f}x is right")
     return ratios, wrong
+
+
+def _ratio(error: float, plain: float) -> float:
+    return error / plain if plain else inf if error else 0.0

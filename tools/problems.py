@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dilkit.device import Device, probe
@@ -17,7 +17,6 @@ SPARSE = Pattern([16], [4])
 TWICE = Pattern([16, 16], [2, 2])
 FIVE = Pattern([4, 8, 16, 32, 64], [1, 2, 4, 8, 16])
 
-MASKS = ("none", "random", "left", "right", "element", "all")
 LAYOUTS = ("contiguous", "sliced", "transposed", "expanded")
 VALUES = ("normal", "large query", "large key", "large value", "huge", "constant value")
 MIXED = 80
@@ -71,7 +70,7 @@ class _Feature:
     """Variants of one feature: for each, the fields in which its case differs from the default one."""
 
     name: str
-    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    variants: dict[str, dict[str, Any]]
 
     def cases(self) -> Iterator[Case]:
         for variant, fields in self.variants.items():

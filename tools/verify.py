@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from dilkit.problem import DTYPES
 from dilkit.registry import list_backends
 from dilkit.tools.arguments import add_backend_argument, device_here
 from dilkit.tools.problems import PROBLEMS
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from dilkit.tools.conformance import Result
 
 HELP = "check every backend against the fp64 oracle on the problem list"
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 OUTPUTS = ("out", "lse", "dq", "dk", "dv")
 
 _LEGEND = """\
