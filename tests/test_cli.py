@@ -18,6 +18,7 @@ from dilkit.backends.reference import Reference
 from dilkit.tools import info, verify
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.problems import PROBLEMS
+from dilkit.tools.terminal import coloured
 
 
 def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
@@ -83,7 +84,7 @@ def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
     assert all(f"\n  {code} " in text for code in (0, 1, 2, 130))
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "draw"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert "--json" in output(capsys, command, "--help")
 
@@ -281,6 +282,13 @@ def test_draw_in_characters(capsys: pytest.CaptureFixture[str]) -> None:
     start = lines.index("head 0") + 1
     assert [line.rstrip() for line in lines[start : start + 6]] == [":. .", "..", "  ..", ". .:", "    ..", "    .."]
     assert lines[-1] == "count:   0   . 1   : 2"
+
+
+def test_draw_in_colour_shows_two_rows_a_line() -> None:
+    lines = coloured([[0, 1], [1, 0], [2, 2]])
+    assert [line.count("\u2580") for line in lines] == [2, 2]
+    assert all(line.endswith("\033[0m") for line in lines)
+    assert lines[0].split("\u2580")[0] != lines[0].split("\u2580")[1]
 
 
 def test_draw_says_when_cells_are_blocks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
