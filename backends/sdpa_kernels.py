@@ -1,9 +1,6 @@
-"""torch's fused attention kernels as data: what each can do, and how its forward and backward are called.
+"""torch's fused attention kernels as data: what each can do, in the order in which they are tried.
 
-All take `query, key, value` `(batch, heads, rows, head_dim)` with any strides but a contiguous last dimension, and a contiguous
-bool `mask` `(batch, heads, rows)` of ignored keys or None; they return `out` and `lse` `(batch, heads, rows)`. A backward pass
-takes the `out` and `lse` of the whole softmax, of which the keys at hand may be a part; `lse` is contiguous, and +inf in rows
-that see nothing.
+`sdpa_aten` says what the functions take and return.
 """
 
 from __future__ import annotations
@@ -16,16 +13,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Limits, Refusal
+from dilkit.backends import sdpa_aten
 from dilkit.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Partial = tuple[Any, Any]
-Gradients = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -34,8 +25,8 @@ class Kernel:
 
     name: str
     limits: Limits
-    forward: Callable[..., Partial]
-    backward: Callable[..., Gradients]
+    forward: Callable[..., sdpa_aten.Partial]
+    backward: Callable[..., sdpa_aten.Gradients]
     requires: tuple[tuple[str, str], ...] = ()
     also: Callable[[Problem], list[Refusal]] = lambda problem: []
     active: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -54,103 +45,6 @@ def installed(module: str) -> bool:
     for part in rest:
         spec = spec and PathFinder.find_spec(part, list(spec.submodule_search_locations or []))
     return spec is not None
-
-
-def _aten(name: str) -> Any:
-    import torch
-
-    return getattr(torch.ops.aten, name).default
-
-
-def _bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
-    """-inf where `mask`, else 0: `(batch, heads, 1, rows)`."""
-    if mask is None:
-        return None
-    return mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(mask, -float("inf")).unsqueeze(2)
-
-
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
-    bias = _bias(mask, q.dtype)
-    return _aten("_scaled_dot_product_flash_attention_for_cpu")(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-
-
-def _cpu_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> Gradients:
-    bias = _bias(mask, q.dtype)
-    run = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
-    return run(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
-
-
-def _no_dropout(like: Tensor, dtype: str, *shape: int) -> Tensor:
-    """The state of a random generator that is never asked."""
-    import torch
-
-    return torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device)
-
-
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> Partial:
-    out, lse, *_ = _aten("_scaled_dot_product_flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
-    return out, lse
-
-
-def _flash_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float
-) -> Gradients:
-    rows = q.shape[2]
-    random = _no_dropout(q, "uint64", 2), _no_dropout(q, "uint64")
-    run = _aten("_scaled_dot_product_flash_attention_backward")
-    return run(dout, q, k, v, out, lse, None, None, rows, rows, 0.0, causal, *random, scale=scale)
-
-
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> Partial:
-    out, lse, *_ = _aten("_scaled_dot_product_cudnn_attention")(q, k, v, None, True, 0.0, causal, False, scale=scale)
-    return out, lse.squeeze(-1)
-
-
-def _cudnn_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float
-) -> Gradients:
-    rows = q.shape[2]
-    random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
-    run = _aten("_scaled_dot_product_cudnn_attention_backward")
-    return run(dout, q, k, v, out, lse.unsqueeze(-1), *random, None, None, None, rows, rows, 0.0, causal, scale=scale)
-
-
-_ALIGNED_KEYS = 16
-"""The memory-efficient kernel reads its bias in vectors: rows of the bias start at multiples of this many elements."""
-_ALIGNED_LSE = 32
-
-
-def _padded_bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
-    """`_bias` with aligned rows, expanded over the queries: `(batch, heads, rows, rows)` in the memory of one query."""
-    if mask is None:
-        return None
-    *sizes, rows = mask.shape
-    room = mask.new_zeros((*sizes, _up(rows, _ALIGNED_KEYS)), dtype=dtype).narrow(-1, 0, rows)
-    return room.masked_fill_(mask, -float("inf")).unsqueeze(2).expand(-1, -1, rows, -1)
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
-    bias = _padded_bias(mask, q.dtype)
-    out, lse, *_ = _aten("_scaled_dot_product_efficient_attention")(q, k, v, bias, True, 0.0, causal, scale=scale)
-    return out, lse.narrow(-1, 0, q.shape[2])
-
-
-def _efficient_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> Gradients:
-    bias, rows = _padded_bias(mask, q.dtype), q.shape[2]
-    padded = lse.new_full((*lse.shape[:2], _up(rows, _ALIGNED_LSE)), float("inf"))
-    padded.narrow(-1, 0, rows).copy_(lse)
-    random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
-    run = _aten("_scaled_dot_product_efficient_attention_backward")
-    dq, dk, dv, _ = run(dout, q, k, v, bias, out, padded, *random, 0.0, [True, True, True, False], causal, scale=scale)
-    return dq, dk, dv
 
 
 def _efficient_also(problem: Problem) -> list[Refusal]:
@@ -230,36 +124,36 @@ _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_atte
 # Within a kind of device the first that is able computes. FlashAttention 3 and 4 are there only by the user's own doing.
 # cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead.
 KERNELS = (
-    Kernel("cpu-flash", Limits(), _cpu_forward, _cpu_backward),
+    Kernel("cpu-flash", Limits(), sdpa_aten.cpu_forward, sdpa_aten.cpu_backward),
     Kernel(
         "flash3",
         replace(_FLASH, min_capability=(9, 0), max_capability=(9, 0), grouped_heads=False),
-        _flash_forward,
-        _flash_backward,
+        sdpa_aten.flash_forward,
+        sdpa_aten.flash_backward,
         requires=(("torch.nn.attention._fa3", _NEWER_TORCH), ("flash_attn_interface", "install FlashAttention 3")),
         active=_activated("FA3"),
     ),
     Kernel(
         "flash4",
         replace(_FLASH, min_capability=(10, 0), max_capability=(10, 9), max_head_dim=128, grouped_heads=False),
-        _flash_forward,
-        _flash_backward,
+        sdpa_aten.flash_forward,
+        sdpa_aten.flash_backward,
         requires=(("torch.nn.attention._fa4", _NEWER_TORCH), ("flash_attn.cute.interface", "pip install flash-attn-4")),
         active=_activated("FA4"),
     ),
     Kernel(
         "cudnn",
         replace(_FLASH, min_capability=(9, 0), max_capability=(10, 9), grouped_heads=False),
-        _cudnn_forward,
-        _cudnn_backward,
+        sdpa_aten.cudnn_forward,
+        sdpa_aten.cudnn_backward,
         also=_cudnn_also,
     ),
-    Kernel("flash", _FLASH, _flash_forward, _flash_backward, also=_flash_also),
+    Kernel("flash", _FLASH, sdpa_aten.flash_forward, sdpa_aten.flash_backward, also=_flash_also),
     Kernel(
         "memory-efficient",
         Limits(devices=frozenset({"cuda"}), dtypes=_HALF | {"float32"}, min_capability=(5, 0)),
-        _efficient_forward,
-        _efficient_backward,
+        sdpa_aten.efficient_forward,
+        sdpa_aten.efficient_backward,
         also=_efficient_also,
     ),
 )

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from strategies import Heads, patterns_with_heads
 
 from dilkit import Pattern
-from dilkit.pieces import MAX_PROBLEMS_PER_AXIS, Call, Layout, Piece, branch_pieces, library_calls
+from dilkit.calls import MAX_PROBLEMS_PER_AXIS, Call, Layout, library_calls
+from dilkit.pieces import Piece, branch_pieces
 
 
 def problems(piece: Piece) -> list[tuple[int, int, range]]:

@@ -1,0 +1,114 @@
+"""How torch's fused attention operators are called, one forward and one backward each.
+
+All take `query, key, value` `(batch, heads, rows, head_dim)` with any strides but a contiguous last dimension, and a contiguous
+bool `mask` `(batch, heads, rows)` of ignored keys or None; they return `out` and `lse` `(batch, heads, rows)`. A backward pass
+takes the `out` and `lse` of the whole softmax, of which the keys at hand may be a part; `lse` is contiguous, and +inf in rows
+that see nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Partial = tuple[Any, Any]
+Gradients = tuple[Any, Any, Any]
+
+
+def _aten(name: str) -> Any:
+    import torch
+
+    return getattr(torch.ops.aten, name).default
+
+
+def _bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
+    """-inf where `mask`, else 0: `(batch, heads, 1, rows)`."""
+    if mask is None:
+        return None
+    return mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(mask, -float("inf")).unsqueeze(2)
+
+
+def cpu_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
+    bias = _bias(mask, q.dtype)
+    return _aten("_scaled_dot_product_flash_attention_for_cpu")(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+
+
+def cpu_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> Gradients:
+    bias = _bias(mask, q.dtype)
+    run = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
+    return run(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+
+
+def _no_dropout(like: Tensor, dtype: str, *shape: int) -> Tensor:
+    """The state of a random generator that is never asked."""
+    import torch
+
+    return torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> Partial:
+    out, lse, *_ = _aten("_scaled_dot_product_flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
+    return out, lse
+
+
+def flash_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float
+) -> Gradients:
+    rows = q.shape[2]
+    random = _no_dropout(q, "uint64", 2), _no_dropout(q, "uint64")
+    run = _aten("_scaled_dot_product_flash_attention_backward")
+    return run(dout, q, k, v, out, lse, None, None, rows, rows, 0.0, causal, *random, scale=scale)
+
+
+def cudnn_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> Partial:
+    out, lse, *_ = _aten("_scaled_dot_product_cudnn_attention")(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    return out, lse.squeeze(-1)
+
+
+def cudnn_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float
+) -> Gradients:
+    rows = q.shape[2]
+    random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
+    run = _aten("_scaled_dot_product_cudnn_attention_backward")
+    return run(dout, q, k, v, out, lse.unsqueeze(-1), *random, None, None, None, rows, rows, 0.0, causal, scale=scale)
+
+
+_ALIGNED_KEYS = 16
+"""The memory-efficient kernel reads its bias in vectors: rows of the bias start at multiples of this many elements."""
+_ALIGNED_LSE = 32
+
+
+def _padded_bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
+    """`_bias` with aligned rows, expanded over the queries: `(batch, heads, rows, rows)` in the memory of one query."""
+    if mask is None:
+        return None
+    *sizes, rows = mask.shape
+    room = mask.new_zeros((*sizes, _up(rows, _ALIGNED_KEYS)), dtype=dtype).narrow(-1, 0, rows)
+    return room.masked_fill_(mask, -float("inf")).unsqueeze(2).expand(-1, -1, rows, -1)
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def efficient_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
+    bias = _padded_bias(mask, q.dtype)
+    out, lse, *_ = _aten("_scaled_dot_product_efficient_attention")(q, k, v, bias, True, 0.0, causal, scale=scale)
+    return out, lse.narrow(-1, 0, q.shape[2])
+
+
+def efficient_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> Gradients:
+    bias, rows = _padded_bias(mask, q.dtype), q.shape[2]
+    padded = lse.new_full((*lse.shape[:2], _up(rows, _ALIGNED_LSE)), float("inf"))
+    padded.narrow(-1, 0, rows).copy_(lse)
+    random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
+    run = _aten("_scaled_dot_product_efficient_attention_backward")
+    dq, dk, dv, _ = run(dout, q, k, v, bias, out, padded, *random, 0.0, [True, True, True, False], causal, scale=scale)
+    return dq, dk, dv
