@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,17 +46,17 @@ class Call:
     head_axes: tuple[Axis, ...]
     start: Axis
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """The axes of the grid, those of the batch first."""
         return self.batch_axes + self.head_axes
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, ...]:
         """The sizes of the axes."""
         return tuple(axis.size for axis in self.axes)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """`(batch, heads, rows)` of the kernel's tensors."""
         return prod(a.size for a in self.batch_axes), prod(a.size for a in self.head_axes), self.piece.rows
