@@ -135,6 +135,6 @@ def method(result: Result) -> str:
     return (
         f"Medians of {how['repeats']} samples of at least {how['min_time_s']:g} s, taken in interleaved rounds; each contestant "
         "was checked against fp64 arithmetic just before. GFLOP/s count the nominal FLOPs of what a contestant computes, and are "
-        "compared with a square matmul of the same run. Extra memory is the peak over what was held before the call, its result "
-        "included; one output is batch x tokens x heads x head_dim."
+        "compared with a square matmul timed in the same rounds. Extra memory is the peak over what was held before the call, "
+        "its result included; one output is batch x tokens x heads x head_dim."
     )

@@ -13,6 +13,9 @@ from dilkit.tools import correctness, measure
 from dilkit.tools.contestants import Contestant, Inputs
 from dilkit.tools.measure import MatmulRate, MeasureError, Samples
 
+_MATMUL = ""
+"""Among the names of what is timed: no contestant has an empty name."""
+
 Entry = dict[str, Any]
 
 
@@ -39,11 +42,11 @@ class Contest:
         inputs = Inputs.random(problem)
         entries = {c.name: self._admit(c, problem, inputs) for c in self.contestants}
         able = [c for c in self.contestants if entries[c.name]["verdict"] == "measured"]
-        self.say("matmul")
-        rate = measure.matmul_rate(problem.dtype, problem.device.type)
         self.say("time")
-        calls = {c.name: partial(c.once, inputs, problem) for c in able}
-        timed = measure.time_interleaved(calls, self.repeats, 1, self.min_time, problem.device.type) if calls else {}
+        size, multiply = measure.square_matmul(problem.dtype, problem.device.type)
+        calls = {_MATMUL: multiply, **{c.name: partial(c.once, inputs, problem) for c in able}}
+        timed = measure.time_interleaved(calls, self.repeats, 1, self.min_time, problem.device.type)
+        rate = MatmulRate(size, problem.dtype, timed[_MATMUL])
         for c in able:
             self.say(f"memory of {c.name}")
             entries[c.name] |= speed(c, problem, timed[c.name], rate)

@@ -194,10 +194,16 @@ class MatmulRate:
 
 
 def matmul_rate(dtype: str = "float32", device: str = "cpu", repeats: int = 5) -> MatmulRate:
-    """What torch's matmul of `dtype` reaches here and now, with `torch.get_num_threads()` threads: the yardstick of speeds.
+    """What torch's matmul of `dtype` reaches here and now, with `torch.get_num_threads()` threads: the yardstick of speeds."""
+    size, multiply = square_matmul(dtype, device)
+    samples = time_interleaved({"matmul": multiply}, repeats=repeats, warmup=2, device=device)
+    return MatmulRate(size, dtype, samples["matmul"])
 
-    The matrices are 2048 square on a CPU and 4096 on a GPU, halved until one product takes less than two seconds (half
-    precision has no fast matmul on many CPUs).
+
+def square_matmul(dtype: str = "float32", device: str = "cpu") -> tuple[int, Callable[[], Any]]:
+    """`(size, multiply)`: a matmul to time beside others, of random matrices 2048 square on a CPU and 4096 on a GPU.
+
+    The size is halved until one product takes less than two seconds: half precision has no fast matmul on many CPUs.
     """
     import torch
 
@@ -208,5 +214,4 @@ def matmul_rate(dtype: str = "float32", device: str = "cpu", repeats: int = 5) -
     while expected > _MATMUL_BUDGET and size > 256:
         size, expected = size // 2, expected / 8
     left = torch.randn(size, size, device=device).to(getattr(torch, dtype))
-    samples = time_interleaved({"matmul": lambda: left @ left}, repeats=repeats, warmup=2, device=device)
-    return MatmulRate(size, dtype, samples["matmul"])
+    return size, lambda: left @ left
