@@ -61,7 +61,7 @@ def _joined(backend: str | Sequence[str]) -> str:
             f"backend={backend!r} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
         )
     names = (backend,) if isinstance(backend, str) else backend
-    if not names or not all(isinstance(name, str) and name and not SEPARATORS.intersection(name) for name in names):
+    if not names or not all(isinstance(name, str) and name and not any(c in name for c in SEPARATORS) for name in names):
         raise ValueError(f"backend={backend!r} must be a name, a list of names, or None for the automatic choice")
     return ",".join(names)
 

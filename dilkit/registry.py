@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from dilkit.backend import Backend, Limits
 
 GROUP = "dilkit.backends"
-SEPARATORS = frozenset(",;")
+SEPARATORS = (",", ";")
 """What no backend's name may hold: lists of names are written with them."""
 
 
@@ -119,7 +119,7 @@ def _malformed(backend: object) -> str:
         return f"a {type(backend).__name__} is not an instance of dilkit.backend.Backend"
     if not isinstance(getattr(backend, "name", None), str) or not backend.name:
         return "it has no name"
-    if SEPARATORS.intersection(backend.name) or backend.name != backend.name.strip():
+    if any(c in backend.name for c in SEPARATORS) or backend.name != backend.name.strip():
         return f"its name {backend.name!r} has a comma, a semicolon or outer blanks"
     if not isinstance(backend.priority, int):
         return f"its priority {backend.priority!r} is not an integer"
