@@ -74,7 +74,7 @@ def test_a_named_backend_that_cannot_raises_with_all_reasons(monkeypatch: pytest
 
 @pytest.mark.usefixtures("three")
 def test_unknown_names_are_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="backend='no' is not a known backend; known: none, one, two, .*reference"):
+    with pytest.raises(ValueError, match=r"backend='no' is not a known backend; known: none, one, two, "):
         explain(problem(), "no")
     with pytest.raises(ValueError, match="use_backend='no' is not a known backend; known: none"), use_backend("one", "no"):
         pass
