@@ -18,7 +18,7 @@ from dilkit.tools.demo_text import load_text
 from dilkit.tools.demo_train import Budget, Trainer, held_out_windows
 
 INTERRUPTED = 130
-_BAR = "{percentage:3.0f} %|{bar:30}| {elapsed} of training and judging, {postfix}"
+_BAR = "{percentage:5.0f} % |{bar:30}| {desc}"
 
 
 def train_and_measure(args: argparse.Namespace) -> int:
@@ -78,7 +78,9 @@ class Job:
 
     def _advance(self, bar: Any) -> None:
         progress = self.trainer.progress
-        bar.set_postfix_str(f"{progress.recent_loss():.2f} bits/byte, {progress.tokens_per_second:,.0f} tokens/s", refresh=False)
+        bar.set_description_str(
+            demo_words.speed(progress.seconds, progress.recent_loss(), progress.tokens_per_second), refresh=False
+        )
         bar.update(self.trainer.spent - bar.n)
 
     def measure(self) -> None:

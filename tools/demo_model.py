@@ -44,6 +44,13 @@ class ModelConfig:
         return Problem(pattern=self.pattern, device=probe("cpu"), is_causal=True, requires_grad=True, **sizes)
 
 
+class SquaredReLU(nn.Module):
+    """max(x, 0)^2: as good as GELU here, and cheaper."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -53,7 +60,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = MultiheadDilatedAttention(width, config.heads, inner, is_causal=True, rotary=True)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), SquaredReLU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))[0]
@@ -74,12 +81,12 @@ class ByteTransformer(nn.Module):
 
     @torch.no_grad()
     def _reset_parameters(self) -> None:
-        """What adds to the residual stream starts small, so that depth does not inflate it; so do the logits."""
+        """What is added to the residual stream starts small beside the embedding, and so do the logits."""
         nn.init.normal_(self.embedding.weight, std=0.5)
         nn.init.normal_(self.head.weight, std=0.02)
         for block in self.blocks:
             for linear in (block.attention.out_proj, block.mlp[-1]):
-                linear.weight.div_(math.sqrt(2 * self.config.layers))
+                linear.weight.mul_(0.3 / math.sqrt(2 * self.config.layers))
 
     def forward(self, bytes_: Tensor) -> Tensor:
         x = self.embedding(bytes_.long())

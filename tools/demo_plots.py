@@ -48,13 +48,10 @@ def draw_scaling(results: Data, path: Path) -> None:
         for kind, color in (("dilated", DILATED), ("dense", DENSE)):
             if lines[kind]:
                 axis.plot(*zip(*lines[kind], strict=True), "o-", color=color, linewidth=1.8, **_DOT)
-                _label(
-                    axis,
-                    f"{kind}\n{_number(lines[kind][-1][1])} {unit}",
-                    lines[kind][-1],
-                    color,
-                    (10, 14 if kind == upper else -14),
-                )
+                tokens, value = lines[kind][-1]
+                text = f"{kind}\n{_number(value)} {unit}" + ("" if tokens == rows[-1]["tokens"] else "\n(longer: left out)")
+                _label(axis, text, (tokens, value), color, (10, 14 if kind == upper else -14))
+        axis.set_ylim(top=axis.get_ylim()[1] * 1.6)
         _finish(axis, f"{title}, {unit}", "tokens")
     figure.savefig(path)
 

@@ -21,7 +21,7 @@ CURVE_POINTS = 8
 """How often the held-out windows are judged in the course of a training, besides before it."""
 PEAK_RATE, FINAL_SHARE = 3e-3, 0.05
 WARM_UP = 0.03
-SHORT_WINDOW, SHORT_SHARE = 1024, 0.7
+SHORT_WINDOW, SHORT_SHARE = 512, 0.75
 """For this share of the budget windows are short: the model takes many more steps, and learns what is near before what is far."""
 
 

@@ -63,9 +63,18 @@ def _reasons(decision: Data) -> str:
 
 def curve_line(point: Data) -> str:
     """One evaluation in the course of training."""
-    minutes, seconds = divmod(round(point["seconds"]), 60)
     train = "" if point["train"] is None else f"{point['train']:.3f}"
-    return f"   {minutes:>2}:{seconds:02}  {point['tokens']:>12,}   {train:>8}   {point['held_out']:>8.3f}"
+    return f"{_clock(point['seconds']):>8}  {point['tokens']:>12,}   {train:>8}   {point['held_out']:>8.3f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"
+
+
+def speed(seconds: float, loss: float, tokens_per_second: float) -> str:
+    """How training is going, for the progress bar."""
+    return f"{_clock(seconds)}  {loss:.2f} bits/byte  {tokens_per_second:,.0f} tokens/s"
 
 
 def markdown_point(point: Data) -> str:
