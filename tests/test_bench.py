@@ -265,6 +265,13 @@ def test_markdown_is_a_pure_function_of_the_file(tmp_path) -> None:
     assert "linear: time ~ tokens^1.00" in page
 
 
+def test_a_disturbed_run_is_told_apart_from_a_fast_one() -> None:
+    result = made_up()
+    assert "quiet machine" not in bench_report.text_table(result)
+    result["lengths"][0]["entries"]["linear"]["matmul_fraction"] = 7.6
+    assert "quiet machine" in bench_report.text_table(result)
+
+
 def test_memory_columns_of_the_forward_pass_are_there_only_beside_a_backward() -> None:
     assert "of forward" in bench_report.text_table(made_up(backward=True))
     assert "of forward" not in bench_report.text_table(made_up(backward=False))

@@ -88,6 +88,9 @@ def notes(result: Result) -> list[str]:
     for name, fit in scaling(result["lengths"]).items():
         nominal = f"its nominal FLOPs ~ tokens^{fit['flops_exponent']:.2f}"
         lines.append(f"{name}: time ~ tokens^{fit['exponent']:.2f}, {nominal}, fitted over {fit['lengths']} lengths")
+    fractions = [e["matmul_fraction"] for length in result["lengths"] for e in length["entries"].values() if "time" in e]
+    if max(fractions, default=0.0) > 1.0:
+        lines.append("faster than the matmul beside it: other programs disturbed this run; measure again on a quiet machine")
     seqs = [length["seq"] for length in result["lengths"]]
     if len(seqs) > 1 and max(result["problem"]["pattern"]["segment_lengths"]) > min(seqs):
         lines.append("a segment longer than the sequence is the sequence: once all segments are shorter, FLOPs ~ tokens^1")
