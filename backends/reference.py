@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Limits
-from dilkit.problem import Problem
+from dilkit.checks import one_of
+from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,8 @@ class Reference(Backend):
     limits = Limits(devices=None)
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
+        if compute_dtype is not None:
+            one_of("compute_dtype", compute_dtype, DTYPES)
         self.compute_dtype = compute_dtype
         self.name = name
 

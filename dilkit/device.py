@@ -5,6 +5,7 @@ Because a `Device` is only facts, any GPU can be assumed on any machine: `Device
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from dataclasses import dataclass, replace
@@ -181,8 +182,6 @@ def _cpu_facts() -> tuple[str, frozenset[str]]:
 
 def _cpu_memory() -> int | None:
     try:
-        import os
-
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None

@@ -15,6 +15,7 @@ import torch
 
 import dilkit
 from dilkit import Device, DilatedAttention, MultiheadDilatedAttention, Pattern, PatternError, Problem
+from dilkit.backends.reference import Reference
 from dilkit.oracle import oracle_attention
 from dilkit.tools.cli import main
 
@@ -176,6 +177,7 @@ FACTS = {
     "use_backend of nothing": Case(enter(), ValueError, ("use_backend", "known: ")),
     "use_backend of a list": Case(enter(["reference"]), TypeError, ("use_backend=['reference']", "str")),
     "use_backend of no one": Case(enter("reference", "no"), ValueError, ("use_backend='no'", "known: ")),
+    "dtype of the reference": Case(lambda: Reference("int8"), ValueError, ("compute_dtype='int8'", "'float64'")),
     "register a class": Case(lambda: dilkit.register_backend(dilkit.Backend), TypeError, ("backend=", "instance")),
     "unregister no one": Case(lambda: dilkit.unregister_backend("no"), ValueError, ("name='no'", "registered")),
 }
