@@ -25,7 +25,8 @@ _ALIASES = {
 def add_pattern_arguments(
     parser: argparse.ArgumentParser, seq: int = 16384, heads: int = 8, segments: Sequence[int] = (2048, 4096, 8192, 16384)
 ) -> None:
-    """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --causal; read them with `pattern_of`."""
+    """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --head-split,
+    --causal; read them with `pattern_of`."""
     shown = ",".join(map(str, segments))
     group = parser.add_argument_group("pattern")
     group.add_argument("--seq", type=whole(1), default=seq, metavar="N", help="tokens (default %(default)s)")
@@ -43,6 +44,7 @@ def add_pattern_arguments(
     group.add_argument(
         "--overlap", choices=OVERLAPS, default=OVERLAPS[0], help="how a key of several branches counts (default %(default)s)"
     )
+    group.add_argument("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
     group.add_argument("--causal", action="store_true", help="no token sees a later one")
 
 
@@ -73,8 +75,11 @@ def pattern_of(args: argparse.Namespace) -> Pattern:
         lengths, rates = Pattern.dense().segment_lengths, (1,)
     else:
         lengths, rates = args.segments, args.rates or tuple(2**i for i in range(len(args.segments)))
+    options = dict(offset=args.offset, overlap=args.overlap)
     try:
-        return Pattern(lengths, rates, offset=args.offset, overlap=args.overlap)
+        if args.head_split:
+            return Pattern.head_split(lengths, rates, args.heads, **options)
+        return Pattern(lengths, rates, **options)
     except ValueError as error:
         raise ValueError(f"--segments, --rates: {error}") from None
 

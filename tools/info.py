@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from dilkit.device import GENERATIONS, Device, probe
+from dilkit.problem import Problem
 from dilkit.selector import VERDICTS, explain
 from dilkit.tools.arguments import (
     add_backend_argument,
@@ -72,7 +73,16 @@ def _device(text: str | None, here: list[Any]) -> Device:
 def _judged(args: argparse.Namespace, device: Device) -> dict[str, Any]:
     problem = problem_of(args, device)
     report = explain(problem, args.backend).to_dict()
-    return {**report, "flops": problem.flops(), "notes": [note for note in [torch_note(device)] if note]}
+    notes = [note for note in (torch_note(device), _half_note(problem)) if note]
+    return {**report, "flops": problem.flops(), "notes": notes}
+
+
+def _half_note(problem: Problem) -> str:
+    """What to know of half precision on a GPU that stores it but computes it slowly."""
+    device, halves = problem.device, {"float16": "fp16_arithmetic", "bfloat16": "bf16"}
+    if device.type != "cuda" or problem.dtype not in halves or halves[problem.dtype] in device.features:
+        return ""
+    return f"{device.name} has no fast {problem.dtype} units: {problem.dtype} saves memory there, float32 is usually faster"
 
 
 def _device_facts(device: Any) -> dict[str, Any]:
@@ -131,11 +141,17 @@ def _matrix_lines(matrix: list[dict[str, Any]]) -> list[str]:
     names = sorted({b["name"] for row in judged for b in row["backends"]})
     rows = []
     for row in judged:
-        verdicts = {b["name"]: MARKS[b["verdict"]] for b in row["backends"]}
+        verdicts = {b["name"]: _mark(b) for b in row["backends"]}
         rows.append((row["device"], [verdicts.get(name, "") for name in names]))
     lines = grid("", names, rows) if rows else []
     lines += [f"  {failure(row)}" for row in matrix if failure(row)]
     return [*lines, "  able: would do if asked for; -: refused, `dilkit info --assume sm_61` tells why"]
+
+
+def _mark(backend: dict[str, Any]) -> str:
+    """The verdict in a word; of the one that is picked also what it would run."""
+    runs = backend["detail"].partition(";")[0] if backend["verdict"] == "picked" else ""
+    return f"{MARKS[backend['verdict']]} {runs}".rstrip()
 
 
 def _override_lines(judged: dict[str, Any]) -> list[str]:
