@@ -68,19 +68,41 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
         docs.stale_pages(tmp_path)
 
 
-def test_figures_come_from_result_files_only(tmp_path):
+def measured(command: str, folder) -> dict:
+    """The result file that a command writes into `folder`."""
+    succeed(*command.split(), "--out", str(folder), cwd=folder, OMP_NUM_THREADS="1")
+    return json.loads(max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns).read_text())
+
+
+def test_figures_come_from_result_files(tmp_path):
     assert figures.summary(tmp_path) == figures.measurements(tmp_path) == figures.NOTHING
-    command = f"dilkit bench --seq 64 --heads 2 --dim 8 --segments 16,32 --backend reference --repeats 2 --out {tmp_path}"
-    succeed(*command.split(), cwd=tmp_path, OMP_NUM_THREADS="1")
-    measured = json.loads((tmp_path / "bench.json").read_text())["lengths"][0]["entries"]["reference"]
-    row = rf"\| *64 *\| *reference *\| *{re.escape(bench_report.seconds(measured['time']['median_s']))} *\|"
+    problem = "dilkit bench --seq 64 --heads 2 --dim 8 --segments 16,32 --backend reference"
+    bench = measured(f"{problem} --repeats 2", tmp_path)
+    overhead = measured(f"{problem} --repeats 3 --overhead", tmp_path)
+    time = bench_report.seconds(bench["lengths"][0]["entries"]["reference"]["time"]["median_s"])
+    extra = next(iter(overhead["modes"].values()))["overhead_s"]
     short, whole = figures.summary(tmp_path), figures.measurements(tmp_path)
     for text in (short, whole):
         assert "Pattern([16, 32], [1, 2])" in text
-        assert re.search(row, text)
+        assert re.search(rf"\| *64 *\| *reference *\| *{re.escape(time)} *\|", text)
+        assert f"{1e6 * extra:.1f}" in text
     assert "[bench.json](results/bench.json)" in whole
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(results.ResultError, match=r"other\.json"):
+
+
+def test_a_report_of_the_demo_is_a_result_file(tmp_path):
+    assert "dilkit demo" not in figures.summary(tmp_path)
+    report = measured("dilkit demo --steps 1 --context 256 --threads 1", tmp_path)
+    after = f"{report['training']['after']:.2f} bits per byte"
+    assert after in figures.summary(tmp_path)
+    assert after in figures.measurements(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"kind": "other"}', '{"kind": "bench"', '{"kind": "bench"}', '{"command": "demo"}']
+)
+def test_other_files_are_refused_among_the_results(tmp_path, text):
+    (tmp_path / "stray.json").write_text(text)
+    with pytest.raises(results.ResultError, match=r"stray\.json"):
         figures.summary(tmp_path)
 
 

@@ -2,40 +2,93 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools import bench_report, results
+from dilkit.tools import bench_report, demo_report, demo_words, overhead, results
 
+Result = dict[str, Any]
 SHORT = ("tokens", "who", "time", "tokens/s", "extra memory", "x output")
 NOTHING = "Nothing has been measured for this version yet."
-NEEDS = ("problem", "method", "lengths", "interrupted")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of result file: the fields that its texts need, and the texts, in short and whole."""
+
+    needs: tuple[str, ...]
+    short: Callable[[Result], str]
+    whole: Callable[[Result], str]
 
 
 def summary(folder: Path) -> str:
-    """The runs in `folder` in short: where each was measured, and a table of times and memory."""
-    parts = [_short(result) for path, result in bench_results(folder)]
-    legend = "Medians; each contestant was checked against fp64 just before it was timed. *x output*: in output-sized tensors."
-    return "\n\n".join([*parts, f"{legend} Whole tables: [docs/measurements.md](docs/measurements.md)."]) if parts else NOTHING
+    """The results in `folder` in short: where each was measured, and what came out."""
+    parts = [kind.short(result) for _, kind, result in read(folder)]
+    where = "Whole tables: [docs/measurements.md](docs/measurements.md)."
+    legend = f"Times are medians; *x output* is memory in output-sized tensors. {where}"
+    return "\n\n".join([*parts, legend]) if parts else NOTHING
 
 
 def measurements(folder: Path) -> str:
-    """Every run in `folder` as a whole, with a link to its file, in which all samples are."""
-    parts = []
-    for path, result in bench_results(folder):
-        body = bench_report.markdown(result).removeprefix("# dilkit bench").strip()
-        parts.append(f"## {path.stem}\n\n{body}\n\nAll samples: [{path.name}](results/{path.name})")
+    """Every result in `folder` as a whole, with a link to its file, in which all samples are."""
+    parts = [
+        f"## {path.stem}\n\n{kind.whole(result)}\n\nThe file: [{path.name}](results/{path.name})"
+        for path, kind, result in read(folder)
+    ]
     return "\n\n".join(parts) or NOTHING
 
 
-def bench_results(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The results that `dilkit bench` wrote into `folder`. Raises `results.ResultError` for any other JSON file."""
-    return [(path, results.load(path, kind="bench", needs=NEEDS)) for path in sorted(folder.glob("*.json"))]
+def read(folder: Path) -> list[tuple[Path, Kind, Result]]:
+    """The result files in `folder`, each with its kind. Raises `results.ResultError` for any other JSON file."""
+    return [(path, *_read(path)) for path in sorted(folder.glob("*.json"))]
 
 
-def _short(result: dict[str, Any]) -> str:
+def _read(path: Path) -> tuple[Kind, Result]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise results.ResultError(f"{path}: not a whole JSON file ({error}); truncated? run the command again") from None
+    if isinstance(found, dict) and found.get("command") == "demo":  # its report is one file for people and programs alike
+        kind, result = KINDS["demo"], found
+        if missing := [name for name in kind.needs if name not in result]:
+            raise results.ResultError(f"{path}: {', '.join(missing)} missing; run dilkit demo again")
+        return kind, result
+    name = found.get("kind") if isinstance(found, dict) else None
+    if name not in KINDS:
+        raise results.ResultError(f"{path}: no result of a known kind ({', '.join(KINDS)}); keep other files elsewhere")
+    return KINDS[name], results.load(path, kind=name, needs=KINDS[name].needs)
+
+
+def _bench_short(result: Result) -> str:
     what, pattern, where = bench_report.headline(result)
     table = bench_report.table(result)
     columns = [table[0].index(name) for name in SHORT]
     lines = ["| " + " | ".join(row[i] for i in columns) + " |" for row in table]
     return "\n".join([f"{what}; {pattern}.  ", f"{where}.", "", lines[0], "|" + "---:|" * len(columns), *lines[1:]])
+
+
+def _bench_whole(result: Result) -> str:
+    return bench_report.markdown(result).removeprefix("# dilkit bench").strip()
+
+
+def _overhead(result: Result) -> str:
+    return f"```text\n{overhead.text(result)}\n```"
+
+
+def _demo_short(result: Result) -> str:
+    where = "{device}, {threads} threads, torch {torch}".format(**result["environment"])
+    return f"`dilkit demo`, {demo_words.outcome(result)} ({where})."
+
+
+def _demo_whole(result: Result) -> str:
+    return demo_report.markdown(result, drawn=False).removeprefix("# dilkit demo").strip().replace("\n## ", "\n### ")
+
+
+KINDS = {
+    "bench": Kind(("problem", "method", "lengths", "interrupted"), _bench_short, _bench_whole),
+    "demo": Kind(("environment", "training", "scaling"), _demo_short, _demo_whole),
+    "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
+}
