@@ -19,7 +19,7 @@ _HOMES = {
     "MultiheadDilatedAttention": "nn",
     "NoBackendError": "selector",
     "Pattern": "pattern",
-    "PatternError": "pattern",
+    "PatternError": "pattern_checks",
     "Problem": "problem",
     "Refusal": "backend",
     "dilated_attention": "attention",
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import Pattern as Pattern
-    from dilkit.pattern import PatternError as PatternError
+    from dilkit.pattern_checks import PatternError as PatternError
     from dilkit.problem import Problem as Problem
     from dilkit.registry import list_backends as list_backends
     from dilkit.registry import register_backend as register_backend

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import boolean, real
-from dilkit.op import AUTOCAST_DEVICES, encode_call, forward_op
+from dilkit.op import encode_call, forward_op
+from dilkit.op_rules import AUTOCAST_KEYS
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
 from dilkit.registry import SEPARATORS
@@ -112,7 +113,7 @@ def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
 
 def _autocast(device: str) -> bool:
     """Whether the operator will be called under an autocast that makes mixed dtypes equal."""
-    return device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
+    return device in AUTOCAST_KEYS and torch.is_autocast_enabled(device)
 
 
 def _check_mask(mask: Tensor, query: Tensor) -> None:

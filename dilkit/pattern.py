@@ -17,20 +17,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.checks import integer, one_of
+from dilkit.pattern_checks import WHOLE_SEQUENCE, PatternError, head_ranges, positive_integers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE_SEQUENCE = 2**63 - 1
-"""A segment length that no sequence reaches: the segment is the whole sequence."""
-
 OFFSETS = ("modulo", "block")
 OVERLAPS = ("count", "once")
 _MAX_COUNT_ENTRIES = 2**31
-
-
-class PatternError(ValueError):
-    """A pattern that means nothing, or that does not fit the heads it is applied to."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +83,8 @@ class Pattern:
         overlap: str = "count",
         heads: Sequence[range | tuple[int, int] | None] | None = None,
     ) -> None:
-        lengths = _positive_integers("segment_lengths", segment_lengths)
-        rates = _positive_integers("dilation_rates", dilation_rates)
+        lengths = positive_integers("segment_lengths", segment_lengths)
+        rates = positive_integers("dilation_rates", dilation_rates)
         if len(lengths) != len(rates):
             raise PatternError(
                 f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; give one rate for each length"
@@ -100,7 +94,7 @@ class Pattern:
                 raise PatternError(f"dilation_rates[{i}]={rate} exceeds segment_lengths[{i}]={length}; at most the length")
         one_of("offset", offset, OFFSETS, PatternError)
         one_of("overlap", overlap, OVERLAPS, PatternError)
-        ranges = _head_ranges(heads, len(lengths))
+        ranges = head_ranges(heads, len(lengths))
         fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap, heads=ranges)
         # Worked out now, not at first use: torch.compile traces attribute reads but not the lock of a cached property.
         branches = tuple(map(DilatedSegment, lengths, rates, ranges or (None,) * len(lengths)))
@@ -121,7 +115,7 @@ class Pattern:
 
         The first `num_heads mod len(segment_lengths)` branches serve one head more.
         """
-        segment_lengths = _positive_integers("segment_lengths", segment_lengths)
+        segment_lengths = positive_integers("segment_lengths", segment_lengths)
         branches, num_heads = len(segment_lengths), integer("num_heads", num_heads)
         if not 0 < branches <= num_heads:
             raise PatternError(f"num_heads={num_heads} cannot be split over {branches} branches; at least one head each")
@@ -251,41 +245,3 @@ def _pairs(length: int, rate: int, offset: int, is_causal: bool) -> int:
     """Query-key pairs of one segment of `length` tokens for a head at `offset`."""
     kept = len(range(offset, length, rate))
     return kept * (kept + 1) // 2 if is_causal else kept * kept
-
-
-def _positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}={values!r} must be a sequence of integers, such as [2048, 4096]")
-    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(values))
-    if not checked:
-        raise PatternError(f"{name} is empty; a pattern has at least one branch (Pattern.dense() is ordinary attention)")
-    for i, value in enumerate(checked):
-        if not 1 <= value <= WHOLE_SEQUENCE:
-            raise PatternError(f"{name}[{i}]={value} must be from 1 to 2**63 - 1")
-    return checked
-
-
-def _head_ranges(heads: Any, branches: int) -> tuple[tuple[int, int] | None, ...] | None:
-    if heads is None:
-        return None
-    if isinstance(heads, (str, range)) or not isinstance(heads, Sequence):
-        raise TypeError(f"heads={heads!r} must be a sequence with one range, (start, stop) pair or None for each branch")
-    if len(heads) != branches:
-        raise PatternError(f"heads has {len(heads)} entries for {branches} branches; give one range or None for each branch")
-    ranges = tuple(_head_range(i, entry) for i, entry in enumerate(heads))
-    return None if all(entry is None for entry in ranges) else ranges
-
-
-def _head_range(i: int, entry: Any) -> tuple[int, int] | None:
-    if entry is None:
-        return None
-    if isinstance(entry, range):
-        if entry.step != 1:
-            raise PatternError(f"heads[{i}]={entry!r} has step {entry.step}; only contiguous heads (step 1) can be served")
-        entry = (entry.start, entry.stop)
-    if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
-        raise TypeError(f"heads[{i}]={entry!r} must be a range, a (start, stop) pair or None")
-    start, stop = (integer(f"heads[{i}]", value) for value in entry)
-    if not 0 <= start < stop:
-        raise PatternError(f"heads[{i}]=({start}, {stop}) serves no head; 0 <= start < stop is needed")
-    return start, stop

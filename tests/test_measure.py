@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from dilkit.tools import measure
 from dilkit.tools.measure import MIB, MeasureError, Samples, matmul_rate, peak_memory, time_interleaved
 

@@ -1,0 +1,55 @@
+"""Checks of what a pattern is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dilkit.checks import integer
+
+WHOLE_SEQUENCE = 2**63 - 1
+"""A segment length that no sequence reaches: the segment is the whole sequence."""
+
+
+class PatternError(ValueError):
+    """A pattern that means nothing, or that does not fit the heads it is applied to."""
+
+
+def positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    """`values` as a tuple of integers from 1 to 2**63 - 1, at least one of them."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}={values!r} must be a sequence of integers, such as [2048, 4096]")
+    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(values))
+    if not checked:
+        raise PatternError(f"{name} is empty; a pattern has at least one branch (Pattern.dense() is ordinary attention)")
+    for i, value in enumerate(checked):
+        if not 1 <= value <= WHOLE_SEQUENCE:
+            raise PatternError(f"{name}[{i}]={value} must be from 1 to 2**63 - 1")
+    return checked
+
+
+def head_ranges(heads: Any, branches: int) -> tuple[tuple[int, int] | None, ...] | None:
+    """One (start, stop) pair or None for each branch; None when every branch serves all heads."""
+    if heads is None:
+        return None
+    if isinstance(heads, (str, range)) or not isinstance(heads, Sequence):
+        raise TypeError(f"heads={heads!r} must be a sequence with one range, (start, stop) pair or None for each branch")
+    if len(heads) != branches:
+        raise PatternError(f"heads has {len(heads)} entries for {branches} branches; give one range or None for each branch")
+    ranges = tuple(_head_range(i, entry) for i, entry in enumerate(heads))
+    return None if all(entry is None for entry in ranges) else ranges
+
+
+def _head_range(i: int, entry: Any) -> tuple[int, int] | None:
+    if entry is None:
+        return None
+    if isinstance(entry, range):
+        if entry.step != 1:
+            raise PatternError(f"heads[{i}]={entry!r} has step {entry.step}; only contiguous heads (step 1) can be served")
+        entry = (entry.start, entry.stop)
+    if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
+        raise TypeError(f"heads[{i}]={entry!r} must be a range, a (start, stop) pair or None")
+    start, stop = (integer(f"heads[{i}]", value) for value in entry)
+    if not 0 <= start < stop:
+        raise PatternError(f"heads[{i}]=({start}, {stop}) serves no head; 0 <= start < stop is needed")
+    return start, stop
