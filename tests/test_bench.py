@@ -332,6 +332,35 @@ def test_interruption_keeps_what_was_measured(tmp_path, capsys, monkeypatch) -> 
     assert "interrupted" in capsys.readouterr().out
 
 
+def test_interruption_before_any_length_overwrites_nothing(tmp_path, capsys, monkeypatch) -> None:
+    def interrupted(self: Contest, problem: Problem) -> dict:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Contest, "run", interrupted)
+    assert bench(tmp_path, "--seq", "32", "--backend", "reference", "--json") == 130
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["lengths"] == []
+    assert "nothing is written" in printed.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_environment_names_the_backends(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "reference")
+    assert bench(tmp_path, "--seq", "32", "--json") == 0
+    assert [who["name"] for who in json.loads(capsys.readouterr().out)["contestants"]] == ["reference"]
+    monkeypatch.setenv("DILKIT_BACKEND", "abacus")
+    assert bench(tmp_path, "--seq", "32") == 2
+    assert "DILKIT_BACKEND='abacus' is not a known backend" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_measuring(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(Contest, "run", None)
+    (tmp_path / "file").touch()
+    for option in ([], ["--overhead"]):
+        assert bench(tmp_path / "file", "--seq", "32", *option) == 2
+        assert "--out: folder" in capsys.readouterr().err
+
+
 def test_a_missing_matplotlib_is_said_and_not_fatal(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert bench(tmp_path, "--seq", "32", "--backend", "reference") == 0
@@ -346,6 +375,7 @@ def test_a_missing_matplotlib_is_said_and_not_fatal(tmp_path, capsys, monkeypatc
         (["--baseline", "nobody"], "--baseline: 'nobody' is not known; choose from gather, dense"),
         (["--backend", "reference,"], "--backend: 'reference,' has an empty"),
         (["--seqs", "32,x"], "--seqs"),
+        (["--seq", "8", "--seqs", "8,16"], "--seqs: does not go with --seq 8"),
         (["--budget", "0"], "--budget: '0' is not a number of seconds above 0"),
         (["--repeats", "0"], "--repeats"),
         (["--overhead", "--baseline", "dense"], "--baseline: does not go with --overhead"),

@@ -113,7 +113,25 @@ def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
     monkeypatch.setattr(info, "run", interrupted)
     assert main(["info"]) == 130
-    assert capsys.readouterr().err == "dilkit info: interrupted\n"
+    assert capsys.readouterr().err == "dilkit: interrupted\n"
+
+
+def test_interruption_while_a_command_is_loaded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dilkit.tools.cli.importlib.import_module", interrupted)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "dilkit: interrupted\n"
+
+
+@pytest.mark.parametrize("command", ["verify", "bench", "draw", "demo"])
+def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Path, command: str) -> None:
+    swallowed = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    print('went on')\nexcept BaseException:\n    pass\n"
+    (tmp_path / "torch.py").write_text(f"import os, signal\n{swallowed}")
+    out = ["--out", str(tmp_path / "out")] if command in ("bench", "demo") else []
+    done = in_subprocess("-m", "dilkit", command, *out, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dilkit: interrupted\n")
 
 
 BAD = [
@@ -201,8 +219,19 @@ def test_info_exits_with_1_when_nothing_is_picked(capsys: pytest.CaptureFixture[
 
 def test_info_shows_a_malformed_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DILKIT_BACKEND", "abacus")
-    text = output(capsys, "info", code=1)
+    text = output(capsys, "info", code=2)
     assert "cannot be judged: ValueError: DILKIT_BACKEND='abacus' is not a known backend" in text
+    assert "DILKIT_BACKEND      MALFORMED: ValueError: DILKIT_BACKEND='abacus'" in text
+
+
+def test_info_shows_a_malformed_variable_that_the_problem_does_not_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", "lots")
+    report = json_output(capsys, "info", code=2)
+    assert report["problem"]["picked"]
+    [error] = [v["error"] for v in report["environment"] if v["error"]]
+    assert "DILKIT_CACHE_BYTES='lots' must be a whole number of bytes" in error
 
 
 @pytest.fixture
@@ -272,6 +301,16 @@ def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], 
     text = output(capsys, "verify", "--backend", picky, code=1)
     assert "FAIL causal-nested-float16" in text
     assert "NOT every result is right" in text
+
+
+def test_verify_goes_by_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, few_problems: int
+) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "reference")
+    assert list(json_output(capsys, "verify")["backends"]) == ["reference"]
+    monkeypatch.setenv("DILKIT_BACKEND", "abacus")
+    assert main(["verify"]) == 2
+    assert "DILKIT_BACKEND='abacus' is not a known backend" in capsys.readouterr().err
 
 
 # dilkit draw

@@ -66,7 +66,9 @@ def test_all_results_are_written(trained: Path) -> None:
     assert len(training["train_curve"]) == 3
     assert [row["tokens"] for row in report["scaling"]["rows"]] == [64, 128, 256, 512, 1024]
     assert all(row["dilated"]["seconds"] > 0 and row["dense"]["seconds"] > 0 for row in report["scaling"]["rows"])
+    assert (training["short_window_bytes"], training["short_window_share"]) == (CONTEXT, 0.75)
     markdown = (trained / "report.md").read_text()
+    assert f"Trained on windows of {CONTEXT} bytes" in markdown
     assert f"{training['before']:.2f} -> {training['after']:.2f} bits per byte" in markdown
     for picture in ("loss.png", "scaling.png"):
         assert picture in markdown
@@ -78,6 +80,31 @@ def test_json_is_all_that_is_printed(corpus: Path, tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "report.json").read_text())
     assert load_model(tmp_path / "here" / "m.pt").config.context == CONTEXT
     assert not (tmp_path / "model.pt").exists()
+
+
+def test_short_windows_are_said(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_train, "SHORT_WINDOW", 64)
+    assert train(corpus, tmp_path) == 0
+    said = f"the first 75% of it on windows of 64 bytes, the rest on windows of {CONTEXT} bytes"
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["training"]["tokens"] == 3 * 64
+
+
+def test_interruption_before_the_first_step_keeps_an_earlier_model(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_train.Trainer, "step", interrupt)
+    (tmp_path / "model.pt").write_text("an earlier one")
+    assert train(corpus, tmp_path) == 130
+    assert (tmp_path / "model.pt").read_text() == "an earlier one"
+    assert "--sample" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["model"]["file"] is None
 
 
 def test_same_seed_gives_the_same_course(corpus: Path) -> None:
@@ -252,8 +279,11 @@ def test_bad_checkpoint_is_refused(
         (["--temperature", "1"], "--temperature: has no meaning without --sample"),
         (["--sample", "x", "--minutes", "1"], "--minutes: has no meaning with --sample"),
         (["--sample", "x", "--temperature", "-1"], "--temperature: '-1' is not a number 0 or more"),
+        (["--seed", str(2**63)], f"--seed: {2**63} is too large"),
+        (["--save", "nothing"], "--save: 'nothing' is a folder; name a file"),
+        (["--save", "a.txt/model.pt"], "--save: folder 'a.txt' cannot be made"),
         (["--sample", "x"], "--checkpoint: 'dilkit-demo/model.pt' is not there"),
-        (["--text", "a.txt", "b.txt", "--context", "64", "--out", "a.txt"], "a.txt"),
+        (["--text", "a.txt", "b.txt", "--context", "64", "--out", "a.txt"], "--out: folder 'a.txt' cannot be made"),
     ],
 )
 def test_bad_input_is_named(

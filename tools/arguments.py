@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dilkit.device import Device, cuda_count, parse_capability, probe
@@ -23,13 +24,17 @@ _ALIASES = {
 
 
 def add_pattern_arguments(
-    parser: argparse.ArgumentParser, seq: int = 16384, heads: int = 8, segments: Sequence[int] = (2048, 4096, 8192, 16384)
+    parser: argparse.ArgumentParser,
+    seq: int | None = 16384,
+    heads: int = 8,
+    segments: Sequence[int] = (2048, 4096, 8192, 16384),
+    seq_help: str = "tokens (default %(default)s)",
 ) -> None:
     """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --head-split,
     --causal; read them with `pattern_of`."""
     shown = ",".join(map(str, segments))
     group = parser.add_argument_group("pattern")
-    group.add_argument("--seq", type=whole(1), default=seq, metavar="N", help="tokens (default %(default)s)")
+    group.add_argument("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
     group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
     group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
     group.add_argument(
@@ -60,9 +65,9 @@ def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: st
     group.add_argument("--train", action="store_true", help="with a backward pass")
 
 
-def add_backend_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --backend: a tuple of known names, None for the automatic choice."""
-    parser.add_argument("--backend", type=_backends, metavar="A,B", help="names in order of preference (default: by capability)")
+def add_backend_argument(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add --backend: a tuple of known names, None when it is not given."""
+    parser.add_argument("--backend", type=_backends, metavar="A,B", help=help)
 
 
 def pattern_of(args: argparse.Namespace) -> Pattern:
@@ -90,6 +95,14 @@ def problem_of(args: argparse.Namespace, device: Device | None = None) -> Proble
     flags = dict(is_causal=args.causal, key_padding_mask=args.mask, requires_grad=args.train)
     options: dict[str, Any] = {**sizes, **flags, "device": device or probe("cpu")}
     return Problem(pattern=pattern_of(args), dtype=args.dtype, **options)
+
+
+def make_folder(option: str, folder: Path) -> None:
+    """Make the folder that `option` names, before there are results to lose. Raises ValueError where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option}: folder {str(folder)!r} cannot be made: {error.strerror}; name another") from None
 
 
 def whole(at_least: int) -> Callable[[str], int]:

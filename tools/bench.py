@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from dilkit.problem import Problem
 from dilkit.tools import arguments
 from dilkit.tools.arguments import whole
+from dilkit.tools.interrupt import INTERRUPTED, load_torch
 
 if TYPE_CHECKING:
     from dilkit.tools.contestants import Contestant
 
 NAME = "bench"
-HELP = """Measure time and memory of backends over lengths, each checked first.
+HELP = """\
+measure time and memory of backends over lengths, each checked first
 
 Every contestant is checked against fp64 arithmetic just before it is timed; all are timed in interleaved rounds, beside a
 matmul of the same run. Writes bench.json, bench.md and bench.png (overhead.json with --overhead) into --out, in place of
@@ -30,12 +32,12 @@ REPEATS, OVERHEAD_REPEATS = 7, 201
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    arguments.add_pattern_arguments(parser)
+    arguments.add_pattern_arguments(parser, seq=None, seq_help=f"tokens (default {','.join(map(str, SEQS))}; 16 with --overhead)")
     arguments.add_call_arguments(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--seqs", type=_lengths, dest="seq", metavar="N,N", help="several lengths in place of the one of --seq")
+    group.add_argument("--seqs", type=_lengths, metavar="N,N", help="several lengths in place of the one of --seq")
     group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
-    group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: all)")
+    group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: DILKIT_BACKEND's, else all)")
     group.add_argument("--baseline", type=_names, default=(), metavar="A,B", help=f"measure beside them: {', '.join(BASELINES)}")
     group.add_argument("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
     repeats = f"samples of each contestant (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
@@ -46,31 +48,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds a call may take before it is left out (default 20; not with --overhead)",
     )
-    group.add_argument("--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="default %(default)s")
+    group.add_argument(
+        "--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="folder of the results (default %(default)s)"
+    )
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
-    parser.set_defaults(seq=None)
 
 
 def run(args: Namespace) -> int:
     """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
     from dilkit.tools import overhead
 
+    if args.seq and args.seqs:
+        raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     problem = _problem(args, _lengths_of(args)[-1])
     if args.overhead:
         return overhead.run(args, problem, args.repeats or OVERHEAD_REPEATS)
-    result = _measure(args, problem)
-    _write(args, result)
+    load_torch()
+    contestants = _contestants(args)
+    arguments.make_folder("--out", args.out)
+    result = _measure(args, problem, contestants)
+    if result["lengths"]:
+        _write(args, result)
+    else:
+        print("interrupted before anything was measured; nothing is written", file=sys.stderr)
     if args.json:
         print(json.dumps(result, allow_nan=False))
     entries = [entry for length in result["lengths"] for entry in length["entries"].values()]
     if result["interrupted"]:
-        return 130
+        return INTERRUPTED
     return 1 if any(entry["verdict"] in ("wrong", "failed") for entry in entries) else 0
 
 
 def _lengths_of(args: Namespace) -> tuple[int, ...]:
-    given = args.seq if args.seq is not None else (16,) if args.overhead else SEQS
-    return (given,) if isinstance(given, int) else given
+    given = (args.seq,) if args.seq else args.seqs
+    return given or ((16,) if args.overhead else SEQS)
 
 
 def _problem(args: Namespace, seq: int) -> Problem:
@@ -80,7 +91,7 @@ def _problem(args: Namespace, seq: int) -> Problem:
     return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), probe(kind, int(index or 0)))
 
 
-def _measure(args: Namespace, longest: Problem) -> dict[str, Any]:
+def _measure(args: Namespace, longest: Problem, contestants: list[Contestant]) -> dict[str, Any]:
     """The result of all lengths, shortest first; those before the interruption when there was one."""
     from dataclasses import replace
 
@@ -91,7 +102,7 @@ def _measure(args: Namespace, longest: Problem) -> dict[str, Any]:
     from dilkit.tools.contest import Contest
 
     lengths: list[dict[str, Any]] = []
-    contest = Contest(_contestants(args), args.repeats or REPEATS, budget=args.budget or 20.0)
+    contest = Contest(contestants, args.repeats or REPEATS, budget=args.budget or 20.0)
     interrupted = False
     with tqdm(total=len(_lengths_of(args)), unit="length", file=sys.stderr, disable=None) as bar:
         try:
@@ -109,13 +120,15 @@ def _measure(args: Namespace, longest: Problem) -> dict[str, Any]:
 
 def _contestants(args: Namespace) -> list[Contestant]:
     from dilkit.registry import list_backends
+    from dilkit.selector import requested_backends
     from dilkit.tools import baselines, contestants
 
     for option, names, known in (("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, BASELINES)):
         for name in names:
             if name not in known:
                 raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
-    return contestants.backend_contestants(args.backend) + [baselines.BASELINES[name] for name in args.baseline]
+    names = args.backend or requested_backends() or None
+    return contestants.backend_contestants(names) + [baselines.BASELINES[name] for name in args.baseline]
 
 
 def _write(args: Namespace, result: dict[str, Any]) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import dilkit
+from dilkit.tools.interrupt import INTERRUPTED
 
 COMMANDS = ("info", "verify", "bench", "draw", "demo")
-DONE, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, NO, BAD_INPUT = 0, 1, 2
 
 _EXIT_CODES = """\
 exit codes:
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else BAD_INPUT
+    except KeyboardInterrupt:
+        return _fail("dilkit", "interrupted", INTERRUPTED)
     return DONE if argv else BAD_INPUT
 
 
@@ -66,8 +69,6 @@ def _run(name: str, argv: list[str]) -> int:
         code: int = module.run(parser.parse_args(argv))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return _fail(prog, "interrupted", INTERRUPTED)
     except BrokenPipeError:  # `dilkit info | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO

@@ -16,8 +16,8 @@ from dilkit.tools.demo_model import ByteTransformer, ModelConfig, save_model
 from dilkit.tools.demo_scaling import Scaling
 from dilkit.tools.demo_text import load_text
 from dilkit.tools.demo_train import Budget, Trainer, held_out_windows
+from dilkit.tools.interrupt import INTERRUPTED
 
-INTERRUPTED = 130
 _BAR = "{percentage:5.0f} % |{bar:30}| {desc}"
 
 
@@ -41,8 +41,6 @@ class Job:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.stage, self.interrupted = args, "starting", ""
         self.text = load_text(args.text, args.context)
-        for folder in (args.out, args.save.parent):
-            folder.mkdir(parents=True, exist_ok=True)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         torch.manual_seed(args.seed)
@@ -73,7 +71,8 @@ class Job:
             with tqdm(total=1.0, leave=False, disable=hidden, bar_format=_BAR) as bar:
                 self.trainer.run(lambda: self._advance(bar), lambda: self.say(demo_words.curve_line(self.trainer.points()[-1])))
         finally:
-            save_model(self.model, self.args.save)
+            if self.trainer.progress.steps:  # an untrained model is not worth an earlier one
+                save_model(self.model, self.args.save)
             self.say(f"\n{demo_words.outcome(self.results())}")
 
     def _advance(self, bar: Any) -> None:
@@ -98,7 +97,7 @@ class Job:
             interrupted=self.interrupted or None,
             environment=demo_report.environment(),
             text=self.text.to_dict(),
-            model=self.model.to_dict() | dict(file=str(self.args.save)),
+            model=self.model.to_dict() | dict(file=str(self.args.save) if self.trainer.progress.steps else None),
             backend=self.trace.to_dict(),
             training=self.trainer.to_dict() | dict(seed=self.args.seed),
             scaling=self.scaling.to_dict(),

@@ -31,6 +31,8 @@ Held-out bits per byte are the mean over {held_out_windows} windows of {window_b
 
 ## Training
 
+Trained {curriculum}; held out is always judged on windows of {window_bytes:,} bytes.
+
 {loss}| seconds | bytes trained on | training, bits per byte | held out, bits per byte |
 |---:|---:|---:|---:|
 {points}
@@ -39,7 +41,7 @@ Held-out bits per byte are the mean over {held_out_windows} windows of {window_b
 
 {scaling_head}
 
-{scaling}| tokens | dilated, ms | dense, ms | ratio | dilated, MiB | dense, MiB | |
+{scaling}| tokens | dilated, ms | dense, ms | speedup | dilated, MiB | dense, MiB | |
 |---:|---:|---:|---:|---:|---:|:---|
 {rows}
 
@@ -78,6 +80,7 @@ def markdown(results: dict[str, Any], drawn: bool) -> str:
         interrupted=_INTERRUPTED.format(results["interrupted"]) if results["interrupted"] else "",
         outcome=f"**{demo_words.outcome(results)}**",
         facts="\n".join(demo_words.facts(results)),
+        curriculum=demo_words.curriculum(results),
         held_out_windows=training["held_out_windows"],
         window_bytes=training["window_bytes"],
         loss="![bits per byte against time](loss.png)\n\n" if drawn else "",

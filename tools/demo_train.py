@@ -139,13 +139,17 @@ class Trainer:
             steps=progress.steps, tokens=progress.tokens, seconds=progress.seconds, tokens_per_second=progress.tokens_per_second
         )
         windows = dict(held_out_windows=len(self.held_out), window_bytes=self.held_out.shape[1] - 1)
+        curriculum = dict(short_window_bytes=self._short_window, short_window_share=SHORT_SHARE)
         curves = dict(points=self.points(), train_curve=[list(point) for point in progress.train])
-        return dict(**ends, **sums, **windows, budget=asdict(self.budget), **curves)
+        return dict(**ends, **sums, **windows, **curriculum, budget=asdict(self.budget), **curves)
+
+    @property
+    def _short_window(self) -> int:
+        return min(SHORT_WINDOW, self.model.config.context)
 
     def _window(self) -> Tensor:
         """A random window of the text, `(1, context + 1)` or shorter."""
-        context = self.model.config.context
-        size = 1 + (min(SHORT_WINDOW, context) if self.spent < SHORT_SHARE else context)
+        size = 1 + (self._short_window if self.spent < SHORT_SHARE else self.model.config.context)
         start = int(torch.randint(len(self.text) - size + 1, (), generator=self._generator))
         return self.text[None, start : start + size]
 

@@ -28,9 +28,19 @@ def facts(results: Data) -> list[str]:
             "training",
             f"{_length(training['budget'])} on {_count(results['environment']['threads'], 'thread')} in {model['dtype']}",
         ),
+        ("", curriculum(results)),
         *_verdicts(results["backend"]),
     ]
     return [f"{name:<11}{line}" for name, line in rows]
+
+
+def curriculum(results: Data) -> str:
+    """How long the windows are that it is trained on."""
+    training, context = results["training"], f"{results['model']['context']:,} bytes"
+    short, share = training["short_window_bytes"], training["short_window_share"]
+    if short == results["model"]["context"]:
+        return f"on windows of {context}"
+    return f"the first {share:.0%} of it on windows of {short:,} bytes, the rest on windows of {context}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -90,7 +100,7 @@ def outcome(results: Data) -> str:
         return "held out: not judged after training"
     return (
         f"held out: {training['before']:.2f} -> {training['after']:.2f} bits per byte "
-        f"in {training['seconds']:.0f} s: {training['steps']:,} steps, {training['tokens_per_second']:,.0f} tokens/s"
+        f"in {training['seconds']:.0f} s: {_count(training['steps'], 'step')}, {training['tokens_per_second']:,.0f} tokens/s"
     )
 
 
@@ -108,7 +118,7 @@ def scaling_header(scaling: Data) -> list[str]:
     """What is measured, and the head of its table."""
     head = [
         "                time, ms                     peak extra memory, MiB",
-        "  tokens     dilated       dense   ratio       dilated       dense",
+        "  tokens     dilated       dense speedup       dilated       dense",
     ]
     return ["", *scaling_subject(scaling), "", *head]
 
@@ -140,10 +150,16 @@ def _memory(measured: Data | None) -> str:
 
 
 def closing(results: Data, out: Path, notes: list[str]) -> list[str]:
-    """What could not be done, where the results are, and what to try next."""
-    model = results["model"]["file"]
-    place = f"--out {shlex.quote(str(out))} " if model == str(out / "model.pt") else f"--checkpoint {shlex.quote(model)} "
+    """What could not be done, where the results are, and what to try next; no model where no step was made."""
     memory = results["scaling"]["memory_note"]
     unmeasured = [f"memory was not measured: {memory}"] if memory else []
-    lines = ["", *unmeasured, *notes, f"report     {out / 'report.md'}", f"model      {model}"]
-    return [*lines, f'try        dilkit demo {"" if place == "--out dilkit-demo " else place}--sample "def "']
+    lines = ["", *unmeasured, *notes, f"report     {out / 'report.md'}"]
+    model = results["model"]["file"]
+    if model is None:
+        return lines
+    place = f"--out {shlex.quote(str(out))} " if model == str(out / "model.pt") else f"--checkpoint {shlex.quote(model)} "
+    return [
+        *lines,
+        f"model      {model}",
+        f'try        dilkit demo {"" if place == "--out dilkit-demo " else place}--sample "def "',
+    ]

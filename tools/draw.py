@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.pattern import Pattern
 from dilkit.tools.arguments import add_pattern_arguments, pattern_of
+from dilkit.tools.interrupt import load_torch
 from dilkit.tools.terminal import coloured, shaded, side_by_side
 from dilkit.tools.text import print_json, wrapped
 
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         if value > limit:
             raise ValueError(f"{name}: {value} is more than a picture can show; at most {limit}")
     pattern = pattern_of(args)
+    load_torch()
     count = pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
     if args.out:
         from dilkit.tools.picture import save_picture

@@ -14,6 +14,7 @@ import dilkit
 from dilkit import environment
 from dilkit.backend import torch_hint
 from dilkit.device import Device, cuda_count, probe, torch_has_code
+from dilkit.selector import requested_backends
 
 
 def guarded(look: Callable[[], Any]) -> Any:
@@ -49,8 +50,13 @@ def devices() -> list[Any]:
 
 
 def variables() -> list[dict[str, Any]]:
-    """The environment variables that dilkit reads, with their values; None when unset."""
-    return [dict(name=v.name, value=os.environ.get(v.name), default=v.default, meaning=v.meaning) for v in environment.VARIABLES]
+    """The environment variables that dilkit reads: value (None when unset), and what is wrong with it (None when nothing is)."""
+    read = {environment.BACKEND: requested_backends, environment.CACHE_BYTES: environment.cache_bytes}
+    found = []
+    for v in environment.VARIABLES:
+        facts = dict(name=v.name, value=os.environ.get(v.name), default=v.default, meaning=v.meaning)
+        found.append(facts | dict(error=failure(guarded(read[v]))))
+    return found
 
 
 def torch_note(device: Device) -> str | None:

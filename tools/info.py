@@ -33,16 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also judge the problem on every known device")
     add_pattern_arguments(parser)
     add_call_arguments(parser)
-    add_backend_argument(parser)
+    add_backend_argument(parser, "names in order of preference (default: DILKIT_BACKEND's, else by capability)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report. 0 = a backend was picked, 1 = none was, or none can run because torch cannot be imported."""
+    """Print the report. 0 = a backend was picked, 1 = none was or none can run without torch, 2 = malformed environment."""
     report = collect(args)
     if args.json:
         print_json("info", report)
     else:
         print("\n".join(_lines(report)))
+    if any(variable["error"] for variable in report["environment"]):
+        return 2
     return 0 if report["problem"].get("picked") and not failure(report["versions"]["torch"]) else 1
 
 
@@ -101,8 +103,13 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if "matrix" in report:
         lines += ["", "the same problem on every known device", *_matrix_lines(report["matrix"])]
     lines += ["", "environment"]
-    lines += table((v["name"], f"unset: {v['default']}" if v["value"] is None else v["value"]) for v in report["environment"])
+    lines += table((v["name"], _variable(v)) for v in report["environment"])
     return [*lines, "", "to override", *_override_lines(report["problem"])]
+
+
+def _variable(found: dict[str, Any]) -> str:
+    unset = f"unset: {found['default']}" if found["value"] is None else found["value"]
+    return f"MALFORMED: {found['error']}" if found["error"] else unset
 
 
 def _version_rows(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from dilkit.problem import Problem
 from dilkit.tools import measure, results
+from dilkit.tools.arguments import make_folder
+from dilkit.tools.interrupt import load_torch
 from dilkit.tools.measure import Samples
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
@@ -28,9 +30,12 @@ def run(args: Namespace, problem: Problem, repeats: int) -> int:
             raise ValueError(
                 f"{option}: does not go with --overhead, which compares one backend with itself both ways; leave it out"
             )
-    if (args.backend is not None and len(args.backend) != 1) or (isinstance(args.seq, tuple) and len(args.seq) != 1):
-        raise ValueError(f"--overhead: one backend at one length is measured, not --backend {args.backend} at {args.seq} tokens")
+    if (args.backend is not None and len(args.backend) != 1) or (args.seqs is not None and len(args.seqs) != 1):
+        names, lengths = ",".join(args.backend or ("all",)), ",".join(map(str, args.seqs or (problem.seq,)))
+        raise ValueError(f"--overhead: one backend at one length is measured, not {names} at {lengths} tokens; name one of each")
     backend = args.backend[0] if args.backend else None
+    make_folder("--out", args.out)
+    load_torch()
     with one_thread():
         name, pairs = call_pairs(problem, backend)
         modes = {mode: compare(pair, repeats, problem.device.type) for mode, pair in pairs.items()}

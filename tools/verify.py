@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import DTYPES
 from dilkit.registry import list_backends
+from dilkit.selector import requested_backends
 from dilkit.tools.arguments import add_backend_argument, device_here
+from dilkit.tools.interrupt import load_torch
 from dilkit.tools.problems import PROBLEMS
 from dilkit.tools.text import grid, print_json, table
 
@@ -26,13 +28,13 @@ for gradients 3. -: refused or not computed; FAIL: wrong."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --backend and --device."""
-    add_backend_argument(parser)
+    add_backend_argument(parser, "those to check (default: DILKIT_BACKEND's, else all)")
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables. 0 = every case that a backend takes is right, 1 = something failed or is broken, or nothing passed."""
-    results = _checked(args.backend or list_backends(), args.device)
+    results = _checked(args.backend or requested_backends() or list_backends(), args.device)
     report = collect(results, args.device)
     if args.json:
         print_json("verify", report)
@@ -53,6 +55,7 @@ def collect(results: list[Result], device: str) -> dict[str, Any]:
 
 
 def _checked(backends: tuple[str, ...], device: str) -> list[Result]:
+    load_torch()
     from tqdm import tqdm
 
     from dilkit.tools.conformance import check
