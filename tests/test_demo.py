@@ -68,7 +68,7 @@ def test_all_results_are_written(trained: Path) -> None:
     assert all(row["dilated"]["seconds"] > 0 and row["dense"]["seconds"] > 0 for row in report["scaling"]["rows"])
     assert (training["short_window_bytes"], training["short_window_share"]) == (CONTEXT, 0.75)
     markdown = (trained / "report.md").read_text()
-    assert f"Trained on windows of {CONTEXT} bytes" in markdown
+    assert f"Windows: {CONTEXT} bytes throughout." in markdown
     assert f"{training['before']:.2f} -> {training['after']:.2f} bits per byte" in markdown
     for picture in ("loss.png", "scaling.png"):
         assert picture in markdown
@@ -87,7 +87,7 @@ def test_short_windows_are_said(
 ) -> None:
     monkeypatch.setattr(demo_train, "SHORT_WINDOW", 64)
     assert train(corpus, tmp_path) == 0
-    said = f"the first 75% of it on windows of 64 bytes, the rest on windows of {CONTEXT} bytes"
+    said = f"64 bytes for the first 75% of training, then {CONTEXT} bytes"
     assert said in capsys.readouterr().out
     assert said in (tmp_path / "report.md").read_text()
     assert json.loads((tmp_path / "report.json").read_text())["training"]["tokens"] == 3 * 64
@@ -166,6 +166,8 @@ def test_interrupted_run_reports_what_there_is(
     assert f"Interrupted while {when}" in (tmp_path / "report.md").read_text()
     assert f"interrupted while {when}" in capsys.readouterr().out
     assert (tmp_path / "loss.png").exists()
+    assert (tmp_path / "scaling.png").exists() == (when == "measuring")
+    assert ("Nothing was measured." in (tmp_path / "report.md").read_text()) == (when == "training")
     load_model(tmp_path / "model.pt")
 
 

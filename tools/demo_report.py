@@ -31,7 +31,7 @@ Held-out bits per byte are the mean over {held_out_windows} windows of {window_b
 
 ## Training
 
-Trained {curriculum}; held out is always judged on windows of {window_bytes:,} bytes.
+Windows: {curriculum}.
 
 {loss}| seconds | bytes trained on | training, bits per byte | held out, bits per byte |
 |---:|---:|---:|---:|
@@ -41,12 +41,15 @@ Trained {curriculum}; held out is always judged on windows of {window_bytes:,} b
 
 {scaling_head}
 
-{scaling}| tokens | dilated, ms | dense, ms | speedup | dilated, MiB | dense, MiB | |
+{scaling}
+{notes}"""
+
+_SCALING = """\
+{picture}| tokens | dilated, ms | dense, ms | speedup | dilated, MiB | dense, MiB | |
 |---:|---:|---:|---:|---:|---:|:---|
 {rows}
 
-Time is the median of 5 calls taken in turns (of one where it is long), memory the peak beyond what was held before the call.
-{notes}"""
+Time is the median of 5 calls taken in turns (of one where it is long), memory the peak beyond what was held before the call."""
 
 _INTERRUPTED = "\n**Interrupted while {}: this is what there was by then.**\n"
 
@@ -67,7 +70,10 @@ def write(results: dict[str, Any], out: Path) -> list[str]:
     from dilkit.tools import demo_plots
 
     demo_plots.draw_loss(results, out / "loss.png")
-    demo_plots.draw_scaling(results, out / "scaling.png")
+    if results["scaling"]["rows"]:
+        demo_plots.draw_scaling(results, out / "scaling.png")
+    else:  # an earlier run's picture would not belong to this report
+        (out / "scaling.png").unlink(missing_ok=True)
     return []
 
 
@@ -86,7 +92,14 @@ def markdown(results: dict[str, Any], drawn: bool) -> str:
         loss="![bits per byte against time](loss.png)\n\n" if drawn else "",
         points="\n".join(map(demo_words.markdown_point, training["points"])),
         scaling_head="\n".join(demo_words.scaling_subject(scaling)),
-        scaling="![time and memory against length](scaling.png)\n\n" if drawn else "",
-        rows="\n".join(map(demo_words.markdown_row, scaling["rows"])),
+        scaling=_scaling(scaling["rows"], drawn),
         notes="".join(f"\nMemory was not measured: {note}\n" for note in notes),
     )
+
+
+def _scaling(rows: list[dict[str, Any]], drawn: bool) -> str:
+    """The table of times and memory, after its picture if that is `drawn`."""
+    if not rows:
+        return "Nothing was measured."
+    picture = "![time and memory against length](scaling.png)\n\n" if drawn else ""
+    return _SCALING.format(picture=picture, rows="\n".join(map(demo_words.markdown_row, rows)))

@@ -28,7 +28,7 @@ def facts(results: Data) -> list[str]:
             "training",
             f"{_length(training['budget'])} on {_count(results['environment']['threads'], 'thread')} in {model['dtype']}",
         ),
-        ("", curriculum(results)),
+        ("windows", curriculum(results)),
         *_verdicts(results["backend"]),
     ]
     return [f"{name:<11}{line}" for name, line in rows]
@@ -36,11 +36,11 @@ def facts(results: Data) -> list[str]:
 
 def curriculum(results: Data) -> str:
     """How long the windows are that it is trained on."""
-    training, context = results["training"], f"{results['model']['context']:,} bytes"
+    training, context = results["training"], results["model"]["context"]
     short, share = training["short_window_bytes"], training["short_window_share"]
-    if short == results["model"]["context"]:
-        return f"on windows of {context}"
-    return f"the first {share:.0%} of it on windows of {short:,} bytes, the rest on windows of {context}"
+    if short == context:
+        return f"{context:,} bytes throughout"
+    return f"{short:,} bytes for the first {share:.0%} of training, then {context:,} bytes; held out always {context:,} bytes"
 
 
 def _count(number: int, noun: str) -> str:
