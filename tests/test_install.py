@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from project import checkout, metadata, succeed
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
