@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,12 @@ def environment() -> dict[str, Any]:
 
 
 def write(results: dict[str, Any], out: Path) -> list[str]:
-    """Write report.json, report.md and, where matplotlib is installed, loss.png and scaling.png. Returns what was not done."""
-    drawn = find_spec("matplotlib") is not None
+    """Write report.json, report.md and, where matplotlib can be imported, loss.png and scaling.png. Returns what was not done."""
+    undrawn = _why_undrawn()
     (out / "report.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (out / "report.md").write_text(markdown(results, drawn), encoding="utf-8")
-    if not drawn:
-        return ["no pictures: matplotlib is not installed (pip install 'dilkit[plot]')"]
+    (out / "report.md").write_text(markdown(results, drawn=not undrawn), encoding="utf-8")
+    if undrawn:
+        return [f"no pictures: {undrawn} (pip install 'dilkit[plot]')"]
     from dilkit.tools import demo_plots
 
     demo_plots.draw_loss(results, out / "loss.png")
@@ -75,6 +75,15 @@ def write(results: dict[str, Any], out: Path) -> list[str]:
     else:  # an earlier run's picture would not belong to this report
         (out / "scaling.png").unlink(missing_ok=True)
     return []
+
+
+def _why_undrawn() -> str:
+    """What keeps matplotlib from being imported; empty when nothing does."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
 def markdown(results: dict[str, Any], drawn: bool) -> str:
