@@ -30,17 +30,44 @@ def _bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
     return mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(mask, -float("inf")).unsqueeze(2)
 
 
+_TILE = 32
+"""The fewest queries that torch's CPU kernel gives to a thread at once, where there are as many."""
+_ALIGNED_ROWS = 16
+
+
 def cpu_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
-    bias = _bias(mask, q.dtype)
-    return _aten("_scaled_dot_product_flash_attention_for_cpu")(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    bias, batch, rows = _bias(mask, q.dtype), q.shape[0], q.shape[2]
+    if rows <= _TILE:
+        q, k, v = _not_alone(_whole_tile(q), k, v)
+    run = _aten("_scaled_dot_product_flash_attention_for_cpu")
+    out, lse = run(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    return out[:batch, :, :rows], lse[:batch, :, :rows]
 
 
 def cpu_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Gradients:
-    bias = _bias(mask, q.dtype)
+    bias, batch = _bias(mask, q.dtype), q.shape[0]
     run = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
-    return run(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+    dq, dk, dv = run(*_not_alone(dout, q, k, v, out, lse), 0.0, causal, attn_mask=bias, scale=scale)
+    return dq[:batch], dk[:batch], dv[:batch]
+
+
+def _not_alone(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same problems, a single one twice. Problems are dealt out to the threads, but the matmuls of a single one are cut up,
+    and rounded differently for each number of threads."""
+    alone = tensors[0].shape[:2].numel() == 1
+    return tuple(x.expand(2, *x.shape[1:]) for x in tensors) if alone else tensors
+
+
+def _whole_tile(q: Tensor) -> Tensor:
+    """`q` with as many rows as keep the kernel's scratch memory aligned for every thread, for matmuls round by alignment."""
+    batch, heads, rows, width = q.shape
+    if rows % _ALIGNED_ROWS == 0:
+        return q
+    tile = q.new_zeros(batch, heads, _up(rows, _ALIGNED_ROWS), width)
+    tile[:, :, :rows] = q
+    return tile
 
 
 def _no_dropout(like: Tensor, dtype: str, *shape: int) -> Tensor:

@@ -1,6 +1,8 @@
 """What the sdpa backend makes of partial results: outputs merge by lse, gradients add up, both on views of the whole.
 
-A result that already lies in memory as the whole would is adopted, not copied.
+A result that already lies in memory as the whole would is adopted, not copied; others are used up where they lie.
+What is done to each element is the same wherever torch cuts a tensor for its threads: by exp, log and single roundings, added up
+one by one. Not so `sigmoid`, `logaddexp`, `lerp` and `sum`, whose vectors and leftover elements round differently.
 """
 
 from __future__ import annotations
@@ -31,19 +33,17 @@ class Merged:
 
     def add(self, call: Call, out: Tensor, lse: Tensor) -> None:
         """Merge a call's `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
-        import torch
-
         out = out.to(self.dtype)
         old, new = call.view(self.lse.transpose(1, 2).unsqueeze(-1)).squeeze(-1), _on_grid(call, lse)
+        total, keep, share = _joined(old, new)
         adopted = _adopted(call, out, self.like) if self.out is None else None
         if adopted is not None:
             self.out = adopted
         else:
             self.out = _zeros(self.like, self.dtype) if self.out is None else self.out
-            # exp(new - logaddexp(old, new)); NaN where both are -inf, and there both outputs are 0.
-            weight = torch.sigmoid(new - old).nan_to_num_(0.0).to(self.dtype)
-            call.view(self.out).lerp_(_on_grid(call, out), weight.unsqueeze(-1))
-        old.copy_(torch.logaddexp(old, new))
+            keep, share = (x.to(self.dtype).unsqueeze(-1) for x in (keep, share))
+            call.view(self.out).mul_(keep).add_(_on_grid(call, out).mul_(share))
+        old.copy_(total)
 
     def result(self) -> tuple[Tensor, Tensor]:
         out = _zeros(self.like, self.dtype) if self.out is None else self.out
@@ -71,12 +71,27 @@ class Sum:
         part, view = _on_grid(call, part), call.view(self.total, self.kv)
         for dim, axis in enumerate(call.axes):
             if self.kv and not (axis.kv_head or axis.row or axis.batch):
-                part, view = part.sum(dim, keepdim=True), view.narrow(dim, 0, 1)
+                first, *others = part.split(1, dim)
+                for other in others:
+                    first.add_(other)
+                part, view = first, view.narrow(dim, 0, 1)
         view.add_(part)
 
     def result(self) -> Tensor:
         total = _zeros(self.like, self.dtype) if self.total is None else self.total
         return total.to(self.like.dtype)
+
+
+def _joined(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`lse = log(exp(old) + exp(new))` and the shares `exp(old - lse)`, `exp(new - lse)`: -inf, 0, 0 where both are -inf."""
+    import torch
+
+    highest = torch.maximum(old, new).clamp_min_(torch.finfo(old.dtype).min)  # -inf - -inf would be NaN
+    of_old, of_new = (old - highest).exp_(), (new - highest).exp_()
+    total = of_old + of_new
+    lse = highest.add_(total.log())
+    total.clamp_min_(1.0)  # changes nothing but 0 / 0
+    return lse, of_old.div_(total), of_new.div_(total)
 
 
 def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -72,7 +72,7 @@ def _segment_pieces(branch: DilatedSegment, offset: str, seq: int, heads: int, k
                 axes = (segments, among, by_offset._replace(size=offsets), within)
                 yield Piece(
                     rows=rows,
-                    row_step=rate,
+                    row_step=min(rate, seq),  # beyond the sequence it is never taken, and 2**62 is no stride
                     row=start + first + skip,
                     head=head + skip * by_offset.head,
                     kv_head=kv_head + skip * by_offset.kv_head,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backend import Limits
-from dilkit.backends import sdpa_kernels
+from dilkit.backends import sdpa_kernels, sdpa_sums
 from dilkit.backends.sdpa import SDPA
 from dilkit.backends.sdpa_kernels import KERNELS, Kernel, installed
 from dilkit.device import GENERATIONS, Device
 from dilkit.oracle import oracle_attention
+from dilkit.pattern import WHOLE_SEQUENCE
 from dilkit.problem import Problem
 from dilkit.tools.measure import peak_memory
 
@@ -151,6 +153,56 @@ def test_forward_needs_less_than_three_outputs_of_memory() -> None:
     pattern = Pattern([256, 512, 1024, 2048], [1, 2, 4, 8])
     posed, backend = Problem.of(q, k, pattern), SDPA()
     assert peak_memory(lambda: backend.forward(q, k, v, posed)) < 3 * q.numel() * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lse_and_shares_are_the_same_wherever_a_tensor_is_cut(dtype: torch.dtype) -> None:
+    old, new = (torch.randn(5000, dtype=dtype) * 5 for _ in range(2))
+    old[::7] = new[::5] = -math.inf
+    whole = sdpa_sums._joined(old, new)
+    torch.testing.assert_close(whole[0], torch.logaddexp(old, new))
+    for step in (1, 3, 13, 1250, 1667):
+        parts = [sdpa_sums._joined(a, b) for a, b in zip(old.split(step), new.split(step), strict=True)]
+        assert all(torch.equal(x, torch.cat(cut)) for x, cut in zip(whole, zip(*parts, strict=True), strict=True))
+
+
+@pytest.fixture
+def thread_counts() -> Iterator[tuple[int, ...]]:
+    """Numbers of threads to try; what was set before is restored."""
+    before = torch.get_num_threads()
+    yield 1, 2, 3, 5
+    torch.set_num_threads(before)
+
+
+# Enough tokens for torch to cut a merge up for its threads, a lone problem, query heads to be summed, a short odd sequence.
+@pytest.mark.parametrize(
+    ("seq", "heads", "batch"), [(12007, (3, 3), 1), (257, (1, 1), 1), (1000, (6, 2), 1), (283, (5, 5), 1), (31, (1, 1), 1)]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_every_number_of_threads_gives_the_same_bits(
+    seq: int, heads: Heads, batch: int, dtype: torch.dtype, thread_counts: tuple[int, ...]
+) -> None:
+    q, k, v, dout = tensors(seq, heads, dtype, batch, width=33)
+    pattern = Pattern([60, 100, 210], [1, 1, 5])
+    posed, found = Problem.of(q, k, pattern, is_causal=seq % 2 == 1, requires_grad=True), []
+    for threads in thread_counts:
+        torch.set_num_threads(threads)
+        out, lse = SDPA().forward(q, k, v, posed)
+        found.append((out, lse, *SDPA().backward(dout, q, k, v, out, lse, posed)))
+    for threads, other in zip(thread_counts, found, strict=True):
+        assert all(map(torch.equal, found[0], other)), f"{threads} threads"
+
+
+@pytest.mark.parametrize("seq", [1, 2, 9])
+def test_segments_and_rates_without_end(seq: int) -> None:
+    q, k, v, dout = tensors(seq, (4, 2))
+    pattern = Pattern([WHOLE_SEQUENCE, WHOLE_SEQUENCE - 1, 4], [WHOLE_SEQUENCE, 2**62, 1])
+    posed = Problem.of(q, k, pattern, requires_grad=True)
+    out, lse = SDPA().forward(q, k, v, posed)
+    found = SDPA().backward(dout, q, k, v, out, lse, posed)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    want, want_lse = oracle_attention(*leaves, pattern)
+    torch.testing.assert_close((out, lse, *found), (want.detach(), want_lse.detach(), *torch.autograd.grad(want, leaves, dout)))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3])
