@@ -11,7 +11,8 @@ import torch
 from tqdm import tqdm
 
 from dilkit import explain
-from dilkit.tools import demo_report, demo_words
+from dilkit.device import probe
+from dilkit.tools import demo_report, demo_words, results
 from dilkit.tools.demo_model import ByteTransformer, ModelConfig, save_model
 from dilkit.tools.demo_scaling import Scaling
 from dilkit.tools.demo_text import load_text
@@ -91,11 +92,10 @@ class Job:
 
     def results(self) -> dict[str, Any]:
         """All there is so far, as plain data: what report.json holds."""
-        return dict(
-            schema=demo_report.SCHEMA,
-            command="demo",
+        return results.new(
+            "demo",
+            probe("cpu"),
             interrupted=self.interrupted or None,
-            environment=demo_report.environment(),
             text=self.text.to_dict(),
             model=self.model.to_dict() | dict(file=str(self.args.save) if self.trainer.progress.steps else None),
             backend=self.trace.to_dict(),
@@ -105,9 +105,9 @@ class Job:
 
     def report(self) -> None:
         """Write the report, and say where."""
-        results = self.results()
-        notes = demo_report.write(results, self.args.out)
+        found = self.results()
+        notes = demo_report.write(found, self.args.out)
         if self.args.json:
-            print(json.dumps(results))
-        for line in demo_words.closing(results, self.args.out, notes):
+            print(json.dumps(found, allow_nan=False))
+        for line in demo_words.closing(found, self.args.out, notes):
             self.say(line)

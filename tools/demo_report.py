@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
-import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import dilkit
-from dilkit.device import probe
 from dilkit.tools import demo_words
+from dilkit.tools.results import save, write_text
 
-SCHEMA = 1
 _TEMPLATE = """\
 # dilkit demo
 {interrupted}
@@ -26,7 +20,7 @@ A byte-level language model of dilated attention, trained on text and judged on 
 {facts}
 ```
 
-{device}; Python {python}, torch {torch}, dilkit {dilkit}, {threads} threads.
+{device_name}, {threads} threads; Python {python}, torch {torch}, dilkit {dilkit}; {date}.
 Held-out bits per byte are the mean over {held_out_windows} windows of {window_bytes:,} bytes of the held-out files.
 
 ## Training
@@ -49,22 +43,17 @@ _SCALING = """\
 |---:|---:|---:|---:|---:|---:|:---|
 {rows}
 
-Time is the median of 5 calls taken in turns (of one where it is long), memory the peak beyond what was held before the call."""
+Time is the median of 5 calls taken in turns (of one where it is long), memory the peak beyond what was held before the call.
+Neither holds a score matrix; the dilated one merges its branches, and holds one branch's result and gradients beside the sum."""
 
 _INTERRUPTED = "\n**Interrupted while {}: this is what there was by then.**\n"
-
-
-def environment() -> dict[str, Any]:
-    """What it ran on."""
-    versions = dict(python=platform.python_version(), torch=torch.__version__, dilkit=dilkit.__version__)
-    return dict(device=str(probe("cpu")), threads=torch.get_num_threads(), **versions)
 
 
 def write(results: dict[str, Any], out: Path) -> list[str]:
     """Write report.json, report.md and, where matplotlib can be imported, loss.png and scaling.png. Returns what was not done."""
     undrawn = _why_undrawn()
-    (out / "report.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (out / "report.md").write_text(markdown(results, drawn=not undrawn), encoding="utf-8")
+    save(results, out / "report.json")
+    write_text(out / "report.md", markdown(results, drawn=not undrawn))
     if undrawn:
         return [f"no pictures: {undrawn} (pip install 'dilkit[plot]')"]
     from dilkit.tools import demo_plots
@@ -92,6 +81,7 @@ def markdown(results: dict[str, Any], drawn: bool) -> str:
     notes = [scaling["memory_note"]] if scaling["memory_note"] else []
     return _TEMPLATE.format(
         **results["environment"],
+        date=results["date"],
         interrupted=_INTERRUPTED.format(results["interrupted"]) if results["interrupted"] else "",
         outcome=f"**{demo_words.outcome(results)}**",
         facts="\n".join(demo_words.facts(results)),

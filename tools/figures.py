@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,19 +46,11 @@ def read(folder: Path) -> list[tuple[Path, Kind, Result]]:
 
 
 def _read(path: Path) -> tuple[Kind, Result]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise results.ResultError(f"{path}: not a whole JSON file ({error}); truncated? run the command again") from None
-    if isinstance(found, dict) and found.get("command") == "demo":  # its report is one file for people and programs alike
-        kind, result = KINDS["demo"], found
-        if missing := [name for name in kind.needs if name not in result]:
-            raise results.ResultError(f"{path}: {', '.join(missing)} missing; run dilkit demo again")
-        return kind, result
-    name = found.get("kind") if isinstance(found, dict) else None
-    if name not in KINDS:
+    found = results.load(path)
+    if found["kind"] not in KINDS:
         raise results.ResultError(f"{path}: no result of a known kind ({', '.join(KINDS)}); keep other files elsewhere")
-    return KINDS[name], results.load(path, kind=name, needs=KINDS[name].needs)
+    kind = KINDS[found["kind"]]
+    return kind, results.load(path, kind=found["kind"], needs=kind.needs)
 
 
 def _bench_short(result: Result) -> str:
@@ -79,7 +70,7 @@ def _overhead(result: Result) -> str:
 
 
 def _demo_short(result: Result) -> str:
-    where = "{device}, {threads} threads, torch {torch}".format(**result["environment"])
+    where = "{device_name}, {threads} threads, torch {torch}".format(**result["environment"])
     return f"`dilkit demo`, {demo_words.outcome(result)} ({where})."
 
 
@@ -89,6 +80,6 @@ def _demo_whole(result: Result) -> str:
 
 KINDS = {
     "bench": Kind(("problem", "method", "lengths", "interrupted"), _bench_short, _bench_whole),
-    "demo": Kind(("environment", "training", "scaling"), _demo_short, _demo_whole),
+    "demo": Kind(("training", "scaling"), _demo_short, _demo_whole),
     "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
 }
