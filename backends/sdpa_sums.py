@@ -8,6 +8,7 @@ one by one. Not so `sigmoid`, `logaddexp`, `lerp` and `sum`, whose vectors and l
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dilkit.calls import Call, Layout
@@ -33,16 +34,16 @@ class Merged:
 
     def add(self, call: Call, out: Tensor, lse: Tensor) -> None:
         """Merge a call's `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
-        out = out.to(self.dtype)
         old, new = call.view(self.lse.transpose(1, 2).unsqueeze(-1)).squeeze(-1), _on_grid(call, lse)
         total, keep, share = _joined(old, new)
         adopted = _adopted(call, out, self.like) if self.out is None else None
         if adopted is not None:
-            self.out = adopted
+            self.out = adopted.to(self.dtype)
         else:
             self.out = _zeros(self.like, self.dtype) if self.out is None else self.out
             keep, share = (x.to(self.dtype).unsqueeze(-1) for x in (keep, share))
-            call.view(self.out).mul_(keep).add_(_on_grid(call, out).mul_(share))
+            for whole, k, part, s in _slices(call.view(self.out), keep, _on_grid(call, out), share):
+                whole.mul_(k).add_(part.to(self.dtype).mul_(s))
         old.copy_(total)
 
     def result(self) -> tuple[Tensor, Tensor]:
@@ -92,6 +93,13 @@ def _joined(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lse = highest.add_(total.log())
     total.clamp_min_(1.0)  # changes nothing but 0 / 0
     return lse, of_old.div_(total), of_new.div_(total)
+
+
+def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of equal sizes but the last, cut along the longest dimension: what halves become in fp32 stays small."""
+    sizes = tensors[0].shape[:-1]
+    dim = sizes.index(max(sizes))
+    return zip(*(x.chunk(8, dim) for x in tensors), strict=True)
 
 
 def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
