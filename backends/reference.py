@@ -21,7 +21,7 @@ class Reference(Backend):
     """`out = softmax(scale * q k^T + log count) v`, computed in fp32, and in fp64 for fp64 tensors.
 
     `Reference(compute_dtype="float64", name="reference64")` computes in fp64 whatever the tensors are; make it known with
-    `dilkit.register_backend`.
+    `dilkit.register_backend`. Its matrix products are torch's: the same number of threads gives the same bits.
     """
 
     name = "reference"

@@ -28,7 +28,9 @@ class SDPA(Backend):
     """torch's fused kernels on strided views, merged by lse. Which kernel: the first of `KERNELS` that is able."""
 
     name = "sdpa"
-    summary = "torch's fused attention on strided views: CPU, CUDA from 5.0 on"
+    summary = (
+        'torch\'s fused attention on strided views: CPU, CUDA from 5.0 on; `overlap="once"` only where no branches share a row'
+    )
     requires = ("torch",)
     limits = Limits(devices=frozenset({"cpu", "cuda"}))
     priority = 10

@@ -151,7 +151,7 @@ class Pattern:
             raise PatternError(
                 f"seq={seq} with heads={heads} needs {heads * seq * seq:,} entries; at most {_MAX_COUNT_ENTRIES:,}"
             )
-        return self.count_rows(torch.arange(seq), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
+        return self.count_rows(torch.arange(seq, device="cpu"), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
 
     def count_rows(self, rows: Tensor, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
         """The rows `rows` (int64, `(m,)`) of `count`: an int32 tensor `(heads, m, seq)` on the device of `rows`."""
@@ -176,9 +176,8 @@ class Pattern:
         import torch
 
         group = heads // kv_heads
-        return torch.tensor(
-            [self.head_offset(branch.dilation_rate, h // group, kv_heads) if branch.serves(h) else -1 for h in range(heads)]
-        )
+        offsets = [self.head_offset(branch.dilation_rate, h // group, kv_heads) if branch.serves(h) else -1 for h in range(heads)]
+        return torch.tensor(offsets, device="cpu")
 
     def flops(
         self, seq: int, heads: int, head_dim: int, *, batch: int = 1, kv_heads: int | None = None, is_causal: bool = False

@@ -159,3 +159,10 @@ def test_branches_are_told_in_words() -> None:
 def test_other_json_is_no_pattern(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         Pattern.from_json(text)
+
+
+def test_count_is_made_on_the_cpu_whatever_the_default_device():
+    with torch.device("meta"):
+        count = Pattern([4, 8], [1, 2]).count(8, 2)
+    assert count.device.type == "cpu"
+    assert int(count.sum()) > 0
