@@ -130,7 +130,9 @@ def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Pa
     swallowed = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    print('went on')\nexcept BaseException:\n    pass\n"
     (tmp_path / "torch.py").write_text(f"import os, signal\n{swallowed}")
     out = ["--out", str(tmp_path / "out")] if command in ("bench", "demo") else []
-    done = in_subprocess("-m", "dilkit", command, *out, PYTHONPATH=str(tmp_path))
+    # A job in the background of a script inherits that Ctrl-C is ignored; here it must not be.
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from dilkit.tools.cli import main; "
+    done = in_subprocess("-c", f"{start}sys.exit(main(sys.argv[1:]))", command, *out, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "dilkit: interrupted\n")
 
 
