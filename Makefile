@@ -4,6 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYX := $(wildcard dilkit/*.pyx backends/*.pyx comm/*.pyx)
+NATIVE := $(wildcard backends/native*.c backends/native*.h)
 
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
@@ -49,6 +50,6 @@ clean:
 	@touch $@
 
 # A changed extension, or a changed package map, is built again into the same environment, with nothing downloaded.
-.venv/built: .venv/installed setup.py $(PYX)
+.venv/built: .venv/installed setup.py $(PYX) $(NATIVE)
 	$(PIP_INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@

@@ -31,7 +31,12 @@ CACHE_BYTES = Variable(
     "Upper bound in bytes of the cache of plans (index tables). 0 turns the cache off.",
     str(DEFAULT_CACHE_BYTES),
 )
-VARIABLES = (BACKEND, CACHE_BYTES)
+CPU_ISA = Variable(
+    "DILKIT_CPU_ISA",
+    "Instruction set of the CPU kernel: `generic`, `avx2` or `avx512`, as far as the machine has them.",
+    "the best there is",
+)
+VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA)
 
 
 def backend_names() -> tuple[str, ...]:
@@ -57,3 +62,13 @@ def cache_bytes() -> int:
     if size < 0:
         raise ValueError(f"{CACHE_BYTES.name}={text!r} must be a whole number of bytes, 0 or more (0 turns it off)")
     return size
+
+
+def cpu_isa(available: tuple[str, ...]) -> str:
+    """The value of `DILKIT_CPU_ISA`, one of `available`; the first of them when it is unset or blank."""
+    name = os.environ.get(CPU_ISA.name, "").strip()
+    if not name:
+        return available[0]
+    if name not in available:
+        raise ValueError(f"{CPU_ISA.name}={name!r} is not an instruction set of this machine; it has {', '.join(available)}")
+    return name

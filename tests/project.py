@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 BUILT = (
     "*.so",
-    "*.c",
+    "_plan.c",
+    "_native.c",
     "__pycache__",
     "*.egg-info",
     ".git",

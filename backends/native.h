@@ -1,0 +1,62 @@
+/* What the parts of the CPU kernel share: a problem as plain numbers, and how a kernel is called.
+ *
+ * An item of work is a span of consecutive rows of one head of one batch element. Items write to separate rows and are computed
+ * the same way whoever takes them, so results do not depend on the number of threads.
+ */
+#ifndef DILKIT_NATIVE_H
+#define DILKIT_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MAX_BRANCHES = 64 };
+enum { FLOAT64, FLOAT32, BFLOAT16, FLOAT16 };
+enum { FORWARD, BACKWARD_QUERY, BACKWARD_KEY };
+
+/* A tensor (batch, seq, heads, dim) with a contiguous last dimension; strides in bytes. */
+typedef struct {
+    char *data;
+    int64_t batch, row, head;
+} Rows;
+
+typedef struct {
+    int64_t batch, seq, heads, kv_heads, dim, span;
+    int dtype, causal, once;
+    double scale;
+    int64_t branches, groups;
+    const int64_t *length, *rate; /* (branches,), at most seq */
+    const int64_t *offset;        /* (heads, branches), -1 where a branch does not serve a head */
+    const uint64_t *group;        /* (groups,): sets of branches that share their keys' scores */
+    const char *mask;             /* (batch, seq), nonzero = key ignored; NULL = none */
+    int64_t mask_batch, mask_row; /* strides in bytes */
+    Rows q, k, v, out, dout, dq, dk, dv;
+    char *lse, *delta; /* (batch, heads, seq) contiguous, double for FLOAT64, else float */
+} Problem;
+
+/* The code of one instruction set. */
+typedef struct {
+    const char *name;
+    int (*runs_here)(void);
+    size_t (*scratch)(const Problem *problem);
+    void (*item)(const Problem *problem, int phase, int64_t index, void *scratch);
+    void (*exp2)(const float *x, float *y, int64_t count); /* for tests of its accuracy; count in multiples of 16 */
+} Kernel;
+
+extern const Kernel native_generic;
+#ifdef NATIVE_X86
+extern const Kernel native_avx2, native_avx512;
+#endif
+
+/* Items of work of a phase. */
+static inline int64_t native_items(const Problem *problem, int phase) {
+    int64_t heads = phase == BACKWARD_KEY ? problem->kv_heads : problem->heads;
+    return problem->batch * heads * ((problem->seq + problem->span - 1) / problem->span);
+}
+
+/* A phase under way: the caller works along with its threads, a slice of time at a time. */
+typedef struct Run Run;
+Run *native_start(const Kernel *kernel, const Problem *problem, int phase, int threads); /* NULL: no memory */
+int native_work(Run *run, double seconds); /* whether no item is left to take */
+void native_finish(Run *run, int stop);    /* waits for the threads; with `stop`, they take no further item */
+
+#endif

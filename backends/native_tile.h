@@ -1,0 +1,138 @@
+/* The two matrix products of a tile, blocked in registers: BLOCK_ROWS broadcast numbers times BLOCK_VECTORS vectors.
+ *
+ * Columns are packed in panels (dim panels, TILE_COLUMNS, PANEL), both broadcast from and read as vectors. Rows are packed
+ * transposed, (row panels, dim, PANEL). Scores lie as (TILE_COLUMNS, TILE_ROWS): a lane is a row, so that the softmax of a
+ * row runs down a lane.
+ */
+#define PANEL (BLOCK_VECTORS * N(LANES))
+
+/* scores[k, r] = columns[k] . rows[r] for k in from .. to - 1, multiples of BLOCK_ROWS, and r in `panels` row panels. */
+static void N(multiply)(
+    REAL *restrict scores, const REAL *restrict columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t panels,
+    int64_t dim
+) {
+    for (int64_t k = from; k < to; k += BLOCK_ROWS)
+        for (int64_t panel = 0; panel < panels; panel++) {
+            Vector sum[BLOCK_ROWS][BLOCK_VECTORS] = {{{0}}};
+            const REAL *b = rows + panel * dim * PANEL;
+            for (int64_t done = 0; done < dim; done += PANEL) {
+                const REAL *a = columns + (done * TILE_COLUMNS + k * PANEL);
+                int64_t count = dim - done < PANEL ? dim - done : PANEL;
+                for (int64_t d = 0; d < count; d++, a++, b += PANEL) {
+                    Vector x[BLOCK_VECTORS];
+#pragma GCC unroll 4
+                    for (int v = 0; v < BLOCK_VECTORS; v++)
+                        x[v] = N(get)(b + v * N(LANES));
+#pragma GCC unroll 16
+                    for (int i = 0; i < BLOCK_ROWS; i++)
+#pragma GCC unroll 4
+                        for (int v = 0; v < BLOCK_VECTORS; v++)
+                            sum[i][v] += a[i * PANEL] * x[v];
+                }
+            }
+            REAL *to_scores = scores + k * TILE_ROWS + panel * PANEL;
+#pragma GCC unroll 16
+            for (int i = 0; i < BLOCK_ROWS; i++)
+#pragma GCC unroll 4
+                for (int v = 0; v < BLOCK_VECTORS; v++)
+                    N(put)(to_scores + i * TILE_ROWS + v * N(LANES), sum[i][v]);
+        }
+}
+
+/* sums[r] = factor[r] * sums[r] + sum over k in from .. to - 1 of weights[k, r] * columns[k], for r in 0 .. count - 1.
+ *
+ * `sums` are pointers to rows of padded length, TILE_ROWS of them: beyond `count` they may point at one spare row.
+ */
+static void N(accumulate)(
+    REAL *const *sums, const REAL *factor, const REAL *restrict weights, const REAL *restrict columns, int64_t from, int64_t to,
+    int64_t count, int64_t dim
+) {
+    for (int64_t done = 0; done < dim; done += PANEL)
+        for (int64_t r = 0; r < count; r += BLOCK_ROWS) {
+            Vector sum[BLOCK_ROWS][BLOCK_VECTORS];
+#pragma GCC unroll 16
+            for (int i = 0; i < BLOCK_ROWS; i++)
+#pragma GCC unroll 4
+                for (int v = 0; v < BLOCK_VECTORS; v++)
+                    sum[i][v] = factor[r + i] * N(get)(sums[r + i] + done + v * N(LANES));
+            const REAL *a = weights + from * TILE_ROWS + r, *b = columns + (done * TILE_COLUMNS + from * PANEL);
+            for (int64_t k = from; k < to; k++, a += TILE_ROWS, b += PANEL) {
+                Vector x[BLOCK_VECTORS];
+#pragma GCC unroll 4
+                for (int v = 0; v < BLOCK_VECTORS; v++)
+                    x[v] = N(get)(b + v * N(LANES));
+#pragma GCC unroll 16
+                for (int i = 0; i < BLOCK_ROWS; i++)
+#pragma GCC unroll 4
+                    for (int v = 0; v < BLOCK_VECTORS; v++)
+                        sum[i][v] += a[i] * x[v];
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < BLOCK_ROWS; i++)
+#pragma GCC unroll 4
+                for (int v = 0; v < BLOCK_VECTORS; v++)
+                    N(put)(sums[r + i] + done + v * N(LANES), sum[i][v]);
+        }
+}
+
+/* Scores to weights of one online softmax step, and by what to scale what was summed up before.
+ *
+ *     t = scale * s + bias[k]     m' = max(m, max_k t)     w = exp(t - m')     factor = exp(m - m')     l' = factor * l + sum_k w
+ *
+ * Where place[k] > row_place[r], the column is not seen (`masked`). A row that has seen nothing keeps m = -inf, l = 0.
+ */
+static void N(soften)(
+    REAL *restrict scores, REAL *restrict most, REAL *restrict total, REAL *restrict factor, const REAL *restrict row_place,
+    const REAL *restrict place, const REAL *restrict bias, REAL scale, int masked, int64_t from, int64_t to, int64_t count
+) {
+    const Vector log2_e = N(all)((REAL)1.442695040888963407), never = N(all)(-(REAL)INFINITY);
+    for (int64_t r = 0; r < count; r += N(LANES)) {
+        Vector old = N(get)(most + r), max = old, rows = N(get)(row_place + r), sum = N(all)(0);
+        for (int64_t k = from; k < to; k++) {
+            Vector t = N(get)(scores + k * TILE_ROWS + r) * scale + bias[k];
+            if (masked)
+                t = N(choose)((Lanes)(N(all)(place[k]) > rows), never, t);
+            max = N(larger)(t, max);
+            N(put)(scores + k * TILE_ROWS + r, t);
+        }
+        Vector base = N(choose)((Lanes)(max == never), N(all)(0), max);
+        for (int64_t k = from; k < to; k++) {
+            Vector w = N(exp2)((N(get)(scores + k * TILE_ROWS + r) - base) * log2_e);
+            N(put)(scores + k * TILE_ROWS + r, w);
+            sum += w;
+        }
+        Vector f = N(exp2)((old - base) * log2_e);
+        N(put)(factor + r, f);
+        N(put)(most + r, max);
+        N(put)(total + r, f * N(get)(total + r) + sum);
+    }
+}
+
+/* Scores to weights, and weights to gradients of scores, given the logsumexp and delta of each query.
+ *
+ *     w = exp(scale * s + bias[k] - lse)          g = scale * w * (g - delta)
+ *
+ * Queries are the rows (`by_column` 0) or the columns. A column is not seen where place[k] > row_place[r] (`masked` 1) or
+ * place[k] < row_place[r] (`masked` -1).
+ */
+static void N(differentiate)(
+    REAL *restrict scores, REAL *restrict gradients, const REAL *lse, const REAL *delta, int by_column,
+    const REAL *restrict row_place, const REAL *restrict place, const REAL *restrict bias, REAL scale, int masked, int64_t from,
+    int64_t to, int64_t count
+) {
+    const Vector log2_e = N(all)((REAL)1.442695040888963407);
+    for (int64_t r = 0; r < count; r += N(LANES)) {
+        Vector rows = N(get)(row_place + r), row_lse = N(all)(0), row_delta = row_lse;
+        if (!by_column)
+            row_lse = N(get)(lse + r), row_delta = N(get)(delta + r);
+        for (int64_t k = from; k < to; k++) {
+            REAL *s = scores + k * TILE_ROWS + r, *g = gradients + k * TILE_ROWS + r;
+            Vector l = by_column ? N(all)(lse[k]) : row_lse, d = by_column ? N(all)(delta[k]) : row_delta;
+            Vector w = N(exp2)((N(get)(s) * scale + bias[k] - l) * log2_e);
+            if (masked)
+                w = (Vector)(~(Lanes)(masked > 0 ? N(all)(place[k]) > rows : N(all)(place[k]) < rows) & (Lanes)w);
+            N(put)(s, w);
+            N(put)(g, w * (N(get)(g) - d) * scale);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+"""The CPU kernel: every instruction set that runs here, any number of threads, any length of a tile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from dilkit import Pattern, dilated_attention
+from dilkit.backends import _native
+from dilkit.tools.conformance import check
+from dilkit.tools.problems import LAYOUTS, PROBLEMS, Case
+
+CHOSEN = [case for case in PROBLEMS if case.feature in ("causal", "mask", "overlap", "head_dim", "layout", "mix")]
+LONG = {
+    "nested": dict(pattern=Pattern([128, 256, 512], [1, 2, 4]), heads=2),
+    "not nested": dict(pattern=Pattern([150, 330], [1, 3]), heads=2),
+    "few rows in a segment": dict(pattern=Pattern([16, 700], [1, 8]), heads=2),
+    "dense grouped": dict(pattern=Pattern.dense(), heads=2, kv_heads=1),
+}
+
+
+@pytest.fixture(params=_native.instruction_sets())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("DILKIT_CPU_ISA", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=[case.name for case in CHOSEN])
+def test_every_instruction_set_agrees_with_the_oracle(isa: str, case: Case) -> None:
+    result = check("native", case)
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("fields", LONG.values(), ids=LONG)
+def test_sequences_of_many_tiles(isa: str, fields: dict, is_causal: bool, dtype: str) -> None:
+    result = check("native", Case(feature="long", variant="tiles", seq=701, batch=1, is_causal=is_causal, dtype=dtype, **fields))
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_CPU_ISA", "mmx")
+    q = torch.randn(1, 8, 2, 8)
+    with pytest.raises(ValueError, match=r"DILKIT_CPU_ISA='mmx'.*generic"):
+        dilated_attention(q, q, q, Pattern([8], [1]), backend="native")
+
+
+def test_exp2_is_accurate(isa: str) -> None:
+    x = np.linspace(-125, 1, 1 << 16, dtype=np.float32)
+    y = np.empty_like(x)
+    _native.exp2(isa, x, y)
+    assert np.abs(y / np.exp2(x.astype(np.float64)) - 1).max() < 1e-6
+
+
+def test_exp2_of_the_extremes(isa: str) -> None:
+    x = np.full(16, -np.inf, np.float32)
+    x[:4] = 0, np.nan, -127, -1e30
+    y = np.empty_like(x)
+    _native.exp2(isa, x, y)
+    assert y[0] == 1
+    assert np.isnan(y[1])
+    assert not y[2:].any()
+
+
+def everything() -> list[torch.Tensor]:
+    """out, lse and the gradients of a problem large enough for several threads."""
+    draw = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 1030, 4, 32, generator=draw).requires_grad_() for _ in range(3))
+    out, lse = dilated_attention(q, k, v, Pattern([256, 1024], [1, 4]), is_causal=True, backend="native", return_lse=True)
+    return [out.detach(), lse.detach(), *torch.autograd.grad(out.sum() + (out * out).sum(), (q, k, v))]
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        first = everything()
+        for threads in (2, 3, 7):
+            torch.set_num_threads(threads)
+            assert all(torch.equal(a, b) for a, b in zip(first, everything(), strict=True)), threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_child(queue: multiprocessing.Queue) -> None:
+    q = torch.ones(1, 64, 1, 8)
+    queue.put(float(dilated_attention(q, q, q, Pattern([64], [1]), backend="native").sum()))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_it_runs_after_a_fork() -> None:
+    everything()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == 512.0
+    child.join()
+
+
+def test_storage_at_any_address() -> None:
+    whole = torch.randn(1, 40, 2, 16)
+    raw = np.zeros(whole.numel() * 4 + 1, np.uint8)[1:]
+    raw[:] = whole.numpy().view(np.uint8).ravel()
+    odd = torch.from_numpy(raw.view(np.float32).reshape(whole.shape))
+    pattern = Pattern([8, 16], [1, 2])
+    assert odd.data_ptr() % 4
+    assert torch.equal(
+        dilated_attention(odd, odd, odd, pattern, backend="native"),
+        dilated_attention(whole, whole, whole, pattern, backend="native"),
+    )
+
+
+def _random_case(seed: int) -> Case:
+    draw = random.Random(seed)
+    heads, kv_heads = draw.choice([(1, 1), (2, 2), (3, 1), (4, 2)])
+    lengths = [draw.randint(1, 200) for _ in range(draw.randint(1, 4))]
+    rates = [min(length, draw.choice([1, 2, 3, 4, 8])) for length in lengths]
+    options = dict(offset=draw.choice(["modulo", "block"]), overlap=draw.choice(["count", "once"]))
+    sizes = dict(seq=draw.randint(1, 300), heads=heads, kv_heads=kv_heads, head_dim=draw.randint(1, 70), batch=draw.randint(1, 2))
+    flags = dict(is_causal=draw.random() < 0.5, mask=draw.choice(["none", "random", "left"]), layout=draw.choice(LAYOUTS))
+    dtype = draw.choice(["float64", "float32", "bfloat16", "float16"])
+    return Case(feature="soak", variant=str(seed), pattern=Pattern(lengths, rates, **options), dtype=dtype, **sizes, **flags)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_two_hundred_random_problems(block: int) -> None:
+    for seed in range(20 * block, 20 * block + 20):
+        case = _random_case(seed)
+        result = check("native", case)
+        assert result.verdict == "passed", f"{case}: {'; '.join(result.reasons)}"
