@@ -53,7 +53,7 @@ class Native(Backend):
         return (*super().refusals(problem), Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
 
     def detail(self, problem: Problem) -> str:
-        return _instruction_set()
+        return instruction_set()
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
@@ -67,7 +67,7 @@ class Native(Backend):
         lse = torch.empty(problem.batch, problem.heads, problem.seq, dtype=lse_dtype)
         tensors = [_place(x) for x in (query, key, value, out)]
         _native.forward(
-            _layout(problem), _instruction_set(), _threads(problem), tensors, lse.data_ptr(), _mask_place(key_padding_mask)
+            _layout(problem), instruction_set(), _threads(problem), tensors, lse.data_ptr(), _mask_place(key_padding_mask)
         )
         return out, lse
 
@@ -91,7 +91,7 @@ class Native(Backend):
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (query, key, value))
         _native.backward(
             _layout(problem),
-            _instruction_set(),
+            instruction_set(),
             _threads(problem),
             [_place(x) for x in (query, key, value, out)],
             lse.data_ptr(),
@@ -102,7 +102,8 @@ class Native(Backend):
         return dq, dk, dv
 
 
-def _instruction_set() -> str:
+def instruction_set() -> str:
+    """The name of the instruction set whose code runs: what `DILKIT_CPU_ISA` says, else the best that this machine has."""
     from dilkit.backends import _native
 
     return environment.cpu_isa(_native.instruction_sets())

@@ -13,6 +13,7 @@ from typing import Any
 import dilkit
 from dilkit import environment
 from dilkit.backend import torch_hint
+from dilkit.backends.native import instruction_set
 from dilkit.device import Device, cuda_count, probe, torch_has_code
 from dilkit.selector import requested_backends
 
@@ -51,7 +52,11 @@ def devices() -> list[Any]:
 
 def variables() -> list[dict[str, Any]]:
     """The environment variables that dilkit reads: value (None when unset), and what is wrong with it (None when nothing is)."""
-    read = {environment.BACKEND: requested_backends, environment.CACHE_BYTES: environment.cache_bytes}
+    read = {
+        environment.BACKEND: requested_backends,
+        environment.CACHE_BYTES: environment.cache_bytes,
+        environment.CPU_ISA: instruction_set,
+    }
     found = []
     for v in environment.VARIABLES:
         facts = dict(name=v.name, value=os.environ.get(v.name), default=v.default, meaning=v.meaning)
