@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     const char *name;
     int (*runs_here)(void);
-    size_t (*scratch)(const Problem *problem);
+    size_t (*scratch)(const Problem *problem, int phase);
     void (*item)(const Problem *problem, int phase, int64_t index, void *scratch);
     void (*exp2)(const float *x, float *y, int64_t count); /* for tests of its accuracy; count in multiples of 16 */
 } Kernel;

@@ -13,7 +13,8 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define N(name) JOIN(name, REAL)
 
-enum { TILE_COLUMNS = 96 };
+#define LOG2_E ((REAL)1.442695040888963407)
+#define LN_2 0.6931471805599453094
 
 /* Vector extensions have no maximum. */
 #if VECTOR_BYTES == 64
@@ -45,8 +46,8 @@ enum { TILE_COLUMNS = 96 };
 #undef REAL
 #undef INTEGER
 
-static size_t scratch_bytes(const Problem *problem) {
-    return problem->dtype == FLOAT64 ? scratch_double(problem, NULL, NULL) : scratch_float(problem, NULL, NULL);
+static size_t scratch_bytes(const Problem *problem, int phase) {
+    return problem->dtype == FLOAT64 ? scratch_double(problem, phase, NULL, NULL) : scratch_float(problem, phase, NULL, NULL);
 }
 
 static void run_item(const Problem *problem, int phase, int64_t index, void *memory) {

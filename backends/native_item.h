@@ -2,19 +2,20 @@
 #define Scratch N(Scratch)
 #define Work N(Work)
 
-/* What one thread works in. Two operands a side: queries and output gradients on one, keys and values on the other. */
+/* What one thread works in. Two operands a side: queries and output gradients on one, keys and values on the other. A place is
+ * where a row is packed; rows are counted from the start of the span, and one more row is spare. */
 typedef struct {
-    REAL *sums[2];                     /* (span + 1, padded dim): what rows add up; the last row is spare */
-    REAL *rows[2];                     /* packed rows of a list */
-    REAL *columns[2];                  /* packed columns of a tile */
-    REAL *scores, *gradients;          /* of a tile */
-    REAL *most, *total;                /* (span + TILE_ROWS,), by place in the list: running maximum and sum, or lse and delta */
-    REAL *row_place;                   /* (span + TILE_ROWS,): positions, counted from the start of the span */
-    REAL *place, *bias, *lse, *delta;  /* (TILE_COLUMNS,) */
-    REAL *max, *sum;                   /* (span + 1,), by row: the softmax so far */
-    int64_t *list, *column;            /* rows of a list, from the start of the span; positions of a tile's columns */
-    uint64_t *set;                     /* (span,): the branches that a row takes part in */
-    int *times;
+    REAL *sums[2];               /* (span + 1, padded dim): what rows add up */
+    REAL *rows[2];               /* packed rows, (places, dim) */
+    REAL *columns[2];            /* packed columns of a tile */
+    REAL *scores, *gradients;    /* of a tile */
+    REAL *most, *total;          /* (places + TILE_ROWS,): running maximum (base 2) and sum, or logsumexp and delta */
+    REAL *row_place;             /* (places + TILE_ROWS,): rows as numbers */
+    REAL *place, *lse, *delta;   /* (TILE_COLUMNS,): columns as numbers, from the start of the span; theirs of the queries */
+    REAL *max, *sum;             /* (span + 1,), by row: the softmax so far */
+    int64_t *row;                /* (places,) */
+    uint64_t *set;               /* (span,): the branches that a row takes part in */
+    Stream *stream;
 } Scratch;
 
 typedef struct {
@@ -32,57 +33,60 @@ static char *N(carve)(char **at, size_t count, size_t size) {
     return here;
 }
 
-/* The bytes of a thread's scratch; lays it out in `memory` if `s` is not NULL. */
-static size_t N(scratch)(const Problem *p, Scratch *s, char *memory) {
-    size_t span = (size_t)p->span, padded = (size_t)(p->dim + PANEL - 1) / PANEL * PANEL, dim = (size_t)p->dim;
+static int64_t N(places)(const Problem *p) { return (p->span + PANEL - 1) / PANEL * PANEL + LISTS * PANEL; }
+
+/* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
+static size_t N(scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
+    size_t span = (size_t)p->span, places = (size_t)N(places)(p), dim = (size_t)p->dim, padded = (dim + PANEL - 1) / PANEL * PANEL;
     char *at = memory;
     Scratch unused;
     s = s ? s : &unused;
 #define CARVE(count, type) (type *)(void *)N(carve)(&at, count, sizeof(type))
     for (int i = 0; i < 2; i++) {
-        s->sums[i] = CARVE((span + 1) * padded, REAL);
-        s->rows[i] = CARVE((span + PANEL) * dim, REAL);
+        s->sums[i] = CARVE(i == 0 || phase == BACKWARD_KEY ? (span + 1) * padded : 0, REAL);
+        s->rows[i] = CARVE(i == 0 || phase != FORWARD ? places * dim : 0, REAL);
         s->columns[i] = CARVE(TILE_COLUMNS * padded, REAL);
     }
-    s->scores = CARVE(TILE_COLUMNS * TILE_ROWS, REAL), s->gradients = CARVE(TILE_COLUMNS * TILE_ROWS, REAL);
-    s->most = CARVE(span + TILE_ROWS, REAL), s->total = CARVE(span + TILE_ROWS, REAL);
-    s->row_place = CARVE(span + TILE_ROWS, REAL);
-    s->place = CARVE(TILE_COLUMNS, REAL), s->bias = CARVE(TILE_COLUMNS, REAL);
-    s->lse = CARVE(TILE_COLUMNS, REAL), s->delta = CARVE(TILE_COLUMNS, REAL);
+    s->scores = CARVE(TILE_COLUMNS * TILE_ROWS, REAL);
+    s->gradients = CARVE(phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
+    s->most = CARVE(places + TILE_ROWS, REAL), s->total = CARVE(places + TILE_ROWS, REAL);
+    s->row_place = CARVE(places + TILE_ROWS, REAL);
+    s->place = CARVE(TILE_COLUMNS, REAL), s->lse = CARVE(TILE_COLUMNS, REAL), s->delta = CARVE(TILE_COLUMNS, REAL);
     s->max = CARVE(span + 1, REAL), s->sum = CARVE(span + 1, REAL);
-    s->list = CARVE(span, int64_t), s->column = CARVE(TILE_COLUMNS, int64_t);
-    s->set = CARVE(span, uint64_t), s->times = CARVE(TILE_COLUMNS, int);
+    s->row = CARVE(places, int64_t), s->set = CARVE(span, uint64_t), s->stream = CARVE(1, Stream);
 #undef CARVE
     return (size_t)(at - memory);
 }
 
-/* Rows of a list, transposed into panels; rows that fill the last panel are 0. */
-static void N(pack_rows)(const Work *w, int which, int64_t count) {
+/* All places transposed into panels; 0 where a place has no row. */
+static void N(pack_rows)(const Work *w, int which, int64_t places) {
     const Problem *p = w->p;
     REAL *to = w->s.rows[which], *line = w->s.columns[0];
-    for (int64_t r = 0; r < (count + PANEL - 1) / PANEL * PANEL; r++) {
+    for (int64_t r = 0; r < places; r++) {
         REAL *place = to + r / PANEL * PANEL * p->dim + r % PANEL;
-        if (r < count)
-            N(load)(line, row_of(&w->row[which], w->batch, w->start + w->s.list[r], w->row_head), p->dim, p->dtype);
+        int64_t row = w->s.row[r];
+        if (row < p->span)
+            N(load)(line, row_of(&w->row[which], w->batch, w->start + row, w->row_head), p->dim, p->dtype);
         for (int64_t d = 0; d < p->dim; d++)
-            place[d * PANEL] = r < count ? line[d] : 0;
+            place[d * PANEL] = row < p->span ? line[d] : 0;
     }
 }
 
-/* The columns of a tile, in panels along dim, with zeros after `count` columns up to a whole block and after `dim` numbers. */
-static void N(pack_columns)(const Work *w, int which, int64_t count) {
+/* The columns of a tile, in panels along dim, with zeros after the last column up to a whole block and after `dim` numbers. */
+static void N(pack_columns)(const Work *w, int which, const Columns *columns) {
     const Problem *p = w->p;
-    for (int64_t k = 0; k < (count + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS; k++) {
-        const char *from = k < count ? row_of(&w->column[which], w->batch, w->s.column[k], w->column_head) : NULL;
+    const int64_t bytes = p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2;
+    for (int64_t k = 0; k < (columns->count + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS; k++) {
+        const char *from = k < columns->count ? row_of(&w->column[which], w->batch, columns->column[k], w->column_head) : NULL;
         for (int64_t done = 0; done < p->dim; done += PANEL) {
             REAL *to = w->s.columns[which] + done * TILE_COLUMNS + k * PANEL;
             int64_t rest = from ? p->dim - done : 0;
             if (rest >= PANEL) {
-                N(load)(to, from + done * (p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2), PANEL, p->dtype);
+                N(load)(to, from + done * bytes, PANEL, p->dtype);
                 continue;
             }
             if (rest)
-                N(load)(to, from + done * (p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2), rest, p->dtype);
+                N(load)(to, from + done * bytes, rest, p->dtype);
             memset(to + rest, 0, (size_t)(PANEL - rest) * sizeof(REAL));
         }
     }
@@ -98,123 +102,146 @@ static REAL N(lse_of)(const Work *w, int64_t row) {
 }
 
 /* Pack the columns of a tile, with what belongs to each of them. */
-static void N(open_tile)(const Work *w, int64_t count) {
+static void N(open_tile)(const Work *w, const Columns *columns) {
     const Scratch *s = &w->s;
-    for (int64_t k = 0; k < TILE_COLUMNS; k++) {
-        s->bias[k] = k < count ? (s->times[k] > 1 ? (REAL)log(s->times[k]) : 0) : -(REAL)INFINITY;
-        s->place[k] = k < count ? (REAL)(s->column[k] - w->start) : 0;
+    for (int64_t k = 0; k < columns->count; k++) {
+        s->place[k] = (REAL)(columns->column[k] - w->start);
         if (w->phase == BACKWARD_KEY) {
-            s->lse[k] = k < count ? N(lse_of)(w, s->column[k]) : (REAL)INFINITY;
-            s->delta[k] = k < count ? ((const REAL *)(const void *)w->p->delta)[N(place_of)(w, s->column[k])] : 0;
+            s->lse[k] = N(lse_of)(w, columns->column[k]);
+            s->delta[k] = ((const REAL *)(const void *)w->p->delta)[N(place_of)(w, columns->column[k])];
         }
     }
-    N(pack_columns)(w, 0, count);
-    N(pack_columns)(w, 1, count);
+    N(pack_columns)(w, 0, columns);
+    N(pack_columns)(w, 1, columns);
 }
 
-/* A tile of scores: rows first .. first + count - 1 of the list with columns from .. to - 1, whole blocks of them. */
-static void N(tile)(const Work *w, int64_t first, int64_t count, int64_t from, int64_t to, int masked) {
+/* A tile of scores: the rows at places first .. first + count - 1 with the columns from .. to - 1. */
+static void N(tile)(const Work *w, int64_t first, int64_t count, int64_t from, int64_t to, REAL bias, int masked) {
     const Scratch *s = &w->s;
     const Problem *p = w->p;
     const REAL scale = (REAL)p->scale, *place = s->row_place + first;
     int64_t panels = (count + PANEL - 1) / PANEL, offset = first * p->dim;
     REAL *sums[2][TILE_ROWS], factor[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; r++)
-        factor[r] = 1;
     for (int a = 0; a < w->accumulators; a++)
         for (int64_t r = 0; r < TILE_ROWS; r++)
-            sums[a][r] = s->sums[a] + (r < count ? s->list[first + r] : p->span) * w->padded;
+            sums[a][r] = s->sums[a] + (r < count ? s->row[first + r] : p->span) * w->padded;
     N(multiply)(s->scores, s->columns[0], s->rows[0] + offset, from, to, panels, p->dim);
     if (w->phase == FORWARD) {
-        N(soften)(s->scores, s->most + first, s->total + first, factor, place, s->place, s->bias, scale, masked, from, to,
-                  panels * PANEL);
+        N(soften)(s->scores, s->most + first, s->total + first, factor, place, s->place, scale * LOG2_E, bias * LOG2_E, masked,
+                  from, to, panels * PANEL);
         N(accumulate)(sums[0], factor, s->scores, s->columns[1], from, to, count, p->dim);
         return;
     }
+    for (int r = 0; r < TILE_ROWS; r++)
+        factor[r] = 1;
     N(multiply)(s->gradients, s->columns[1], s->rows[1] + offset, from, to, panels, p->dim);
     int by_column = w->phase == BACKWARD_KEY;
     const REAL *lse = by_column ? s->lse : s->most + first, *delta = by_column ? s->delta : s->total + first;
-    N(differentiate)(s->scores, s->gradients, lse, delta, by_column, place, s->place, s->bias, scale, by_column ? -masked : masked,
+    N(differentiate)(s->scores, s->gradients, lse, delta, by_column, place, s->place, scale, bias, by_column ? -masked : masked,
                      from, to, panels * PANEL);
     N(accumulate)(sums[0], factor, s->gradients, s->columns[0], from, to, count, p->dim);
     if (w->accumulators == 2)
         N(accumulate)(sums[1], factor, s->scores, s->columns[1], from, to, count, p->dim);
 }
 
-/* All rows of the list with a tile's columns; under causality, only the columns that some row of a tile sees. */
-static void N(tiles)(const Work *w, int64_t rows, int64_t count) {
+/* All rows of a list with a tile's columns; under causality, only the columns that some row of a tile sees. */
+static void N(tiles)(const Work *w, const List *list, int64_t columns, REAL bias) {
     const Scratch *s = &w->s;
+    const REAL *place = s->place;
     int backwards = w->phase == BACKWARD_KEY;
-    for (int64_t first = 0; first < rows; first += TILE_ROWS) {
-        int64_t size = rows - first < TILE_ROWS ? rows - first : TILE_ROWS, from = 0, to = count;
+    for (int64_t first = list->first, end = first + list->count; first < end; first += TILE_ROWS) {
+        int64_t count = end - first < TILE_ROWS ? end - first : TILE_ROWS, from = 0, to = columns;
+        REAL low = s->row_place[first], high = s->row_place[first + count - 1];
         int masked = 0;
         if (w->p->causal) {
-            REAL low = s->row_place[first], high = s->row_place[first + size - 1];
-            while (to > from && (backwards ? s->place[to - 1] < low : s->place[to - 1] > high))
+            while (to > from && (backwards ? place[to - 1] < low : place[to - 1] > high))
                 to--;
-            while (from < to && (backwards ? s->place[from] < low : s->place[from] > high))
+            while (from < to && (backwards ? place[from] < low : place[from] > high))
                 from++;
+            from = from / BLOCK_ROWS * BLOCK_ROWS;
+            masked = from < to && (backwards ? place[from] < high : place[to - 1] > low);
         }
-        int64_t left = from / BLOCK_ROWS * BLOCK_ROWS, right = (to + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
-        if (w->p->causal)
-            for (int64_t k = left; k < right; k++)
-                masked |= backwards ? s->place[k] < s->row_place[first + size - 1] : s->place[k] > s->row_place[first];
         if (from < to)
-            N(tile)(w, first, size, left, right, masked);
+            N(tile)(w, first, count, from, to, bias, masked);
     }
 }
 
-/* A list of `rows` rows that take part in the branches `set`. */
-static void N(attend)(const Work *w, const Segment *segments, uint64_t set, int64_t rows) {
+/* What the rows of some lists see, up to `places`. */
+static void N(attend)(const Work *w, const Segment *segments, const List *lists, int count, int64_t places) {
     const Scratch *s = &w->s;
     const Problem *p = w->p;
-    int64_t panel_end = (rows + PANEL - 1) / PANEL * PANEL, count;
-    for (int64_t r = 0; r < panel_end; r++) {
-        int64_t row = r < rows ? s->list[r] : p->span;
-        s->row_place[r] = (REAL)row;
-        if (w->phase == BACKWARD_QUERY)
-            s->most[r] = r < rows ? N(lse_of)(w, w->start + row) : (REAL)INFINITY;
-        else
-            s->most[r] = r < rows ? s->max[row] : -(REAL)INFINITY;
-        s->total[r] = r < rows ? s->sum[row] : 0;
+    Stream *stream = s->stream;
+    int64_t low = p->span, high = -1;
+    memset(stream, 0, sizeof *stream);
+    for (int64_t i = 0; i < places; i++) {
+        int64_t row = s->row[i];
+        s->row_place[i] = (REAL)row;
+        s->total[i] = s->sum[row];
+        s->most[i] = w->phase == BACKWARD_QUERY && row < p->span ? N(lse_of)(w, w->start + row) : s->max[row];
+        if (row < p->span)
+            low = row < low ? row : low, high = row > high ? row : high;
     }
-    N(pack_rows)(w, 0, rows);
+    N(pack_rows)(w, 0, places);
     if (w->phase != FORWARD)
-        N(pack_rows)(w, 1, rows);
-    Columns columns = {.segments = segments, .left = set, .at = -1, .to = p->seq, .once = p->once, .mask_row = p->mask_row};
+        N(pack_rows)(w, 1, places);
+    for (int i = 0; i < count; i++)
+        stream->among |= lists[i].set;
+    stream->segments = segments, stream->left = stream->among, stream->at = -1, stream->to = p->seq;
     if (p->causal && w->phase == BACKWARD_KEY)
-        columns.from = w->start + s->list[0];
+        stream->from = w->start + low;
     else if (p->causal)
-        columns.to = w->start + s->list[rows - 1] + 1;
+        stream->to = w->start + high + 1;
     if (p->mask && w->phase != BACKWARD_KEY)
-        columns.mask = p->mask + w->batch * p->mask_batch;
-    while ((count = next_columns(&columns, TILE_COLUMNS, s->column, s->times))) {
-        N(open_tile)(w, count);
-        N(tiles)(w, rows, count);
+        stream->mask = p->mask + w->batch * p->mask_batch, stream->mask_row = p->mask_row;
+    for (Columns *columns; (columns = next_columns(stream));) {
+        N(open_tile)(w, columns);
+        for (int i = 0; i < count; i++) {
+            int times = __builtin_popcountll(columns->set & lists[i].set);
+            if (times)
+                N(tiles)(w, &lists[i], columns->count, times == 1 || p->once ? 0 : (REAL)log(times));
+        }
     }
-    for (int64_t r = 0; w->phase == FORWARD && r < rows; r++)
-        s->max[s->list[r]] = s->most[r], s->sum[s->list[r]] = s->total[r];
+    for (int64_t i = 0; w->phase == FORWARD && i < places; i++)
+        s->max[s->row[i]] = s->most[i], s->sum[s->row[i]] = s->total[i];
+}
+
+/* Take the rows of the first set that is left in the cell into a list; returns the places used up. */
+static int64_t N(take)(const Work *w, int64_t start, int64_t stop, int64_t first, List *list) {
+    const Scratch *s = &w->s;
+    *list = (List){.first = first};
+    for (int64_t x = start; x < stop; x++) {
+        uint64_t *set = &s->set[x - start];
+        if (!list->set)
+            list->set = *set;
+        if (!*set || *set != list->set)
+            continue;
+        s->row[first + list->count++] = x - w->start;
+        *set = 0;
+    }
+    int64_t end = first + (list->count + PANEL - 1) / PANEL * PANEL;
+    for (int64_t i = first + list->count; i < end; i++)
+        s->row[i] = w->p->span;
+    return end;
 }
 
 /* The rows of a cell, in which no segment ends, gathered into lists by the branches that they take part in. */
 static void N(cell)(const Work *w, const Segment *segments, uint64_t served, int64_t start, int64_t stop) {
-    const Scratch *s = &w->s;
     const Problem *p = w->p;
     const char *mask = p->mask && w->phase == BACKWARD_KEY ? p->mask + w->batch * p->mask_batch : NULL;
     for (int64_t x = start; x < stop; x++)
-        s->set[x - start] = mask && mask[x * p->mask_row] ? 0 : branches_of(segments, served, x);
-    for (int64_t i = 0; i < stop - start; i++) {
-        uint64_t set = s->set[i];
-        int64_t rows = 0;
-        if (!set)
-            continue;
-        for (int64_t j = i; j < stop - start; j++)
-            if (s->set[j] == set) {
-                s->list[rows++] = start + j - w->start;
-                s->set[j] = 0;
-            }
-        N(attend)(w, segments, set, rows);
-    }
+        w->s.set[x - start] = mask && mask[x * p->mask_row] ? 0 : branches_of(segments, served, x);
+    List lists[LISTS];
+    int count;
+    do {
+        int64_t places = 0;
+        for (count = 0; count < LISTS; count++) {
+            places = N(take)(w, start, stop, places, &lists[count]);
+            if (!lists[count].count)
+                break;
+        }
+        if (count)
+            N(attend)(w, segments, lists, count, places);
+    } while (count == LISTS);
 }
 
 /* All that the rows of the span see through the branches of one query head. */
@@ -239,7 +266,7 @@ static void N(finish_forward)(const Work *w) {
         for (int64_t d = 0; d < w->p->dim; d++)
             sums[d] *= factor;
         N(store)(row_of(&w->p->out, w->batch, w->start + r, w->head), sums, w->p->dim, w->p->dtype);
-        lse[N(place_of)(w, w->start + r)] = total == 0 ? -(REAL)INFINITY : s->max[r] + (REAL)log((double)total);
+        lse[N(place_of)(w, w->start + r)] = total == 0 ? -(REAL)INFINITY : (REAL)(LN_2 * (s->max[r] + log2(total)));
     }
 }
 
@@ -257,9 +284,13 @@ static void N(start_query)(const Work *w) {
     }
 }
 
-static void N(finish)(const Work *w, const Rows *to, int which, int64_t head) {
-    for (int64_t r = 0; r < w->stop - w->start; r++)
-        N(store)(row_of(to, w->batch, w->start + r, head), w->s.sums[which] + r * w->padded, w->p->dim, w->p->dtype);
+static void N(finish)(const Work *w, const Rows *to, int which, int64_t head, REAL factor) {
+    for (int64_t r = 0; r < w->stop - w->start; r++) {
+        REAL *sums = w->s.sums[which] + r * w->padded;
+        for (int64_t d = 0; d < w->p->dim; d++)
+            sums[d] *= factor;
+        N(store)(row_of(to, w->batch, w->start + r, head), sums, w->p->dim, w->p->dtype);
+    }
 }
 
 /* Items count spans fastest, the last span first: under causality it has the most to do; then heads, then batch elements. */
@@ -271,10 +302,10 @@ static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
     w.stop = w.start + p->span < p->seq ? w.start + p->span : p->seq;
     w.padded = (p->dim + PANEL - 1) / PANEL * PANEL;
     w.accumulators = phase == BACKWARD_KEY ? 2 : 1;
-    N(scratch)(p, &w.s, memory);
+    N(scratch)(p, phase, &w.s, memory);
     for (int a = 0; a < w.accumulators; a++)
         memset(w.s.sums[a], 0, (size_t)((p->span + 1) * w.padded) * sizeof(REAL));
-    for (int64_t r = 0; r < p->span; r++)
+    for (int64_t r = 0; r <= p->span; r++)
         w.s.max[r] = -(REAL)INFINITY, w.s.sum[r] = 0;
     Rows queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
     memcpy(w.row, phase == BACKWARD_KEY ? keys : queries, sizeof w.row);
@@ -286,8 +317,8 @@ static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
             w.column_head = w.head;
             N(walk)(&w);
         }
-        N(finish)(&w, &p->dk, 0, w.kv_head);
-        N(finish)(&w, &p->dv, 1, w.kv_head);
+        N(finish)(&w, &p->dk, 0, w.kv_head, (REAL)p->scale);
+        N(finish)(&w, &p->dv, 1, w.kv_head, 1);
         return;
     }
     if (phase == BACKWARD_QUERY)
@@ -296,7 +327,7 @@ static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
     if (phase == FORWARD)
         N(finish_forward)(&w);
     else
-        N(finish)(&w, &p->dq, 0, w.head);
+        N(finish)(&w, &p->dq, 0, w.head, (REAL)p->scale);
 }
 
 #undef Scratch

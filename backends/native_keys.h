@@ -1,6 +1,6 @@
-/* Which rows see which, as lists: rows that take part in the same branches and segments see the same columns.
+/* Which rows see which. Rows that take part in the same branches make a list; columns that the same branches see come together.
  *
- *     column x of a list counts m = |{b in branches of the list : b sees x}| times: scored once, with + log m
+ *     a column seen by the branches c counts m = |c & s| times for the rows of the branches s: scored once, with + log m
  *
  * "Rows" are queries and "columns" keys, or the other way round in the backward pass of keys: the relation is symmetric.
  */
@@ -8,6 +8,8 @@
 #define DILKIT_NATIVE_KEYS_H
 
 #include "native.h"
+
+enum { LISTS = 8, TILE_COLUMNS = 96, OPEN_TILES = 16 };
 
 /* The part of a branch that some rows see: start, start + rate, ... below stop. */
 typedef struct {
@@ -55,39 +57,76 @@ static inline uint64_t branches_of(const Segment *segments, uint64_t among, int6
     return found;
 }
 
-/* The columns of a list, branch by branch; one seen before is passed over. */
+/* Rows that take part in the same branches, at the places first .. first + count - 1 of what is packed; first begins a panel. */
 typedef struct {
-    const Segment *segments;
-    uint64_t left, before; /* branches to come, the one at hand included, and those done */
-    int64_t at, from, to;  /* the next column, -1 = a branch begins; columns within from .. to - 1 */
-    const char *mask;
-    int64_t mask_row;
-    int once;
+    uint64_t set;
+    int64_t first, count;
+} List;
+
+/* Columns of one tile, ascending: all seen by the same branches. */
+typedef struct {
+    uint64_t set;
+    int64_t count, column[TILE_COLUMNS];
 } Columns;
 
-/* Up to `room` further columns with their multiplicities; returns how many. */
-static inline int64_t next_columns(Columns *c, int64_t room, int64_t *column, int *times) {
-    int64_t count = 0;
-    while (c->left) {
-        int b = __builtin_ctzll(c->left);
-        const Segment *s = &c->segments[b];
-        uint64_t later = c->left & (c->left - 1);
-        int64_t stop = s->stop < c->to ? s->stop : c->to;
-        if (c->at < 0)
-            c->at = s->start + (c->from > s->start ? (c->from - s->start + s->rate - 1) / s->rate * s->rate : 0);
-        for (; c->at < stop; c->at += s->rate) {
-            if ((c->mask && c->mask[c->at * c->mask_row]) || branches_of(c->segments, c->before, c->at))
-                continue;
-            if (count == room)
-                return count;
-            column[count] = c->at;
-            times[count++] = c->once ? 1 : 1 + __builtin_popcountll(branches_of(c->segments, later, c->at));
-        }
-        c->before |= c->left & -c->left;
-        c->left = later;
-        c->at = -1;
+/* All columns that some branch of `among` sees, each once: branch by branch, dealt out to the tiles of their sets. */
+typedef struct {
+    const Segment *segments;
+    uint64_t among, left;  /* the branches, and those to come with the one at hand */
+    int64_t at, from, to;  /* the next column, -1 = a branch begins; only columns from .. to - 1 */
+    const char *mask;      /* columns that nobody sees, NULL = none */
+    int64_t mask_row;
+    Columns *given;        /* what was returned last, to be emptied */
+    Columns tile[OPEN_TILES];
+} Stream;
+
+/* The tile that collects `set`, or an empty one for it, or NULL. */
+static inline Columns *tile_for(Stream *s, uint64_t set) {
+    Columns *empty = NULL;
+    for (int i = 0; i < OPEN_TILES; i++) {
+        if (s->tile[i].count && s->tile[i].set == set)
+            return &s->tile[i];
+        if (!s->tile[i].count && !empty)
+            empty = &s->tile[i];
     }
-    return count;
+    if (empty)
+        empty->set = set;
+    return empty;
+}
+
+static inline Columns *fullest(Stream *s) {
+    Columns *found = &s->tile[0];
+    for (int i = 1; i < OPEN_TILES; i++)
+        if (s->tile[i].count > found->count)
+            found = &s->tile[i];
+    return found;
+}
+
+/* The next tile, which stays as it is until the next call; NULL after the last. */
+static Columns *next_columns(Stream *s) {
+    if (s->given)
+        s->given->count = 0;
+    for (; s->left; s->left &= s->left - 1, s->at = -1) {
+        const Segment *segment = &s->segments[__builtin_ctzll(s->left)];
+        int64_t stop = segment->stop < s->to ? segment->stop : s->to, rate = segment->rate;
+        uint64_t before = s->among & ((s->left & -s->left) - 1);
+        if (s->at < 0)
+            s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
+        for (; s->at < stop; s->at += rate) {
+            uint64_t set = branches_of(s->segments, s->among, s->at);
+            if ((set & before) || (s->mask && s->mask[s->at * s->mask_row]))
+                continue;
+            Columns *tile = tile_for(s, set);
+            if (!tile || tile->count == TILE_COLUMNS)
+                return s->given = tile ? tile : fullest(s);
+            tile->column[tile->count++] = s->at;
+        }
+        /* Sets that begin with this branch are complete. */
+        s->given = fullest(s);
+        if (s->given->count)
+            return s->given;
+    }
+    return NULL;
 }
 
 #endif

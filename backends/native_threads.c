@@ -16,7 +16,7 @@ struct Run {
 
 static void *scratch_of(const Run *run) {
     void *memory = NULL;
-    return posix_memalign(&memory, 64, run->kernel->scratch(run->problem)) ? NULL : memory;
+    return posix_memalign(&memory, 64, run->kernel->scratch(run->problem, run->phase)) ? NULL : memory;
 }
 
 static int take(Run *run, void *scratch) {

@@ -6,7 +6,8 @@
  */
 #define PANEL (BLOCK_VECTORS * N(LANES))
 
-/* scores[k, r] = columns[k] . rows[r] for k in from .. to - 1, multiples of BLOCK_ROWS, and r in `panels` row panels. */
+/* scores[k, r] = columns[k] . rows[r] for whole blocks of k in from .. to - 1, `from` a multiple of BLOCK_ROWS, and r in
+ * `panels` row panels. */
 static void N(multiply)(
     REAL *restrict scores, const REAL *restrict columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t panels,
     int64_t dim
@@ -77,19 +78,19 @@ static void N(accumulate)(
 
 /* Scores to weights of one online softmax step, and by what to scale what was summed up before.
  *
- *     t = scale * s + bias[k]     m' = max(m, max_k t)     w = exp(t - m')     factor = exp(m - m')     l' = factor * l + sum_k w
+ *     t = scale * s + bias     m' = max(m, max_k t)     w = 2^(t - m')     factor = 2^(m - m')     l' = factor * l + sum_k w
  *
  * Where place[k] > row_place[r], the column is not seen (`masked`). A row that has seen nothing keeps m = -inf, l = 0.
  */
 static void N(soften)(
     REAL *restrict scores, REAL *restrict most, REAL *restrict total, REAL *restrict factor, const REAL *restrict row_place,
-    const REAL *restrict place, const REAL *restrict bias, REAL scale, int masked, int64_t from, int64_t to, int64_t count
+    const REAL *restrict place, REAL scale, REAL bias, int masked, int64_t from, int64_t to, int64_t count
 ) {
-    const Vector log2_e = N(all)((REAL)1.442695040888963407), never = N(all)(-(REAL)INFINITY);
+    const Vector never = N(all)(-(REAL)INFINITY);
     for (int64_t r = 0; r < count; r += N(LANES)) {
         Vector old = N(get)(most + r), max = old, rows = N(get)(row_place + r), sum = N(all)(0);
         for (int64_t k = from; k < to; k++) {
-            Vector t = N(get)(scores + k * TILE_ROWS + r) * scale + bias[k];
+            Vector t = N(get)(scores + k * TILE_ROWS + r) * scale + bias;
             if (masked)
                 t = N(choose)((Lanes)(N(all)(place[k]) > rows), never, t);
             max = N(larger)(t, max);
@@ -97,42 +98,41 @@ static void N(soften)(
         }
         Vector base = N(choose)((Lanes)(max == never), N(all)(0), max);
         for (int64_t k = from; k < to; k++) {
-            Vector w = N(exp2)((N(get)(scores + k * TILE_ROWS + r) - base) * log2_e);
+            Vector w = N(exp2)(N(get)(scores + k * TILE_ROWS + r) - base);
             N(put)(scores + k * TILE_ROWS + r, w);
             sum += w;
         }
-        Vector f = N(exp2)((old - base) * log2_e);
+        Vector f = N(exp2)(old - base);
         N(put)(factor + r, f);
         N(put)(most + r, max);
         N(put)(total + r, f * N(get)(total + r) + sum);
     }
 }
 
-/* Scores to weights, and weights to gradients of scores, given the logsumexp and delta of each query.
+/* Scores to weights, and weights to gradients of scores but for the factor scale, given logsumexp and delta of queries.
  *
- *     w = exp(scale * s + bias[k] - lse)          g = scale * w * (g - delta)
+ *     w = exp(scale * s + bias - lse)          g = w * (g - delta)
  *
  * Queries are the rows (`by_column` 0) or the columns. A column is not seen where place[k] > row_place[r] (`masked` 1) or
  * place[k] < row_place[r] (`masked` -1).
  */
 static void N(differentiate)(
     REAL *restrict scores, REAL *restrict gradients, const REAL *lse, const REAL *delta, int by_column,
-    const REAL *restrict row_place, const REAL *restrict place, const REAL *restrict bias, REAL scale, int masked, int64_t from,
-    int64_t to, int64_t count
+    const REAL *restrict row_place, const REAL *restrict place, REAL scale, REAL bias, int masked, int64_t from, int64_t to,
+    int64_t count
 ) {
-    const Vector log2_e = N(all)((REAL)1.442695040888963407);
     for (int64_t r = 0; r < count; r += N(LANES)) {
         Vector rows = N(get)(row_place + r), row_lse = N(all)(0), row_delta = row_lse;
         if (!by_column)
-            row_lse = N(get)(lse + r), row_delta = N(get)(delta + r);
+            row_lse = bias - N(get)(lse + r), row_delta = N(get)(delta + r);
         for (int64_t k = from; k < to; k++) {
             REAL *s = scores + k * TILE_ROWS + r, *g = gradients + k * TILE_ROWS + r;
-            Vector l = by_column ? N(all)(lse[k]) : row_lse, d = by_column ? N(all)(delta[k]) : row_delta;
-            Vector w = N(exp2)((N(get)(s) * scale + bias[k] - l) * log2_e);
+            Vector l = by_column ? N(all)(bias - lse[k]) : row_lse, d = by_column ? N(all)(delta[k]) : row_delta;
+            Vector w = N(exp2)((N(get)(s) * scale + l) * LOG2_E);
             if (masked)
                 w = (Vector)(~(Lanes)(masked > 0 ? N(all)(place[k]) > rows : N(all)(place[k]) < rows) & (Lanes)w);
             N(put)(s, w);
-            N(put)(g, w * (N(get)(g) - d) * scale);
+            N(put)(g, w * (N(get)(g) - d));
         }
     }
 }
