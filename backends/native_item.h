@@ -22,7 +22,7 @@ typedef struct {
     const Problem *p;
     Scratch s;
     int phase, accumulators;
-    int64_t batch, head, kv_head, start, stop, padded;
+    int64_t batch, head, kv_head, start, stop, padded, row_bytes;
     Rows row[2], column[2];            /* what is packed as rows and as columns; columns[1] meets rows[1] in the backward */
     int64_t row_head, column_head;
 } Work;
@@ -72,12 +72,25 @@ static void N(pack_rows)(const Work *w, int which, int64_t places) {
     }
 }
 
+static const char *N(column_at)(const Work *w, int which, int64_t column) {
+    return row_of(&w->column[which], w->batch, column, w->column_head);
+}
+
+/* Rows far apart are each a miss, of the cache and of the pages: ask for many at once. */
+static void N(fetch_column)(const Work *w, int which, int64_t column) {
+    const char *from = N(column_at)(w, which, column);
+    for (int64_t byte = 0; byte < w->row_bytes; byte += 64)
+        __builtin_prefetch(from + byte);
+}
+
 /* The columns of a tile, in panels along dim, with zeros after the last column up to a whole block and after `dim` numbers. */
 static void N(pack_columns)(const Work *w, int which, const Columns *columns) {
     const Problem *p = w->p;
-    const int64_t bytes = p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2;
+    const int64_t bytes = w->row_bytes / p->dim;
     for (int64_t k = 0; k < (columns->count + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS; k++) {
-        const char *from = k < columns->count ? row_of(&w->column[which], w->batch, columns->column[k], w->column_head) : NULL;
+        const char *from = k < columns->count ? N(column_at)(w, which, columns->column[k]) : NULL;
+        if (from && which == 0)
+            N(fetch_column)(w, 1, columns->column[k]);
         for (int64_t done = 0; done < p->dim; done += PANEL) {
             REAL *to = w->s.columns[which] + done * TILE_COLUMNS + k * PANEL;
             int64_t rest = from ? p->dim - done : 0;
@@ -105,6 +118,7 @@ static REAL N(lse_of)(const Work *w, int64_t row) {
 static void N(open_tile)(const Work *w, const Columns *columns) {
     const Scratch *s = &w->s;
     for (int64_t k = 0; k < columns->count; k++) {
+        N(fetch_column)(w, 0, columns->column[k]);
         s->place[k] = (REAL)(columns->column[k] - w->start);
         if (w->phase == BACKWARD_KEY) {
             s->lse[k] = N(lse_of)(w, columns->column[k]);
@@ -301,6 +315,7 @@ static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
     w.head = head % heads, w.kv_head = phase == BACKWARD_KEY ? w.head : w.head / group;
     w.stop = w.start + p->span < p->seq ? w.start + p->span : p->seq;
     w.padded = (p->dim + PANEL - 1) / PANEL * PANEL;
+    w.row_bytes = p->dim * (p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2);
     w.accumulators = phase == BACKWARD_KEY ? 2 : 1;
     N(scratch)(p, phase, &w.s, memory);
     for (int a = 0; a < w.accumulators; a++)
