@@ -17,6 +17,7 @@ cdef extern from "native.h":
         const int64_t *offset
         const uint64_t *group
         const char *mask
+        int64_t blocks, block, round
         int64_t mask_batch, mask_row
         Rows q, k, v, out, dout, dq, dk, dv
         char *lse
@@ -24,7 +25,7 @@ cdef extern from "native.h":
     ctypedef struct Kernel:
         const char *name
         int (*runs_here)() nogil
-        void (*exp2)(const float *x, float *y, int64_t count) nogil
+        void (*exp)(const float *x, float *y, int64_t count) nogil
     ctypedef struct Run:
         pass
     const Kernel native_generic
@@ -82,7 +83,7 @@ cdef class Layout:
         const int64_t[:, ::1] offset, const uint64_t[::1] group
     ):
         cdef Problem *p = &self.problem
-        p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.span = sizes
+        p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.span, p.blocks, p.block = sizes
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
         p.branches, p.groups = length.shape[0], group.shape[0]
         p.length, p.rate, p.offset, p.group = &length[0], &rate[0], &offset[0, 0], &group[0]
@@ -139,9 +140,10 @@ def backward(Layout layout, str isa, int threads, tensors, lse, mask, gradients,
     p.dk, p.dv = rows(gradients[2]), rows(gradients[3])
     p.delta = <char *><uintptr_t>delta
     run(kernel_of(isa), &p, BACKWARD_QUERY, threads)
-    run(kernel_of(isa), &p, BACKWARD_KEY, threads)
+    for p.round in range(max(p.blocks, 1)):
+        run(kernel_of(isa), &p, BACKWARD_KEY, threads)
 
 
-def exp2(str isa, const float[::1] x, float[::1] y):
-    """Write 2**x into `y`, as the kernel of `isa` computes it; the length must be a multiple of 16."""
-    kernel_of(isa).exp2(&x[0], &y[0], x.shape[0])
+def exp(str isa, const float[::1] x, float[::1] y):
+    """Write e**x into `y`, as the kernel of `isa` computes it; the length must be a multiple of 16."""
+    kernel_of(isa).exp(&x[0], &y[0], x.shape[0])

@@ -27,6 +27,7 @@ typedef struct {
     const int64_t *length, *rate; /* (branches,), at most seq */
     const int64_t *offset;        /* (heads, branches), -1 where a branch does not serve a head */
     const uint64_t *group;        /* (groups,): sets of branches that share their keys' scores */
+    int64_t blocks, block, round; /* of the gradients, see below; blocks 0: in two passes */
     const char *mask;             /* (batch, seq), nonzero = key ignored; NULL = none */
     int64_t mask_batch, mask_row; /* strides in bytes */
     Rows q, k, v, out, dout, dq, dk, dv;
@@ -39,7 +40,7 @@ typedef struct {
     int (*runs_here)(void);
     size_t (*scratch)(const Problem *problem, int phase);
     void (*item)(const Problem *problem, int phase, int64_t index, void *scratch);
-    void (*exp2)(const float *x, float *y, int64_t count); /* for tests of its accuracy; count in multiples of 16 */
+    void (*exp)(const float *x, float *y, int64_t count); /* for tests of its accuracy; count in multiples of 16 */
 } Kernel;
 
 extern const Kernel native_generic;
@@ -47,9 +48,17 @@ extern const Kernel native_generic;
 extern const Kernel native_avx2, native_avx512;
 #endif
 
-/* Items of work of a phase. */
+/* Items of work of a phase.
+ *
+ * The gradients take five products of matrices in one pass, in which an item sums up rows of dk and dv and rows of dq. So that
+ * no two items write the same rows, the sequence is cut into blocks, and in round t the keys of block s meet the queries of
+ * block (s + t) mod blocks: a phase a round, the sums of earlier rounds in dq, dk and dv. BACKWARD_QUERY goes before them all.
+ * Half types have no such sums: there, in two passes of seven products, BACKWARD_QUERY computes dq and BACKWARD_KEY dk and dv.
+ */
 static inline int64_t native_items(const Problem *problem, int phase) {
     int64_t heads = phase == BACKWARD_KEY ? problem->kv_heads : problem->heads;
+    if (phase == BACKWARD_KEY && problem->blocks)
+        return problem->batch * heads * problem->blocks;
     return problem->batch * heads * ((problem->seq + problem->span - 1) / problem->span);
 }
 

@@ -27,6 +27,12 @@ SPAN = 1024
 SPAN_NUMBERS = 2**17
 """Rows times head_dim of a piece of work, at most: what a core's cache takes."""
 
+BLOCK, BLOCKS = 8192, 16
+"""The gradients cut a sequence into blocks of so many rows, into no more than so many; shorter ones lose speed."""
+
+PIECES_AT_ONCE = 32
+"""Blocks times key heads that are there to be computed side by side, even if that takes shorter blocks."""
+
 PIECES = 64
 """Shorter problems are cut into about as many pieces, so that every core gets some."""
 
@@ -144,7 +150,7 @@ def _make_layout(problem: Problem) -> Any:
         for head in range(heads)
     ]
     return _native.Layout(
-        (problem.batch, problem.seq, heads, kv_heads, problem.head_dim, _span(problem)),
+        (problem.batch, problem.seq, heads, kv_heads, problem.head_dim, _span(problem), *_blocks(problem)),
         DTYPES.index(problem.dtype),
         problem.is_causal,
         pattern.overlap == "once",
@@ -160,6 +166,16 @@ def _span(problem: Problem) -> int:
     """Rows of a piece of work: by the problem alone, so that results do not depend on the machine."""
     rows = min(SPAN, SPAN_NUMBERS // problem.head_dim, problem.seq * problem.batch * problem.heads // PIECES)
     return max(rows // 16 * 16, 16)
+
+
+def _blocks(problem: Problem) -> tuple[int, int]:
+    """Into how many blocks the gradients cut the sequence, and their rows; (0, 0) where they take two passes."""
+    if problem.dtype not in ("float32", "float64"):
+        return 0, 0
+    spans = math.ceil(problem.seq / _span(problem))
+    wanted = max(problem.seq // BLOCK, math.ceil(PIECES_AT_ONCE / max(problem.batch * problem.kv_heads, 1)))
+    per_block = math.ceil(spans / min(wanted, BLOCKS))
+    return math.ceil(spans / max(per_block, 1)), per_block * _span(problem)
 
 
 def _groups(problem: Problem) -> list[int]:

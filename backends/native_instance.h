@@ -14,7 +14,7 @@
 #define N(name) JOIN(name, REAL)
 
 #define LOG2_E ((REAL)1.442695040888963407)
-#define LN_2 0.6931471805599453094
+#define LN_2 0.69314718055994530942L
 
 /* Vector extensions have no maximum. */
 #if VECTOR_BYTES == 64
@@ -57,7 +57,7 @@ static void run_item(const Problem *problem, int phase, int64_t index, void *mem
         item_float(problem, phase, index, memory);
 }
 
-static void exp2_many(const float *x, float *y, int64_t count) {
+static void exp_many(const float *x, float *y, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES_float)
-        put_float(y + i, exp2_float(get_float(x + i)));
+        put_float(y + i, exp_float(get_float(x + i)));
 }

@@ -8,8 +8,10 @@ typedef struct {
     REAL *sums[2];               /* (span + 1, padded dim): what rows add up */
     REAL *rows[2];               /* packed rows, (places, dim) */
     REAL *columns[2];            /* packed columns of a tile */
+    REAL *lines;                 /* rows[0] packed as columns are */
+    REAL *turned;                /* (TILE_COLUMNS + 1, padded dim): what columns add up, the last one spare */
     REAL *scores, *gradients;    /* of a tile */
-    REAL *most, *total;          /* (places + TILE_ROWS,): running maximum (base 2) and sum, or logsumexp and delta */
+    REAL *most, *total;          /* (places + TILE_ROWS,): running maximum and sum, or logsumexp and delta */
     REAL *row_place;             /* (places + TILE_ROWS,): rows as numbers */
     REAL *place, *lse, *delta;   /* (TILE_COLUMNS,): columns as numbers, from the start of the span; theirs of the queries */
     REAL *max, *sum;             /* (span + 1,), by row: the softmax so far */
@@ -21,10 +23,10 @@ typedef struct {
 typedef struct {
     const Problem *p;
     Scratch s;
-    int phase, accumulators;
+    int phase, accumulators, fused;
     int64_t batch, head, kv_head, start, stop, padded, row_bytes;
     Rows row[2], column[2];            /* what is packed as rows and as columns; columns[1] meets rows[1] in the backward */
-    int64_t row_head, column_head;
+    int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
 } Work;
 
 static char *N(carve)(char **at, size_t count, size_t size) {
@@ -38,6 +40,7 @@ static int64_t N(places)(const Problem *p) { return (p->span + PANEL - 1) / PANE
 /* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
 static size_t N(scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
     size_t span = (size_t)p->span, places = (size_t)N(places)(p), dim = (size_t)p->dim, padded = (dim + PANEL - 1) / PANEL * PANEL;
+    int fused = phase == BACKWARD_KEY && p->blocks;
     char *at = memory;
     Scratch unused;
     s = s ? s : &unused;
@@ -47,6 +50,7 @@ static size_t N(scratch)(const Problem *p, int phase, Scratch *s, char *memory) 
         s->rows[i] = CARVE(i == 0 || phase != FORWARD ? places * dim : 0, REAL);
         s->columns[i] = CARVE(TILE_COLUMNS * padded, REAL);
     }
+    s->lines = CARVE(fused ? places * padded : 0, REAL), s->turned = CARVE(fused ? (TILE_COLUMNS + 1) * padded : 0, REAL);
     s->scores = CARVE(TILE_COLUMNS * TILE_ROWS, REAL);
     s->gradients = CARVE(phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
     s->most = CARVE(places + TILE_ROWS, REAL), s->total = CARVE(places + TILE_ROWS, REAL);
@@ -69,6 +73,8 @@ static void N(pack_rows)(const Work *w, int which, int64_t places) {
             N(load)(line, row_of(&w->row[which], w->batch, w->start + row, w->row_head), p->dim, p->dtype);
         for (int64_t d = 0; d < p->dim; d++)
             place[d * PANEL] = row < p->span ? line[d] : 0;
+        for (int64_t d = 0; w->fused && which == 0 && d < w->padded; d++)
+            w->s.lines[d / PANEL * PANEL * places + r * PANEL + d % PANEL] = row < p->span && d < p->dim ? line[d] : 0;
     }
 }
 
@@ -127,26 +133,38 @@ static void N(open_tile)(const Work *w, const Columns *columns) {
     }
     N(pack_columns)(w, 0, columns);
     N(pack_columns)(w, 1, columns);
+    if (w->fused)
+        memset(s->turned, 0, (size_t)(columns->count * w->padded) * sizeof(REAL));
+}
+
+/* Add to dq what the rows gave to the tile's columns. */
+static void N(close_tile)(const Work *w, const Columns *columns) {
+    const REAL scale = (REAL)w->p->scale;
+    for (int64_t k = 0; k < columns->count; k++) {
+        REAL *to = (REAL *)(void *)row_of(&w->p->dq, w->batch, columns->column[k], w->head), *turned = w->s.turned + k * w->padded;
+        for (int64_t d = 0; d < w->p->dim; d++)
+            to[d] += scale * turned[d];
+    }
 }
 
 /* A tile of scores: the rows at places first .. first + count - 1 with the columns from .. to - 1. */
-static void N(tile)(const Work *w, int64_t first, int64_t count, int64_t from, int64_t to, REAL bias, int masked) {
+static void N(tile)(const Work *w, int64_t first, int64_t count, int64_t from, int64_t to, REAL bias, int masked, int64_t places) {
     const Scratch *s = &w->s;
     const Problem *p = w->p;
     const REAL scale = (REAL)p->scale, *place = s->row_place + first;
     int64_t panels = (count + PANEL - 1) / PANEL, offset = first * p->dim;
-    REAL *sums[2][TILE_ROWS], factor[TILE_ROWS];
+    REAL *sums[2][TILE_ROWS], factor[TILE_ROWS > TILE_COLUMNS ? TILE_ROWS : TILE_COLUMNS];
     for (int a = 0; a < w->accumulators; a++)
         for (int64_t r = 0; r < TILE_ROWS; r++)
             sums[a][r] = s->sums[a] + (r < count ? s->row[first + r] : p->span) * w->padded;
     N(multiply)(s->scores, s->columns[0], s->rows[0] + offset, from, to, panels, p->dim);
     if (w->phase == FORWARD) {
-        N(soften)(s->scores, s->most + first, s->total + first, factor, place, s->place, scale * LOG2_E, bias * LOG2_E, masked,
-                  from, to, panels * PANEL);
+        N(soften)(s->scores, s->most + first, s->total + first, factor, place, s->place, scale, bias, masked, from, to,
+                  panels * PANEL);
         N(accumulate)(sums[0], factor, s->scores, s->columns[1], from, to, count, p->dim);
         return;
     }
-    for (int r = 0; r < TILE_ROWS; r++)
+    for (size_t r = 0; r < sizeof factor / sizeof *factor; r++)
         factor[r] = 1;
     N(multiply)(s->gradients, s->columns[1], s->rows[1] + offset, from, to, panels, p->dim);
     int by_column = w->phase == BACKWARD_KEY;
@@ -156,10 +174,16 @@ static void N(tile)(const Work *w, int64_t first, int64_t count, int64_t from, i
     N(accumulate)(sums[0], factor, s->gradients, s->columns[0], from, to, count, p->dim);
     if (w->accumulators == 2)
         N(accumulate)(sums[1], factor, s->scores, s->columns[1], from, to, count, p->dim);
+    if (!w->fused)
+        return;
+    REAL *turned[TILE_COLUMNS];
+    for (int64_t k = 0; k < TILE_COLUMNS; k++)
+        turned[k] = s->turned + (k < to - from ? from + k : TILE_COLUMNS) * w->padded;
+    N(accumulate_columns)(turned, factor, s->gradients + from * TILE_ROWS, s->lines + first * PANEL, places, count, to - from, p->dim);
 }
 
 /* All rows of a list with a tile's columns; under causality, only the columns that some row of a tile sees. */
-static void N(tiles)(const Work *w, const List *list, int64_t columns, REAL bias) {
+static void N(tiles)(const Work *w, const List *list, int64_t columns, REAL bias, int64_t places) {
     const Scratch *s = &w->s;
     const REAL *place = s->place;
     int backwards = w->phase == BACKWARD_KEY;
@@ -176,7 +200,7 @@ static void N(tiles)(const Work *w, const List *list, int64_t columns, REAL bias
             masked = from < to && (backwards ? place[from] < high : place[to - 1] > low);
         }
         if (from < to)
-            N(tile)(w, first, count, from, to, bias, masked);
+            N(tile)(w, first, count, from, to, bias, masked, places);
     }
 }
 
@@ -200,9 +224,10 @@ static void N(attend)(const Work *w, const Segment *segments, const List *lists,
         N(pack_rows)(w, 1, places);
     for (int i = 0; i < count; i++)
         stream->among |= lists[i].set;
-    stream->segments = segments, stream->left = stream->among, stream->at = -1, stream->to = p->seq;
+    stream->segments = segments, stream->left = stream->among, stream->at = -1;
+    stream->from = w->first_column, stream->to = w->last_column;
     if (p->causal && w->phase == BACKWARD_KEY)
-        stream->from = w->start + low;
+        stream->from = stream->from > w->start + low ? stream->from : w->start + low;
     else if (p->causal)
         stream->to = w->start + high + 1;
     if (p->mask && w->phase != BACKWARD_KEY)
@@ -212,8 +237,10 @@ static void N(attend)(const Work *w, const Segment *segments, const List *lists,
         for (int i = 0; i < count; i++) {
             int times = __builtin_popcountll(columns->set & lists[i].set);
             if (times)
-                N(tiles)(w, &lists[i], columns->count, times == 1 || p->once ? 0 : (REAL)log(times));
+                N(tiles)(w, &lists[i], columns->count, times == 1 || p->once ? 0 : (REAL)log(times), places);
         }
+        if (w->fused)
+            N(close_tile)(w, columns);
     }
     for (int64_t i = 0; w->phase == FORWARD && i < places; i++)
         s->max[s->row[i]] = s->most[i], s->sum[s->row[i]] = s->total[i];
@@ -266,7 +293,7 @@ static void N(walk)(const Work *w) {
         uint64_t served = serving(p, p->group[g], w->head);
         for (int64_t at = w->start; served && at < w->stop;) {
             int64_t stop = open_cell(p, served, w->head, at, w->stop, segments);
-            N(cell)(w, segments, served, at, stop);
+            N(cell)(w, segments, reaching(segments, served, w->first_column, w->last_column), at, stop);
             at = stop;
         }
     }
@@ -280,7 +307,7 @@ static void N(finish_forward)(const Work *w) {
         for (int64_t d = 0; d < w->p->dim; d++)
             sums[d] *= factor;
         N(store)(row_of(&w->p->out, w->batch, w->start + r, w->head), sums, w->p->dim, w->p->dtype);
-        lse[N(place_of)(w, w->start + r)] = total == 0 ? -(REAL)INFINITY : (REAL)(LN_2 * (s->max[r] + log2(total)));
+        lse[N(place_of)(w, w->start + r)] = total == 0 ? -(REAL)INFINITY : s->max[r] + (REAL)log(total);
     }
 }
 
@@ -307,38 +334,74 @@ static void N(finish)(const Work *w, const Rows *to, int which, int64_t head, RE
     }
 }
 
-/* Items count spans fastest, the last span first: under causality it has the most to do; then heads, then batch elements. */
+/* Start and end a span's sums of dk and dv, which earlier rounds have begun. */
+static void N(continue_keys)(const Work *w) {
+    const Rows *from[2] = {&w->p->dk, &w->p->dv};
+    for (int a = 0; w->fused && w->p->round && a < 2; a++)
+        for (int64_t r = 0; r < w->stop - w->start; r++)
+            N(load)(w->s.sums[a] + r * w->padded, row_of(from[a], w->batch, w->start + r, w->kv_head), w->p->dim, w->p->dtype);
+}
+
+static void N(clear)(Work *w, int64_t start) {
+    const Problem *p = w->p;
+    w->start = start;
+    w->stop = start + p->span < p->seq ? start + p->span : p->seq;
+    for (int a = 0; a < w->accumulators; a++)
+        memset(w->s.sums[a], 0, (size_t)((p->span + 1) * w->padded) * sizeof(REAL));
+    for (int64_t r = 0; r <= p->span; r++)
+        w->s.max[r] = -(REAL)INFINITY, w->s.sum[r] = 0;
+}
+
+/* The gradients of a span of keys, as far as the queries of the columns' range go. */
+static void N(keys)(Work *w, int64_t start) {
+    const Problem *p = w->p;
+    int64_t group = p->heads / p->kv_heads;
+    N(clear)(w, start);
+    N(continue_keys)(w);
+    for (w->head = w->kv_head * group; w->head < (w->kv_head + 1) * group; w->head++) {
+        w->column_head = w->head;
+        N(walk)(w);
+    }
+    N(finish)(w, &p->dk, 0, w->kv_head, w->fused && p->round + 1 < p->blocks ? 1 : (REAL)p->scale);
+    N(finish)(w, &p->dv, 1, w->kv_head, 1);
+}
+
+/* A block of keys meets a block of queries. */
+static void N(meet)(Work *w, int64_t block) {
+    const Problem *p = w->p;
+    int64_t start = block * p->block, stop = start + p->block < p->seq ? start + p->block : p->seq;
+    w->first_column = (block + p->round) % p->blocks * p->block;
+    w->last_column = w->first_column + p->block < p->seq ? w->first_column + p->block : p->seq;
+    if (p->causal && w->last_column <= start && p->round + 1 < p->blocks && p->round)
+        return;
+    for (; start < stop; start += p->span)
+        N(keys)(w, start);
+}
+
+/* Items count spans (or blocks) fastest, the last one first: under causality it has the most to do; then heads, then batch. */
 static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
-    int64_t spans = (p->seq + p->span - 1) / p->span, group = p->heads / p->kv_heads;
-    int64_t span = spans - 1 - index % spans, head = index / spans, heads = phase == BACKWARD_KEY ? p->kv_heads : p->heads;
-    Work w = {.p = p, .phase = phase, .batch = head / heads, .start = span * p->span};
-    w.head = head % heads, w.kv_head = phase == BACKWARD_KEY ? w.head : w.head / group;
-    w.stop = w.start + p->span < p->seq ? w.start + p->span : p->seq;
+    int by_key = phase == BACKWARD_KEY, fused = by_key && p->blocks;
+    int64_t parts = fused ? p->blocks : (p->seq + p->span - 1) / p->span, heads = by_key ? p->kv_heads : p->heads;
+    int64_t part = parts - 1 - index % parts, head = index / parts;
+    Work w = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads, .fused = fused, .last_column = p->seq};
+    w.kv_head = by_key ? w.head : w.head / (p->heads / p->kv_heads);
     w.padded = (p->dim + PANEL - 1) / PANEL * PANEL;
     w.row_bytes = p->dim * (p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2);
-    w.accumulators = phase == BACKWARD_KEY ? 2 : 1;
+    w.accumulators = by_key ? 2 : 1;
     N(scratch)(p, phase, &w.s, memory);
-    for (int a = 0; a < w.accumulators; a++)
-        memset(w.s.sums[a], 0, (size_t)((p->span + 1) * w.padded) * sizeof(REAL));
-    for (int64_t r = 0; r <= p->span; r++)
-        w.s.max[r] = -(REAL)INFINITY, w.s.sum[r] = 0;
     Rows queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
-    memcpy(w.row, phase == BACKWARD_KEY ? keys : queries, sizeof w.row);
-    memcpy(w.column, phase == BACKWARD_KEY ? queries : keys, sizeof w.column);
+    memcpy(w.row, by_key ? keys : queries, sizeof w.row);
+    memcpy(w.column, by_key ? queries : keys, sizeof w.column);
     w.row_head = w.head, w.column_head = w.kv_head;
-    if (phase == BACKWARD_KEY) {
-        w.row_head = w.kv_head;
-        for (w.head = w.kv_head * group; w.head < (w.kv_head + 1) * group; w.head++) {
-            w.column_head = w.head;
-            N(walk)(&w);
-        }
-        N(finish)(&w, &p->dk, 0, w.kv_head, (REAL)p->scale);
-        N(finish)(&w, &p->dv, 1, w.kv_head, 1);
-        return;
-    }
+    if (fused)
+        return N(meet)(&w, part);
+    if (by_key)
+        return N(keys)(&w, part * p->span);
+    N(clear)(&w, part * p->span);
     if (phase == BACKWARD_QUERY)
         N(start_query)(&w);
-    N(walk)(&w);
+    if (phase == FORWARD || !p->blocks)
+        N(walk)(&w);
     if (phase == FORWARD)
         N(finish_forward)(&w);
     else

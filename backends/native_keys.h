@@ -47,6 +47,16 @@ static inline int64_t open_cell(
     return stop;
 }
 
+/* The branches of `served` whose segments have anything of first .. last - 1. */
+static inline uint64_t reaching(const Segment *segments, uint64_t served, int64_t first, int64_t last) {
+    uint64_t found = 0;
+    for (uint64_t left = served; left; left &= left - 1) {
+        int b = __builtin_ctzll(left);
+        found |= (uint64_t)(segments[b].start < last && segments[b].stop > first) << b;
+    }
+    return found;
+}
+
 /* The branches that row or column `x` takes part in. */
 static inline uint64_t branches_of(const Segment *segments, uint64_t among, int64_t x) {
     uint64_t found = 0;

@@ -40,24 +40,20 @@ static void N(multiply)(
         }
 }
 
-/* sums[r] = factor[r] * sums[r] + sum over k in from .. to - 1 of weights[k, r] * columns[k], for r in 0 .. count - 1.
+/* sums[r] = factor[r] * sums[r] + sum over k in from .. to - 1 of weights[k * step + r * across] * columns[k], r < count.
  *
- * `sums` are pointers to rows of padded length, TILE_ROWS of them: beyond `count` they may point at one spare row.
+ * `sums` are pointers to rows of padded length, a multiple of BLOCK_ROWS of them: beyond `count` they may point at a spare row.
+ * `columns` come in panels of `height` columns. A tile is summed up by itself: fewer roundings than one long sum.
  */
-static void N(accumulate)(
-    REAL *const *sums, const REAL *factor, const REAL *restrict weights, const REAL *restrict columns, int64_t from, int64_t to,
-    int64_t count, int64_t dim
+__attribute__((always_inline)) static inline void N(sum_up)(
+    REAL *const *sums, const REAL *factor, const REAL *restrict weights, int64_t step, int64_t across,
+    const REAL *restrict columns, int64_t height, int64_t from, int64_t to, int64_t count, int64_t dim
 ) {
     for (int64_t done = 0; done < dim; done += PANEL)
         for (int64_t r = 0; r < count; r += BLOCK_ROWS) {
-            Vector sum[BLOCK_ROWS][BLOCK_VECTORS];
-#pragma GCC unroll 16
-            for (int i = 0; i < BLOCK_ROWS; i++)
-#pragma GCC unroll 4
-                for (int v = 0; v < BLOCK_VECTORS; v++)
-                    sum[i][v] = factor[r + i] * N(get)(sums[r + i] + done + v * N(LANES));
-            const REAL *a = weights + from * TILE_ROWS + r, *b = columns + (done * TILE_COLUMNS + from * PANEL);
-            for (int64_t k = from; k < to; k++, a += TILE_ROWS, b += PANEL) {
+            Vector sum[BLOCK_ROWS][BLOCK_VECTORS] = {{{0}}};
+            const REAL *a = weights + from * step + r * across, *b = columns + (done * height + from * PANEL);
+            for (int64_t k = from; k < to; k++, a += step, b += PANEL) {
                 Vector x[BLOCK_VECTORS];
 #pragma GCC unroll 4
                 for (int v = 0; v < BLOCK_VECTORS; v++)
@@ -66,19 +62,37 @@ static void N(accumulate)(
                 for (int i = 0; i < BLOCK_ROWS; i++)
 #pragma GCC unroll 4
                     for (int v = 0; v < BLOCK_VECTORS; v++)
-                        sum[i][v] += a[i] * x[v];
+                        sum[i][v] += a[i * across] * x[v];
             }
 #pragma GCC unroll 16
             for (int i = 0; i < BLOCK_ROWS; i++)
 #pragma GCC unroll 4
-                for (int v = 0; v < BLOCK_VECTORS; v++)
-                    N(put)(sums[r + i] + done + v * N(LANES), sum[i][v]);
+                for (int v = 0; v < BLOCK_VECTORS; v++) {
+                    REAL *at = sums[r + i] + done + v * N(LANES);
+                    N(put)(at, factor[r + i] * N(get)(at) + sum[i][v]);
+                }
         }
+}
+
+/* What rows get from the columns from .. to - 1 of a tile, with weights[k, r]. */
+static void N(accumulate)(
+    REAL *const *sums, const REAL *factor, const REAL *weights, const REAL *columns, int64_t from, int64_t to, int64_t count,
+    int64_t dim
+) {
+    N(sum_up)(sums, factor, weights, TILE_ROWS, 1, columns, TILE_COLUMNS, from, to, count, dim);
+}
+
+/* What columns get from rows, in panels of `height` rows, with weights[column, row]. */
+static void N(accumulate_columns)(
+    REAL *const *sums, const REAL *factor, const REAL *weights, const REAL *rows, int64_t height, int64_t row_count,
+    int64_t count, int64_t dim
+) {
+    N(sum_up)(sums, factor, weights, 1, TILE_ROWS, rows, height, 0, row_count, count, dim);
 }
 
 /* Scores to weights of one online softmax step, and by what to scale what was summed up before.
  *
- *     t = scale * s + bias     m' = max(m, max_k t)     w = 2^(t - m')     factor = 2^(m - m')     l' = factor * l + sum_k w
+ *     t = scale * s + bias     m' = max(m, max_k t)     w = exp(t - m')     factor = exp(m - m')     l' = factor * l + sum_k w
  *
  * Where place[k] > row_place[r], the column is not seen (`masked`). A row that has seen nothing keeps m = -inf, l = 0.
  */
@@ -98,11 +112,11 @@ static void N(soften)(
         }
         Vector base = N(choose)((Lanes)(max == never), N(all)(0), max);
         for (int64_t k = from; k < to; k++) {
-            Vector w = N(exp2)(N(get)(scores + k * TILE_ROWS + r) - base);
+            Vector w = N(exp)(N(get)(scores + k * TILE_ROWS + r) - base);
             N(put)(scores + k * TILE_ROWS + r, w);
             sum += w;
         }
-        Vector f = N(exp2)(old - base);
+        Vector f = N(exp)(old - base);
         N(put)(factor + r, f);
         N(put)(most + r, max);
         N(put)(total + r, f * N(get)(total + r) + sum);
@@ -128,7 +142,7 @@ static void N(differentiate)(
         for (int64_t k = from; k < to; k++) {
             REAL *s = scores + k * TILE_ROWS + r, *g = gradients + k * TILE_ROWS + r;
             Vector l = by_column ? N(all)(bias - lse[k]) : row_lse, d = by_column ? N(all)(delta[k]) : row_delta;
-            Vector w = N(exp2)((N(get)(s) * scale + l) * LOG2_E);
+            Vector w = N(exp)(N(get)(s) * scale + l);
             if (masked)
                 w = (Vector)(~(Lanes)(masked > 0 ? N(all)(place[k]) > rows : N(all)(place[k]) < rows) & (Lanes)w);
             N(put)(s, w);

@@ -1,4 +1,4 @@
-/* Vectors of REAL, and exp2 of them. Included once for each type. */
+/* Vectors of REAL, and exp of them. Included once for each type. */
 #define Vector N(Vector)
 #define Lanes N(Lanes)
 
@@ -25,23 +25,25 @@ static inline Vector N(larger)(Vector a, Vector b) { return N(LARGER)(a, b); }
 
 #define IS_float (sizeof(REAL) == 4)
 
-/* 2**x for x up to 0 and a little more; 0 below 2**-126.5 (2**-1022.5), NaN for NaN.
+/* e**x for x up to 0 and a little more; 0 below the logarithm of the smallest normal number, NaN for NaN.
  *
- * x = n + f with n whole and |f| <= 1/2: a polynomial for 2**f (relative error 1e-7 in degree 5, 5e-18 in degree 11), and n
- * put into the exponent of a factor, which is 0 for the least n.
+ * x = n log 2 + f with n whole and |f| <= log 2 / 2: a polynomial for e**f (relative error 1e-7 in degree 5, 4e-18 in degree
+ * 11), and n put into the exponent of a factor, which is 0 for the least n. log 2 is taken in two parts, of which n times the
+ * first is exact.
  */
-static inline Vector N(exp2)(Vector x) {
-    static const double c5[] = {1.0, 6.931469775988548e-01, 2.4022242085171597e-01, 5.550733743693692e-02, 9.671512648985504e-03,
-                                1.3264727064473299e-03};
-    static const double c11[] = {1.0, 6.931471805599453093e-01, 2.402265069591015973e-01, 5.550410866482163009e-02,
-                                 9.618129107587224196e-03, 1.333355814640543497e-03, 1.540353046375613888e-04,
-                                 1.525273384275891624e-05, 1.321543252054703434e-06, 1.017805647237198575e-07,
-                                 7.074197066047615224e-09, 4.455930741563681939e-10};
-    const REAL round = (REAL)(IS_float ? 0x1.8p23 : 0x1.8p52), least = (REAL)(IS_float ? -127 : -1023);
+static inline Vector N(exp)(Vector x) {
+    static const double c5[] = {1.0, 0.9999997071729571273, 0.4999914951511192832, 0.1666763624414992668, 0.04189793078572596114,
+                                0.008290311628263148361};
+    static const double c11[] = {1.0, 1.0, 0.5000000000000012501, 0.1666666666666621691, 0.04166666666651778114,
+                                 0.008333333333549822321, 0.001388888894636327365, 0.0001984126943657071359,
+                                 0.00002480149062687183964, 2.755762687196580739e-6, 2.763103712615049707e-7,
+                                 2.499138295938866714e-8};
+    const REAL round = (REAL)(IS_float ? 0x1.8p23 : 0x1.8p52), least = (REAL)(IS_float ? -127 * LN_2 : -1023 * LN_2);
+    const REAL high = (REAL)(IS_float ? 0x1.62e4p-1 : 0x1.62e42fefap-1), low = (REAL)(LN_2 - (long double)high);
     const int degree = IS_float ? 5 : 11, shift = IS_float ? 23 : 52;
     const double *c = IS_float ? c5 : c11;
     x = N(larger)(N(all)(least), x);
-    Vector shifted = x + round, f = x - (shifted - round), y = N(all)((REAL)c[degree]);
+    Vector shifted = x * LOG2_E + round, n = shifted - round, f = x - n * high - n * low, y = N(all)((REAL)c[degree]);
 #pragma GCC unroll 12
     for (int i = degree - 1; i >= 0; i--)
         y = y * f + (REAL)c[i];
