@@ -52,7 +52,7 @@ extern const Kernel native_avx2, native_avx512;
  *
  * The gradients take five products of matrices in one pass, in which an item sums up rows of dk and dv and rows of dq. So that
  * no two items write the same rows, the sequence is cut into blocks, and in round t the keys of block s meet the queries of
- * block (s + t) mod blocks: a phase a round, the sums of earlier rounds in dq, dk and dv. BACKWARD_QUERY goes before them all.
+ * block (s + t) mod blocks: a phase a round, each adding to dq, dk and dv. BACKWARD_QUERY goes before and computes delta.
  * Half types have no such sums: there, in two passes of seven products, BACKWARD_QUERY computes dq and BACKWARD_KEY dk and dv.
  */
 static inline int64_t native_items(const Problem *problem, int phase) {

@@ -94,7 +94,7 @@ class Native(Backend):
 
         lse = lse.contiguous()
         delta = torch.empty(lse.shape, dtype=lse.dtype)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (query, key, value))
+        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (query, key, value))
         _native.backward(
             _layout(problem),
             instruction_set(),

@@ -133,17 +133,31 @@ static void N(open_tile)(const Work *w, const Columns *columns) {
     }
     N(pack_columns)(w, 0, columns);
     N(pack_columns)(w, 1, columns);
-    if (w->fused)
-        memset(s->turned, 0, (size_t)(columns->count * w->padded) * sizeof(REAL));
+}
+
+/* to[row, head] += factor * sums, and begin the sums anew. */
+static void N(add)(const Work *w, const Rows *to, int64_t row, int64_t head, REAL *sums, REAL factor) {
+    REAL *line = (REAL *)(void *)row_of(to, w->batch, row, head);
+    for (int64_t d = 0; d < w->p->dim; d++) {
+        line[d] += factor * sums[d];
+        sums[d] = 0;
+    }
 }
 
 /* Add to dq what the rows gave to the tile's columns. */
 static void N(close_tile)(const Work *w, const Columns *columns) {
-    const REAL scale = (REAL)w->p->scale;
-    for (int64_t k = 0; k < columns->count; k++) {
-        REAL *to = (REAL *)(void *)row_of(&w->p->dq, w->batch, columns->column[k], w->head), *turned = w->s.turned + k * w->padded;
-        for (int64_t d = 0; d < w->p->dim; d++)
-            to[d] += scale * turned[d];
+    for (int64_t k = 0; k < columns->count; k++)
+        N(add)(w, &w->p->dq, columns->column[k], w->head, w->s.turned + k * w->padded, (REAL)w->p->scale);
+}
+
+/* Add to dk and dv what the columns gave to the rows. */
+static void N(close_rows)(const Work *w, int64_t places) {
+    for (int64_t i = 0; i < places; i++) {
+        int64_t row = w->s.row[i];
+        if (row == w->p->span)
+            continue;
+        N(add)(w, &w->p->dk, w->start + row, w->kv_head, w->s.sums[0] + row * w->padded, (REAL)w->p->scale);
+        N(add)(w, &w->p->dv, w->start + row, w->kv_head, w->s.sums[1] + row * w->padded, 1);
     }
 }
 
@@ -242,6 +256,8 @@ static void N(attend)(const Work *w, const Segment *segments, const List *lists,
         if (w->fused)
             N(close_tile)(w, columns);
     }
+    if (w->fused)
+        N(close_rows)(w, places);
     for (int64_t i = 0; w->phase == FORWARD && i < places; i++)
         s->max[s->row[i]] = s->most[i], s->sum[s->row[i]] = s->total[i];
 }
@@ -334,36 +350,23 @@ static void N(finish)(const Work *w, const Rows *to, int which, int64_t head, RE
     }
 }
 
-/* Start and end a span's sums of dk and dv, which earlier rounds have begun. */
-static void N(continue_keys)(const Work *w) {
-    const Rows *from[2] = {&w->p->dk, &w->p->dv};
-    for (int a = 0; w->fused && w->p->round && a < 2; a++)
-        for (int64_t r = 0; r < w->stop - w->start; r++)
-            N(load)(w->s.sums[a] + r * w->padded, row_of(from[a], w->batch, w->start + r, w->kv_head), w->p->dim, w->p->dtype);
-}
-
-static void N(clear)(Work *w, int64_t start) {
+/* Begin with a span; all sums are 0, and are again when they have been added to what is in memory. */
+static void N(begin)(Work *w, int64_t start) {
     const Problem *p = w->p;
     w->start = start;
     w->stop = start + p->span < p->seq ? start + p->span : p->seq;
-    for (int a = 0; a < w->accumulators; a++)
-        memset(w->s.sums[a], 0, (size_t)((p->span + 1) * w->padded) * sizeof(REAL));
     for (int64_t r = 0; r <= p->span; r++)
         w->s.max[r] = -(REAL)INFINITY, w->s.sum[r] = 0;
 }
 
-/* The gradients of a span of keys, as far as the queries of the columns' range go. */
+/* What a span of keys gets from the queries of the columns' range. */
 static void N(keys)(Work *w, int64_t start) {
-    const Problem *p = w->p;
-    int64_t group = p->heads / p->kv_heads;
-    N(clear)(w, start);
-    N(continue_keys)(w);
+    int64_t group = w->p->heads / w->p->kv_heads;
+    N(begin)(w, start);
     for (w->head = w->kv_head * group; w->head < (w->kv_head + 1) * group; w->head++) {
         w->column_head = w->head;
         N(walk)(w);
     }
-    N(finish)(w, &p->dk, 0, w->kv_head, w->fused && p->round + 1 < p->blocks ? 1 : (REAL)p->scale);
-    N(finish)(w, &p->dv, 1, w->kv_head, 1);
 }
 
 /* A block of keys meets a block of queries. */
@@ -372,9 +375,7 @@ static void N(meet)(Work *w, int64_t block) {
     int64_t start = block * p->block, stop = start + p->block < p->seq ? start + p->block : p->seq;
     w->first_column = (block + p->round) % p->blocks * p->block;
     w->last_column = w->first_column + p->block < p->seq ? w->first_column + p->block : p->seq;
-    if (p->causal && w->last_column <= start && p->round + 1 < p->blocks && p->round)
-        return;
-    for (; start < stop; start += p->span)
+    for (; start < stop && !(p->causal && w->last_column <= start); start += p->span)
         N(keys)(w, start);
 }
 
@@ -389,22 +390,30 @@ static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
     w.row_bytes = p->dim * (p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2);
     w.accumulators = by_key ? 2 : 1;
     N(scratch)(p, phase, &w.s, memory);
+    for (int a = 0; a < w.accumulators; a++)
+        memset(w.s.sums[a], 0, (size_t)((p->span + 1) * w.padded) * sizeof(REAL));
+    if (fused)
+        memset(w.s.turned, 0, (size_t)((TILE_COLUMNS + 1) * w.padded) * sizeof(REAL));
     Rows queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
     memcpy(w.row, by_key ? keys : queries, sizeof w.row);
     memcpy(w.column, by_key ? queries : keys, sizeof w.column);
     w.row_head = w.head, w.column_head = w.kv_head;
     if (fused)
         return N(meet)(&w, part);
-    if (by_key)
-        return N(keys)(&w, part * p->span);
-    N(clear)(&w, part * p->span);
+    if (by_key) {
+        N(keys)(&w, part * p->span);
+        N(finish)(&w, &p->dk, 0, w.kv_head, (REAL)p->scale);
+        N(finish)(&w, &p->dv, 1, w.kv_head, 1);
+        return;
+    }
+    N(begin)(&w, part * p->span);
     if (phase == BACKWARD_QUERY)
         N(start_query)(&w);
     if (phase == FORWARD || !p->blocks)
         N(walk)(&w);
     if (phase == FORWARD)
         N(finish_forward)(&w);
-    else
+    else if (!p->blocks)
         N(finish)(&w, &p->dq, 0, w.head, (REAL)p->scale);
 }
 
