@@ -34,6 +34,7 @@
 #define INTEGER int32_t
 #include "native_vector.h"
 #include "native_tile.h"
+#include "native_work.h"
 #include "native_item.h"
 #undef REAL
 #undef INTEGER
@@ -42,6 +43,7 @@
 #define INTEGER int64_t
 #include "native_vector.h"
 #include "native_tile.h"
+#include "native_work.h"
 #include "native_item.h"
 #undef REAL
 #undef INTEGER
