@@ -26,6 +26,7 @@ cdef extern from "native.h":
         const char *name
         int (*runs_here)() nogil
         void (*exp)(const float *x, float *y, int64_t count) nogil
+        int64_t (*multiply_add)(int64_t rounds, float *result) nogil
     ctypedef struct Run:
         pass
     const Kernel native_generic
@@ -36,11 +37,18 @@ cdef extern from "native.h":
 
 cdef extern from *:
     """
-    #ifdef NATIVE_X86
-    static const Kernel *const native_kernels[] = {&native_avx512, &native_avx2, &native_generic};
-    #else
-    static const Kernel *const native_kernels[] = {&native_generic};
+    static const Kernel *const native_kernels[] = {
+    #ifdef NATIVE_AVX512BF16
+        &native_avx512bf16,
     #endif
+    #ifdef NATIVE_AVX512
+        &native_avx512,
+    #endif
+    #ifdef NATIVE_AVX2
+        &native_avx2,
+    #endif
+        &native_generic,
+    };
     enum { NATIVE_KERNELS = sizeof native_kernels / sizeof *native_kernels };
     """
     const Kernel *const native_kernels[]
@@ -147,3 +155,13 @@ def backward(Layout layout, str isa, int threads, tensors, lse, mask, gradients,
 def exp(str isa, const float[::1] x, float[::1] y):
     """Write e**x into `y`, as the kernel of `isa` computes it; the length must be a multiple of 16."""
     kernel_of(isa).exp(&x[0], &y[0], x.shape[0])
+
+
+def multiply_add(str isa, int64_t rounds):
+    """Do nothing but fused multiply-adds in registers, on this thread; return how many FLOPs that were."""
+    cdef float result = 0.5
+    cdef int64_t flops
+    cdef const Kernel *kernel = kernel_of(isa)
+    with nogil:
+        flops = kernel.multiply_add(rounds, &result)
+    return flops

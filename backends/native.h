@@ -41,11 +41,18 @@ typedef struct {
     size_t (*scratch)(const Problem *problem, int phase);
     void (*item)(const Problem *problem, int phase, int64_t index, void *scratch);
     void (*exp)(const float *x, float *y, int64_t count); /* for tests of its accuracy; count in multiples of 16 */
+    int64_t (*multiply_add)(int64_t rounds, float *result); /* for the machine's speed: returns the FLOPs done */
 } Kernel;
 
 extern const Kernel native_generic;
-#ifdef NATIVE_X86
-extern const Kernel native_avx2, native_avx512;
+#ifdef NATIVE_AVX2
+extern const Kernel native_avx2;
+#endif
+#ifdef NATIVE_AVX512
+extern const Kernel native_avx512;
+#endif
+#ifdef NATIVE_AVX512BF16
+extern const Kernel native_avx512bf16;
 #endif
 
 /* Items of work of a phase.

@@ -7,4 +7,4 @@
 
 static int runs_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-const Kernel native_avx2 = {"avx2", runs_here, scratch_bytes, run_item, exp_many};
+const Kernel native_avx2 = {"avx2", runs_here, scratch_bytes, run_item, exp_many, multiply_add};

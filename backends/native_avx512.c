@@ -10,4 +10,4 @@ static int runs_here(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
 }
 
-const Kernel native_avx512 = {"avx512", runs_here, scratch_bytes, run_item, exp_many};
+const Kernel native_avx512 = {"avx512", runs_here, scratch_bytes, run_item, exp_many, multiply_add};

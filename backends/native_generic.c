@@ -7,4 +7,4 @@
 
 static int runs_here(void) { return 1; }
 
-const Kernel native_generic = {"generic", runs_here, scratch_bytes, run_item, exp_many};
+const Kernel native_generic = {"generic", runs_here, scratch_bytes, run_item, exp_many, multiply_add};

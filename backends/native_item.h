@@ -1,15 +1,16 @@
-/* One item of work: the rows of a span, list by list; for each list the columns it sees, tile by tile. Included once a type. */
+/* One item of work: the rows of a span, list by list; for each list the columns it sees, tile by tile. Included once a kind. */
+
 /* A tile of scores: the rows at places first .. first + count - 1 with the columns from .. to - 1. */
 static void N(tile)(const Work *w, int64_t first, int64_t count, int64_t from, int64_t to, REAL bias, int masked, int64_t places) {
     const Scratch *s = &w->s;
     const Problem *p = w->p;
     const REAL scale = (REAL)p->scale, *place = s->row_place + first;
-    int64_t panels = (count + PANEL - 1) / PANEL, offset = first * p->dim;
+    int64_t panels = (count + PANEL - 1) / PANEL, units = UNITS(p->dim), offset = first * units;
     REAL *sums[2][TILE_ROWS], factor[TILE_ROWS > TILE_COLUMNS ? TILE_ROWS : TILE_COLUMNS];
     for (int a = 0; a < w->accumulators; a++)
         for (int64_t r = 0; r < TILE_ROWS; r++)
             sums[a][r] = s->sums[a] + (r < count ? s->row[first + r] : p->span) * w->padded;
-    N(multiply)(s->scores, s->columns[0], s->rows[0] + offset, from, to, panels, p->dim);
+    N(multiply)(s->scores, s->columns[0], s->rows[0] + offset, from, to, panels, units);
     if (w->phase == FORWARD) {
         N(soften)(s->scores, s->most + first, s->total + first, factor, place, s->place, scale, bias, masked, from, to,
                   panels * PANEL);
@@ -18,7 +19,7 @@ static void N(tile)(const Work *w, int64_t first, int64_t count, int64_t from, i
     }
     for (size_t r = 0; r < sizeof factor / sizeof *factor; r++)
         factor[r] = 1;
-    N(multiply)(s->gradients, s->columns[1], s->rows[1] + offset, from, to, panels, p->dim);
+    N(multiply)(s->gradients, s->columns[1], s->rows[1] + offset, from, to, panels, units);
     int by_column = w->phase == BACKWARD_KEY;
     const REAL *lse = by_column ? s->lse : s->most + first, *delta = by_column ? s->delta : s->total + first;
     N(differentiate)(s->scores, s->gradients, lse, delta, by_column, place, s->place, scale, bias, by_column ? -masked : masked,
@@ -160,7 +161,7 @@ static void N(finish_forward)(const Work *w) {
         REAL total = s->sum[r], *sums = s->sums[0] + r * w->padded, factor = total == 0 ? 0 : 1 / total;
         for (int64_t d = 0; d < w->p->dim; d++)
             sums[d] *= factor;
-        N(store)(row_of(&w->p->out, w->batch, w->start + r, w->head), sums, w->p->dim, w->p->dtype);
+        R(store)(row_of(&w->p->out, w->batch, w->start + r, w->head), sums, w->p->dim, w->p->dtype);
         lse[N(place_of)(w, w->start + r)] = total == 0 ? -(REAL)INFINITY : s->max[r] + (REAL)log(total);
     }
 }
@@ -171,8 +172,8 @@ static void N(start_query)(const Work *w) {
     REAL *delta = (REAL *)(void *)p->delta, *dout = w->s.columns[0], *out = w->s.columns[1];
     for (int64_t r = 0; r < w->stop - w->start; r++) {
         double sum = 0;
-        N(load)(dout, row_of(&p->dout, w->batch, w->start + r, w->head), p->dim, p->dtype);
-        N(load)(out, row_of(&p->out, w->batch, w->start + r, w->head), p->dim, p->dtype);
+        R(load)(dout, row_of(&p->dout, w->batch, w->start + r, w->head), p->dim, p->dtype);
+        R(load)(out, row_of(&p->out, w->batch, w->start + r, w->head), p->dim, p->dtype);
         for (int64_t d = 0; d < p->dim; d++)
             sum += (double)dout[d] * (double)out[d];
         delta[N(place_of)(w, w->start + r)] = w->s.sum[r] = (REAL)sum;
@@ -184,7 +185,7 @@ static void N(finish)(const Work *w, const Rows *to, int which, int64_t head, RE
         REAL *sums = w->s.sums[which] + r * w->padded;
         for (int64_t d = 0; d < w->p->dim; d++)
             sums[d] *= factor;
-        N(store)(row_of(to, w->batch, w->start + r, head), sums, w->p->dim, w->p->dtype);
+        R(store)(row_of(to, w->batch, w->start + r, head), sums, w->p->dim, w->p->dtype);
     }
 }
 
@@ -225,7 +226,7 @@ static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
     Work w = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads, .fused = fused, .last_column = p->seq};
     w.kv_head = by_key ? w.head : w.head / (p->heads / p->kv_heads);
     w.padded = (p->dim + PANEL - 1) / PANEL * PANEL;
-    w.row_bytes = p->dim * (p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2);
+    w.row_bytes = p->dim * N(number_bytes)(p);
     w.accumulators = by_key ? 2 : 1;
     N(scratch)(p, phase, &w.s, memory);
     for (int a = 0; a < w.accumulators; a++)
@@ -257,6 +258,5 @@ static void N(item)(const Problem *p, int phase, int64_t index, void *memory) {
 
 #undef Scratch
 #undef Work
-#undef PANEL
 #undef Vector
 #undef Lanes

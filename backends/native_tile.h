@@ -1,10 +1,18 @@
-/* The two matrix products of a tile, blocked in registers: BLOCK_ROWS broadcast numbers times BLOCK_VECTORS vectors.
+/* The two matrix products of a tile, blocked in registers: BLOCK_ROWS broadcast units times BLOCK_VECTORS vectors. A unit is a
+ * number, or a pair of bf16 in the place of one; then `dim` of scores and the columns of sums are counted in pairs.
  *
  * Columns are packed in panels (dim panels, TILE_COLUMNS, PANEL), both broadcast from and read as vectors. Rows are packed
  * transposed, (row panels, dim, PANEL). Scores lie as (TILE_COLUMNS, TILE_ROWS): a lane is a row, so that the softmax of a
  * row runs down a lane.
  */
+#undef PANEL
 #define PANEL (BLOCK_VECTORS * N(LANES))
+
+#if UNIT == 1
+#define PLUS_PRODUCT(sum, a, x) ((sum) + (a) * (x))
+#else
+#define PLUS_PRODUCT(sum, a, x) plus_products(sum, a, x)
+#endif
 
 /* scores[k, r] = columns[k] . rows[r] for whole blocks of k in from .. to - 1, `from` a multiple of BLOCK_ROWS, and r in
  * `panels` row panels. */
@@ -28,7 +36,7 @@ static void N(multiply)(
                     for (int i = 0; i < BLOCK_ROWS; i++)
 #pragma GCC unroll 4
                         for (int v = 0; v < BLOCK_VECTORS; v++)
-                            sum[i][v] += a[i * PANEL] * x[v];
+                            sum[i][v] = PLUS_PRODUCT(sum[i][v], a[i * PANEL], x[v]);
                 }
             }
             REAL *to_scores = scores + k * TILE_ROWS + panel * PANEL;
@@ -62,7 +70,7 @@ __attribute__((always_inline)) static inline void N(sum_up)(
                 for (int i = 0; i < BLOCK_ROWS; i++)
 #pragma GCC unroll 4
                     for (int v = 0; v < BLOCK_VECTORS; v++)
-                        sum[i][v] += a[i * across] * x[v];
+                        sum[i][v] = PLUS_PRODUCT(sum[i][v], a[i * across], x[v]);
             }
 #pragma GCC unroll 16
             for (int i = 0; i < BLOCK_ROWS; i++)
@@ -79,7 +87,7 @@ static void N(accumulate)(
     REAL *const *sums, const REAL *factor, const REAL *weights, const REAL *columns, int64_t from, int64_t to, int64_t count,
     int64_t dim
 ) {
-    N(sum_up)(sums, factor, weights, TILE_ROWS, 1, columns, TILE_COLUMNS, from, to, count, dim);
+    N(sum_up)(sums, factor, weights, TILE_ROWS, 1, columns, TILE_COLUMNS, from / UNIT, (to + UNIT - 1) / UNIT, count, dim);
 }
 
 /* What columns get from rows, in panels of `height` rows, with weights[column, row]. */
@@ -111,10 +119,17 @@ static void N(soften)(
             N(put)(scores + k * TILE_ROWS + r, t);
         }
         Vector base = N(choose)((Lanes)(max == never), N(all)(0), max);
-        for (int64_t k = from; k < to; k++) {
+        for (int64_t k = from; k < to; k += UNIT) {
             Vector w = N(exp)(N(get)(scores + k * TILE_ROWS + r) - base);
-            N(put)(scores + k * TILE_ROWS + r, w);
             sum += w;
+#if UNIT == 2
+            Vector other = N(all)(0);
+            if (k + 1 < to)
+                other = N(exp)(N(get)(scores + (k + 1) * TILE_ROWS + r) - base);
+            sum += other;
+            w = pair_of(w, other);
+#endif
+            N(put)(scores + k / UNIT * TILE_ROWS + r, w);
         }
         Vector f = N(exp)(old - base);
         N(put)(factor + r, f);
@@ -150,3 +165,5 @@ static void N(differentiate)(
         }
     }
 }
+
+#undef PLUS_PRODUCT

@@ -1,4 +1,4 @@
-/* Vectors of REAL, and exp of them. Included once for each type. */
+/* Vectors of REAL, and exp of them. Included once a kind. */
 #define Vector N(Vector)
 #define Lanes N(Lanes)
 
@@ -21,7 +21,7 @@ static inline Vector N(choose)(Lanes which, Vector yes, Vector no) {
 }
 
 /* max(a, b), and b where either is NaN. */
-static inline Vector N(larger)(Vector a, Vector b) { return N(LARGER)(a, b); }
+static inline Vector N(larger)(Vector a, Vector b) { return R(LARGER)(a, b); }
 
 #define IS_float (sizeof(REAL) == 4)
 

@@ -1,6 +1,9 @@
-/* What one thread works in, and how rows and columns get in and out of it. Included once a type. */
+/* What one thread works in, and how rows and columns get in and out of it. Included once a kind. */
 #define Scratch N(Scratch)
 #define Work N(Work)
+
+#undef UNITS
+#define UNITS(count) (((count) + UNIT - 1) / UNIT)
 
 /* What one thread works in. Two operands a side: queries and output gradients on one, keys and values on the other. A place is
  * where a row is packed; rows are counted from the start of the span, and one more row is spare. */
@@ -28,6 +31,8 @@ typedef struct {
     Rows row[2], column[2];            /* what is packed as rows and as columns; columns[1] meets rows[1] in the backward */
     int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
 } Work;
+
+static inline int64_t N(number_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
 
 static char *N(carve)(char **at, size_t count, size_t size) {
     char *here = *at;
@@ -62,16 +67,28 @@ static size_t N(scratch)(const Problem *p, int phase, Scratch *s, char *memory) 
     return (size_t)(at - memory);
 }
 
+/* Units first .. first + count - 1 of a row. */
+static inline void N(load_units)(REAL *to, const char *from, int64_t first, int64_t count, const Problem *p) {
+#if UNIT == 1
+    R(load)(to, from + first * N(number_bytes)(p), count, p->dtype);
+#else
+    int64_t numbers = p->dim - 2 * first < 2 * count ? p->dim - 2 * first : 2 * count;
+    to[count - 1] = 0;
+    memcpy(to, from + 4 * first, (size_t)numbers * 2);
+#endif
+}
+
 /* All places transposed into panels; 0 where a place has no row. */
 static void N(pack_rows)(const Work *w, int which, int64_t places) {
     const Problem *p = w->p;
+    const int64_t units = UNITS(p->dim);
     REAL *to = w->s.rows[which], *line = w->s.columns[0];
     for (int64_t r = 0; r < places; r++) {
-        REAL *place = to + r / PANEL * PANEL * p->dim + r % PANEL;
+        REAL *place = to + r / PANEL * PANEL * units + r % PANEL;
         int64_t row = w->s.row[r];
         if (row < p->span)
-            N(load)(line, row_of(&w->row[which], w->batch, w->start + row, w->row_head), p->dim, p->dtype);
-        for (int64_t d = 0; d < p->dim; d++)
+            N(load_units)(line, row_of(&w->row[which], w->batch, w->start + row, w->row_head), 0, units, p);
+        for (int64_t d = 0; d < units; d++)
             place[d * PANEL] = row < p->span ? line[d] : 0;
         for (int64_t d = 0; w->fused && which == 0 && d < w->padded; d++)
             w->s.lines[d / PANEL * PANEL * places + r * PANEL + d % PANEL] = row < p->span && d < p->dim ? line[d] : 0;
@@ -91,25 +108,43 @@ static void N(fetch_column)(const Work *w, int which, int64_t column) {
 
 /* The columns of a tile, in panels along dim, with zeros after the last column up to a whole block and after `dim` numbers. */
 static void N(pack_columns)(const Work *w, int which, const Columns *columns) {
-    const Problem *p = w->p;
-    const int64_t bytes = w->row_bytes / p->dim;
+    const int64_t units = UNITS(w->p->dim);
     for (int64_t k = 0; k < (columns->count + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS; k++) {
         const char *from = k < columns->count ? N(column_at)(w, which, columns->column[k]) : NULL;
         if (from && which == 0)
             N(fetch_column)(w, 1, columns->column[k]);
-        for (int64_t done = 0; done < p->dim; done += PANEL) {
+        for (int64_t done = 0; done < units; done += PANEL) {
             REAL *to = w->s.columns[which] + done * TILE_COLUMNS + k * PANEL;
-            int64_t rest = from ? p->dim - done : 0;
+            int64_t rest = from ? units - done : 0;
             if (rest >= PANEL) {
-                N(load)(to, from + done * bytes, PANEL, p->dtype);
+                N(load_units)(to, from, done, PANEL, w->p);
                 continue;
             }
             if (rest)
-                N(load)(to, from + done * bytes, rest, p->dtype);
+                N(load_units)(to, from, done, rest, w->p);
             memset(to + rest, 0, (size_t)(PANEL - rest) * sizeof(REAL));
         }
     }
 }
+
+#if UNIT == 2
+/* Columns two by two: a unit has the same number of both, 0 after the last column. */
+static void N(pack_pairs)(const Work *w, const Columns *columns) {
+    for (int64_t k = 0; k < columns->count; k += 2) {
+        const char *even = N(column_at)(w, 1, columns->column[k]), *odd = NULL;
+        if (k + 1 < columns->count)
+            odd = N(column_at)(w, 1, columns->column[k + 1]);
+        for (int64_t d = 0; d < w->padded; d++) {
+            uint16_t low = 0, high = 0;
+            if (d < w->p->dim)
+                memcpy(&low, even + 2 * d, 2);
+            if (d < w->p->dim && odd)
+                memcpy(&high, odd + 2 * d, 2);
+            w->s.columns[1][d / PANEL * PANEL * TILE_COLUMNS + k / 2 * PANEL + d % PANEL] = from_bits((uint32_t)high << 16 | low);
+        }
+    }
+}
+#endif
 
 /* Where (batch, head, row) lies in lse and delta. */
 static int64_t N(place_of)(const Work *w, int64_t row) { return (w->batch * w->p->heads + w->head) * w->p->seq + row; }
@@ -132,7 +167,11 @@ static void N(open_tile)(const Work *w, const Columns *columns) {
         }
     }
     N(pack_columns)(w, 0, columns);
+#if UNIT == 2
+    N(pack_pairs)(w, columns);
+#else
     N(pack_columns)(w, 1, columns);
+#endif
 }
 
 /* to[row, head] += factor * sums, and begin the sums anew. */
