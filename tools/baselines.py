@@ -19,7 +19,8 @@ def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
         out = sum_b softmax_b(lse_b) * out_b        (out_b, lse_b) = attention over the kept rows of branch b
 
     For every branch the kept rows of query, key and value are gathered into new contiguous tensors, attended to by torch's
-    fused CPU kernel, and scattered back into tensors as long as the sequence; the branches are then merged.
+    fused CPU kernel, and scattered back into tensors as long as the sequence; the branches are then merged. Where a rate does
+    not divide the heads, heads of zeros are added.
     Gathering, scattering and merging are torch operators that autograd differentiates.
     """
     outs, lses = zip(*(_branch(query, key, value, problem, branch) for branch in problem.pattern.branches), strict=True)
@@ -32,17 +33,19 @@ def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
 
 def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch: DilatedSegment) -> tuple[Tensor, Tensor]:
     """`out` `(batch, seq, heads, head_dim)`, `lse` `(batch, heads, seq)` of one branch; 0 and -inf in rows it does not keep."""
-    length = min(branch.segment_length, problem.seq)
+    length, rate = min(branch.segment_length, problem.seq), branch.dilation_rate
     by_offset = problem.pattern.offset == "block"
-    views = [_kept(x, length, branch.dilation_rate, by_offset).permute(0, 1, 5, 3, 2, 4) for x in (query, key, value)]
-    q, k, v = (x.reshape(-1, problem.heads, *x.shape[-2:]).contiguous() for x in views)
+    lacking = -problem.heads % rate  # heads of zeros, so that each offset has as many heads as the others
+    query, key, value = (torch.nn.functional.pad(x, (0, 0, 0, lacking)) if lacking else x for x in (query, key, value))
+    views = [_kept(x, length, rate, by_offset).permute(0, 1, 5, 3, 2, 4) for x in (query, key, value)]
+    q, k, v = (x.reshape(-1, problem.heads + lacking, *x.shape[-2:]).contiguous() for x in views)
     out, lse = _FlashWithLse.apply(q, k, v, problem.is_causal, problem.scale)
     segments = out.view(views[0].shape).permute(0, 1, 4, 3, 5, 2)
     lses = lse.view(views[0].shape[:-1]).permute(0, 1, 4, 3, 2).unsqueeze(4)
     whole_out, whole_lse = torch.zeros_like(query), lse.new_full((*query.shape[:3], 1), -math.inf)
-    _kept(whole_out, length, branch.dilation_rate, by_offset).copy_(segments)
-    _kept(whole_lse, length, branch.dilation_rate, by_offset).copy_(lses)
-    return whole_out, whole_lse.squeeze(-1).transpose(1, 2)
+    _kept(whole_out, length, rate, by_offset).copy_(segments)
+    _kept(whole_lse, length, rate, by_offset).copy_(lses)
+    return whole_out[:, :, : problem.heads], whole_lse[:, :, : problem.heads].squeeze(-1).transpose(1, 2)
 
 
 def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
@@ -83,11 +86,11 @@ class _FlashWithLse(torch.autograd.Function):
 
 
 def _gather_refusals(problem: Problem) -> tuple[str, ...]:
-    pattern, seq, heads = problem.pattern, problem.seq, problem.heads
+    pattern, seq = problem.pattern, problem.seq
     asked = {
         f"device {problem.device.type}: calls torch's CPU kernel": problem.device.type != "cpu",
         "key_padding_mask: not supported": problem.key_padding_mask,
-        "grouped heads: not supported": problem.kv_heads != heads,
+        "grouped heads: not supported": problem.kv_heads != problem.heads,
         "head ranges: not supported": pattern.heads is not None,
         "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
     }
@@ -96,8 +99,8 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
         length, rate = min(branch.segment_length, seq), branch.dilation_rate
         if seq % length:
             found.append(f"seq {seq}: must be a multiple of segment length {length}; it has no short segments")
-        if length % rate or heads % rate:
-            found.append(f"dilation rate {rate}: must divide the segment length {length} and the {heads} heads")
+        if length % rate:
+            found.append(f"dilation rate {rate}: must divide the segment length {length}")
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from dilkit.problem import Problem
 from dilkit.tools import arguments
 from dilkit.tools.arguments import whole
 from dilkit.tools.interrupt import INTERRUPTED, load_torch
+from dilkit.tools.suite import SUITES
 
 if TYPE_CHECKING:
     from dilkit.tools.contestants import Contestant
@@ -22,8 +23,8 @@ HELP = """\
 measure time and memory of backends over lengths, each checked first
 
 Every contestant is checked against fp64 arithmetic just before it is timed; all are timed in interleaved rounds, beside a
-matmul of the same run. Writes bench.json, bench.md and bench.png (overhead.json with --overhead) into --out, in place of
-earlier ones. Ctrl-C keeps the lengths measured so far. Exit code 1 when a contestant was wrong or failed."""
+matmul of the same run. Writes bench.json, bench.md and bench.png (overhead.json with --overhead, suite.* with --suite) into
+--out, in place of earlier ones. Ctrl-C keeps what was measured so far. Exit code 1 when a contestant was wrong or failed."""
 
 SEQS = (2048, 4096, 8192, 16384)
 BASELINES = ("gather", "dense")
@@ -52,12 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="folder of the results (default %(default)s)"
     )
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
+    group.add_argument("--suite", choices=SUITES, help="a fixed set of measurements with targets; takes about half an hour")
+    group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
 
 
 def run(args: Namespace) -> int:
     """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
-    from dilkit.tools import overhead
+    from dilkit.tools import overhead, suite
 
+    if args.suite:
+        return suite.run(args, _defaults())
+    if args.quick:
+        raise ValueError("--quick: goes with --suite alone; for a quick look at a problem of your own, give a small --seq")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     problem = _problem(args, _lengths_of(args)[-1])
@@ -77,6 +84,12 @@ def run(args: Namespace) -> int:
     if result["interrupted"]:
         return INTERRUPTED
     return 1 if any(entry["verdict"] in ("wrong", "failed") for entry in entries) else 0
+
+
+def _defaults() -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return vars(parser.parse_args([]))
 
 
 def _lengths_of(args: Namespace) -> tuple[int, ...]:

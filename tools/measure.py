@@ -200,14 +200,14 @@ def matmul_rate(dtype: str = "float32", device: str = "cpu", repeats: int = 5) -
     return MatmulRate(size, dtype, samples["matmul"])
 
 
-def square_matmul(dtype: str = "float32", device: str = "cpu") -> tuple[int, Callable[[], Any]]:
-    """`(size, multiply)`: a matmul to time beside others, of random matrices 2048 square on a CPU and 4096 on a GPU.
+def square_matmul(dtype: str = "float32", device: str = "cpu", size: int | None = None) -> tuple[int, Callable[[], Any]]:
+    """`(size, multiply)`: a matmul to time beside others, of random matrices of `size`, by default 2048 on a CPU, 4096 on a GPU.
 
     The size is halved until one product takes less than two seconds: half precision has no fast matmul on many CPUs.
     """
     import torch
 
-    size = MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"])
+    size = size or MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"])
     clock = _cuda_seconds if device == "cuda" else _cpu_seconds
     probe = torch.ones(size // 8, size // 8, dtype=getattr(torch, dtype), device=device)
     expected = clock(lambda: probe @ probe, 2) / 2 * 8**3
