@@ -22,7 +22,7 @@ NATIVE = Extension(
     depends=[str(path) for path in sorted(Path("backends").glob("native*.[ch]"))],
     include_dirs=["backends"],
     extra_compile_args=["-O3", "-pthread"],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-ldl"],
 )
 EXTENSIONS = [Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]), NATIVE]
 

@@ -27,13 +27,13 @@ cdef extern from "native.h":
         int (*runs_here)() nogil
         void (*exp)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
-    ctypedef struct Run:
-        pass
     const Kernel native_generic
     int FORWARD, BACKWARD_QUERY, BACKWARD_KEY
-    Run *native_start(const Kernel *kernel, const Problem *problem, int phase, int threads) nogil
-    int native_work(Run *run, double seconds) nogil
-    void native_finish(Run *run, int stop) nogil
+    int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
+    int native_run(const Kernel *kernel, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() noexcept
 
 cdef extern from *:
     """
@@ -53,8 +53,6 @@ cdef extern from *:
     """
     const Kernel *const native_kernels[]
     int NATIVE_KERNELS
-
-cdef double SLICE = 0.1  # seconds between looks for Ctrl-C
 
 
 def instruction_sets():
@@ -112,27 +110,21 @@ cdef Problem problem_of(Layout layout, tensors, lse, mask):
     return p
 
 
-cdef run(const Kernel *kernel, const Problem *problem, int phase, int threads):
+cdef int interrupted() noexcept with gil:
+    """Whether a signal's handler has raised, as that of Ctrl-C does; what it raised stays set."""
+    return PyErr_CheckSignals()
+
+
+cdef int run(const Kernel *kernel, const Problem *problem, int phase, int threads) except -1:
     """Compute a phase without the GIL; an exception of a signal's handler, such as Ctrl-C, ends it."""
-    cdef Run *run
-    cdef int done = 0
+    cdef int end
     with nogil:
-        run = native_start(kernel, problem, phase, threads)
-    if run == NULL:
+        end = native_run(kernel, problem, phase, threads, interrupted)
+    if end == NATIVE_INTERRUPTED:
+        return -1
+    if end == NATIVE_NO_MEMORY:
         raise MemoryError("no memory for the scratch of the CPU kernel")
-    try:
-        while not done:
-            with nogil:
-                done = native_work(run, SLICE)
-            if not done:
-                PyErr_CheckSignals()
-    finally:
-        with nogil:
-            native_finish(run, not done)
-
-
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
+    return 0
 
 
 def forward(Layout layout, str isa, int threads, tensors, lse, mask):

@@ -69,10 +69,9 @@ static inline int64_t native_items(const Problem *problem, int phase) {
     return problem->batch * heads * ((problem->seq + problem->span - 1) / problem->span);
 }
 
-/* A phase under way: the caller works along with its threads, a slice of time at a time. */
-typedef struct Run Run;
-Run *native_start(const Kernel *kernel, const Problem *problem, int phase, int threads); /* NULL: no memory */
-int native_work(Run *run, double seconds); /* whether no item is left to take */
-void native_finish(Run *run, int stop);    /* waits for the threads; with `stop`, they take no further item */
+enum { NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY };
+
+/* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */
+int native_run(const Kernel *kernel, const Problem *problem, int phase, int threads, int (*interrupted)(void));
 
 #endif

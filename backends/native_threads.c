@@ -1,56 +1,48 @@
-/* Threads that live as long as a call: nothing to inherit over a fork, nothing shared between callers, nothing spins. */
+/* Who computes: the threads that torch computes with, so that those do not spin in the way of others; else our own.
+ *
+ * Torch's are those of the OpenMP runtime that it has loaded, which a child process made by fork cannot use. Our own live as long
+ * as a call: nothing to inherit, nothing shared between callers.
+ */
+#define _GNU_SOURCE
 #include "native.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
-struct Run {
+typedef struct {
     const Kernel *kernel;
     const Problem *problem;
-    int phase, threads;
+    int (*interrupted)(void);
+    int phase, stopped;
     int64_t items, next;
-    void *scratch;
-    pthread_t thread[];
-};
+    void *scratch; /* the caller's: if there is no memory for the others, it does all */
+    pthread_t caller;
+    double look;
+} Run;
+
+typedef void (*Parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+
+static int forked = 0;
+
+static void in_child(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+/* The entry point of torch's OpenMP runtime, or NULL. */
+static Parallel torch_parallel(void) {
+    void *torch = forked ? NULL : dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (!torch)
+        return NULL;
+    Parallel found = (Parallel)dlsym(torch, "GOMP_parallel");
+    dlclose(torch);
+    return found;
+}
 
 static void *scratch_of(const Run *run) {
     void *memory = NULL;
     return posix_memalign(&memory, 64, run->kernel->scratch(run->problem, run->phase)) ? NULL : memory;
-}
-
-static int take(Run *run, void *scratch) {
-    int64_t item = __atomic_fetch_add(&run->next, 1, __ATOMIC_RELAXED);
-    if (item >= run->items)
-        return 0;
-    run->kernel->item(run->problem, run->phase, item, scratch);
-    return 1;
-}
-
-static void *work(void *argument) {
-    Run *run = argument;
-    void *scratch = scratch_of(run);
-    while (scratch && take(run, scratch))
-        ;
-    free(scratch);
-    return NULL;
-}
-
-Run *native_start(const Kernel *kernel, const Problem *problem, int phase, int threads) {
-    int64_t items = native_items(problem, phase);
-    int helpers = (int)(threads < items ? threads : items) - 1;
-    Run *run = malloc(sizeof(Run) + sizeof(pthread_t) * (size_t)(helpers > 0 ? helpers : 0));
-    if (!run)
-        return NULL;
-    *run = (Run){.kernel = kernel, .problem = problem, .phase = phase, .items = items};
-    run->scratch = scratch_of(run);
-    if (!run->scratch) {
-        free(run);
-        return NULL;
-    }
-    while (run->threads < helpers && !pthread_create(&run->thread[run->threads], NULL, work, run))
-        run->threads++;
-    return run;
 }
 
 static double now(void) {
@@ -59,19 +51,59 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-int native_work(Run *run, double seconds) {
-    double end = now() + seconds;
-    while (take(run, run->scratch))
-        if (now() > end)
-            return 0;
-    return 1;
+/* Ten times a second, on the caller's thread: whether to stop. */
+static void look(Run *run) {
+    if (now() < run->look)
+        return;
+    run->look = now() + 0.1;
+    if (run->interrupted && run->interrupted()) {
+        run->stopped = 1;
+        __atomic_store_n(&run->next, run->items, __ATOMIC_RELAXED);
+    }
 }
 
-void native_finish(Run *run, int stop) {
-    if (stop)
-        __atomic_store_n(&run->next, run->items, __ATOMIC_RELAXED);
-    for (int i = 0; i < run->threads; i++)
-        pthread_join(run->thread[i], NULL);
-    free(run->scratch);
-    free(run);
+static void work(void *argument) {
+    Run *run = argument;
+    int caller = pthread_equal(pthread_self(), run->caller);
+    void *scratch = caller ? run->scratch : scratch_of(run);
+    int64_t item;
+    while (scratch && (item = __atomic_fetch_add(&run->next, 1, __ATOMIC_RELAXED)) < run->items) {
+        run->kernel->item(run->problem, run->phase, item, scratch);
+        if (caller)
+            look(run);
+    }
+    if (!caller)
+        free(scratch);
+}
+
+static void *work_alone(void *argument) {
+    work(argument);
+    return NULL;
+}
+
+static void own_threads(Run *run, int threads) {
+    pthread_t *helper = malloc(sizeof(pthread_t) * (size_t)threads);
+    int started = 0;
+    while (helper && started < threads - 1 && !pthread_create(&helper[started], NULL, work_alone, run))
+        started++;
+    work(run);
+    while (started)
+        pthread_join(helper[--started], NULL);
+    free(helper);
+}
+
+int native_run(const Kernel *kernel, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
+    Run run = {.kernel = kernel, .problem = problem, .phase = phase, .interrupted = interrupted};
+    run.items = native_items(problem, phase), run.caller = pthread_self(), run.look = now() + 0.1;
+    run.scratch = scratch_of(&run);
+    if (!run.scratch)
+        return NATIVE_NO_MEMORY;
+    threads = (int)(threads < run.items ? threads : run.items);
+    Parallel parallel = threads > 1 ? torch_parallel() : NULL;
+    if (parallel)
+        parallel(work, &run, (unsigned)threads, 0);
+    else
+        own_threads(&run, threads);
+    free(run.scratch);
+    return run.stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
 }
