@@ -9,14 +9,15 @@ NATIVE := $(wildcard backends/native*.c backends/native*.h)
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-.PHONY: help demo test lint docs wheel clean
+.PHONY: help demo test sanitize lint docs wheel clean
 help:
-	@echo "make demo   set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
-	@echo "make test   set up .venv and run the tests (ARGS='-k name' passes options on)"
-	@echo "make lint   ruff and mypy"
-	@echo "make docs   write the generated parts of README.md and docs/ anew"
-	@echo "make wheel  a wheel and an sdist in dist/"
-	@echo "make clean  remove .venv and everything that was built"
+	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
+	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
+	@echo "make sanitize  the C of the CPU kernel under AddressSanitizer, UBSan and ThreadSanitizer"
+	@echo "make lint      ruff and mypy"
+	@echo "make docs      write the generated parts of README.md and docs/ anew"
+	@echo "make wheel     a wheel and an sdist in dist/"
+	@echo "make clean     remove .venv and everything that was built"
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made from"
 
 demo: .venv/built
@@ -24,6 +25,9 @@ demo: .venv/built
 
 test: .venv/built
 	$(PYTEST) $(ARGS)
+
+sanitize: .venv/built
+	$(BIN)/python tests/sanitize/run.py $(ARGS)
 
 lint: .venv/built
 	$(BIN)/ruff check

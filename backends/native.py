@@ -137,9 +137,14 @@ def _layout(problem: Problem) -> Any:
 
 
 def _make_layout(problem: Problem) -> Any:
-    import numpy as np
-
     from dilkit.backends import _native
+
+    return _native.Layout(*layout_arguments(problem))
+
+
+def layout_arguments(problem: Problem) -> tuple[Any, ...]:
+    """What `_native.Layout` takes: sizes, dtype, flags, scale, and the branches as arrays."""
+    import numpy as np
 
     pattern, heads, kv_heads = problem.pattern, problem.heads, problem.kv_heads
     offsets = [
@@ -149,7 +154,7 @@ def _make_layout(problem: Problem) -> Any:
         ]
         for head in range(heads)
     ]
-    return _native.Layout(
+    return (
         (problem.batch, problem.seq, heads, kv_heads, problem.head_dim, _span(problem), *_blocks(problem)),
         DTYPES.index(problem.dtype),
         problem.is_causal,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 
 import numpy as np
@@ -65,55 +64,6 @@ def test_exp_of_the_extremes(isa: str) -> None:
     assert y[0] == 1
     assert np.isnan(y[1])
     assert not y[2:].any()
-
-
-def everything() -> list[torch.Tensor]:
-    """out, lse and the gradients of a problem large enough for several threads."""
-    draw = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, 1030, 4, 32, generator=draw).requires_grad_() for _ in range(3))
-    out, lse = dilated_attention(q, k, v, Pattern([256, 1024], [1, 4]), is_causal=True, backend="native", return_lse=True)
-    return [out.detach(), lse.detach(), *torch.autograd.grad(out.sum() + (out * out).sum(), (q, k, v))]
-
-
-def test_any_number_of_threads_gives_the_same_bits() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        first = everything()
-        for threads in (2, 3, 7):
-            torch.set_num_threads(threads)
-            assert all(torch.equal(a, b) for a, b in zip(first, everything(), strict=True)), threads
-    finally:
-        torch.set_num_threads(before)
-
-
-def _in_child(queue: multiprocessing.Queue) -> None:
-    q = torch.ones(1, 64, 1, 8)
-    queue.put(float(dilated_attention(q, q, q, Pattern([64], [1]), backend="native").sum()))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_it_runs_after_a_fork() -> None:
-    everything()
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    child = context.Process(target=_in_child, args=(queue,))
-    child.start()
-    assert queue.get(timeout=60) == 512.0
-    child.join()
-
-
-def test_storage_at_any_address() -> None:
-    whole = torch.randn(1, 40, 2, 16)
-    raw = np.zeros(whole.numel() * 4 + 1, np.uint8)[1:]
-    raw[:] = whole.numpy().view(np.uint8).ravel()
-    odd = torch.from_numpy(raw.view(np.float32).reshape(whole.shape))
-    pattern = Pattern([8, 16], [1, 2])
-    assert odd.data_ptr() % 4
-    assert torch.equal(
-        dilated_attention(odd, odd, odd, pattern, backend="native"),
-        dilated_attention(whole, whole, whole, pattern, backend="native"),
-    )
 
 
 def _random_case(seed: int) -> Case:

@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md and docs/*.md anew: everything between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""Writes the generated parts of README.md and of docs/ anew: everything between `<!-- generated: NAME -->` and `<!-- end -->`.
 
     python -m dilkit.tools.docs [--root CHECKOUT] [--check]
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def stale_pages(root: Path) -> dict[Path, str]:
     """The pages whose text differs from what they should be, with that text. Raises ValueError for a block of an unknown name."""
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "docs" / "results").glob("*.md"))]
     if not pages[0].is_file():
         raise ValueError(f"root={root}: no README.md there; give the folder of a checkout")
     texts = {path: path.read_text() for path in pages}
@@ -198,6 +198,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "figures": lambda root: figures.summary(root / "docs" / "results"),
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "picks": pick_table,
+    "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
 }
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools import bench_report, demo_report, demo_words, overhead, results
+from dilkit.tools import bench_report, demo_report, demo_words, overhead, results, suite_report
 
 Result = dict[str, Any]
 SHORT = ("tokens", "who", "time", "tokens/s", "extra memory", "x output")
@@ -40,6 +40,12 @@ def measurements(folder: Path) -> str:
     return "\n\n".join(parts) or NOTHING
 
 
+def suite(folder: Path, name: str) -> str:
+    """The whole report of a suite."""
+    path = folder / f"{name}.json"
+    return suite_report.markdown(results.load(path, kind="suite", needs=KINDS["suite"].needs)) if path.exists() else NOTHING
+
+
 def read(folder: Path) -> list[tuple[Path, Kind, Result]]:
     """The result files in `folder`, each with its kind. Raises `results.ResultError` for any other JSON file."""
     return [(path, *_read(path)) for path in sorted(folder.glob("*.json"))]
@@ -69,6 +75,10 @@ def _overhead(result: Result) -> str:
     return f"```text\n{overhead.text(result)}\n```"
 
 
+def _suite_whole(result: Result) -> str:
+    return f"{suite_report.figures_markdown(result)}\n\nAll times: [{result['suite']}.md](results/{result['suite']}.md)"
+
+
 def _demo_short(result: Result) -> str:
     where = "{device_name}, {threads} threads, torch {torch}".format(**result["environment"])
     return f"`dilkit demo`, {demo_words.outcome(result)} ({where})."
@@ -82,4 +92,5 @@ KINDS = {
     "bench": Kind(("problem", "method", "lengths", "interrupted"), _bench_short, _bench_whole),
     "demo": Kind(("training", "scaling"), _demo_short, _demo_whole),
     "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
+    "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), suite_report.figures_markdown, _suite_whole),
 }

@@ -1,0 +1,131 @@
+/* Runs the CPU kernel over the problems of a file, forward and backward, with every code that runs here and with one thread and
+ * four, in buffers of exactly the size that is needed, and compares with the results in the file. Built with sanitizers.
+ */
+#include "native.h"
+#include "native_rows.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { HEADER = 15 };
+
+static FILE *file;
+
+static void *bytes(int64_t count) {
+    void *read = malloc((size_t)count);
+    if ((count && !read) || fread(read, 1, (size_t)count, file) != (size_t)count) {
+        fprintf(stderr, "the file of problems is cut off\n");
+        exit(2);
+    }
+    return read;
+}
+
+static int64_t size_of(int dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
+
+static double number(const char *at, int64_t i, int dtype) {
+    double wide;
+    float single;
+    uint16_t half;
+    memcpy(&wide, at + (dtype == FLOAT64 ? 8 * i : 0), dtype == FLOAT64 ? 8 : 0);
+    memcpy(&single, at + (dtype == FLOAT32 ? 4 * i : 0), dtype == FLOAT32 ? 4 : 0);
+    memcpy(&half, at + (size_of(dtype) == 2 ? 2 * i : 0), size_of(dtype) == 2 ? 2 : 0);
+    if (dtype == FLOAT64)
+        return wide;
+    return dtype == FLOAT32 ? single : dtype == BFLOAT16 ? from_bits((uint32_t)half << 16) : half_to_float(half);
+}
+
+static Rows rows(void *data, int64_t seq, int64_t heads, int64_t dim, int dtype) {
+    int64_t head = dim * size_of(dtype);
+    return (Rows){data, seq * heads * head, heads * head, head};
+}
+
+/* Whether `found` is within the dtype's errors of `expected`, NaN and infinity included. */
+static int agrees(const char *what, const char *found, const double *expected, int64_t count, int dtype, int of_dtype) {
+    static const double relative[] = {[FLOAT64] = 1e-9, [FLOAT32] = 2e-4, [BFLOAT16] = 6e-2, [FLOAT16] = 1e-2};
+    double most = 1;
+    for (int64_t i = 0; i < count; i++)
+        most = isfinite(expected[i]) ? fmax(most, fabs(expected[i])) : most;
+    for (int64_t i = 0; i < count; i++) {
+        double x = number(found, i, dtype);
+        int same = isnan(expected[i]) ? isnan(x) : isinf(expected[i]) ? x == expected[i] : fabs(x - expected[i]) <= most * relative[of_dtype];
+        if (!same) {
+            fprintf(stderr, "%s[%lld] = %g, not %g\n", what, (long long)i, x, expected[i]);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Run one problem on one kernel; the five results are compared with `expected`. */
+static int check(const Kernel *kernel, Problem p, int threads, double *const *expected) {
+    int dtype = p.dtype, wide = dtype == FLOAT64 ? FLOAT64 : FLOAT32, right = 1;
+    int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, lse = size_of(wide) * queries;
+    char *out = malloc((size_t)(queries * p.dim * size_of(dtype))), *dq = calloc((size_t)(queries * p.dim), (size_t)size_of(dtype));
+    char *dk = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype)), *dv = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype));
+    p.lse = malloc((size_t)lse), p.delta = malloc((size_t)lse);
+    p.out = rows(out, p.seq, p.heads, p.dim, dtype), p.dq = rows(dq, p.seq, p.heads, p.dim, dtype);
+    p.dk = rows(dk, p.seq, p.kv_heads, p.dim, dtype), p.dv = rows(dv, p.seq, p.kv_heads, p.dim, dtype);
+    right &= native_run(kernel, &p, FORWARD, threads, NULL) == NATIVE_DONE;
+    right &= native_run(kernel, &p, BACKWARD_QUERY, threads, NULL) == NATIVE_DONE;
+    for (p.round = 0; p.round < (p.blocks ? p.blocks : 1); p.round++)
+        right &= native_run(kernel, &p, BACKWARD_KEY, threads, NULL) == NATIVE_DONE;
+    right &= agrees("out", out, expected[0], queries * p.dim, dtype, dtype) && agrees("lse", p.lse, expected[1], queries, wide, dtype);
+    right &= agrees("dq", dq, expected[2], queries * p.dim, dtype, dtype);
+    right &= agrees("dk", dk, expected[3], keys * p.dim, dtype, dtype) && agrees("dv", dv, expected[4], keys * p.dim, dtype, dtype);
+    free(out), free(dq), free(dk), free(dv), free(p.lse), free(p.delta);
+    return right;
+}
+
+/* The next problem of the file, on all kernels. */
+static int next(const int64_t *header, int number_of) {
+    static const Kernel *const kernels[] = {
+#ifdef NATIVE_AVX512BF16
+        &native_avx512bf16,
+#endif
+#ifdef NATIVE_AVX2
+        &native_avx2,
+#endif
+        &native_generic,
+    };
+    Problem p = {.batch = header[0], .seq = header[1], .heads = header[2], .kv_heads = header[3], .dim = header[4]};
+    p.span = header[5], p.blocks = header[6], p.block = header[7], p.dtype = (int)header[8];
+    p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.groups = header[12];
+    int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
+    double *scale = bytes(8);
+    int64_t *length = bytes(8 * p.branches), *rate = bytes(8 * p.branches), *offset = bytes(8 * p.heads * p.branches);
+    uint64_t *group = bytes(8 * p.groups);
+    char *q = bytes(queries * size), *k = bytes(keys * size), *v = bytes(keys * size), *dout = bytes(queries * size);
+    char *mask = header[13] ? bytes(p.batch * p.seq) : NULL;
+    double *expected[5] = {bytes(8 * queries * p.dim), bytes(8 * queries), bytes(8 * queries * p.dim), bytes(8 * keys * p.dim), bytes(8 * keys * p.dim)};
+    p.scale = *scale, p.length = length, p.rate = rate, p.offset = offset, p.group = group;
+    p.mask = mask, p.mask_batch = p.seq, p.mask_row = 1;
+    p.q = rows(q, p.seq, p.heads, p.dim, p.dtype), p.dout = rows(dout, p.seq, p.heads, p.dim, p.dtype);
+    p.k = rows(k, p.seq, p.kv_heads, p.dim, p.dtype), p.v = rows(v, p.seq, p.kv_heads, p.dim, p.dtype);
+    int right = 1;
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        for (int threads = 1; threads <= 4; threads += 3)
+            if (!check(kernels[i], p, threads, expected)) {
+                fprintf(stderr, "problem %d, %s, %d threads\n", number_of, kernels[i]->name, threads);
+                right = 0;
+            }
+    free(scale), free(length), free(rate), free(offset), free(group), free(q), free(k), free(v), free(dout), free(mask);
+    for (int i = 0; i < 5; i++)
+        free(expected[i]);
+    return right;
+}
+
+int main(int count, char **arguments) {
+    file = count == 2 ? fopen(arguments[1], "rb") : NULL;
+    if (!file) {
+        fprintf(stderr, "usage: driver FILE\n");
+        return 2;
+    }
+    int64_t header[HEADER];
+    int problems = 0, wrong = 0;
+    for (; fread(header, sizeof header, 1, file) == 1; problems++)
+        wrong += !next(header, problems);
+    fclose(file);
+    printf("%d problems, %d wrong\n", problems, wrong);
+    return wrong || !problems;
+}
