@@ -61,9 +61,8 @@ static void N(tiles)(const Work *w, const List *list, int64_t columns, REAL bias
 static void N(attend)(const Work *w, const Segment *segments, const List *lists, int count, int64_t places) {
     const Scratch *s = &w->s;
     const Problem *p = w->p;
-    Stream *stream = s->stream;
-    int64_t low = p->span, high = -1;
-    memset(stream, 0, sizeof *stream);
+    int64_t low = p->span, high = -1, from = w->first_column, to = w->last_column;
+    uint64_t among = 0;
     for (int64_t i = 0; i < places; i++) {
         int64_t row = s->row[i];
         s->row_place[i] = (REAL)row;
@@ -76,16 +75,15 @@ static void N(attend)(const Work *w, const Segment *segments, const List *lists,
     if (w->phase != FORWARD)
         N(pack_rows)(w, 1, places);
     for (int i = 0; i < count; i++)
-        stream->among |= lists[i].set;
-    stream->segments = segments, stream->left = stream->among, stream->at = -1;
-    stream->from = w->first_column, stream->to = w->last_column;
+        among |= lists[i].set;
     if (p->causal && w->phase == BACKWARD_KEY)
-        stream->from = stream->from > w->start + low ? stream->from : w->start + low;
+        from = from > w->start + low ? from : w->start + low;
     else if (p->causal)
-        stream->to = w->start + high + 1;
+        to = w->start + high + 1;
+    open_stream(s->stream, segments, among, from, to);
     if (p->mask && w->phase != BACKWARD_KEY)
-        stream->mask = p->mask + w->batch * p->mask_batch, stream->mask_row = p->mask_row;
-    for (Columns *columns; (columns = next_columns(stream));) {
+        s->stream->mask = p->mask + w->batch * p->mask_batch, s->stream->mask_row = p->mask_row;
+    for (Columns *columns; (columns = next_columns(s->stream));) {
         N(open_tile)(w, columns);
         for (int i = 0; i < count; i++) {
             int times = __builtin_popcountll(columns->set & lists[i].set);
@@ -180,6 +178,7 @@ static void N(start_query)(const Work *w) {
     }
 }
 
+/* Write a span's sums as they are, times a factor. */
 static void N(finish)(const Work *w, const Rows *to, int which, int64_t head, REAL factor) {
     for (int64_t r = 0; r < w->stop - w->start; r++) {
         REAL *sums = w->s.sums[which] + r * w->padded;

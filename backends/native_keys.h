@@ -90,6 +90,15 @@ typedef struct {
     Columns tile[OPEN_TILES];
 } Stream;
 
+/* All columns from .. to - 1 of `among`; the mask may be set afterwards. */
+static inline void open_stream(Stream *s, const Segment *segments, uint64_t among, int64_t from, int64_t to) {
+    s->segments = segments, s->among = s->left = among;
+    s->at = -1, s->from = from, s->to = to;
+    s->mask = NULL, s->given = NULL;
+    for (int i = 0; i < OPEN_TILES; i++)
+        s->tile[i].count = 0;
+}
+
 /* The tile that collects `set`, or an empty one for it, or NULL. */
 static inline Columns *tile_for(Stream *s, uint64_t set) {
     Columns *empty = NULL;

@@ -17,7 +17,9 @@ typedef struct {
     int (*interrupted)(void);
     int phase, stopped;
     int64_t items, next;
-    void *scratch; /* the caller's: if there is no memory for the others, it does all */
+    char *scratch; /* a piece a thread: one block, for allocators keep what is freed in other threads than the first */
+    size_t piece;
+    unsigned arrived;
     pthread_t caller;
     double look;
 } Run;
@@ -40,11 +42,6 @@ static Parallel torch_parallel(void) {
     return found;
 }
 
-static void *scratch_of(const Run *run) {
-    void *memory = NULL;
-    return posix_memalign(&memory, 64, run->kernel->scratch(run->problem, run->phase)) ? NULL : memory;
-}
-
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -65,15 +62,13 @@ static void look(Run *run) {
 static void work(void *argument) {
     Run *run = argument;
     int caller = pthread_equal(pthread_self(), run->caller);
-    void *scratch = caller ? run->scratch : scratch_of(run);
+    char *scratch = run->scratch + run->piece * __atomic_fetch_add(&run->arrived, 1, __ATOMIC_RELAXED);
     int64_t item;
-    while (scratch && (item = __atomic_fetch_add(&run->next, 1, __ATOMIC_RELAXED)) < run->items) {
+    while ((item = __atomic_fetch_add(&run->next, 1, __ATOMIC_RELAXED)) < run->items) {
         run->kernel->item(run->problem, run->phase, item, scratch);
         if (caller)
             look(run);
     }
-    if (!caller)
-        free(scratch);
 }
 
 static void *work_alone(void *argument) {
@@ -95,15 +90,18 @@ static void own_threads(Run *run, int threads) {
 int native_run(const Kernel *kernel, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
     Run run = {.kernel = kernel, .problem = problem, .phase = phase, .interrupted = interrupted};
     run.items = native_items(problem, phase), run.caller = pthread_self(), run.look = now() + 0.1;
-    run.scratch = scratch_of(&run);
-    if (!run.scratch)
-        return NATIVE_NO_MEMORY;
+    run.piece = kernel->scratch(problem, phase);
     threads = (int)(threads < run.items ? threads : run.items);
+    threads = threads > 1 ? threads : 1;
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, run.piece * (size_t)threads))
+        return NATIVE_NO_MEMORY;
+    run.scratch = memory;
     Parallel parallel = threads > 1 ? torch_parallel() : NULL;
     if (parallel)
         parallel(work, &run, (unsigned)threads, 0);
     else
         own_threads(&run, threads);
-    free(run.scratch);
+    free(memory);
     return run.stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
 }

@@ -14,6 +14,21 @@
 #define PLUS_PRODUCT(sum, a, x) plus_products(sum, a, x)
 #endif
 
+/* sum[i] += a[i * apart] * b, for the units of a block and a panel of vectors. */
+__attribute__((always_inline)) static inline void N(add_products)(
+    Vector sum[BLOCK_ROWS][BLOCK_VECTORS], const REAL *a, int64_t apart, const REAL *b
+) {
+    Vector x[BLOCK_VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < BLOCK_VECTORS; v++)
+        x[v] = N(get)(b + v * N(LANES));
+#pragma GCC unroll 16
+    for (int i = 0; i < BLOCK_ROWS; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < BLOCK_VECTORS; v++)
+            sum[i][v] = PLUS_PRODUCT(sum[i][v], a[i * apart], x[v]);
+}
+
 /* scores[k, r] = columns[k] . rows[r] for whole blocks of k in from .. to - 1, `from` a multiple of BLOCK_ROWS, and r in
  * `panels` row panels. */
 static void N(multiply)(
@@ -27,17 +42,8 @@ static void N(multiply)(
             for (int64_t done = 0; done < dim; done += PANEL) {
                 const REAL *a = columns + (done * TILE_COLUMNS + k * PANEL);
                 int64_t count = dim - done < PANEL ? dim - done : PANEL;
-                for (int64_t d = 0; d < count; d++, a++, b += PANEL) {
-                    Vector x[BLOCK_VECTORS];
-#pragma GCC unroll 4
-                    for (int v = 0; v < BLOCK_VECTORS; v++)
-                        x[v] = N(get)(b + v * N(LANES));
-#pragma GCC unroll 16
-                    for (int i = 0; i < BLOCK_ROWS; i++)
-#pragma GCC unroll 4
-                        for (int v = 0; v < BLOCK_VECTORS; v++)
-                            sum[i][v] = PLUS_PRODUCT(sum[i][v], a[i * PANEL], x[v]);
-                }
+                for (int64_t d = 0; d < count; d++, a++, b += PANEL)
+                    N(add_products)(sum, a, PANEL, b);
             }
             REAL *to_scores = scores + k * TILE_ROWS + panel * PANEL;
 #pragma GCC unroll 16
@@ -61,17 +67,8 @@ __attribute__((always_inline)) static inline void N(sum_up)(
         for (int64_t r = 0; r < count; r += BLOCK_ROWS) {
             Vector sum[BLOCK_ROWS][BLOCK_VECTORS] = {{{0}}};
             const REAL *a = weights + from * step + r * across, *b = columns + (done * height + from * PANEL);
-            for (int64_t k = from; k < to; k++, a += step, b += PANEL) {
-                Vector x[BLOCK_VECTORS];
-#pragma GCC unroll 4
-                for (int v = 0; v < BLOCK_VECTORS; v++)
-                    x[v] = N(get)(b + v * N(LANES));
-#pragma GCC unroll 16
-                for (int i = 0; i < BLOCK_ROWS; i++)
-#pragma GCC unroll 4
-                    for (int v = 0; v < BLOCK_VECTORS; v++)
-                        sum[i][v] = PLUS_PRODUCT(sum[i][v], a[i * across], x[v]);
-            }
+            for (int64_t k = from; k < to; k++, a += step, b += PANEL)
+                N(add_products)(sum, a, across, b);
 #pragma GCC unroll 16
             for (int i = 0; i < BLOCK_ROWS; i++)
 #pragma GCC unroll 4

@@ -12,7 +12,7 @@ import dilkit
 from dilkit.environment import VARIABLES
 from dilkit.tools import bench_report, docs, figures, results
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)[^)]*\)")
 
@@ -114,7 +114,8 @@ def test_links_lead_somewhere(page):
 
 def test_the_index_names_every_page():
     linked = set(LINK.findall((ROOT / "docs/index.md").read_text()))
-    assert linked == {page.name for page in PAGES if page.parent.name == "docs"} - {"index.md"}
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert linked == pages - {"index.md"}
 
 
 def test_every_public_name_is_in_the_api_page():
