@@ -1,0 +1,181 @@
+"""The transport: what a ring needs of whoever moves rows between ranks. One primitive, and errors in place of hangs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from dilkit.checks import real
+
+DEFAULT_TIMEOUT = 300.0
+RECORD_BYTES = 1024
+
+
+class CommError(RuntimeError):
+    """Ranks could not go on together. `ranks`: those at fault, as far as known; `step`: what was going on."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = (), step: str = "") -> None:
+        super().__init__(message)
+        self.ranks, self.step = tuple(ranks), step
+
+
+class PeerLost(CommError):
+    """A rank died, or gave up with an error of its own."""
+
+
+class CommTimeout(CommError):
+    """A rank did not answer in time."""
+
+
+class PlanMismatch(CommError, ValueError):
+    """Ranks do not agree about what they are computing together."""
+
+
+@dataclass
+class Pending:
+    """Rows under way. `wait()` returns them, as often as it is called, or raises a `CommError` that names rank and step."""
+
+    rows: Tensor
+    finish: Callable[[], None] | None
+    keep: Tensor | None = field(repr=False, default=None)
+    """What is being sent: it must not change, nor go away, before all is done."""
+
+    def wait(self) -> Tensor:
+        """The rows received, `(sum(recv_counts), width)`, by source rank."""
+        if self.finish is not None:
+            self.finish()
+            self.finish = self.keep = None
+        return self.rows
+
+
+class Comm(ABC):
+    """Ranks 0 .. size - 1 of a job, seen from one of them.
+
+    All ranks make the same calls of `exchange`, `share` and `agree` in the same order: each call has a number, the same on
+    all ranks, which pairs messages and is named in errors. After an error the transport is not to be used again.
+    """
+
+    rank: int
+    size: int
+    timeout: float
+    """Seconds that a wait may take before `CommTimeout`."""
+    sent_bytes: int
+    """Bytes of rows that this rank has sent to others so far; what `share` and `agree` send is not counted."""
+
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
+        self.rank, self.size, self.timeout = rank, size, real("timeout", timeout, above=0)
+        self.sent_bytes = 0
+        self._number = 0
+        self._broken: str | None = None
+
+    def exchange(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], step: str = "rows") -> Pending:
+        """Begin to send `rows` `(sum(send_counts), width)`, those for rank 0 first, and to receive in the same way.
+
+        A rank may send to itself. `step` says what the rows are, for errors. Raises ValueError or TypeError for rows that are
+        not contiguous or do not fit the counts, `CommError` when the ranks cannot go on.
+        """
+        self._check(rows, send_counts, recv_counts)
+        received = rows.new_empty(sum(recv_counts), rows.shape[1])
+        self.sent_bytes += (len(rows) - send_counts[self.rank]) * rows.shape[1] * rows.element_size()
+        return self._begin(rows, send_counts, received, recv_counts, step)
+
+    def share(self, record: bytes, step: str = "record") -> list[bytes]:
+        """The records of all ranks, by rank. At most `RECORD_BYTES - 2` bytes each."""
+        if len(record) > RECORD_BYTES - 2:
+            raise ValueError(f"record has {len(record)} bytes; at most {RECORD_BYTES - 2}")
+        padded = len(record).to_bytes(2, "little") + record.ljust(RECORD_BYTES - 2, b"\0")
+        rows = torch.frombuffer(bytearray(padded * self.size), dtype=torch.uint8).view(self.size, RECORD_BYTES)
+        ones = [1] * self.size
+        got = self._begin(rows, ones, torch.empty_like(rows), ones, step).wait().numpy()
+        return [row[2 : 2 + int.from_bytes(row[:2].tobytes(), "little")].tobytes() for row in got]
+
+    def agree(self, digest: bytes, step: str = "agreement") -> None:
+        """Return if `digest` is the same on every rank; else raise `PlanMismatch` on every rank, naming who differs."""
+        all_digests = self.share(digest, step)
+        common = max(all_digests, key=all_digests.count)
+        if odd := [rank for rank, other in enumerate(all_digests) if other != common]:
+            raise PlanMismatch(f"{step}: {ranks_text(odd)} of {self.size} differs from the others", odd, step)
+
+    @abstractmethod
+    def abort(self, why: BaseException) -> None:
+        """Give up: make the other ranks fail at once, if they can be reached, in place of waiting for this one."""
+
+    @abstractmethod
+    def _post(
+        self, send: list[tuple[int, Tensor]], recv: list[tuple[int, Tensor]], number: int, step: str
+    ) -> Callable[[], None]:
+        """Begin to send and receive contiguous byte tensors, `(peer, bytes)`, none of them empty; what finishes it."""
+
+    def _begin(
+        self, rows: Tensor, send_counts: Sequence[int], received: Tensor, recv_counts: Sequence[int], step: str
+    ) -> Pending:
+        if self._broken:
+            raise CommError(f"{step}: this transport failed before and cannot be used again ({self._broken})", step=step)
+        self._number += 1
+        mine = received[_part(recv_counts, self.rank)]
+        mine.copy_(rows[_part(send_counts, self.rank)])
+        send, recv = list(self._peers(rows, send_counts)), list(self._peers(received, recv_counts))
+        if not send and not recv:
+            return Pending(received, None)
+        with self.failing_for_good():
+            finish = self._post(send, recv, self._number, step)
+        return Pending(received, self._guarded(finish), rows)
+
+    def _peers(self, rows: Tensor, counts: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """The parts of `rows` that are others', as bytes."""
+        stops = list(accumulate(counts))
+        for peer, (count, stop) in enumerate(zip(counts, stops, strict=True)):
+            if count and peer != self.rank and rows.shape[1]:
+                yield peer, rows[stop - count : stop].view(torch.uint8).view(-1)
+
+    def _guarded(self, finish: Callable[[], None]) -> Callable[[], None]:
+        def guarded() -> None:
+            with self.failing_for_good():
+                finish()
+
+        return guarded
+
+    def failing_for_good(self) -> _FailingForGood:
+        """A block in which an error makes this transport unusable: messages of a broken exchange may still be under way."""
+        return _FailingForGood(self)
+
+    def _check(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
+        if not isinstance(rows, Tensor):
+            raise TypeError(f"rows is a {type(rows).__name__}; a torch.Tensor is needed")
+        if rows.dim() != 2 or not rows.is_contiguous():
+            raise ValueError(
+                f"rows has shape {tuple(rows.shape)} and strides {rows.stride()}; contiguous (rows, width) is needed: bytes are "
+                "sent in the order in which they lie in memory (rows.contiguous())"
+            )
+        for name, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
+            if len(counts) != self.size or min(counts) < 0:
+                raise ValueError(f"{name}={list(counts)} must have one count, 0 or more, for each of the {self.size} ranks")
+        if sum(send_counts) != len(rows):
+            raise ValueError(f"send_counts={list(send_counts)} add up to {sum(send_counts)}, but rows has {len(rows)} rows")
+
+
+class _FailingForGood:
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.comm._broken = f"{type(error).__name__}: {error}"
+
+
+def _part(counts: Sequence[int], rank: int) -> slice:
+    start = sum(counts[:rank])
+    return slice(start, start + counts[rank])
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 1, 2, 5`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
