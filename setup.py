@@ -24,7 +24,11 @@ NATIVE = Extension(
     extra_compile_args=["-O3", "-pthread"],
     extra_link_args=["-pthread", "-ldl"],
 )
-EXTENSIONS = [Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]), NATIVE]
+EXTENSIONS = [
+    Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
+    Extension("dilkit.comm._runs", ["comm/_runs.pyx"], extra_compile_args=["-O3"]),
+    NATIVE,
+]
 
 
 class BuildExtensions(build_ext):
