@@ -87,6 +87,11 @@ class ExchangePlan:
         """For each branch the segments that several ranks hold."""
         return tuple(self._spreads(b, route.group_size) for b, route in enumerate(self.routes))
 
+    @cached_property
+    def exchanges(self) -> bool:
+        """Whether any rank sends rows but round a ring, or computes segments one by one."""
+        return not self.fuse_branches or any(route.kind not in ("local", "ring") for route in self.routes)
+
     def positions(self, rank: int) -> range:
         """The positions in the sequence of the rows that a rank holds."""
         return range(*self.cuts[rank : rank + 2])
@@ -98,15 +103,11 @@ class ExchangePlan:
         """
         return int(self._work[rank])
 
-    def bytes(
-        self, rank: int, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False
-    ) -> int:
+    def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> int:
         """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts."""
         return int(self.all_bytes(phase, head_dim=head_dim, dtype=dtype, batch=batch, key_padding_mask=key_padding_mask)[rank])
 
-    def all_bytes(
-        self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False
-    ) -> Counts:
+    def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> Counts:
         """`bytes` of all ranks, `(world_size,)`."""
         one_of("phase", phase, PHASES)
         one_of("dtype", dtype, DTYPES)
@@ -132,7 +133,9 @@ class ExchangePlan:
         for branch in self.pattern.branches:
             length = max(min(branch.segment_length, self.seq), 1)
             one = Pattern([branch.segment_length], [branch.dilation_rate], self.pattern.offset, heads=[branch.heads])
-            pairs = lru_cache(lambda rows, one=one: one.flops(rows, self.heads, 1, kv_heads=self.kv_heads, is_causal=self.is_causal) // 4)
+            pairs = lru_cache(
+                lambda rows, one=one: one.flops(rows, self.heads, 1, kv_heads=self.kv_heads, is_causal=self.is_causal) // 4
+            )
             for rank, (start, stop) in enumerate(pairwise(self.cuts)):
                 first, last = local_range(length, start, stop, self.seq)
                 total[rank] += pairs(last - first)
@@ -193,5 +196,5 @@ def exchange_plan(
     schedule: str = "auto",
     fuse_branches: bool = True,
 ) -> ExchangePlan:
-    """The plan for these shards, made once and kept. `cuts` is a tuple, as `shard_cuts` makes it; `kv_heads` defaults to `heads`."""
+    """The plan for these shards, made once and kept; `cuts` as `shard_cuts` makes them, `kv_heads` defaults to `heads`."""
     return ExchangePlan(pattern, tuple(cuts), heads, kv_heads or heads, is_causal, schedule, fuse_branches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import lcm
 
 from dilkit.checks import integer
@@ -23,8 +23,8 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
         raise ValueError(f"seq={seq} tokens cannot be shared out over world_size={world_size} ranks; at least one token each")
     lengths = sorted({min(branch.segment_length, seq) for branch in pattern.branches}) if pattern else []
     for step in reversed(list(accumulate(lengths, lcm))):
-        cuts = tuple(round(t * seq / (world_size * step)) * step for t in range(world_size)) + (seq,)
-        largest = max(b - a for a, b in zip(cuts, cuts[1:], strict=False))
-        if largest <= MOST_UNEVEN * seq / world_size and min(b - a for a, b in zip(cuts, cuts[1:], strict=False)) > 0:
+        cuts = (*(round(t * seq / (world_size * step)) * step for t in range(world_size)), seq)
+        sizes = [stop - start for start, stop in pairwise(cuts)]
+        if min(sizes) > 0 and max(sizes) <= MOST_UNEVEN * seq / world_size:
             return cuts
     return tuple(t * seq // world_size for t in range(world_size + 1))

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -170,7 +171,7 @@ def _spread(
     kept = np.maximum(-((offsets + start - bounds[:, None]) // step), 0)
     ranks, sizes = np.arange(first, last), np.diff(bounds)
     groups = np.append(np.arange(0, len(ranks), group_size), len(ranks))
-    owners = [deal_out(len(served), sizes[a:b]) + first + a for a, b in zip(groups[:-1], groups[1:], strict=True)]
+    owners = [deal_out(len(served), sizes[a:b]) + first + a for a, b in pairwise(groups)]
     return Spread(branch, start, stop, step, served, ranks, kept, groups, np.array(owners), is_causal)
 
 

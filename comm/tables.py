@@ -7,41 +7,20 @@ these batch by batch, segment by segment, head by head, in the order of the sequ
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit import plan as core_plan
-from dilkit.comm import _runs
+from dilkit.comm.calls import Call, SmallProblem, Starts, make_calls
+from dilkit.comm.parts import Part, block_parts, expand, part_key, part_of, row_run
 from dilkit.comm.plan import ExchangePlan
 from dilkit.comm.spread import Spread, whole_segments
-
-Run = tuple[int, int, int, int, int]
-"""`(start, step, count, width, batch_step)`: see `dilkit.comm._runs.expand`."""
-
-
-class Part(NamedTuple):
-    """Rows `first .. last - 1`, counted among those that a head keeps of a segment, out of one rank's shard."""
-
-    spread: Spread
-    head: int
-    first: int
-    last: int
-
-    @property
-    def count(self) -> int:
-        return self.last - self.first
-
-    @property
-    def width(self) -> int:
-        """Query heads."""
-        return self.spread.heads[self.head].width
 
 
 class Parcel(NamedTuple):
@@ -61,7 +40,7 @@ Parcels = dict[tuple[int, int], Parcel]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where in the messages to or from all ranks the rows of a parcel begin. `roles` out of "q", "k", "v" tells what is in them."""
+    """Where in the messages to or from all ranks the rows of a parcel begin; the roles "q", "k", "v" tell what is in them."""
 
     counts: list[int]
     """Rows of each rank's message."""
@@ -91,24 +70,18 @@ class Slice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
-    """Equal small problems of one branch that a rank computes: `rows` queries and keys each, `width` query heads on one.
+class Landing:
+    """Rows of this rank that something comes back for, each once, and for each slice of what comes back: which of them."""
 
-    `queries` `(batch * problems * rows * width,)` and `keys` `(batch * problems * rows,)` tell where in what this rank was sent
-    they lie (`results`: the same for messages of queries alone; `flags`: for messages of keys alone). Where a problem has fewer
-    queries or keys than `rows`, others stand in, which `real_queries` and `real_keys` exclude; None: all are real.
-    """
+    rows: Tensor
+    slices: list[Slice]
 
-    rows: int
-    width: int
-    is_causal: bool
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    results: Tensor
-    flags: Tensor
-    real_queries: Tensor | None
-    real_keys: Tensor | None
+    @classmethod
+    def of(cls, slices: list[Slice]) -> Landing:
+        """`slices` with rows numbered among those of all slices."""
+        every = torch.cat([s.rows for s in slices]) if slices else torch.empty(0, dtype=torch.int64)
+        rows = torch.unique(every)
+        return cls(rows, [s._replace(rows=torch.searchsorted(rows, s.rows)) for s in slices])
 
 
 @dataclass(frozen=True)
@@ -118,9 +91,11 @@ class Tables:
     sent: dict[str, Layout]
     received: dict[str, Layout]
     packed: dict[str, list[Slice]]
-    """By role: what is sent, in messages "qkv"."""
-    returned: list[Slice]
+    """What is sent: "q", "k", "v" in messages "qkv", "qq" in messages of queries alone, "kk" in messages of keys alone."""
+    results: Landing
     """What comes back for the queries, in messages "q", branch by branch."""
+    gradients: dict[str, Landing]
+    """By role: what comes back in messages "qkv", branch by branch."""
     calls: tuple[Call, ...]
     nbytes: int
 
@@ -142,11 +117,13 @@ class _Maker:
         self.sent = {roles: Layout.of(self.outgoing, roles, size, batch) for roles in ("qkv", "q", "k")}
         self.received = {roles: Layout.of(self.incoming, roles, size, batch) for roles in ("qkv", "q", "k")}
         packed = {role: list(self._slices(role, "qkv")) for role in "qkv"}
-        returned = list(self._slices("q", "q"))
-        calls = tuple(self._calls())
-        tensors = [s.rows for s in (*packed["q"], *packed["k"])]
+        packed |= {role * 2: list(self._slices(role, role)) for role in "qk"}
+        results = Landing.of(packed["qq"])
+        gradients = {role: Landing.of(packed[role]) for role in "qkv"}
+        calls = tuple(make_calls(self._problems(), self._part_starts(), self.batch))
+        tensors = [s.rows for s in (*packed["q"], *packed["k"])] * 3
         tensors += [x for c in calls for x in (c.queries, c.keys, c.values, c.results, c.flags)]
-        return Tables(self.sent, self.received, packed, returned, calls, sum(t.nbytes for t in tensors))
+        return Tables(self.sent, self.received, packed, results, gradients, calls, sum(t.nbytes for t in tensors))
 
     @cached_property
     def spreads(self) -> list[Spread]:
@@ -166,7 +143,7 @@ class _Maker:
             me = self.rank - int(spread.ranks[0])
             block = int(spread.group_of[me])
             for head in range(len(spread.heads)):
-                if part := _part(spread, head, me):
+                if part := part_of(spread, head, me):
                     parcels[spread.branch, int(spread.owners[block, head])].queries.append(part)
                     for other in range(block, len(spread.owners)) if spread.is_causal else range(len(spread.owners)):
                         parcels[spread.branch, int(spread.owners[other, head])].keys.append(part)
@@ -180,7 +157,7 @@ class _Maker:
             seen = int(spread.groups[spread.blocks_needed(block)[-1] + 1])
             for head in np.flatnonzero(spread.owners[block] == self.rank).tolist():
                 for source in range(seen):
-                    if part := _part(spread, head, source):
+                    if part := part_of(spread, head, source):
                         parcel = parcels[spread.branch, int(spread.ranks[source])]
                         parcel.keys.append(part)
                         if spread.group_of[source] == block:
@@ -191,75 +168,20 @@ class _Maker:
         for (branch, rank), parcel in sorted(self.outgoing.items()):
             parts = parcel.queries if role == "q" else parcel.keys
             if parts:
-                rows = self._expand([self._row_run(part, role) for part in parts])
+                rows = expand([row_run(self.plan, self.rank, part, role) for part in parts], self.batch)
                 yield Slice(branch, self.sent[roles].starts[role, branch, rank], rows)
 
-    def _row_run(self, part: Part, role: str) -> Run:
-        """The rows of a part in this rank's tensors, as `(batch, seq, heads)` numbers."""
-        spread, head = part.spread, part.spread.heads[part.head]
-        start, stop = self.plan.cuts[self.rank : self.rank + 2]
-        row = spread.start + head.offset + part.first * spread.rate - start
-        heads = self.plan.heads if role == "q" else self.plan.kv_heads
-        first, width = (head.first, head.width) if role == "q" else (head.kv_head, 1)
-        return row * heads + first, spread.rate * heads, part.count, width, (stop - start) * heads
-
-    def _expand(self, runs: Sequence[Run]) -> Tensor:
-        table = np.array(runs, np.int64).reshape(-1, 5)
-        rows: NDArray[np.int64] = np.empty(self.batch * int((table[:, 2] * table[:, 3]).sum()), np.int64)
-        _runs.expand(rows, table, self.batch)
-        return torch.from_numpy(rows)
-
-    def _calls(self) -> Iterator[Call]:
-        """The problems of this rank, equal ones together; in the order of branches, blocks and heads."""
-        alike: dict[tuple[int, int, int, bool, bool], list[tuple[list[Part], list[Part]]]] = defaultdict(list)
+    def _problems(self) -> Iterator[SmallProblem]:
         for spread in self.spreads:
             block = int(spread.group_of[self.rank - int(spread.ranks[0])])
             for head in np.flatnonzero(spread.owners[block] == self.rank).tolist():
                 for other in spread.blocks_needed(block):
-                    queries, keys = _block(spread, head, block), _block(spread, head, other)
-                    rows = (sum(p.count for p in queries), sum(p.count for p in keys))
-                    if min(rows):
-                        causal = spread.is_causal and other == block
-                        key = (spread.branch, max(rows), spread.heads[head].width, causal, rows[0] == rows[1])
-                        alike[key].append((queries, keys))
-        starts = self._part_starts()
-        for (_, rows, width, causal, equal), problems in alike.items():
-            yield self._call(rows, width, causal, equal, problems, starts)
+                    causal = spread.is_causal and other == block
+                    yield SmallProblem(block_parts(spread, head, block), block_parts(spread, head, other), causal, other)
 
-    def _call(
-        self,
-        rows: int,
-        width: int,
-        is_causal: bool,
-        equal: bool,
-        problems: list[tuple[list[Part], list[Part]]],
-        starts: dict[str, dict[tuple[int, int, int], Run]],
-    ) -> Call:
-        def where(role: str, at: int) -> Tensor:
-            wide = width if role.startswith("q") else 1
-            runs = []
-            for problem in problems:
-                found = [starts[role][_key(part)] for part in problem[at]]
-                missing = rows - sum(part.count for part in problem[at])
-                runs += found
-                if missing:
-                    runs.append((found[0][0], 0, missing, wide, found[0][4]))
-            return self._expand(runs)
-
-        def real(at: int, wide: int) -> Tensor | None:
-            if equal:
-                return None
-            counts = torch.tensor([sum(part.count for part in problem[at]) for problem in problems])
-            return (torch.arange(rows) < counts[:, None]).repeat(self.batch, 1).repeat_interleave(wide, 1).view(-1)
-
-        return Call(
-            rows, width, is_causal, where("q", 0), where("k", 1), where("v", 1), where("qq", 0), where("kk", 1),
-            real(0, width), real(1, 1),
-        )  # fmt: skip
-
-    def _part_starts(self) -> dict[str, dict[tuple[int, int, int], Run]]:
+    def _part_starts(self) -> Starts:
         """Where the rows of each part lie in what this rank is sent, for each kind of messages."""
-        found: dict[str, dict[tuple[int, int, int], Run]] = {name: {} for name in ("q", "k", "v", "qq", "kk")}
+        found: Starts = {name: {} for name in ("q", "k", "v", "qq", "kk")}
         for (branch, rank), parcel in self.incoming.items():
             totals = parcel.rows()
             for name, roles in (("q", "qkv"), ("k", "qkv"), ("v", "qkv"), ("qq", "q"), ("kk", "k")):
@@ -268,22 +190,6 @@ class _Maker:
                 total = totals[role != "q"]
                 for part in parcel.queries if role == "q" else parcel.keys:
                     rows = part.count * (part.width if role == "q" else 1)
-                    found[name][_key(part)] = (at, 1, 1, rows, total)
+                    found[name][part_key(part)] = (at, 1, 1, rows, total)
                     at += rows
         return found
-
-
-def _part(spread: Spread, head: int, member: int) -> Part | None:
-    """The rows of a head that a member of a spread holds; None if there are none."""
-    first, last = spread.kept[member : member + 2, head].tolist()
-    return Part(spread, head, first, last) if first < last else None
-
-
-def _block(spread: Spread, head: int, block: int) -> list[Part]:
-    """The rows of a head in a block, by member."""
-    members = range(*spread.groups[block : block + 2].tolist())
-    return [part for member in members if (part := _part(spread, head, member))]
-
-
-def _key(part: Part) -> tuple[int, int, int]:
-    return id(part.spread), part.head, part.first

@@ -106,9 +106,7 @@ class Comm(ABC):
         """Give up: make the other ranks fail at once, if they can be reached, in place of waiting for this one."""
 
     @abstractmethod
-    def _post(
-        self, send: list[tuple[int, Tensor]], recv: list[tuple[int, Tensor]], number: int, step: str
-    ) -> Callable[[], None]:
+    def _post(self, send: list[tuple[int, Tensor]], recv: list[tuple[int, Tensor]], number: int, step: str) -> Callable[[], None]:
         """Begin to send and receive contiguous byte tensors, `(peer, bytes)`, none of them empty; what finishes it."""
 
     def _begin(

@@ -48,14 +48,14 @@ def dilated_attention(
     boolean("is_causal", is_causal)
     boolean("return_lse", return_lse)
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
-    names = "" if backend is None else _joined(backend)
+    names = "" if backend is None else joined_names(backend)
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     call = encode_call(pattern, is_causal, requires_grad, names)
     out, lse = forward_op(query, key, value, key_padding_mask, factor, call)
     return (out, lse) if return_lse else out
 
 
-def _joined(backend: str | Sequence[str]) -> str:
+def joined_names(backend: str | Sequence[str]) -> str:
     """`backend` as one text. Whether its names are known is checked where the choice is made."""
     if not isinstance(backend, (str, list, tuple)):
         raise TypeError(

@@ -1,0 +1,56 @@
+"""What ranks tell each other before a call, so that a mistake on one of them is an error on all, and not a hang."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from dilkit.comm.transport import Comm, PlanMismatch, ranks_text
+
+_LONGEST = 160
+_ERROR = "error"
+
+
+def agree_on(
+    comm: Comm, facts: Callable[[], dict[str, Any]], may_differ: tuple[str, ...] = (), step: str = ""
+) -> list[dict[str, Any]]:
+    """The facts of all ranks, by rank, of which only those named in `may_differ` differ.
+
+    If `facts()` raises on a rank, it raises there, and `PlanMismatch` with its text on the others; if ranks differ in a fact,
+    `PlanMismatch` is raised on all, naming the fact, the ranks and the values.
+    """
+    failure: Exception | None = None
+    try:
+        own = facts()
+    except Exception as error:
+        failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
+    told = json.dumps({name: _short(value) for name, value in own.items()})
+    all_facts = [json.loads(record) for record in comm.share(told.encode(), step)]
+    if failure is not None:
+        raise failure
+    if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
+        raise PlanMismatch(f"{step}: on rank {failed[0]}: {all_facts[failed[0]][_ERROR]}", failed, step)
+    for name in own.keys() - set(may_differ):
+        _compare(name, [other.get(name) for other in all_facts], step)
+    return all_facts
+
+
+def _compare(name: str, values: list[Any], step: str) -> None:
+    common = max(values, key=values.count)
+    if odd := [rank for rank, value in enumerate(values) if value != common]:
+        verb = "has" if len(odd) == 1 else "have"
+        raise PlanMismatch(
+            f"{step}: {ranks_text(odd)} {verb} {name}={values[odd[0]]!r}, the others {common!r}; all ranks must pass the same",
+            odd,
+            step,
+        )
+
+
+def _short(value: Any) -> Any:
+    """Long texts are told by their beginning and their digest, for records are short."""
+    if not isinstance(value, str) or len(value) <= _LONGEST:
+        return value
+    digest = hashlib.sha256(value.encode()).hexdigest()[:16]
+    return f"{value[:_LONGEST]}... ({digest})"

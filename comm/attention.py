@@ -1,0 +1,220 @@
+"""`ring_dilated_attention`: dilated attention over ranks, each holding a part of the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dilkit.attention import check_inputs, joined_names
+from dilkit.checks import boolean, one_of, real
+from dilkit.comm.agreement import agree_on
+from dilkit.comm.compute import Kernel
+from dilkit.comm.exchange import BackwardExchange, ForwardExchange, Held
+from dilkit.comm.local import Range, local_backward, local_forward, local_ranges
+from dilkit.comm.partial import join_rows
+from dilkit.comm.plan import SCHEDULES, ExchangePlan, exchange_plan
+from dilkit.comm.ring import ring_backward, ring_forward
+from dilkit.comm.rows import add_rows
+from dilkit.comm.tables import Tables, tables_of
+from dilkit.comm.transport import Comm
+from dilkit.op_rules import AUTOCAST_KEYS
+from dilkit.pattern import Pattern
+from dilkit.selector import requested_backends
+
+STEP = "arguments of ring_dilated_attention"
+
+
+@torch.compiler.disable
+def ring_dilated_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    comm: Comm,
+    *,
+    is_causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    scale: float | None = None,
+    backend: str | Sequence[str] | None = None,
+    schedule: str = "auto",
+    fuse_branches: bool = True,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Dilated attention over the ranks of `comm`, exact: `dilkit.dilated_attention` of the shards put together.
+
+        out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
+
+    Rank t passes, and gets, the rows of its own shard: `query` `(batch, rows, heads, head_dim)`, `key` and `value` with
+    `kv_heads` heads, `key_padding_mask` bool `(batch, rows)`. Shards follow each other by rank and may differ in length
+    (`shard_cuts` says where to cut them so that little has to travel). All ranks call with equal arguments, and all of them run
+    the backward pass if one does; what differs is found before any rows are sent, and raises on every rank.
+
+    `schedule` and `fuse_branches` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result as in
+    `dilkit.dilated_attention`. Raises ValueError or TypeError on every rank for input that does not fit on one,
+    `PlanMismatch` where ranks differ, `CommTimeout` or `PeerLost` when a rank does not answer.
+    """
+    query, key, value = _autocast(query, key, value)
+    names = "" if backend is None else joined_names(backend)
+    arguments = _Arguments(query, key, value, pattern, is_causal, key_padding_mask, scale, schedule, fuse_branches)
+    told = agree_on(comm, arguments.facts, ("rows",), STEP) if comm.size > 1 else [arguments.facts()]
+    cuts = tuple(accumulate((facts["rows"] for facts in told), initial=0))
+    plan = exchange_plan(
+        pattern,
+        cuts,
+        query.shape[2],
+        key.shape[2],
+        is_causal=is_causal,
+        schedule=schedule,
+        fuse_branches=fuse_branches,
+    )
+    kernel = Kernel(arguments.factor, names or ",".join(requested_backends()), arguments.requires_grad)
+    out, lse = _RingAttention.apply(query, key, value, key_padding_mask, Job(kernel, comm, plan, query.shape[0]))
+    return (out, lse) if return_lse else out
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What one rank was called with."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    pattern: Pattern
+    is_causal: bool
+    mask: Tensor | None
+    scale: float | None
+    schedule: str
+    fuse_branches: bool
+
+    @property
+    def factor(self) -> float:
+        return float(self.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale))
+
+    @property
+    def requires_grad(self) -> bool:
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
+
+    def facts(self) -> dict[str, Any]:
+        """All that the ranks must agree on, and `rows`. Raises TypeError or ValueError for what can be seen to be wrong here."""
+        check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
+        boolean("is_causal", self.is_causal)
+        boolean("fuse_branches", self.fuse_branches)
+        one_of("schedule", self.schedule, SCHEDULES)
+        batch, rows, heads, head_dim = self.query.shape
+        if rows == 0:
+            raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
+        return dict(
+            rows=rows,
+            batch=batch,
+            heads=heads,
+            kv_heads=self.key.shape[2],
+            head_dim=head_dim,
+            dtype=str(self.query.dtype),
+            device=self.query.device.type,
+            pattern=self.pattern.to_json(),
+            is_causal=self.is_causal,
+            key_padding_mask=self.mask is not None,
+            requires_grad=self.requires_grad,
+            scale=self.factor,
+            schedule=self.schedule,
+            fuse_branches=self.fuse_branches,
+        )
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What `dilated_attention` does under autocast: compute in its dtype, but leave fp64 alone."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if device not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) for x in tensors)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the passes over ranks are told besides tensors."""
+
+    kernel: Kernel
+    comm: Comm
+    plan: ExchangePlan
+    batch: int
+
+    @property
+    def tables(self) -> Tables:
+        """This rank's index tables."""
+        return tables_of(self.plan, self.comm.rank, self.batch)
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """What this rank computes by itself."""
+        return local_ranges(self.plan, self.comm.rank)
+
+    @property
+    def rings(self) -> list[int]:
+        """The branches that go round a ring."""
+        return [b for b, route in enumerate(self.plan.routes) if route.kind == "ring"]
+
+
+class _RingAttention(torch.autograd.Function):
+    """One node for all that is sent: every rank makes the same exchanges in the same order, in both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, job: Job) -> tuple[Tensor, Tensor]:
+        with torch.autocast(query.device.type, enabled=False):
+            out, lse, held = _forward(job, query, key, value, mask)
+        ctx.set_materialize_grads(False)
+        ctx.job, kept = job, (None, None) if held is None else held
+        ctx.save_for_backward(query, key, value, mask, out, lse, *kept)
+        lse = lse.transpose(1, 2).contiguous()
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+        query, key, value, mask, out, lse, *kept = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()  # the others wait for this rank's part
+        with torch.autocast(query.device.type, enabled=False):
+            grads = _backward(ctx.job, dout, (query, key, value, mask), out, lse, Held(*kept))
+        return *grads, None, None
+
+
+def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Held | None]:
+    plan, comm, held, under_way = job.plan, job.comm, None, None
+    if plan.exchanges:
+        under_way = ForwardExchange(job.kernel, comm, job.tables, query, key, value, mask)
+    out, lse = local_forward(job.kernel, job.ranges, plan.is_causal, query, key, value, mask)
+    if under_way is not None:
+        held = under_way.compute()
+    for branch in job.rings:
+        for rows, found in ring_forward(job.kernel, comm, plan, branch, query, key, value, mask):
+            join_rows(out, lse, rows, found)
+    if under_way is not None:
+        under_way.land(out, lse)
+    return out, lse, held
+
+
+def _backward(
+    job: Job, dout: Tensor, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], out: Tensor, lse: Tensor, held: Held
+) -> tuple[Tensor, Tensor, Tensor]:
+    plan, comm, under_way = job.plan, job.comm, None
+    delta = (dout.to(lse.dtype) * out).sum(-1) if plan.exchanges or job.rings else lse
+    if plan.exchanges:
+        under_way = BackwardExchange(job.kernel, comm, job.tables, dout, lse, delta)
+    grads = local_backward(job.kernel, job.ranges, plan.is_causal, dout, inputs, out, lse)
+    if under_way is not None:
+        under_way.compute(held)
+    for branch in job.rings:
+        for found in ring_backward(job.kernel, comm, plan, branch, *inputs, dout, lse, delta):
+            add_rows(grads[0], found.queries, found.dquery)
+            add_rows(grads[1], found.keys, found.dkey)
+            add_rows(grads[2], found.keys, found.dvalue)
+    if under_way is not None:
+        under_way.land(*grads)
+    return grads

@@ -1,0 +1,57 @@
+"""Partial results: attention over some of the keys, and how it is joined with attention over others."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Partial:
+    """Rows of attention over the keys seen so far: `out` `(rows, head_dim)` and `lse` `(rows,)`, in fp32 (fp64 for fp64).
+
+        lse' = log(exp(lse) + exp(lse_b))      out' = exp(lse - lse') out + exp(lse_b - lse') out_b
+
+    A row that has seen no key has `out = 0`, `lse = -inf`; joining the first keys to it is exact.
+    """
+
+    def __init__(self, out: Tensor, lse: Tensor) -> None:
+        self.out, self.lse = out.to(lse.dtype), lse
+
+    @classmethod
+    def empty(cls, rows: int, head_dim: int, like: Tensor) -> Partial:
+        """Rows that have seen nothing, on the device of `like`, for results of its dtype."""
+        kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return cls(like.new_zeros(rows, head_dim, dtype=kind), like.new_full((rows,), -math.inf, dtype=kind))
+
+    def join(self, rows: Tensor | slice, out: Tensor, lse: Tensor) -> None:
+        """Join further keys to the rows numbered `rows`, each at most once: `out` `(n, head_dim)`, `lse` `(n,)`."""
+        before = self.lse[rows]
+        after = torch.logaddexp(before, lse)
+        shift = after.masked_fill(after == -math.inf, 0.0)  # -inf - -inf is no number, exp(-inf - 0) is 0
+        old, new = torch.exp(before - shift), torch.exp(lse - shift)
+        self.out[rows] = old[:, None] * self.out[rows] + new[:, None] * out.to(self.out.dtype)
+        self.lse[rows] = after
+
+
+def join_rows(out: Tensor, lse: Tensor, rows: Tensor, found: Partial) -> None:
+    """Join `found` to the rows `rows`, as `(batch * seq * heads)` numbers, of `out` and `lse`, contiguous."""
+    flat, flat_lse = out.view(-1, out.shape[-1]), lse.view(-1)
+    joined = Partial(flat[rows], flat_lse[rows])
+    joined.join(slice(None), found.out, found.lse)
+    flat[rows], flat_lse[rows] = joined.out.to(out.dtype), joined.lse
+
+
+def out_with_delta(dout: Tensor, delta: Tensor) -> Tensor:
+    """Some `out` with `<dout, out> = delta` row by row, shaped and typed like `dout` `(..., head_dim)`: `delta / |dout|^2 dout`.
+
+    A backward pass asks of `out` that product alone. So a rank that computes gradients for rows of another needs `dout` and one
+    number a row, not `out` as well. It is the shortest such vector, so no longer than the true `out`; 0 where `dout` is.
+    """
+    wide = dout.to(delta.dtype)
+    largest = wide.abs().amax(-1, keepdim=True)
+    unit = wide / largest.masked_fill(largest == 0, 1.0)  # squares of tiny numbers would vanish
+    squares = unit.square().sum(-1, keepdim=True)
+    factor = delta[..., None] / (largest * squares).masked_fill(largest == 0, 1.0)
+    return (factor * unit).to(dout.dtype)

@@ -1,0 +1,50 @@
+"""Rows in and out of tensors `(batch, seq, heads, head_dim)`, by number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def flat(x: Tensor) -> tuple[Tensor, int, int]:
+    """`x` `(batch, seq, heads, d)` as rows `(n, d)`, with the steps of seq and batch in rows.
+
+    A view where heads lie next to each other, as in views of a joint projection, else a copy.
+    """
+    batch, seq, heads, d = x.shape
+    by_batch, by_row, by_head, _ = x.stride()
+    if heads == 1:
+        by_head = d
+    fits = by_head == d and by_row % d == 0 and (batch == 1 or by_batch % d == 0) and min(by_row, by_batch) >= 0
+    if not fits:
+        return x.reshape(-1, d), heads, seq * heads
+    span = ((batch - 1) * by_batch + (seq - 1) * by_row) // d + heads
+    return x.as_strided((span, d), (d, 1)), by_row // d, by_batch // d
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows of `x` `(batch, seq, heads, d)` by their numbers in `(batch * seq * heads)`: `(len(rows), d)`."""
+    table, by_row, by_batch = flat(x)
+    _, seq, heads, _ = x.shape
+    if (by_row, by_batch) != (heads, seq * heads):
+        position = rows // heads
+        rows = rows % heads + position % seq * by_row + position // seq * by_batch
+    return table.index_select(0, rows)
+
+
+def add_rows(x: Tensor, rows: Tensor, more: Tensor) -> None:
+    """Add `more` `(len(rows), d)` to rows of a contiguous `x` `(batch, seq, heads, d)`, each at most once."""
+    flat_x = x.view(-1, x.shape[-1])
+    flat_x[rows] = (flat_x[rows].to(more.dtype) + more).to(x.dtype)
+
+
+def as_bytes(*columns: Tensor) -> Tensor:
+    """Columns `(rows, width)` of any dtypes side by side, as bytes `(rows, bytes)`."""
+    return torch.cat([column.contiguous().view(torch.uint8) for column in columns], dim=1)
+
+
+def from_bytes(rows: Tensor, *columns: tuple[int, torch.dtype]) -> list[Tensor]:
+    """The columns that `as_bytes` joined, given as `(width, dtype)`."""
+    sizes = [width * dtype.itemsize for width, dtype in columns]
+    parts = rows.split(sizes, dim=1)
+    return [part.contiguous().view(dtype) for part, (_, dtype) in zip(parts, columns, strict=True)]
