@@ -26,7 +26,7 @@ NATIVE = Extension(
 )
 EXTENSIONS = [
     Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
-    Extension("dilkit.comm._runs", ["comm/_runs.pyx"], extra_compile_args=["-O3"]),
+    Extension("dilkit.comm._rows", ["comm/_rows.pyx"], extra_compile_args=["-O3"]),
     NATIVE,
 ]
 

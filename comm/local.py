@@ -72,9 +72,9 @@ def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _join(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
-    d, every = out.shape[-1], slice(None)
+    d = out.shape[-1]
     joined = Partial(out.reshape(-1, d), lse.reshape(-1))
-    joined.join(every, found.reshape(-1, d), found_lse.reshape(-1))
+    joined.join(torch.arange(lse.numel(), device=lse.device), found.reshape(-1, d), found_lse.reshape(-1))
     out.copy_(joined.out.view(out.shape))
     lse.copy_(joined.lse.view(lse.shape))
 

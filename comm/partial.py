@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from dilkit.comm import _rows
+
 
 class Partial:
     """Rows of attention over the keys seen so far: `out` `(rows, head_dim)` and `lse` `(rows,)`, in fp32 (fp64 for fp64).
@@ -25,13 +27,17 @@ class Partial:
         kind = torch.float64 if like.dtype == torch.float64 else torch.float32
         return cls(like.new_zeros(rows, head_dim, dtype=kind), like.new_full((rows,), -math.inf, dtype=kind))
 
-    def join(self, rows: Tensor | slice, out: Tensor, lse: Tensor) -> None:
+    def join(self, rows: Tensor, out: Tensor, lse: Tensor) -> None:
         """Join further keys to the rows numbered `rows`, each at most once: `out` `(n, head_dim)`, `lse` `(n,)`."""
+        out = out.to(self.out.dtype)
+        if not out.is_cuda:
+            arrays = (x.detach().contiguous().numpy() for x in (self.out, self.lse, rows, out, lse))
+            return _rows.join(*arrays)
         before = self.lse[rows]
         after = torch.logaddexp(before, lse)
         shift = after.masked_fill(after == -math.inf, 0.0)  # -inf - -inf is no number, exp(-inf - 0) is 0
         old, new = torch.exp(before - shift), torch.exp(lse - shift)
-        self.out[rows] = old[:, None] * self.out[rows] + new[:, None] * out.to(self.out.dtype)
+        self.out[rows] = old[:, None] * self.out[rows] + new[:, None] * out
         self.lse[rows] = after
 
 
@@ -39,7 +45,7 @@ def join_rows(out: Tensor, lse: Tensor, rows: Tensor, found: Partial) -> None:
     """Join `found` to the rows `rows`, as `(batch * seq * heads)` numbers, of `out` and `lse`, contiguous."""
     flat, flat_lse = out.view(-1, out.shape[-1]), lse.view(-1)
     joined = Partial(flat[rows], flat_lse[rows])
-    joined.join(slice(None), found.out, found.lse)
+    joined.join(torch.arange(len(rows), device=rows.device), found.out, found.lse)
     flat[rows], flat_lse[rows] = joined.out.to(out.dtype), joined.lse
 
 

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dilkit.comm import _runs
+from dilkit.comm import _rows
 from dilkit.comm.plan import ExchangePlan
 from dilkit.comm.spread import Spread
 
 Run = tuple[int, int, int, int, int]
-"""`(start, step, count, width, batch_step)`: see `dilkit.comm._runs.expand`."""
+"""`(start, step, count, width, batch_step)`: see `dilkit.comm._rows.expand`."""
 
 
 class Part(NamedTuple):
@@ -40,7 +40,7 @@ def expand(runs: Sequence[Run], batch: int) -> Tensor:
     """The row numbers of all runs, int64 `(batch * rows,)`."""
     table = np.array(runs, np.int64).reshape(-1, 5)
     rows: NDArray[np.int64] = np.empty(batch * int((table[:, 2] * table[:, 3]).sum()), np.int64)
-    _runs.expand(rows, table, batch)
+    _rows.expand(rows, table, batch)
     return torch.from_numpy(rows)
 
 

@@ -37,7 +37,8 @@ class ExchangePlan:
 
     `schedule`: "auto" takes for each branch what moves the fewest rows through the busiest rank; the others are taken
     wherever a segment is not within one rank. `fuse_branches=False` computes branches and segments one by one, so that the
-    result is bitwise the same for every world size; "auto" then never gathers.
+    result is bitwise the same for every world size: rows are moved, and never summed in another order. "auto" then scatters,
+    and "gather" and "ring", which sum up what the ranks find, are refused.
     """
 
     pattern: Pattern
@@ -56,6 +57,11 @@ class ExchangePlan:
         self.pattern.check_heads(self.heads, self.kv_heads)
         if len(self.cuts) < 2 or self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
             raise ValueError(f"cuts={self.cuts} must start at 0 and grow: every rank holds at least one row")
+        if not self.fuse_branches and self.schedule in ("gather", "ring"):
+            raise ValueError(
+                f"schedule={self.schedule!r} sums up what each rank finds, so that bits depend on the world size, which "
+                "fuse_branches=False rules out; use schedule='scatter' or 'auto'"
+            )
         if self.pattern.overlap == "once":
             self._check_once()
 

@@ -1,11 +1,20 @@
-"""Who holds which rows of a sequence."""
+"""Who holds which rows of a sequence, and how they get there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import lcm
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from dilkit.checks import integer
+from dilkit.comm.agreement import agree_on
+from dilkit.comm.transport import Comm
 from dilkit.pattern import Pattern
 
 MOST_UNEVEN = 1.03
@@ -28,3 +37,55 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
         if min(sizes) > 0 and max(sizes) <= MOST_UNEVEN * seq / world_size:
             return cuts
     return tuple(t * seq // world_size for t in range(world_size + 1))
+
+
+def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1) -> Tensor:
+    """This rank's part of `x`, which every rank holds whole, along `dim`: a copy; differentiable.
+
+    For short sequences and for tests. Of long ones no rank should hold all: see `load_shard`.
+    """
+    start, stop = _bounds(shard_cuts(x.shape[dim], comm.size, pattern), comm.rank)
+    return x.narrow(dim, start, stop - start).clone(memory_format=torch.contiguous_format)
+
+
+def unshard(x: Tensor, comm: Comm, dim: int = 1) -> Tensor:
+    """The shards of all ranks put together along `dim`, on every rank; without gradients. `x` is this rank's."""
+    x = x.detach().movedim(dim, 0).contiguous()
+    facts = agree_on(
+        comm,
+        lambda: dict(rows=x.shape[0], shape=list(x.shape[1:]), dtype=str(x.dtype), dim=dim),
+        ("rows",),
+        "arguments of unshard",
+    )
+    counts = [fact["rows"] for fact in facts]
+    rows = x.reshape(len(x), -1).repeat(comm.size, 1)
+    whole = comm.exchange(rows, [len(x)] * comm.size, counts, "shards").wait()
+    return whole.view(-1, *x.shape[1:]).movedim(0, dim)
+
+
+def load_shard(path: str | Path, comm: Comm, pattern: Pattern | None = None, dtype: Any = None) -> Tensor:
+    """This rank's part of a file of tokens, the only one that it reads: a tensor `(rows, ...)`.
+
+    `path` is an `.npy` file of shape `(seq, ...)`, or a raw file of numbers of numpy dtype `dtype`, `(seq,)`.
+    Raises ValueError for a raw file without `dtype` and for fewer tokens than ranks.
+    """
+    if Path(path).suffix == ".npy":
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    elif dtype is None:
+        raise ValueError(f"path={str(path)!r} is no .npy file; say what is in it, as dtype='uint16'")
+    else:
+        tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r")
+    start, stop = _bounds(shard_cuts(len(tokens), comm.size, pattern), comm.rank)
+    return torch.from_numpy(np.array(tokens[start:stop]))
+
+
+def positions(rows: int, comm: Comm, device: torch.device | str | None = None) -> Tensor:
+    """The positions in the sequence of this rank's `rows` rows, int64 `(rows,)`: for rotary embeddings."""
+    counts = [fact["rows"] for fact in agree_on(comm, lambda: dict(rows=rows), ("rows",), "positions of shards")]
+    start = sum(counts[: comm.rank])
+    return torch.arange(start, start + rows, device=device)
+
+
+def _bounds(cuts: Sequence[int], rank: int) -> tuple[int, int]:
+    """Where a rank's shard begins and ends."""
+    return cuts[rank], cuts[rank + 1]

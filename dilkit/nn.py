@@ -185,9 +185,10 @@ class MultiheadDilatedAttention(nn.Module):
         `query` is `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch; `key` (default: `query`) and `value`
         (default: `key`) have the same batch and length: dilated attention is defined within one sequence. `key_padding_mask`
         is bool `(batch, seq)`, or `(seq,)`, True = ignored. `is_causal` defaults to the constructor's. `positions`, integers
-        `(seq,)` or `(batch, seq)`, are those of the rotary embedding (default 0, 1, 2, ...): for a sequence that does not start
-        at 0, or is spread over ranks. `average_attn_weights` matters only to `need_weights=True`, which is refused, as is any
-        `attn_mask`. Raises ValueError or TypeError for what does not fit.
+        `(seq,)` or `(batch, seq)`, are those of the rotary embedding: 0, 1, 2, ... by default, or what the inner attention's
+        method `positions(seq, device)` says if it has one, as where a sequence is spread over ranks. `average_attn_weights`
+        matters only to `need_weights=True`, which is refused, as is any `attn_mask`. Raises ValueError or TypeError for what
+        does not fit.
         """
         accept_only("need_weights", need_weights, False)
         accept_only("attn_mask", attn_mask, None)
@@ -202,6 +203,8 @@ class MultiheadDilatedAttention(nn.Module):
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         if self.rotary is not None:
+            if positions is None and hasattr(self.attention, "positions"):  # of a sequence that is spread over ranks
+                positions = self.attention.positions(q.shape[1], q.device)
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
         causal = self.is_causal if is_causal is None else is_causal

@@ -20,6 +20,7 @@ BUILT = (
     "*.so",
     "_plan.c",
     "_native.c",
+    "_rows.c",
     "__pycache__",
     "*.egg-info",
     ".git",
