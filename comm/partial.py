@@ -30,9 +30,12 @@ class Partial:
     def join(self, rows: Tensor, out: Tensor, lse: Tensor) -> None:
         """Join further keys to the rows numbered `rows`, each at most once: `out` `(n, head_dim)`, `lse` `(n,)`."""
         out = out.to(self.out.dtype)
-        if not out.is_cuda:
-            arrays = (x.detach().contiguous().numpy() for x in (self.out, self.lse, rows, out, lse))
-            return _rows.join(*arrays)
+        if out.is_cuda:
+            self._join_on_device(rows, out, lse)
+        else:
+            _rows.join(*(x.detach().contiguous().numpy() for x in (self.out, self.lse, rows, out, lse)))
+
+    def _join_on_device(self, rows: Tensor, out: Tensor, lse: Tensor) -> None:
         before = self.lse[rows]
         after = torch.logaddexp(before, lse)
         shift = after.masked_fill(after == -math.inf, 0.0)  # -inf - -inf is no number, exp(-inf - 0) is 0

@@ -203,8 +203,9 @@ class MultiheadDilatedAttention(nn.Module):
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         if self.rotary is not None:
-            if positions is None and hasattr(self.attention, "positions"):  # of a sequence that is spread over ranks
-                positions = self.attention.positions(q.shape[1], q.device)
+            of_rows: Any = getattr(self.attention, "positions", None)
+            if positions is None and of_rows is not None:
+                positions = of_rows(q.shape[1], q.device)
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
         causal = self.is_causal if is_causal is None else is_causal
