@@ -87,8 +87,8 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, ke
             raise ValueError(f"key has {kv_shape[2]} heads, which does not divide the {shape[2]} heads of query")
     if shape[2] < 1 or shape[3] < 1:
         raise ValueError(f"query has shape {tuple(shape)}; at least one head and head_dim 1 are needed")
-    if pattern.heads is not None:
-        pattern.check_heads(shape[2])
+    if pattern.heads is not None or pattern.head_shard is not None:
+        pattern.check_heads(shape[2], kv_shape[2])
     if key_padding_mask is not None:
         _check_mask(key_padding_mask, query)
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.checks import integer, one_of
-from dilkit.pattern_checks import WHOLE_SEQUENCE, PatternError, head_ranges, positive_integers
+from dilkit.pattern_checks import WHOLE_SEQUENCE, PatternError, head_ranges, positive_integers, shard_of_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +61,8 @@ class Pattern:
     `h mod r` for `offset="modulo"` (the paper's), `h // ceil(H / r)` for `offset="block"` (torchscale's), H being the
     number of heads. With grouped heads h and H count key/value heads. `overlap="once"` caps the count at 1.
     `heads[b]`, a range or (start, stop) pair of query heads, restricts branch b to its own heads; None is all heads.
+    `head_shard=(first, total)` is for tensors that hold some of the key/value heads of a model, from its head `first` of `total`
+    on, as under tensor parallelism: offsets are those that these heads have among all. Head ranges count the heads at hand.
 
     The last segment may be short; a segment longer than the sequence is the sequence. Nothing is ever padded.
     Raises `PatternError` (a ValueError) or TypeError when the arguments mean nothing.
@@ -71,6 +73,7 @@ class Pattern:
     offset: str = "modulo"
     overlap: str = "count"
     heads: tuple[tuple[int, int] | None, ...] | None = None
+    head_shard: tuple[int, int] | None = None
     branches: tuple[DilatedSegment, ...] = field(init=False, repr=False, compare=False)
     """The branches, in the order given."""
     _json: str = field(init=False, repr=False, compare=False)
@@ -82,6 +85,7 @@ class Pattern:
         offset: str = "modulo",
         overlap: str = "count",
         heads: Sequence[range | tuple[int, int] | None] | None = None,
+        head_shard: tuple[int, int] | None = None,
     ) -> None:
         lengths = positive_integers("segment_lengths", segment_lengths)
         rates = positive_integers("dilation_rates", dilation_rates)
@@ -96,13 +100,14 @@ class Pattern:
         one_of("overlap", overlap, OVERLAPS, PatternError)
         ranges = head_ranges(heads, len(lengths))
         fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap, heads=ranges)
+        fields["head_shard"] = shard_of_heads(head_shard)
         # Worked out now, not at first use: torch.compile traces attribute reads but not the lock of a cached property.
         branches = tuple(map(DilatedSegment, lengths, rates, ranges or (None,) * len(lengths)))
         for name, value in dict(**fields, branches=branches, _json=json.dumps(fields, separators=(",", ":"))).items():
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[type[Pattern], tuple[Any, ...]]:
-        return Pattern, (self.segment_lengths, self.dilation_rates, self.offset, self.overlap, self.heads)
+        return Pattern, (self.segment_lengths, self.dilation_rates, self.offset, self.overlap, self.heads, self.head_shard)
 
     @classmethod
     def dense(cls) -> Pattern:
@@ -110,7 +115,14 @@ class Pattern:
         return cls((WHOLE_SEQUENCE,), (1,))
 
     @classmethod
-    def head_split(cls, segment_lengths: Sequence[int], dilation_rates: Sequence[int], num_heads: int, **options: str) -> Pattern:
+    def head_split(
+        cls,
+        segment_lengths: Sequence[int],
+        dilation_rates: Sequence[int],
+        num_heads: int,
+        offset: str = "modulo",
+        overlap: str = "count",
+    ) -> Pattern:
         """The pattern of the older PyTorch implementations: the heads are dealt out to the branches in equal ranges.
 
         The first `num_heads mod len(segment_lengths)` branches serve one head more.
@@ -120,10 +132,12 @@ class Pattern:
         if not 0 < branches <= num_heads:
             raise PatternError(f"num_heads={num_heads} cannot be split over {branches} branches; at least one head each")
         cuts = [b * (num_heads // branches) + min(b, num_heads % branches) for b in range(branches + 1)]
-        return cls(segment_lengths, dilation_rates, heads=list(pairwise(cuts)), **options)
+        return cls(segment_lengths, dilation_rates, offset, overlap, list(pairwise(cuts)))
 
     def head_offset(self, dilation_rate: int, kv_head: int, kv_heads: int) -> int:
         """The position within a segment at which key/value head `kv_head` of `kv_heads` starts to keep rows."""
+        if self.head_shard is not None:
+            kv_head, kv_heads = self.head_shard[0] + kv_head, self.head_shard[1]
         if self.offset == "modulo":
             return kv_head % dilation_rate
         return kv_head // -(-kv_heads // dilation_rate)
@@ -132,6 +146,10 @@ class Pattern:
         """Raise `PatternError` unless this pattern can be applied to `heads` query and `kv_heads` key/value heads."""
         if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
             raise PatternError(f"kv_heads={kv_heads} must divide heads={heads}")
+        if self.head_shard is not None:
+            (first, total), held = self.head_shard, kv_heads or heads
+            if first + held > total:
+                raise PatternError(f"head_shard={self.head_shard} leaves {total - first} key/value heads, but there are {held}")
         for i, limits in enumerate(self.heads or ()):
             if limits is not None and limits[1] > heads:
                 raise PatternError(
@@ -203,7 +221,8 @@ class Pattern:
         offset = {"modulo": "head mod rate", "block": "head // ceil(heads / rate)"}[self.offset]
         overlap = {"count": "a key seen by m branches counts m times", "once": "a key seen by several branches counts once"}
         lines = [f"branch {i}: {branch}" for i, branch in enumerate(self.branches)]
-        return "\n".join([*lines, f"offset: {offset}; overlap: {overlap[self.overlap]}"])
+        shard = "" if self.head_shard is None else "; the heads from {} on, of {}".format(*self.head_shard)
+        return "\n".join([*lines, f"offset: {offset}{shard}; overlap: {overlap[self.overlap]}"])
 
     def to_json(self) -> str:
         """This pattern as canonical JSON text: what results files and the torch op carry."""
@@ -227,6 +246,7 @@ class Pattern:
                 ("offset", self.offset, "modulo"),
                 ("overlap", self.overlap, "count"),
                 ("heads", self.heads, None),
+                ("head_shard", self.head_shard, None),
             )
             if value != default
         )

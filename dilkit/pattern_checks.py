@@ -53,3 +53,15 @@ def _head_range(i: int, entry: Any) -> tuple[int, int] | None:
     if not 0 <= start < stop:
         raise PatternError(f"heads[{i}]=({start}, {stop}) serves no head; 0 <= start < stop is needed")
     return start, stop
+
+
+def shard_of_heads(shard: Any) -> tuple[int, int] | None:
+    """`(first, total)`: the key/value heads at hand are those from `first` on, of `total`; None: they are all."""
+    if shard is None:
+        return None
+    if isinstance(shard, str) or not isinstance(shard, Sequence) or len(shard) != 2:
+        raise TypeError(f"head_shard={shard!r} must be a pair (first, total) of key/value heads, or None")
+    first, total = (integer("head_shard", value) for value in shard)
+    if not 0 <= first < total:
+        raise PatternError(f"head_shard=({first}, {total}) holds no head; 0 <= first < total is needed")
+    return first, total

@@ -56,17 +56,17 @@ def branch_pieces(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> tupl
     for branch in pattern.branches:
         if not isinstance(branch, DilatedSegment):
             raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; pieces are known for {DilatedSegment.kind!r} only")
-        found.append(tuple(_segment_pieces(branch, pattern.offset, seq, heads, kv_heads)))
+        found.append(tuple(_segment_pieces(pattern, branch, seq, heads, kv_heads)))
     return tuple(found)
 
 
-def _segment_pieces(branch: DilatedSegment, offset: str, seq: int, heads: int, kv_heads: int) -> Iterator[Piece]:
+def _segment_pieces(pattern: Pattern, branch: DilatedSegment, seq: int, heads: int, kv_heads: int) -> Iterator[Piece]:
     length, rate = min(branch.segment_length, seq), branch.dilation_rate
     count, tail = divmod(seq, length)
     spans = [(0, Axis(count, row=length), length)]
     if tail:
         spans.append((count * length, Axis(1), tail))
-    for first, kv_head, head, among, within, by_offset in _head_blocks(branch, offset, heads, kv_heads):
+    for first, kv_head, head, among, within, by_offset in _head_blocks(pattern, branch, heads, kv_heads):
         for start, segments, span in spans:
             for skip, offsets, rows in _offset_runs(first, by_offset.size, span, rate):
                 axes = (segments, among, by_offset._replace(size=offsets), within)
@@ -81,19 +81,21 @@ def _segment_pieces(branch: DilatedSegment, offset: str, seq: int, heads: int, k
 
 
 def _head_blocks(
-    branch: DilatedSegment, offset: str, heads: int, kv_heads: int
+    pattern: Pattern, branch: DilatedSegment, heads: int, kv_heads: int
 ) -> Iterator[tuple[int, int, int, Axis, Axis, Axis]]:
     """Blocks of heads, as (first offset, first key/value head, first query head, three axes).
 
     The axes: heads of equal offset, query heads of one key/value head, heads of consecutive offsets (their row step is 1).
     """
     group, rate = heads // kv_heads, branch.dilation_rate
-    period = rate if offset == "modulo" else -(-kv_heads // rate)
+    before, total = pattern.head_shard or (0, kv_heads)
+    modulo = pattern.offset == "modulo"
+    period = rate if modulo else -(-total // rate)
     for kv_first, kv_count, u_first, u_count in _rectangles(*(branch.heads or (0, heads)), group):
-        for outer, outers, inner, inners in _rectangles(kv_first, kv_first + kv_count, period):
-            kv_head = outer * period + inner
+        for outer, outers, inner, inners in _rectangles(before + kv_first, before + kv_first + kv_count, period):
+            kv_head = outer * period + inner - before
             periods, singles = Axis(outers, 0, period * group, period), Axis(inners, 0, group, 1)
-            first, by_offset, among = (inner, singles, periods) if offset == "modulo" else (outer, periods, singles)
+            first, by_offset, among = (inner, singles, periods) if modulo else (outer, periods, singles)
             yield first, kv_head, kv_head * group + u_first, among, Axis(u_count, head=1), by_offset._replace(row=1)
 
 

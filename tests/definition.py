@@ -14,8 +14,9 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
     if served is not None and not served[0] <= head < served[1]:
         return False
     w, r = pattern.segment_lengths[branch], pattern.dilation_rates[branch]
-    kv_head = head // (heads[0] // heads[1])
-    offset = kv_head % r if pattern.offset == "modulo" else kv_head // -(-heads[1] // r)
+    first, total = pattern.head_shard or (0, heads[1])
+    kv_head = first + head // (heads[0] // heads[1])
+    offset = kv_head % r if pattern.offset == "modulo" else kv_head // -(-total // r)
     return i // w == j // w and (i % w) % r == offset and (j % w) % r == offset
 
 

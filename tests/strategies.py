@@ -25,16 +25,18 @@ def branches(draw: st.DrawFn) -> tuple[int, int]:
 
 
 @st.composite
-def patterns(draw: st.DrawFn, heads: int) -> Pattern:
-    """A pattern for `heads` query heads, with ranges of heads now and then."""
+def patterns(draw: st.DrawFn, heads: int, kv_heads: int) -> Pattern:
+    """A pattern for these heads, with ranges of heads now and then, and for a shard of the heads of a model."""
     chosen = draw(st.lists(branches(), min_size=1, max_size=3))
     starts = st.integers(0, heads - 1)
     ranges = st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads)))
+    shard = st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda pair: (pair[0], pair[0] + kv_heads + pair[1]))
     return Pattern(
         *zip(*chosen, strict=True),
         offset=draw(st.sampled_from(["modulo", "block"])),
         overlap=draw(st.sampled_from(["count", "once"])),
         heads=draw(st.none() | st.lists(ranges, min_size=len(chosen), max_size=len(chosen))),
+        head_shard=draw(st.none() | shard),
     )
 
 
@@ -42,4 +44,4 @@ def patterns(draw: st.DrawFn, heads: int) -> Pattern:
 def patterns_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
     """A pattern together with the heads it is meant for."""
     heads = draw(heads_and_groups())
-    return draw(patterns(heads[0])), heads
+    return draw(patterns(*heads)), heads

@@ -25,6 +25,7 @@ EXAMPLES = [
     Pattern([4, 8], [2, 1], heads=[range(0, 2), None]),
     Pattern.dense(),
     Pattern.head_split([4, 8, 16], [1, 2, 4], 7),
+    Pattern([4, 8], [3, 2], head_shard=(2, 8)),
 ]
 examples = pytest.mark.parametrize("pattern", EXAMPLES, ids=str)
 
@@ -70,7 +71,7 @@ def test_a_pattern_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, H
 
 @examples
 def test_json_holds_the_arguments_and_nothing_else(pattern: Pattern) -> None:
-    assert set(json.loads(pattern.to_json())) == {"segment_lengths", "dilation_rates", "offset", "overlap", "heads"}
+    assert set(json.loads(pattern.to_json())) == {"segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard"}
 
 
 @examples
@@ -90,8 +91,9 @@ def test_every_argument_tells_patterns_apart() -> None:
         Pattern([4, 8], [1, 2], offset="block"),
         Pattern([4, 8], [1, 2], overlap="once"),
         Pattern([4, 8], [1, 2], heads=[(0, 1), None]),
+        Pattern([4, 8], [1, 2], head_shard=(1, 4)),
     ]
-    assert len({base, *others}) == len({p.to_json() for p in (base, *others)}) == len({str(p) for p in (base, *others)}) == 6
+    assert len({base, *others}) == len({p.to_json() for p in (base, *others)}) == len({str(p) for p in (base, *others)}) == 7
 
 
 def test_equal_patterns_written_differently() -> None:
@@ -134,6 +136,27 @@ def test_head_split_deals_out_every_head_once(heads: int, ranges: tuple[tuple[in
     assert pattern.offset == "block"
     for head in range(heads):
         assert sum(branch.serves(head) for branch in pattern.branches) == 1
+
+
+@pytest.mark.parametrize("offset", ["modulo", "block"])
+def test_a_shard_of_the_heads_counts_as_in_the_whole(offset: str) -> None:
+    whole = Pattern([6, 20], [3, 4], offset=offset).count(40, 8, kv_heads=4)
+    shard = Pattern([6, 20], [3, 4], offset=offset, head_shard=(1, 4)).count(40, 4, kv_heads=2)
+    assert torch.equal(shard, whole[2:6])
+
+
+@pytest.mark.parametrize(
+    ("shard", "error"),
+    [((4, 4), PatternError), ((-1, 2), PatternError), ("12", TypeError), ((1, 2, 3), TypeError), (3, TypeError)],
+)
+def test_a_shard_of_heads_that_means_nothing_is_refused(shard: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="head_shard"):
+        Pattern([4], [1], head_shard=shard)
+
+
+def test_a_shard_of_heads_must_hold_the_heads() -> None:
+    with pytest.raises(PatternError, match=r"head_shard=\(3, 4\) leaves 1 key/value heads, but there are 2"):
+        Pattern([4], [1], head_shard=(3, 4)).count(8, 4, kv_heads=2)
 
 
 def test_grouped_heads_keep_the_same_rows() -> None:

@@ -92,6 +92,7 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
         "key_padding_mask: not supported": problem.key_padding_mask,
         "grouped heads: not supported": problem.kv_heads != problem.heads,
         "head ranges: not supported": pattern.heads is not None,
+        "a shard of heads: not supported": pattern.head_shard is not None,
         "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
     }
     found = [reason for reason, wanted in asked.items() if wanted]

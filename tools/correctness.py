@@ -59,7 +59,7 @@ def shortened(problem: Problem) -> Problem:
     lengths = [
         max(rate, min(w, problem.seq) // divisor) for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
     ]
-    scaled = Pattern(lengths, pattern.dilation_rates, pattern.offset, pattern.overlap, pattern.heads)
+    scaled = Pattern(lengths, pattern.dilation_rates, pattern.offset, pattern.overlap, pattern.heads, pattern.head_shard)
     return replace(problem, seq=problem.seq // divisor, pattern=scaled)
 
 

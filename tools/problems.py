@@ -102,6 +102,8 @@ FEATURES = (
         {
             "block": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block")),
             "block 6 heads": dict(heads=6, pattern=Pattern([16, 32], [3, 4], offset="block"), is_causal=True),
+            "heads 3-6 of 8": dict(pattern=Pattern([16, 32], [2, 4], head_shard=(3, 8))),
+            "heads 5-8 of 12 block": dict(pattern=Pattern([16, 35], [3, 4], offset="block", head_shard=(5, 12))),
         },
     ),
     _Feature(
