@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dilkit.comm.parts import Part, Run, expand, part_key
+from dilkit.pattern import Pattern
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Call:
     queries or keys than `rows`, others stand in, which `real_queries` and `real_keys` exclude; None: all are real.
     """
 
+    pattern: Pattern
     rows: int
     width: int
     is_causal: bool
@@ -41,6 +43,7 @@ class SmallProblem(NamedTuple):
     queries: list[Part]
     keys: list[Part]
     is_causal: bool
+    pattern: Pattern = Pattern.dense()
     turn: int = 0
     """Problems with the same queries have different turns: a call has each of its rows once."""
 
@@ -52,21 +55,22 @@ Starts = dict[str, PartStarts]
 
 def make_calls(problems: Iterable[SmallProblem], starts: Starts, batch: int) -> Iterator[Call]:
     """These problems as calls, equal ones together."""
-    alike: dict[tuple[int, ...], list[SmallProblem]] = defaultdict(list)
+    alike: dict[tuple[Any, ...], list[SmallProblem]] = defaultdict(list)
     for problem in problems:
         queries, keys = (sum(part.count for part in parts) for parts in problem[:2])
         if queries and keys:
             first = problem.queries[0]
-            key = (first.spread.branch, problem.turn, max(queries, keys), first.width, problem.is_causal, queries == keys)
+            rows, causal = max(queries, keys), problem.is_causal
+            key = (first.spread.branch, problem.turn, problem.pattern, rows, first.width, causal, queries == keys)
             alike[key].append(problem)
-    for (_, _, rows, width, is_causal, equal), group in alike.items():
+    for (_, _, pattern, rows, width, is_causal, equal), group in alike.items():
         where = partial(_where, group, rows, batch)
         real_queries, real_keys = (
             (None, None) if equal else (_real(group, 0, rows, width, batch), _real(group, 1, rows, 1, batch))
         )
         queries, results = (where(starts[name], 0, width) for name in ("q", "qq"))
         keys, values, flags = (where(starts[name], 1, 1) for name in ("k", "v", "kk"))
-        yield Call(rows, width, is_causal, queries, keys, values, results, flags, real_queries, real_keys)
+        yield Call(pattern, rows, width, is_causal, queries, keys, values, results, flags, real_queries, real_keys)
 
 
 def _where(problems: Sequence[SmallProblem], rows: int, batch: int, starts: PartStarts, at: int, width: int) -> Tensor:

@@ -37,7 +37,7 @@ class Kernel:
 
     def join(self, found: Partial, call: Call, rows: Rows) -> None:
         """Join what the queries of a call see of its keys."""
-        out, lse = forward_op(*_inputs(call, rows), self.scale, self.call(Pattern.dense(), call.is_causal))
+        out, lse = forward_op(*_inputs(call, rows), self.scale, self.call(call.pattern, call.is_causal))
         out, lse = out.reshape(-1, out.shape[-1]), lse.transpose(1, 2).reshape(-1)
         if call.real_queries is None:
             found.join(call.results, out, lse)
@@ -58,7 +58,7 @@ class Kernel:
         dout, shape = dout.view(query.shape), query.shape[:3]
         out = out_with_delta(dout, delta.view(shape))
         lse = lse.view(shape).transpose(1, 2).contiguous()
-        told = self.call(Pattern.dense(), call.is_causal)
+        told = self.call(call.pattern, call.is_causal)
         grads = backward_op(dout, query, key, value, out, lse, mask, self.scale, told)
         dquery, dkey, dvalue = (grad.reshape(-1, grad.shape[-1]) for grad in grads)
         results, keys = call.results, torch.arange(len(call.keys), device=dkey.device)

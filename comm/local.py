@@ -32,11 +32,14 @@ def local_ranges(plan: ExchangePlan, rank: int) -> tuple[Range, ...]:
         return ()
     first, last = plan.cuts[rank : rank + 2]
     branches: dict[tuple[int, int], list[int]] = {}
-    for b, branch in enumerate(plan.pattern.branches):
+    for b, branch in enumerate(plan.moved.branches):
         start, stop = local_range(max(min(branch.segment_length, plan.seq), 1), first, last, plan.seq)
         if start < stop:
             branches.setdefault((start - first, stop - first), []).append(b)
-    return tuple(Range(start, stop, _only(plan.pattern, which)) for (start, stop), which in branches.items())
+    every = list(range(len(plan.pattern.branches)))
+    return tuple(
+        Range(start, stop, _only(plan.pattern, every if plan.is_joint else which)) for (start, stop), which in branches.items()
+    )
 
 
 def _only(pattern: Pattern, branches: list[int]) -> Pattern:
@@ -46,7 +49,7 @@ def _only(pattern: Pattern, branches: list[int]) -> Pattern:
     chosen = [pattern.branches[b] for b in branches]
     heads = None if pattern.heads is None else [branch.heads for branch in chosen]
     lengths, rates = [branch.segment_length for branch in chosen], [branch.dilation_rate for branch in chosen]
-    return Pattern(lengths, rates, pattern.offset, pattern.overlap, heads)
+    return Pattern(lengths, rates, pattern.offset, pattern.overlap, heads, pattern.head_shard)
 
 
 def local_forward(

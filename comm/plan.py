@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from math import lcm
 
 import numpy as np
 
 from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.spread import Counts, Spread, local_range, spread_segments
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import DTYPE_BYTES, DTYPES
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
@@ -62,16 +63,42 @@ class ExchangePlan:
                 f"schedule={self.schedule!r} sums up what each rank finds, so that bits depend on the world size, which "
                 "fuse_branches=False rules out; use schedule='scatter' or 'auto'"
             )
-        if self.pattern.overlap == "once":
-            self._check_once()
-
-    def _check_once(self) -> None:
-        spread = [b for b, route in enumerate(self.routes) if route.kind != "local"]
-        if len(self.pattern.branches) > 1 and (spread or not self.fuse_branches):
-            why = f"branch {spread[0]} is not within ranks" if spread else "fuse_branches=False computes branches one by one"
+        if self.is_joint and self.schedule in ("gather", "ring"):
             raise ValueError(
-                f"overlap='once' joins the branches, but {why}: use overlap='count', or segments within the ranks' shards"
+                f"schedule={self.schedule!r} sums up what each branch finds, but with overlap='once' a key counts once over all "
+                "branches; use schedule='scatter' or 'auto'"
             )
+
+    @cached_property
+    def is_joint(self) -> bool:
+        """Whether a key counts once over all branches, so that a row's whole softmax must be computed in one piece."""
+        return self.pattern.overlap == "once" and len(self.pattern.branches) > 1
+
+    @cached_property
+    def moved(self) -> Pattern:
+        """What is moved as if it were the pattern: for joint branches all rows, in segments that no branch's segment crosses."""
+        if not self.is_joint:
+            return self.pattern
+        length = lcm(*(min(branch.segment_length, self.seq) for branch in self.pattern.branches))
+        return Pattern([min(length, self.seq)], [1], head_shard=self.pattern.head_shard)
+
+    def computed(self, kv_head: int) -> Pattern | None:
+        """What is computed with the rows of a segment of `moved` and the query heads of one key/value head; None: nothing."""
+        if not self.is_joint:
+            return Pattern.dense()
+        pattern, group = self.pattern, self.heads // self.kv_heads
+        first, total = pattern.head_shard or (0, self.kv_heads)
+        start, stop = kv_head * group, (kv_head + 1) * group
+        served = {
+            branch: (max(start, a) - start, min(stop, b) - start)
+            for branch in pattern.branches
+            for a, b in [branch.heads or (0, self.heads)]
+            if a < stop and start < b
+        }
+        if not served:
+            return None
+        lengths, rates = [b.segment_length for b in served], [b.dilation_rate for b in served]
+        return Pattern(lengths, rates, pattern.offset, "once", list(served.values()), (first + kv_head, total))
 
     @property
     def world_size(self) -> int:
@@ -85,8 +112,8 @@ class ExchangePlan:
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
-        """The route of each branch."""
-        return tuple(self._route(b) for b in range(len(self.pattern.branches)))
+        """The route of each branch; of all together where they are joint."""
+        return tuple(self._route(b) for b in range(len(self.moved.branches)))
 
     @cached_property
     def spreads(self) -> tuple[tuple[Spread, ...], ...]:
@@ -136,18 +163,32 @@ class ExchangePlan:
     @cached_property
     def _work(self) -> Counts:
         total = np.zeros(self.world_size, np.int64)
-        for branch in self.pattern.branches:
+        for branch in self.moved.branches:
             length = max(min(branch.segment_length, self.seq), 1)
-            one = Pattern([branch.segment_length], [branch.dilation_rate], self.pattern.offset, heads=[branch.heads])
-            pairs = lru_cache(
-                lambda rows, one=one: one.flops(rows, self.heads, 1, kv_heads=self.kv_heads, is_causal=self.is_causal) // 4
-            )
-            for rank, (start, stop) in enumerate(pairwise(self.cuts)):
-                first, last = local_range(length, start, stop, self.seq)
-                total[rank] += pairs(last - first)
+            ranges = (local_range(length, start, stop, self.seq) for start, stop in pairwise(self.cuts))
+            sizes = np.array([last - first for first, last in ranges])
+            for size in np.unique(sizes).tolist():
+                total[sizes == size] += self._pairs(branch, size)
         for spread, _ in self._all_spreads():
-            total[spread.ranks] += spread.pairs()
+            total[spread.ranks] += self._joint_pairs(spread) if self.is_joint else spread.pairs()
         return total
+
+    def _pairs(self, branch: DilatedSegment, rows: int) -> int:
+        """Pairs of whole segments of a branch of `moved`, `rows` rows in all."""
+        pattern, rest = self.pattern, dict(kv_heads=self.kv_heads, is_causal=self.is_causal)
+        if not self.is_joint:
+            one, heads = [branch.dilation_rate], [branch.heads]
+            pattern = Pattern([branch.segment_length], one, pattern.offset, heads=heads, head_shard=pattern.head_shard)
+        return pattern.flops(rows, self.heads, 1, **rest) // 4
+
+    def _joint_pairs(self, spread: Spread) -> Counts:
+        """`(len(ranks),)`: pairs that each rank computes of a segment of joint branches."""
+        found = np.zeros(len(spread.ranks), np.int64)
+        for head, owner in zip(spread.heads, spread.owners[0].tolist(), strict=True):
+            if pattern := self.computed(head.kv_head):
+                flops = pattern.flops(spread.stop - spread.start, head.width, 1, kv_heads=1, is_causal=self.is_causal)
+                found[owner - int(spread.ranks[0])] += flops // 4
+        return found
 
     def _all_spreads(self) -> Iterator[tuple[Spread, bool]]:
         for route, spreads in zip(self.routes, self.spreads, strict=True):
@@ -155,14 +196,15 @@ class ExchangePlan:
                 yield spread, route.kind == "ring"
 
     def _spreads(self, branch: int, group_size: int) -> tuple[Spread, ...]:
-        return spread_segments(self.pattern, branch, self.cuts, self.heads, self.kv_heads, self.is_causal, group_size)
+        return spread_segments(self.moved, branch, self.cuts, self.heads, self.kv_heads, self.is_causal, group_size)
 
     def _route(self, branch: int) -> Route:
         widest = max((len(spread.ranks) for spread in self._spreads(branch, 1)), default=1)
         if widest == 1:
             return Route("local", 1)
         if self.schedule == "auto":
-            sizes = [size for size in range(widest, 0, -1) if widest % size == 0] if self.fuse_branches else [widest]
+            whole = self.is_joint or not self.fuse_branches
+            sizes = [widest] if whole else [size for size in range(widest, 0, -1) if widest % size == 0]
             size = min(sizes, key=lambda size: self._busiest(branch, size))
             return Route({1: "gather", widest: "scatter"}.get(size, "hybrid"), size)
         return Route(self.schedule, widest if self.schedule == "scatter" else 1)

@@ -131,7 +131,7 @@ class _Maker:
         plan, found = self.plan, []
         for branch, (route, spreads) in enumerate(zip(plan.routes, plan.spreads, strict=True)):
             if not plan.fuse_branches:
-                found += whole_segments(plan.pattern, branch, plan.cuts, self.rank, plan.heads, plan.kv_heads, plan.is_causal)
+                found += whole_segments(plan.moved, branch, plan.cuts, self.rank, plan.heads, plan.kv_heads, plan.is_causal)
             if route.kind != "ring":
                 found += [s for s in spreads if s.ranks[0] <= self.rank <= s.ranks[-1]]
         return found
@@ -175,9 +175,11 @@ class _Maker:
         for spread in self.spreads:
             block = int(spread.group_of[self.rank - int(spread.ranks[0])])
             for head in np.flatnonzero(spread.owners[block] == self.rank).tolist():
-                for other in spread.blocks_needed(block):
+                pattern = self.plan.computed(spread.heads[head].kv_head)
+                for other in spread.blocks_needed(block) if pattern else ():
                     causal = spread.is_causal and other == block
-                    yield SmallProblem(block_parts(spread, head, block), block_parts(spread, head, other), causal, other)
+                    queries, keys = block_parts(spread, head, block), block_parts(spread, head, other)
+                    yield SmallProblem(queries, keys, causal, pattern, other)
 
     def _part_starts(self) -> Starts:
         """Where the rows of each part lie in what this rank is sent, for each kind of messages."""
