@@ -1,4 +1,7 @@
-"""Dilated attention over ranks: transports, exchange plans, and the attention itself. Names are loaded at first use."""
+"""Dilated attention over ranks: transports, exchange plans, and the attention itself.
+
+Names are loaded at first use: `import dilkit.comm` needs neither MPI nor torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ _HOMES = {
     "CommTimeout": "transport",
     "ExchangePlan": "plan",
     "Fault": "threads",
+    "MPIComm": "mpi",
     "PeerLost": "transport",
     "Pending": "transport",
     "PlanMismatch": "transport",
     "RingDilatedAttention": "nn",
+    "TorchComm": "torch_dist",
     "exchange_plan": "plan",
     "load_shard": "shards",
     "positions": "shards",
@@ -29,6 +34,7 @@ __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
     from dilkit.comm.attention import ring_dilated_attention as ring_dilated_attention
+    from dilkit.comm.mpi import MPIComm as MPIComm
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
     from dilkit.comm.plan import ExchangePlan as ExchangePlan
     from dilkit.comm.plan import exchange_plan as exchange_plan
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from dilkit.comm.shards import unshard as unshard
     from dilkit.comm.threads import Fault as Fault
     from dilkit.comm.threads import run_threads as run_threads
+    from dilkit.comm.torch_dist import TorchComm as TorchComm
     from dilkit.comm.transport import Comm as Comm
     from dilkit.comm.transport import CommError as CommError
     from dilkit.comm.transport import CommTimeout as CommTimeout

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import integer, one_of
-from dilkit.comm.transport import Comm, CommTimeout, PeerLost, ranks_text
+from dilkit.comm.transport import Comm, CommTimeout, Parts, PeerLost, ranks_text
 
 T = TypeVar("T")
 FAULTS = ("drop", "delay", "kill", "corrupt")
@@ -73,7 +73,7 @@ class ThreadComm(Comm):
         """Make all ranks that wait for this one raise `PeerLost`."""
         self._office.give_up(self.rank, why)
 
-    def _post(self, send: list[tuple[int, Tensor]], recv: list[tuple[int, Tensor]], number: int, step: str) -> Callable[[], None]:
+    def _post(self, send: Parts, recv: Parts, device: torch.device, number: int, step: str) -> Callable[[], None]:
         faults = [f for f in self._office.faults if (f.rank, f.number) == (self.rank, number)]
         if any(f.kind == "kill" for f in faults):
             raise Killed(f"rank {self.rank} was killed at exchange {number} ({step})")

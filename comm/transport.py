@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from dilkit.checks import real
 
 DEFAULT_TIMEOUT = 300.0
 RECORD_BYTES = 1024
+Parts: TypeAlias = "list[tuple[int, Tensor]]"
+"""What goes to, or comes from, other ranks: `(peer, bytes)`."""
 
 
 class CommError(RuntimeError):
@@ -80,6 +83,7 @@ class Comm(ABC):
         not contiguous or do not fit the counts, `CommError` when the ranks cannot go on.
         """
         self._check(rows, send_counts, recv_counts)
+        rows = rows.detach()
         received = rows.new_empty(sum(recv_counts), rows.shape[1])
         self.sent_bytes += (len(rows) - send_counts[self.rank]) * rows.shape[1] * rows.element_size()
         return self._begin(rows, send_counts, received, recv_counts, step)
@@ -90,8 +94,8 @@ class Comm(ABC):
             raise ValueError(f"record has {len(record)} bytes; at most {RECORD_BYTES - 2}")
         padded = len(record).to_bytes(2, "little") + record.ljust(RECORD_BYTES - 2, b"\0")
         rows = torch.frombuffer(bytearray(padded * self.size), dtype=torch.uint8).view(self.size, RECORD_BYTES)
-        ones = [1] * self.size
-        got = self._begin(rows, ones, torch.empty_like(rows), ones, step).wait().numpy()
+        rows, ones = rows.to(self._record_device()), [1] * self.size
+        got = self._begin(rows, ones, torch.empty_like(rows), ones, step).wait().cpu().numpy()
         return [row[2 : 2 + int.from_bytes(row[:2].tobytes(), "little")].tobytes() for row in got]
 
     def agree(self, digest: bytes, step: str = "agreement") -> None:
@@ -106,8 +110,16 @@ class Comm(ABC):
         """Give up: make the other ranks fail at once, if they can be reached, in place of waiting for this one."""
 
     @abstractmethod
-    def _post(self, send: list[tuple[int, Tensor]], recv: list[tuple[int, Tensor]], number: int, step: str) -> Callable[[], None]:
-        """Begin to send and receive contiguous byte tensors, `(peer, bytes)`, none of them empty; what finishes it."""
+    def _post(self, send: Parts, recv: Parts, device: torch.device, number: int, step: str) -> Callable[[], None]:
+        """Begin to send and receive contiguous byte tensors on `device`, none of them empty; what finishes it.
+
+        It is called on every rank for every exchange, with two empty lists where a rank has no part in it: what moves the bytes
+        may be a collective operation, which waits for all.
+        """
+
+    def _record_device(self) -> torch.device:
+        """Where the rows of `share` have to lie."""
+        return torch.device("cpu")
 
     def _begin(
         self, rows: Tensor, send_counts: Sequence[int], received: Tensor, recv_counts: Sequence[int], step: str
@@ -118,10 +130,8 @@ class Comm(ABC):
         mine = received[_part(recv_counts, self.rank)]
         mine.copy_(rows[_part(send_counts, self.rank)])
         send, recv = list(self._peers(rows, send_counts)), list(self._peers(received, recv_counts))
-        if not send and not recv:
-            return Pending(received, None)
         with self.failing_for_good():
-            finish = self._post(send, recv, self._number, step)
+            finish = self._post(send, recv, rows.device, self._number, step)
         return Pending(received, self._guarded(finish), rows)
 
     def _peers(self, rows: Tensor, counts: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
