@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +16,7 @@ from dilkit.comm import staging
 from dilkit.comm.flight import Flight, poll, unfinished
 from dilkit.comm.mpi_library import cuda_aware, mpi
 from dilkit.comm.transport import DEFAULT_TIMEOUT, Comm, CommTimeout, Parts
-from dilkit.comm.uncaught import end_job_on_uncaught, show
+from dilkit.comm.uncaught import show, show_uncaught
 
 
 class MPIComm(Comm):
@@ -72,13 +75,19 @@ class MPIComm(Comm):
 
 
 def _never_leave_others_waiting() -> None:
-    end_job_on_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job)
+    show_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job)
     atexit.unregister(_end_job_if_unfinished)
     atexit.register(_end_job_if_unfinished)
+    here = threading.current_thread() is threading.main_thread()  # others cannot say what signals do
+    if here and "MPICH" in mpi().Get_library_version() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        # With -disable-auto-cleanup, MPICH's mpirun tells ranks of another's death by a signal that ends who does not expect it.
+        # Ranks that live on say in which step they miss whom.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _end_job() -> None:
     mpi().COMM_WORLD.Abort(1)
+    os._exit(1)  # MPICH's Abort asks the launcher to end the job, and may return before that happens
 
 
 def _end_job_if_unfinished() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dilkit.comm import staging
 from dilkit.comm.transport import DEFAULT_TIMEOUT, Comm, CommError, CommTimeout, Parts, PeerLost, ranks_text
+from dilkit.comm.uncaught import show_uncaught
 
 SHORTEST_WAIT = 0.001
 """Seconds; gloo takes 0 for "no limit"."""
@@ -27,6 +28,8 @@ class TorchComm(Comm):
 
     Where gloo serves a device, each peer has messages of its own, so that errors name it (CUDA tensors go through host memory).
     Elsewhere, as with NCCL, an exchange is one `all_to_all_single` on this one group, and a timeout names all who may be late.
+    An exception that nobody catches is shown marked with the global rank. Ranks have to agree about counts first (`agree`):
+    gloo ends a process that is sent more bytes than it expects.
     Raises RuntimeError if torch.distributed is not initialized, ValueError if this process is not in the group.
     """
 
@@ -44,6 +47,8 @@ class TorchComm(Comm):
             )
         super().__init__(rank, dist.get_world_size(chosen), timeout)
         self._group = chosen
+        if self.size > 1:
+            show_uncaught(dist.get_rank(), lambda: None)  # the process ends, which gloo's peers notice and torchrun acts on
         config = dist.get_backend_config(self._group)  # such as cpu:gloo,cuda:nccl
         self._backends: dict[str, str] = dict(pair.split(":") for pair in config.split(","))
 
@@ -64,7 +69,7 @@ class TorchComm(Comm):
         where = _Where(f"exchange {number} ({step})", step, self.timeout)
         if self._backends.get(device.type) != "gloo":
             return self._post_to_all(send, recv, device, where)
-        if device.type == "cpu":
+        if self._reads(device):
             return self._post_to_each(send, recv, number, where)
         staged = staging.incoming(recv)
         land = self._post_to_each(staging.outgoing(send, device), staged, number, where)
@@ -74,6 +79,10 @@ class TorchComm(Comm):
             staging.deliver(staged, recv)
 
         return finish
+
+    def _reads(self, device: torch.device) -> bool:
+        """Whether gloo can be given the memory of tensors on `device`."""
+        return device.type == "cpu"
 
     def _post_to_each(self, send: Parts, recv: Parts, number: int, where: _Where) -> Callable[[], None]:
         tag = number % MAX_TAG

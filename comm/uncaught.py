@@ -1,7 +1,4 @@
-"""What an uncaught exception of one rank does: it is shown once, marked with the rank, and ends the whole job.
-
-Without this, a rank that fails waits at the end of its interpreter (in `MPI_Finalize`) for others that wait for it.
-"""
+"""What becomes of an exception that nobody catches: it is shown once, marked with the rank whose fault it is."""
 
 from __future__ import annotations
 
@@ -31,8 +28,11 @@ def show(error: BaseException, rank: int) -> None:
     sys.stderr.flush()
 
 
-def end_job_on_uncaught(rank: int, end: Callable[[], None]) -> None:
-    """From now on an exception that nobody catches, in any thread, is shown and followed by `end()`. Later calls do nothing."""
+def show_uncaught(rank: int, end: Callable[[], None]) -> None:
+    """From now on an exception that nobody catches, in any thread, is shown and followed by `end()`. Later calls do nothing.
+
+    `end` matters where a rank that fails would wait, at the end of its interpreter, for others that wait for it.
+    """
     global _installed
     if _installed:
         return
