@@ -45,12 +45,14 @@ clean:
 	rm -f $(PYX:.pyx=.c) $(foreach file,$(PYX:.pyx=),$(wildcard $(file).*.so))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment is made once for each state of the files that decide what is in it.
+# The environment is made once for each state of the files that decide what is in it. The tests run under both MPI libraries;
+# MPICH's wheel goes beside Open MPI's because each has a bin/mpirun.
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) .ci/machine.py
 	$(PYTHON) -m venv .venv
 	$(PIP_INSTALL) setuptools cython
 	$(PIP_INSTALL) --no-build-isolation --editable '.[plot,test,lint]'
+	$(PIP_INSTALL) --prefix .venv/mpich --ignore-installed mpich
 	@touch $@
 
 # A changed extension, or a changed package map, is built again into the same environment, with nothing downloaded.

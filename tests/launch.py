@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ HERE = Path(__file__).parent
 LIMIT = 60.0
 MPICH = Path(sys.prefix) / "mpich"
 """MPICH's wheel is installed in a prefix of its own: both wheels have a bin/mpirun."""
-GRACE = 5.0
+GRACE = 2.5
 MARK = "DILKIT_TEST_JOB"
 LAUNCHERS = ("gloo", "openmpi", "mpich")
 
@@ -102,8 +103,11 @@ def missing(launcher: str) -> str:
     )
 
 
-def start(launcher: str, size: int, folder: Path, *program: str) -> Job:
-    """Start `size` ranks of `python <program>`, a file in tests/ and its arguments. Skips the test if the launcher is missing."""
+def start(launcher: str, size: int, folder: Path, *program: str, options: Sequence[str] = ()) -> Job:
+    """Start `size` ranks of `python <program>`, a file in tests/ and its arguments. Skips the test if the launcher is missing.
+
+    `options` are further ones for mpirun.
+    """
     if why := missing(launcher):
         pytest.skip(why)
     python = [sys.executable, str(HERE / program[0]), launcher, *program[1:]]
@@ -116,10 +120,10 @@ def start(launcher: str, size: int, folder: Path, *program: str) -> Job:
     elif launcher == "openmpi":
         # Root and more ranks than cores are refused unless asked for; jobs that run at once would bind to the same cores.
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        command = [str(_mpirun(launcher)), "--oversubscribe", "--bind-to", "none", "-n", str(size), *python]
+        command = [str(_mpirun(launcher)), "--oversubscribe", "--bind-to", "none", *options, "-n", str(size), *python]
     else:
         env |= {"MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")}
-        command = [str(_mpirun(launcher)), "-n", str(size), *python]
+        command = [str(_mpirun(launcher)), *options, "-n", str(size), *python]
     output = folder / f"{launcher}-{mark}.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
