@@ -55,7 +55,11 @@ class ExchangePlan:
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
         integer("heads", self.heads, at_least=1)
-        self.pattern.check_heads(self.heads, self.kv_heads)
+        if not isinstance(self.pattern, Pattern):
+            raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
+        self.pattern.check_heads(self.heads, integer("kv_heads", self.kv_heads))
+        for i, cut in enumerate(self.cuts):
+            integer(f"cuts[{i}]", cut)
         if len(self.cuts) < 2 or self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
             raise ValueError(f"cuts={self.cuts} must start at 0 and grow: every rank holds at least one row")
         if not self.fuse_branches and self.schedule in ("gather", "ring"):
@@ -233,7 +237,6 @@ def ring_keys_sent(spread: Spread) -> tuple[Counts, Counts]:
     return held.sum() - np.roll(held, -1), held.sum() - held
 
 
-@lru_cache(maxsize=256)
 def exchange_plan(
     pattern: Pattern,
     cuts: Sequence[int],
@@ -245,4 +248,8 @@ def exchange_plan(
     fuse_branches: bool = True,
 ) -> ExchangePlan:
     """The plan for these shards, made once and kept; `cuts` as `shard_cuts` makes them, `kv_heads` defaults to `heads`."""
-    return ExchangePlan(pattern, tuple(cuts), heads, kv_heads or heads, is_causal, schedule, fuse_branches)
+    return _made(pattern, tuple(cuts), heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches)
+
+
+# Values that are equal but of another type, such as 1 and True, are told apart: one of them may be refused.
+_made = lru_cache(maxsize=256, typed=True)(ExchangePlan)
