@@ -53,8 +53,8 @@ class Kernel:
         """
         query, key, value, mask = _inputs(call, rows)
         dout, lse, delta = dout[call.results], lse[call.results], delta[call.results]
-        if call.real_queries is not None:
-            dout, lse, delta = (x.masked_fill(~_beside(call.real_queries, x), 0.0) for x in (dout, lse, delta))
+        if call.real_queries is not None:  # the others keep the lse of the query that stands in: exp(score - lse) is at most 1
+            dout, delta = (x.masked_fill(~_beside(call.real_queries, x), 0.0) for x in (dout, delta))
         dout, shape = dout.view(query.shape), query.shape[:3]
         out = out_with_delta(dout, delta.view(shape))
         lse = lse.view(shape).transpose(1, 2).contiguous()

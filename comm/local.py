@@ -77,7 +77,8 @@ def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
 
 def _join(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
     d = out.shape[-1]
-    joined = Partial(out.reshape(-1, d), lse.reshape(-1))
+    flat = (x.clone(memory_format=torch.contiguous_format) for x in (out, lse))  # not views: they are copied back
+    joined = Partial(next(flat).view(-1, d), next(flat).view(-1))
     joined.join(torch.arange(lse.numel(), device=lse.device), found.reshape(-1, d), found_lse.reshape(-1))
     out.copy_(joined.out.view(out.shape))
     lse.copy_(joined.lse.view(lse.shape))

@@ -47,4 +47,6 @@ def from_bytes(rows: Tensor, *columns: tuple[int, torch.dtype]) -> list[Tensor]:
     """The columns that `as_bytes` joined, given as `(width, dtype)`."""
     sizes = [width * dtype.itemsize for width, dtype in columns]
     parts = rows.split(sizes, dim=1)
-    return [part.contiguous().view(dtype) for part, (_, dtype) in zip(parts, columns, strict=True)]
+    # A single row counts as contiguous wherever it begins, but numbers must begin where their size divides the address.
+    copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+    return [part.view(dtype) for part, (_, dtype) in zip(copies, columns, strict=True)]
