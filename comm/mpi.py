@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,11 @@ import torch
 from dilkit.comm import staging
 from dilkit.comm.flight import Flight, poll, unfinished
 from dilkit.comm.mpi_library import cuda_aware, mpi
-from dilkit.comm.transport import DEFAULT_TIMEOUT, Comm, CommTimeout, Parts
+from dilkit.comm.transport import DEFAULT_TIMEOUT, Comm, CommError, CommTimeout, Parts
 from dilkit.comm.uncaught import show, show_uncaught
+
+TURN_SECONDS = 0.3
+LAST_TURN_SECONDS = 1.0
 
 
 class MPIComm(Comm):
@@ -75,7 +79,7 @@ class MPIComm(Comm):
 
 
 def _never_leave_others_waiting() -> None:
-    show_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job)
+    show_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job_in_turn)
     atexit.unregister(_end_job_if_unfinished)
     atexit.register(_end_job_if_unfinished)
     here = threading.current_thread() is threading.main_thread()  # others cannot say what signals do
@@ -83,6 +87,13 @@ def _never_leave_others_waiting() -> None:
         # With -disable-auto-cleanup, MPICH's mpirun tells ranks of another's death by a signal that ends who does not expect it.
         # Ranks that live on say in which step they miss whom.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _end_job_in_turn(error: BaseException) -> None:
+    """Ranks that miss the same one notice it together. Open MPI's launcher can hang if they then all ask for the end at once."""
+    if isinstance(error, CommError):
+        time.sleep(min(TURN_SECONDS * mpi().COMM_WORLD.Get_rank(), LAST_TURN_SECONDS))
+    _end_job()
 
 
 def _end_job() -> None:

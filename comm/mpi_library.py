@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
+@functools.cache
 def mpi() -> Any:
     """`mpi4py.MPI`. The first call initializes MPI. Raises ImportError, with the way out, if that cannot be."""
     try:

@@ -48,7 +48,7 @@ class TorchComm(Comm):
         super().__init__(rank, dist.get_world_size(chosen), timeout)
         self._group = chosen
         if self.size > 1:
-            show_uncaught(dist.get_rank(), lambda: None)  # the process ends, which gloo's peers notice and torchrun acts on
+            show_uncaught(dist.get_rank(), lambda error: None)  # the process ends, which gloo's peers notice and torchrun acts on
         config = dist.get_backend_config(self._group)  # such as cpu:gloo,cuda:nccl
         self._backends: dict[str, str] = dict(pair.split(":") for pair in config.split(","))
 

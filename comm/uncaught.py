@@ -28,8 +28,8 @@ def show(error: BaseException, rank: int) -> None:
     sys.stderr.flush()
 
 
-def show_uncaught(rank: int, end: Callable[[], None]) -> None:
-    """From now on an exception that nobody catches, in any thread, is shown and followed by `end()`. Later calls do nothing.
+def show_uncaught(rank: int, end: Callable[[BaseException], None]) -> None:
+    """From now on an exception that nobody catches, in any thread, is shown and followed by `end(error)`. Later calls do nothing.
 
     `end` matters where a rank that fails would wait, at the end of its interpreter, for others that wait for it.
     """
@@ -42,7 +42,7 @@ def show_uncaught(rank: int, end: Callable[[], None]) -> None:
         try:
             show(error, rank)
         finally:
-            end()
+            end(error)
 
     def uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):

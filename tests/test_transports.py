@@ -63,6 +63,7 @@ def test_torch_distributed_must_be_initialized() -> None:
 
 def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    mpi_library.mpi.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'dilkit\[mpi\]'"):
         MPIComm()
 
