@@ -19,6 +19,7 @@ _HOMES = {
     "Pending": "transport",
     "PlanMismatch": "transport",
     "RingDilatedAttention": "nn",
+    "Rows": "traffic",
     "TorchComm": "torch_dist",
     "exchange_plan": "plan",
     "load_shard": "shards",
@@ -26,7 +27,7 @@ _HOMES = {
     "ring_dilated_attention": "attention",
     "run_threads": "threads",
     "shard": "shards",
-    "shard_cuts": "shards",
+    "shard_cuts": "cuts",
     "unshard": "shards",
 }
 
@@ -34,6 +35,7 @@ __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
     from dilkit.comm.attention import ring_dilated_attention as ring_dilated_attention
+    from dilkit.comm.cuts import shard_cuts as shard_cuts
     from dilkit.comm.mpi import MPIComm as MPIComm
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
     from dilkit.comm.plan import ExchangePlan as ExchangePlan
@@ -41,11 +43,11 @@ if TYPE_CHECKING:
     from dilkit.comm.shards import load_shard as load_shard
     from dilkit.comm.shards import positions as positions
     from dilkit.comm.shards import shard as shard
-    from dilkit.comm.shards import shard_cuts as shard_cuts
     from dilkit.comm.shards import unshard as unshard
     from dilkit.comm.threads import Fault as Fault
     from dilkit.comm.threads import run_threads as run_threads
     from dilkit.comm.torch_dist import TorchComm as TorchComm
+    from dilkit.comm.traffic import Rows as Rows
     from dilkit.comm.transport import Comm as Comm
     from dilkit.comm.transport import CommError as CommError
     from dilkit.comm.transport import CommTimeout as CommTimeout

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import lcm
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dilkit.checks import boolean, integer, one_of
-from dilkit.comm.spread import Counts, Spread, local_range, spread_segments
-from dilkit.pattern import DilatedSegment, Pattern
-from dilkit.problem import DTYPE_BYTES, DTYPES
+from dilkit.comm.spread import Counts, Members, Spread, members_of, spread_segments
+from dilkit.comm.tally import Tally
+from dilkit.comm.traffic import Legs, Rows, legs_of
+from dilkit.comm.within import tokens_within
+from dilkit.pattern import Pattern
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 PHASES = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Query-key pairs that each rank computes, `(world_size,)` each: in its own segments, with rows moved to it, round a ring."""
+
+    local: NDArray[Any]
+    moved: NDArray[Any]
+    ring: NDArray[Any]
+
+    @property
+    def total(self) -> NDArray[Any]:
+        return self.local + self.moved + self.ring
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,14 @@ class ExchangePlan:
     @cached_property
     def spreads(self) -> tuple[tuple[Spread, ...], ...]:
         """For each branch the segments that several ranks hold."""
-        return tuple(self._spreads(b, route.group_size) for b, route in enumerate(self.routes))
+        return tuple(
+            spread_segments(self._members(b), b, route.group_size, self.is_causal) for b, route in enumerate(self.routes)
+        )
+
+    @cached_property
+    def tallies(self) -> tuple[Tally, ...]:
+        """For each branch the counts of those segments."""
+        return tuple(self.tally(b, route.group_size) for b, route in enumerate(self.routes))
 
     @cached_property
     def exchanges(self) -> bool:
@@ -138,7 +162,16 @@ class ExchangePlan:
 
         Nominal forward FLOPs are `4 * head_dim * batch` times this.
         """
-        return int(self._work[rank])
+        return int(self.all_work.total[rank])
+
+    @cached_property
+    def all_work(self) -> Work:
+        """`work` of all ranks, by when it is done."""
+        local, moved, ring = (np.zeros(self.world_size, object) for _ in range(3))
+        for branch, (route, tally) in enumerate(zip(self.routes, self.tallies, strict=True)):
+            (local if self.fuse_branches else moved)[:] += self._pairs_within(branch)
+            (ring if route.kind == "ring" else moved)[:] += self._joint_pairs() if self.is_joint else tally.pairs
+        return Work(local, moved, ring)
 
     def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> int:
         """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts."""
@@ -146,95 +179,74 @@ class ExchangePlan:
 
     def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> Counts:
         """`bytes` of all ranks, `(world_size,)`."""
+        return self.legs(phase, Rows(head_dim, dtype, batch, key_padding_mask)).sent
+
+    def legs(self, phase: str, rows: Rows, branch: int | None = None) -> Legs:
+        """Bytes that all ranks send and receive in a phase, by what is sent; of one branch alone if it is given."""
         one_of("phase", phase, PHASES)
-        one_of("dtype", dtype, DTYPES)
-        row, number = head_dim * DTYPE_BYTES[dtype], 8 if dtype == "float64" else 4
-        flag = int(key_padding_mask)
-        total = np.zeros(self.world_size, np.int64)
-        for spread, ring in self._all_spreads():
-            if ring:
-                hops, grads = ring_keys_sent(spread)
-                sent = hops * (2 * row + flag) + (grads * 2 * row if phase == "backward" else 0)
-            elif phase == "forward":
-                sent = spread.queries_sent() * row + spread.keys_sent() * (2 * row + flag)
-                sent = sent + spread.queries_received() * (row + number)
-            else:
-                sent = spread.queries_sent() * (row + 2 * number)
-                sent = sent + spread.queries_received() * row + spread.keys_received() * 2 * row
-            total[spread.ranks] += sent
-        return total * batch
+        branches = range(len(self.routes)) if branch is None else [branch]
+        found = (legs_of(self.tallies[b], self.routes[b].kind == "ring", phase == "backward", rows) for b in branches)
+        return sum(found, Legs.none(self.world_size))
 
-    @cached_property
-    def _work(self) -> Counts:
-        total = np.zeros(self.world_size, np.int64)
-        for branch in self.moved.branches:
-            length = max(min(branch.segment_length, self.seq), 1)
-            ranges = (local_range(length, start, stop, self.seq) for start, stop in pairwise(self.cuts))
-            sizes = np.array([last - first for first, last in ranges])
-            for size in np.unique(sizes).tolist():
-                total[sizes == size] += self._pairs(branch, size)
-        for spread, _ in self._all_spreads():
-            total[spread.ranks] += self._joint_pairs(spread) if self.is_joint else spread.pairs()
-        return total
+    def explain(self, rows: Rows | None = None) -> str:
+        """For each branch its route, how many ranks it takes, what moves, and why: what the other routes would move.
 
-    def _pairs(self, branch: DilatedSegment, rows: int) -> int:
-        """Pairs of whole segments of a branch of `moved`, `rows` rows in all."""
-        pattern, rest = self.pattern, dict(kv_heads=self.kv_heads, is_causal=self.is_causal)
-        if not self.is_joint:
-            one, heads = [branch.dilation_rate], [branch.heads]
-            pattern = Pattern([branch.segment_length], one, pattern.offset, heads=heads, head_shard=pattern.head_shard)
-        return pattern.flops(rows, self.heads, 1, **rest) // 4
+        `rows` (`dilkit.comm.traffic.Rows`) says how large rows are; by default 64 numbers in float32, and a batch of 1.
+        """
+        from dilkit.comm.explain import explained
 
-    def _joint_pairs(self, spread: Spread) -> Counts:
-        """`(len(ranks),)`: pairs that each rank computes of a segment of joint branches."""
-        found = np.zeros(len(spread.ranks), np.int64)
-        for head, owner in zip(spread.heads, spread.owners[0].tolist(), strict=True):
-            if pattern := self.computed(head.kv_head):
-                flops = pattern.flops(spread.stop - spread.start, head.width, 1, kv_heads=1, is_causal=self.is_causal)
-                found[owner - int(spread.ranks[0])] += flops // 4
-        return found
+        return explained(self, rows or Rows(64, "float32"))
 
-    def _all_spreads(self) -> Iterator[tuple[Spread, bool]]:
-        for route, spreads in zip(self.routes, self.spreads, strict=True):
-            for spread in spreads:
-                yield spread, route.kind == "ring"
+    def tally(self, branch: int, group_size: int, *, is_causal: bool | None = None) -> Tally:
+        """What would travel for a branch in blocks of `group_size` ranks."""
+        return Tally(self._members(branch), self.world_size, group_size, self.is_causal if is_causal is None else is_causal)
 
-    def _spreads(self, branch: int, group_size: int) -> tuple[Spread, ...]:
-        return spread_segments(self.moved, branch, self.cuts, self.heads, self.kv_heads, self.is_causal, group_size)
+    def candidates(self, branch: int) -> dict[int, int]:
+        """For each size of blocks that "auto" considers: rows that the busiest rank sends, or is sent, in a forward pass.
+
+        The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks.
+        """
+        widest = self._members(branch).widest
+        sizes = [size for size in range(widest, 1, -1) if widest % size == 0]
+        if self.is_joint or not self.fuse_branches:
+            sizes = sizes[:1]
+        elif sizes:
+            sizes.append(1)
+        return {size: self.tally(branch, size).busiest for size in sizes}
+
+    def _members(self, branch: int) -> Members:
+        return members_of(self.moved, branch, self.cuts, self.heads, self.kv_heads)
 
     def _route(self, branch: int) -> Route:
-        widest = max((len(spread.ranks) for spread in self._spreads(branch, 1)), default=1)
+        widest = self._members(branch).widest
         if widest == 1:
             return Route("local", 1)
         if self.schedule == "auto":
-            whole = self.is_joint or not self.fuse_branches
-            sizes = [widest] if whole else [size for size in range(widest, 0, -1) if widest % size == 0]
-            size = min(sizes, key=lambda size: self._busiest(branch, size))
+            busiest = self.candidates(branch)
+            size = min(busiest, key=busiest.__getitem__)
             return Route({1: "gather", widest: "scatter"}.get(size, "hybrid"), size)
         return Route(self.schedule, widest if self.schedule == "scatter" else 1)
 
-    def _busiest(self, branch: int, group_size: int) -> int:
-        """Rows that the busiest rank sends or is sent for a branch, in a forward pass."""
-        sent, received = np.zeros((2, self.world_size), np.int64)
-        for spread in self._spreads(branch, group_size):
-            there, back = spread.queries_sent(), spread.queries_received()
-            sent[spread.ranks] += there + back + 2 * spread.keys_sent()
-            received[spread.ranks] += there + back + 2 * spread.keys_received()
-        return int(np.maximum(sent, received).max())
+    def _pairs_within(self, branch: int) -> NDArray[Any]:
+        """`(world_size,)`: pairs of the segments of a branch of `moved` that are within each rank, as integers of any size."""
+        segment, pattern = self.moved.branches[branch], self.pattern
+        if not self.is_joint:
+            alone = [segment.segment_length], [segment.dilation_rate], pattern.offset
+            pattern = Pattern(*alone, heads=[segment.heads], head_shard=pattern.head_shard)
+        tokens = tokens_within(segment, self.cuts)
+        kinds = dict(kv_heads=self.kv_heads, is_causal=self.is_causal)
+        pairs = {n: pattern.flops(n, self.heads, 1, **kinds) // 4 for n in set(tokens)}
+        return np.array([pairs[n] for n in tokens], object)
 
-
-def ring_keys_sent(spread: Spread) -> tuple[Counts, Counts]:
-    """`(len(ranks),)` each: rows of keys that a rank sends on in all hops, and rows of their gradients that it sends home.
-
-    A block goes from each rank to the next; if causal, only on to the ranks after its own, else around to all others.
-    """
-    held = spread.rows.sum(1)
-    if spread.is_causal:
-        before = np.cumsum(held)
-        hops = before.copy()
-        hops[-1] = 0
-        return hops, before - held
-    return held.sum() - np.roll(held, -1), held.sum() - held
+    def _joint_pairs(self) -> NDArray[Any]:
+        """`(world_size,)`: pairs that each rank computes of segments of joint branches that several ranks hold."""
+        found = np.zeros(self.world_size, object)
+        for spread in self.spreads[0]:
+            for head, owner in zip(spread.heads, spread.owners[0].tolist(), strict=True):
+                if pattern := self.computed(head.kv_head):
+                    flops = pattern.flops(spread.stop - spread.start, head.width, 1, kv_heads=1, is_causal=self.is_causal)
+                    found[owner] += flops // 4
+        return found
 
 
 def exchange_plan(

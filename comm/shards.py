@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
+from dilkit.comm.cuts import shard_cuts
 from dilkit.comm.transport import Comm
 from dilkit.pattern import Pattern
-
-MOST_UNEVEN = 1.03
-"""By how much the largest shard may exceed the mean so that segments need not be cut."""
-
-
-def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
-    """Where shards begin: rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`, about `seq / world_size` of them.
-
-    With a pattern, shards begin where segments do as far as that makes no shard more than 3 % longer than the mean: segments
-    within a shard need no communication. Raises ValueError for fewer tokens than ranks.
-    """
-    seq, world_size = integer("seq", seq, at_least=0), integer("world_size", world_size, at_least=1)
-    if seq < world_size:
-        raise ValueError(f"seq={seq} tokens cannot be shared out over world_size={world_size} ranks; at least one token each")
-    lengths = sorted({min(branch.segment_length, seq) for branch in pattern.branches}) if pattern else []
-    for step in reversed(list(accumulate(lengths, lcm))):
-        cuts = (*(round(t * seq / (world_size * step)) * step for t in range(world_size)), seq)
-        sizes = [stop - start for start, stop in pairwise(cuts)]
-        if min(sizes) > 0 and max(sizes) <= MOST_UNEVEN * seq / world_size:
-            return cuts
-    return tuple(t * seq // world_size for t in range(world_size + 1))
 
 
 def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1) -> Tensor:

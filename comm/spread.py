@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -63,16 +62,6 @@ class Spread:
     is_causal: bool
 
     @cached_property
-    def rows(self) -> Counts:
-        """`(len(ranks), heads)`: the rows that each rank holds."""
-        return np.diff(self.kept, axis=0)
-
-    @cached_property
-    def widths(self) -> Counts:
-        """`(heads,)`: query heads of each key/value head."""
-        return np.array([head.width for head in self.heads], np.int64)
-
-    @cached_property
     def group_of(self) -> Counts:
         """`(len(ranks),)`: the block of each rank."""
         return np.repeat(np.arange(len(self.groups) - 1), np.diff(self.groups))
@@ -81,55 +70,89 @@ class Spread:
         """The blocks whose keys the queries of `block` see."""
         return range(block + 1 if self.is_causal else len(self.owners))
 
-    def queries_sent(self) -> Counts:
-        """`(len(ranks),)`: rows of queries that each rank sends to others; as many results come back to it."""
-        return (self.rows * self.widths * (self.owners[self.group_of] != self.ranks[:, None])).sum(1)
 
-    def queries_received(self) -> Counts:
-        """`(len(ranks),)`: rows of queries that each rank is sent."""
-        whole = self._block_rows()[self.group_of]
-        return ((whole - self.rows) * self.widths * self._owned).sum(1)
+@dataclass(frozen=True, eq=False)
+class Members:
+    """All spread segments of a branch side by side: a line for each rank's part of each segment, in the order of the sequence."""
 
-    def keys_sent(self) -> Counts:
-        """`(len(ranks),)`: rows of keys that each rank sends; as many of values."""
-        blocks = len(self.owners)
-        times = blocks - self.group_of if self.is_causal else np.full(len(self.ranks), blocks)
-        return (self.rows * (times[:, None] - self._owned)).sum(1)
-
-    def keys_received(self) -> Counts:
-        """`(len(ranks),)`: rows of keys that each rank is sent."""
-        whole = self._block_rows()
-        seen = np.cumsum(whole, axis=0) if self.is_causal else np.broadcast_to(whole.sum(0), whole.shape)
-        return ((seen[self.group_of] - self.rows) * self._owned).sum(1)
-
-    def pairs(self) -> Counts:
-        """`(len(ranks),)`: query-key pairs that each rank computes."""
-        first, last = self.kept[self.groups[:-1]], self.kept[self.groups[1:]]
-        causal = (last * (last + 1) - first * (first + 1)) // 2
-        pairs = causal if self.is_causal else (last - first) * self.kept[-1]
-        return (pairs[self.group_of] * self.widths * self._owned).sum(1)
+    segments: Counts
+    """`(segments + 1,)`: where the lines of each segment begin."""
+    bounds: Counts
+    """`(segments, 2)`: the tokens `start .. stop - 1` of each segment."""
+    rate: Counts
+    """`(segments,)`: the rate, or the length of a segment that is shorter: of such a segment no second row is kept."""
+    ranks: Counts
+    """`(lines,)`"""
+    sizes: Counts
+    """`(lines,)`: tokens."""
+    before: Counts
+    """`(lines, heads)`: how many rows each head keeps of the segment before this part."""
+    after: Counts
+    """`(lines, heads)`: the same with this part."""
+    heads: tuple[ServedHead, ...]
 
     @cached_property
-    def _owned(self) -> NDArray[np.bool_]:
-        """`(len(ranks), heads)`: whether a rank computes its block's queries of a head."""
-        return self.owners[self.group_of] == self.ranks[:, None]
+    def segment(self) -> Counts:
+        """`(lines,)`: the segment of each line, counted from 0."""
+        return np.repeat(np.arange(len(self.segments) - 1), np.diff(self.segments))
 
-    def _block_rows(self) -> Counts:
-        return np.diff(self.kept[self.groups], axis=0)
+    @cached_property
+    def place(self) -> Counts:
+        """`(lines,)`: which line of its segment each is, counted from 0."""
+        return np.arange(len(self.ranks)) - self.segments[self.segment]
+
+    @property
+    def widest(self) -> int:
+        """The most ranks that hold a segment; 1 if all segments are within ranks."""
+        return int(np.diff(self.segments).max(initial=1))
+
+    def blocks(self, group_size: int) -> Counts:
+        """`(lines,)`: the block of each line, counted on over all segments, in blocks of `group_size` consecutive ranks."""
+        return np.cumsum(self.place % group_size == 0) - 1
+
+    def owners(self, group_size: int) -> Counts:
+        """`(blocks, heads)`: who computes the queries of each block and head."""
+        size = min(group_size, self.widest)
+        block, place = self.blocks(group_size), self.place % group_size
+        sizes = np.zeros((int(block[-1]) + 1, size) if len(block) else (0, size), np.int64)
+        sizes[block, place] = self.sizes
+        return deal_out(len(self.heads), sizes) + self.ranks[place == 0][:, None]
 
 
-def spread_segments(
-    pattern: Pattern, branch: int, cuts: Sequence[int], heads: int, kv_heads: int, is_causal: bool, group_size: int
-) -> tuple[Spread, ...]:
-    """The segments of a branch that are not within one rank, ascending. Rank t holds `cuts[t] .. cuts[t + 1] - 1`."""
-    segment = pattern.branches[branch]
-    seq = cuts[-1]
-    length = max(min(segment.segment_length, seq), 1)
-    served = served_heads(pattern, segment, heads, kv_heads)
-    numbers = sorted({cut // length for cut in cuts[1:-1] if cut % length})
-    found = []
-    for start in (number * length for number in numbers):
-        found.append(_spread(branch, start, min(start + length, seq), segment.dilation_rate, served, cuts, is_causal, group_size))
+@lru_cache(maxsize=64)
+def members_of(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> Members:
+    """The segments of a branch that are not within one rank. Rank t holds `cuts[t] .. cuts[t + 1] - 1`."""
+    segment, edges = pattern.branches[branch], np.array(cuts, np.int64)
+    length = max(min(segment.segment_length, cuts[-1]), 1)
+    inner = edges[1:-1]
+    starts = np.unique(inner[inner % length != 0] // length) * length
+    return _members(starts, length, segment.dilation_rate, served_heads(pattern, segment, heads, kv_heads), edges)
+
+
+def _members(starts: Counts, length: int, rate: int, served: tuple[ServedHead, ...], edges: Counts) -> Members:
+    stops = np.minimum(starts + length, edges[-1])
+    first, last = np.searchsorted(edges, starts, "right") - 1, np.searchsorted(edges, stops, "left")
+    segments = np.append(0, np.cumsum(last - first))
+    of = np.repeat(np.arange(len(starts)), last - first)
+    ranks = np.arange(segments[-1]) - segments[of] + first[of]
+    # Never is a row past the end taken, so rates beyond the length say no more; and no sum overflows.
+    steps = np.minimum(rate, stops - starts)
+    offsets = np.array([head.offset for head in served], np.int64)
+    low, high = np.maximum(edges[ranks], starts[of]), np.minimum(edges[ranks + 1], stops[of])
+    before, after = (np.maximum(-((offsets + (starts[of] - x)[:, None]) // steps[of, None]), 0) for x in (low, high))
+    return Members(segments, np.stack((starts, stops), 1), steps, ranks, high - low, before, after, served)
+
+
+def spread_segments(members: Members, branch: int, group_size: int, is_causal: bool) -> tuple[Spread, ...]:
+    """The segments one by one, ascending."""
+    blocks, owners, found = members.blocks(group_size), members.owners(group_size), []
+    for (start, stop), rate, (a, b) in zip(
+        members.bounds.tolist(), members.rate.tolist(), pairwise(members.segments), strict=True
+    ):
+        kept = np.concatenate((members.before[a:b], members.after[b - 1 : b]))
+        groups = np.append(np.arange(0, b - a, group_size), b - a)
+        owned = owners[blocks[a] : blocks[b - 1] + 1]
+        found.append(Spread(branch, start, stop, rate, members.heads, members.ranks[a:b], kept, groups, owned, is_causal))
     return tuple(found)
 
 
@@ -137,14 +160,11 @@ def whole_segments(
     pattern: Pattern, branch: int, cuts: Sequence[int], rank: int, heads: int, kv_heads: int, is_causal: bool
 ) -> tuple[Spread, ...]:
     """The segments of a branch that are within rank `rank`, as spreads over that rank alone."""
-    segment, seq = pattern.branches[branch], cuts[-1]
-    length = max(min(segment.segment_length, seq), 1)
+    segment, edges = pattern.branches[branch], np.array(cuts, np.int64)
+    length = max(min(segment.segment_length, cuts[-1]), 1)
+    starts = np.arange(*local_range(length, cuts[rank], cuts[rank + 1], cuts[-1]), length)
     served = served_heads(pattern, segment, heads, kv_heads)
-    first, last = local_range(length, cuts[rank], cuts[rank + 1], seq)
-    return tuple(
-        _spread(branch, start, min(start + length, seq), segment.dilation_rate, served, cuts, is_causal, 1)
-        for start in range(first, last, length)
-    )
+    return spread_segments(_members(starts, length, segment.dilation_rate, served, edges), branch, 1, is_causal)
 
 
 def local_range(length: int, start: int, stop: int, seq: int) -> tuple[int, int]:
@@ -153,36 +173,16 @@ def local_range(length: int, start: int, stop: int, seq: int) -> tuple[int, int]
     return (first, last) if first < last else (start, start)
 
 
-def _spread(
-    branch: int,
-    start: int,
-    stop: int,
-    rate: int,
-    served: tuple[ServedHead, ...],
-    cuts: Sequence[int],
-    is_causal: bool,
-    group_size: int,
-) -> Spread:
-    first, last = bisect_right(cuts, start) - 1, bisect_left(cuts, stop)
-    bounds = np.clip(np.array(cuts[first : last + 1], np.int64), start, stop)
-    offsets = np.array([head.offset for head in served], np.int64)
-    # Never is a row past the end taken, so rates beyond the length say no more; and no sum overflows.
-    step = min(rate, stop - start)
-    kept = np.maximum(-((offsets + start - bounds[:, None]) // step), 0)
-    ranks, sizes = np.arange(first, last), np.diff(bounds)
-    groups = np.append(np.arange(0, len(ranks), group_size), len(ranks))
-    owners = [deal_out(len(served), sizes[a:b]) + first + a for a, b in pairwise(groups)]
-    return Spread(branch, start, stop, step, served, ranks, kept, groups, np.array(owners), is_causal)
-
-
 def deal_out(heads: int, sizes: Counts) -> Counts:
-    """`(heads,)`: who computes each head, an index into `sizes`, the rows that each holds: in proportion, in order.
+    """`(blocks, heads)`: who computes each head, an index into the line of `sizes` `(blocks, members)`: the rows of each member.
 
-    Shares are rounded by largest remainder, the first winning ties; a rank with no share computes none.
+    Heads are dealt out in proportion, in order. Shares are rounded by largest remainder, the first winning ties; a member with
+    no share, as one with no rows, computes none.
     """
-    exact = sizes * heads
-    total = max(int(sizes.sum()), 1)
-    counts, rest = exact // total, exact % total
-    for winner in np.argsort(-rest, kind="stable")[: heads - int(counts.sum())]:
-        counts[winner] += 1
-    return np.repeat(np.arange(len(sizes)), counts)
+    total = np.maximum(sizes.sum(1, keepdims=True), 1)
+    counts, rest = sizes * heads // total, sizes * heads % total
+    winners = np.argsort(-rest, axis=1, kind="stable")
+    left = heads - counts.sum(1, keepdims=True)
+    members = np.arange(sizes.shape[1])
+    np.put_along_axis(counts, winners, np.take_along_axis(counts, winners, 1) + (members < left), 1)
+    return np.repeat(np.tile(members, len(sizes)), counts.ravel()).reshape(len(sizes), heads)
