@@ -204,14 +204,13 @@ def _backward(
     job: Job, dout: Tensor, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], out: Tensor, lse: Tensor, held: Held
 ) -> tuple[Tensor, Tensor, Tensor]:
     plan, comm, under_way = job.plan, job.comm, None
-    delta = (dout.to(lse.dtype) * out).sum(-1) if plan.exchanges or job.rings else lse
     if plan.exchanges:
-        under_way = BackwardExchange(job.kernel, comm, job.tables, dout, lse, delta)
+        under_way = BackwardExchange(job.kernel, comm, job.tables, dout, out, lse)
     grads = local_backward(job.kernel, job.ranges, plan.is_causal, dout, inputs, out, lse)
     if under_way is not None:
         under_way.compute(held)
     for branch in job.rings:
-        for found in ring_backward(job.kernel, comm, plan, branch, *inputs, dout, lse, delta):
+        for found in ring_backward(job.kernel, comm, plan, branch, *inputs, dout, out, lse):
             add_rows(grads[0], found.queries, found.dquery)
             add_rows(grads[1], found.keys, found.dkey)
             add_rows(grads[2], found.keys, found.dvalue)

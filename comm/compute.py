@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dilkit.comm.calls import Call
-from dilkit.comm.partial import Partial, out_with_delta
+from dilkit.comm.partial import Partial
 from dilkit.op import backward_op, encode_call, forward_op
 from dilkit.pattern import Pattern
 
@@ -45,18 +45,17 @@ class Kernel:
             found.join(call.results[call.real_queries], out[call.real_queries], lse[call.real_queries])
 
     def backward(
-        self, call: Call, rows: Rows, dout: Tensor, lse: Tensor, delta: Tensor
+        self, call: Call, rows: Rows, dout: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Gradients of a call's own rows, given `dout` `(n, head_dim)`, `lse` and `delta` `(n,)` of all results.
+        """Gradients of a call's own rows, given `dout` and `out` `(n, head_dim)` and `lse` `(n,)` of all results.
 
         `(results, dquery)`: the rows, numbered as results, and theirs; `(keys, dkey, dvalue)`: positions in `call.keys`.
         """
         query, key, value, mask = _inputs(call, rows)
-        dout, lse, delta = dout[call.results], lse[call.results], delta[call.results]
+        dout, out, lse = dout[call.results], out[call.results], lse[call.results]
         if call.real_queries is not None:  # the others keep the lse of the query that stands in: exp(score - lse) is at most 1
-            dout, delta = (x.masked_fill(~_beside(call.real_queries, x), 0.0) for x in (dout, delta))
-        dout, shape = dout.view(query.shape), query.shape[:3]
-        out = out_with_delta(dout, delta.view(shape))
+            dout.masked_fill_(~call.real_queries[:, None], 0.0)
+        dout, out, shape = dout.view(query.shape), out.view(query.shape), query.shape[:3]
         lse = lse.view(shape).transpose(1, 2).contiguous()
         told = self.call(call.pattern, call.is_causal)
         grads = backward_op(dout, query, key, value, out, lse, mask, self.scale, told)
@@ -78,7 +77,3 @@ def _inputs(call: Call, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor | No
     if call.real_keys is not None:
         mask = ~call.real_keys if mask is None else mask | ~call.real_keys
     return query, key, value, None if mask is None else mask.view(-1, call.rows)
-
-
-def _beside(mask: Tensor, x: Tensor) -> Tensor:
-    return mask if x.dim() == 1 else mask[:, None]

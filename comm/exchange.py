@@ -70,24 +70,24 @@ class ForwardExchange:
 class BackwardExchange:
     """A backward pass: made, it sends what the computing ranks need of `dout`; then `compute(...)`, then `land(...)`."""
 
-    def __init__(self, kernel: Kernel, comm: Comm, tables: Tables, dout: Tensor, lse: Tensor, delta: Tensor) -> None:
-        """`dout` `(batch, seq, heads, head_dim)`; `lse` and `delta`, the row sums of `dout * out`, `(batch, seq, heads)`."""
+    def __init__(self, kernel: Kernel, comm: Comm, tables: Tables, dout: Tensor, out: Tensor, lse: Tensor) -> None:
+        """`dout` and `out` `(batch, seq, heads, head_dim)`; `lse` `(batch, seq, heads)`."""
         self.kernel, self.comm, self.tables = kernel, comm, tables
-        self.kinds = (dout.shape[-1], dout.dtype), (1, lse.dtype), (1, lse.dtype)
+        self.kinds = (dout.shape[-1], dout.dtype), (out.shape[-1], out.dtype), (1, lse.dtype)
         sent, received = tables.sent["q"], tables.received["q"]
         columns = []
-        for x in (dout, lse[..., None], delta[..., None]):
+        for x in (dout, out, lse[..., None]):
             rows = x.new_empty(sum(sent.counts), x.shape[-1])
             _put(rows, tables.packed["qq"], x)
             columns.append(rows)
-        self.rows = comm.exchange(as_bytes(*columns), sent.counts, received.counts, "gradients of the results")
+        self.rows = comm.exchange(as_bytes(*columns), sent.counts, received.counts, "results and their gradients")
 
     def compute(self, held: Held) -> None:
         """Compute gradients for what this rank was sent, and send them home."""
-        dout, lse, delta = from_bytes(self.rows.wait(), *self.kinds)
+        dout, out, lse = from_bytes(self.rows.wait(), *self.kinds)
         grads, dqueries = torch.zeros_like(held.rows), lse.new_zeros(len(dout), dout.shape[1])
         for call in self.tables.calls:
-            found = self.kernel.backward(call, held.as_rows(), dout, lse[:, 0], delta[:, 0])
+            found = self.kernel.backward(call, held.as_rows(), dout, out, lse[:, 0])
             (results, dquery), (keys, dkey, dvalue) = found
             dqueries[results] += dquery
             grads[call.keys[keys]], grads[call.values[keys]] = dkey, dvalue

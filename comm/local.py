@@ -76,12 +76,13 @@ def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _join(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
-    d = out.shape[-1]
-    flat = (x.clone(memory_format=torch.contiguous_format) for x in (out, lse))  # not views: they are copied back
-    joined = Partial(next(flat).view(-1, d), next(flat).view(-1))
-    joined.join(torch.arange(lse.numel(), device=lse.device), found.reshape(-1, d), found_lse.reshape(-1))
-    out.copy_(joined.out.view(out.shape))
-    lse.copy_(joined.lse.view(lse.shape))
+    """Join `found` to `out`, sequence by sequence: of one, the rows lie together."""
+    rows = torch.arange(lse[0].numel(), device=lse.device)
+    for mine, mine_lse, more, more_lse in zip(out, lse, found, found_lse, strict=True):
+        flat = mine.view(-1, out.shape[-1])
+        joined = Partial(flat, mine_lse.view(-1))
+        joined.join(rows, more.reshape(flat.shape), more_lse.reshape(-1))
+        flat.copy_(joined.out)
 
 
 def local_backward(

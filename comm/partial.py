@@ -50,17 +50,3 @@ def join_rows(out: Tensor, lse: Tensor, rows: Tensor, found: Partial) -> None:
     joined = Partial(flat[rows], flat_lse[rows])
     joined.join(torch.arange(len(rows), device=rows.device), found.out, found.lse)
     flat[rows], flat_lse[rows] = joined.out.to(out.dtype), joined.lse
-
-
-def out_with_delta(dout: Tensor, delta: Tensor) -> Tensor:
-    """Some `out` with `<dout, out> = delta` row by row, shaped and typed like `dout` `(..., head_dim)`: `delta / |dout|^2 dout`.
-
-    A backward pass asks of `out` that product alone. So a rank that computes gradients for rows of another needs `dout` and one
-    number a row, not `out` as well. It is the shortest such vector, so no longer than the true `out`; 0 where `dout` is.
-    """
-    wide = dout.to(delta.dtype)
-    largest = wide.abs().amax(-1, keepdim=True)
-    unit = wide / largest.masked_fill(largest == 0, 1.0)  # squares of tiny numbers would vanish
-    squares = unit.square().sum(-1, keepdim=True)
-    factor = delta[..., None] / (largest * squares).masked_fill(largest == 0, 1.0)
-    return (factor * unit).to(dout.dtype)

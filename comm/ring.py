@@ -186,11 +186,11 @@ class RingGradients:
 
 def ring_backward(
     kernel: Kernel, comm: Comm, plan: ExchangePlan, branch: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    dout: Tensor, lse: Tensor, delta: Tensor,
+    dout: Tensor, out: Tensor, lse: Tensor,
 ) -> list[RingGradients]:  # fmt: skip
-    """Gradients through a branch; `dout` like `query`, `lse` and `delta` `(batch, seq, heads)` of this rank's rows."""
+    """Gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows."""
     members, hops = circles(plan, branch, comm.rank, len(query)), _hops(plan, branch)
-    backward = _Backward(kernel, comm, members, query, key, dout, lse, delta)
+    backward = _Backward(kernel, comm, members, query, key, dout, out, lse)
     for hop, blocks in Round(comm, members, hops, key, value, mask):
         backward.hop(hop, blocks)
     backward.receive()
@@ -208,8 +208,8 @@ class _Backward:
         query: Tensor,
         key: Tensor,
         dout: Tensor,
+        out: Tensor,
         lse: Tensor,
-        delta: Tensor,
     ) -> None:
         self.kernel, self.comm, self.members = kernel, comm, members
         self.found: list[RingGradients] = []
@@ -218,8 +218,7 @@ class _Backward:
         self.like = key.new_empty(0, 2 * d)
         for circle in members:
             rows, keys = circle.own_rows("q"), circle.own_rows("k")
-            flat = lse.reshape(-1)[rows], delta.reshape(-1)[rows]
-            self.own.append((take(query, rows), take(dout, rows), *flat))
+            self.own.append((take(query, rows), take(dout, rows), take(out, rows), lse.reshape(-1)[rows]))
             zeros = [lse.new_zeros(len(x), d) for x in (rows, keys, keys)]
             self.found.append(RingGradients(rows, zeros[0], keys, zeros[1], zeros[2]))
 
@@ -253,10 +252,10 @@ class _Backward:
 
     def _compute(self, i: int, circle: Circle, hop: int, block: Block) -> Tensor:
         """The gradients of a block, `(n, 2 * head_dim)`; those of the queries are added up here."""
-        query, dout, lse, delta = self.own[i]
+        query, dout, out, lse = self.own[i]
         grads = lse.new_zeros(len(block[0]), self.like.shape[1])
         for call in circle.calls(hop):
-            (rows, dquery), (keys, dkey, dvalue) = self.kernel.backward(call, Rows(query, *block), dout, lse, delta)
+            (rows, dquery), (keys, dkey, dvalue) = self.kernel.backward(call, Rows(query, *block), dout, out, lse)
             self.found[i].dquery[rows] += dquery
             grads[call.keys[keys]] = torch.cat((dkey, dvalue), dim=1).to(grads.dtype)
         return grads

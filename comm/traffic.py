@@ -91,7 +91,7 @@ def legs_of(tally: Tally, is_ring: bool, backward: bool, rows: Rows) -> Legs:
     | phase | there | back |
     |---|---|---|
     | forward | queries, keys, values (and flags) | results with a number a row, their lse |
-    | backward | gradients of results with two numbers a row, lse and the row sum of dout * out | gradients of all three |
+    | backward | results, their gradients and lse | gradients of all three |
 
     Round a ring go keys and values (and flags), and in a backward pass their gradients home, in one hop.
     """
@@ -104,7 +104,7 @@ def legs_of(tally: Tally, is_ring: bool, backward: bool, rows: Rows) -> Legs:
         return Legs(nothing.there, nothing.back, Traffic(batch * around.sent, batch * around.received))
     out, owned = tally.queries_sent, tally.queries_received
     if backward:
-        there = Traffic(out * (row + 2 * rows.number), owned * (row + 2 * rows.number))
+        there = Traffic(out * (2 * row + rows.number), owned * (2 * row + rows.number))
         back = Traffic(owned * row + tally.keys_received * 2 * row, out * row + tally.keys_sent * 2 * row)
     else:
         there = Traffic(out * row + tally.keys_sent * both, owned * row + tally.keys_received * both)

@@ -39,9 +39,7 @@ def plans(draw: st.DrawFn, schedules: tuple[str, ...] = ("auto", "scatter", "gat
     schedule = draw(st.sampled_from(schedules))
     fuse = schedule in ("gather", "ring") or draw(st.booleans())
     try:
-        return exchange_plan(
-            pattern, cuts, heads, kv_heads, is_causal=draw(st.booleans()), schedule=schedule, fuse_branches=fuse
-        )
+        return exchange_plan(pattern, cuts, heads, kv_heads, is_causal=draw(st.booleans()), schedule=schedule, fuse_branches=fuse)
     except ValueError as error:
         assume("overlap='once'" not in str(error))
         raise
@@ -90,7 +88,9 @@ class Computed:
                     roles[part] = number
             assert (roles >= 0).all(), "a place of a message left unwritten"
             boxes.append([(labels[a:b], roles[a:b]) for a, b in pairwise(np.cumsum([0, *counts]))])
-        return [tuple(np.concatenate([boxes[s][r][i] for s in range(plan.world_size)]) for i in (0, 1)) for r in range(len(boxes))]
+        return [
+            tuple(np.concatenate([boxes[s][r][i] for s in range(plan.world_size)]) for i in (0, 1)) for r in range(len(boxes))
+        ]
 
     def _local(self, rank: int) -> None:
         plan, first = self.plan, self.plan.cuts[rank]
@@ -171,8 +171,8 @@ def _forward_bytes(tables: Tables, rank: int, row: int) -> int:
 
 
 def _backward_bytes(tables: Tables, rank: int, row: int) -> int:
-    """dout, lse and delta of the queries; gradients of q, k, v back to whose they are."""
-    return _others(tables, "sent", "q", rank) * (row + 8) + _others(tables, "received", "qkv", rank) * row
+    """out, dout and lse of the queries; gradients of q, k, v back to whose they are."""
+    return _others(tables, "sent", "q", rank) * (2 * row + 4) + _others(tables, "received", "qkv", rank) * row
 
 
 def _ring_bytes(plan: ExchangePlan, rank: int, batch: int, row: int) -> dict[str, int]:
