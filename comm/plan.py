@@ -110,16 +110,13 @@ class ExchangePlan:
         pattern, group = self.pattern, self.heads // self.kv_heads
         first, total = pattern.head_shard or (0, self.kv_heads)
         start, stop = kv_head * group, (kv_head + 1) * group
-        served = {
-            branch: (max(start, a) - start, min(stop, b) - start)
-            for branch in pattern.branches
-            for a, b in [branch.heads or (0, self.heads)]
-            if a < stop and start < b
-        }
+        served = [branch for branch in pattern.branches if any(map(branch.serves, range(start, stop)))]
         if not served:
             return None
+        limits = [branch.heads or (start, stop) for branch in served]
+        ranges = [(max(start, a) - start, min(stop, b) - start) for a, b in limits]
         lengths, rates = [b.segment_length for b in served], [b.dilation_rate for b in served]
-        return Pattern(lengths, rates, pattern.offset, "once", list(served.values()), (first + kv_head, total))
+        return Pattern(lengths, rates, pattern.offset, "once", ranges, (first + kv_head, total))
 
     @property
     def world_size(self) -> int:

@@ -43,10 +43,9 @@ def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Shards and options for a case of the problem list, the same at every run."""
     draw = random.Random(zlib.crc32(f"{case.name} {backend}".encode()))
     world_size = min(draw.randint(2, 8), case.seq)
-    if case.pattern.overlap == "once" and len(case.pattern.branches) > 1:
-        world_size = 1
+    joint = case.pattern.overlap == "once" and len(case.pattern.branches) > 1
     cuts = draw.choice([even_cuts, uneven_cuts, uneven_cuts, lambda n, p: shard_cuts(n, p, case.pattern)])(case.seq, world_size)
-    schedule = draw.choice(SCHEDULES)
+    schedule = draw.choice(("auto", "scatter") if joint else SCHEDULES)
     fuse = schedule in ("gather", "ring") or world_size == 1 or draw.random() < 0.6
     return cuts, dict(schedule=schedule, fuse_branches=fuse)
 
@@ -101,10 +100,13 @@ def test_rows_that_see_nothing(mask: str, schedule: str) -> None:
     assert not found.results["dq"].transpose(1, 2)[unseen].any()
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_large_scores_where_shards_differ_in_length(backend: str, schedule: str) -> None:
-    """Problems with more keys than queries are filled up: what stands in must not overflow."""
+    """Problems with more keys than queries are filled up: what stands in must not overflow.
+
+    Not with sdpa: such scores leave it few digits, on one rank alone as well.
+    """
     case = replace(CASE, values="large key", scale=1e-2, mask="random", variant="large")
     found = of_case(case, uneven_cuts(case.seq, 3), schedule=schedule, backend=backend)
     assert (found.results["lse"].abs() > 100).any()
@@ -115,11 +117,11 @@ def test_large_scores_where_shards_differ_in_length(backend: str, schedule: str)
 @given(st.data())
 def test_anything(data: st.DataObject) -> None:
     pattern, (heads, kv_heads) = data.draw(patterns_with_heads())
-    pattern = Pattern(pattern.segment_lengths, pattern.dilation_rates, pattern.offset, heads=pattern.heads)
     world_size = data.draw(st.integers(1, 8))
     seq = data.draw(st.integers(world_size, 50))
     cuts = uneven_cuts(seq, world_size, data.draw(st.integers(0, 99)))
-    schedule = data.draw(st.sampled_from(SCHEDULES))
+    joint = pattern.overlap == "once" and len(pattern.branches) > 1
+    schedule = data.draw(st.sampled_from(("auto", "scatter") if joint else SCHEDULES))
     fuse = schedule in ("gather", "ring") or data.draw(st.booleans())
     sizes = dict(seq=seq, heads=heads, kv_heads=kv_heads, head_dim=data.draw(st.sampled_from([1, 4, 9])))
     flags = dict(is_causal=data.draw(st.booleans()), mask=data.draw(st.sampled_from(["none", "random"])))
