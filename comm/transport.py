@@ -129,6 +129,8 @@ class Comm(ABC):
         self._number += 1
         mine = received[_part(recv_counts, self.rank)]
         mine.copy_(rows[_part(send_counts, self.rank)])
+        if self.size == 1:
+            return Pending(received, None)
         send, recv = list(self._peers(rows, send_counts)), list(self._peers(received, recv_counts))
         with self.failing_for_good():
             finish = self._post(send, recv, rows.device, self._number, step)
@@ -163,6 +165,11 @@ class Comm(ABC):
         for name, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
             if len(counts) != self.size or min(counts) < 0:
                 raise ValueError(f"{name}={list(counts)} must have one count, 0 or more, for each of the {self.size} ranks")
+        if send_counts[self.rank] != recv_counts[self.rank]:
+            raise ValueError(
+                f"send_counts={list(send_counts)} and recv_counts={list(recv_counts)} differ about what rank {self.rank} sends "
+                f"to itself: {send_counts[self.rank]} rows, or {recv_counts[self.rank]}"
+            )
         if sum(send_counts) != len(rows):
             raise ValueError(f"send_counts={list(send_counts)} add up to {sum(send_counts)}, but rows has {len(rows)} rows")
 

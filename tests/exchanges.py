@@ -170,4 +170,7 @@ def wrong_rows_are_refused_before_anything_is_sent(comm: Comm) -> None:
         comm.exchange(torch.zeros(comm.size, 2), ones, [*ones, 1])
     with pytest.raises(ValueError, match="add up to"):
         comm.exchange(torch.zeros(comm.size + 1, 2), ones, ones)
+    to_itself = [int(rank == comm.rank) for rank in range(comm.size)]
+    with pytest.raises(ValueError, match=f"differ about what rank {comm.rank} sends to itself: 1 rows, or 2"):
+        comm.exchange(torch.zeros(1, 2), to_itself, [2 * count for count in to_itself])
     comm.agree(b"still usable")

@@ -8,8 +8,10 @@ shows all of it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-LIMIT = 60.0
+LIMIT = 120.0
 MPICH = Path(sys.prefix) / "mpich"
 """MPICH's wheel is installed in a prefix of its own: both wheels have a bin/mpirun."""
 GRACE = 2.5
@@ -110,20 +112,30 @@ def start(launcher: str, size: int, folder: Path, *program: str, options: Sequen
     """
     if why := missing(launcher):
         pytest.skip(why)
-    python = [sys.executable, str(HERE / program[0]), launcher, *program[1:]]
+    rank = [str(HERE / program[0]), launcher, *program[1:]]
     mark = uuid.uuid4().hex
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI", "PYTEST_"))}
     env |= {MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     if launcher == "gloo":
-        command = [sys.executable, str(HERE / "launch.py"), str(size), *python]
+        command = [sys.executable, str(HERE / "launch.py"), str(size), *rank]
         env |= {"DILKIT_TEST_MEETING": str(folder / f"meeting-{mark}")}
     elif launcher == "openmpi":
         # Root and more ranks than cores are refused unless asked for; jobs that run at once would bind to the same cores.
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        command = [str(_mpirun(launcher)), "--oversubscribe", "--bind-to", "none", *options, "-n", str(size), *python]
+        command = [
+            str(_mpirun(launcher)),
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            *options,
+            "-n",
+            str(size),
+            sys.executable,
+            *rank,
+        ]
     else:
         env |= {"MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")}
-        command = [str(_mpirun(launcher)), *options, "-n", str(size), *python]
+        command = [str(_mpirun(launcher)), *options, "-n", str(size), sys.executable, *rank]
     output = folder / f"{launcher}-{mark}.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -142,22 +154,33 @@ def _kill(pid: int) -> None:
 
 
 def main() -> int:
-    """`launch.py <size> <command...>`: run the command once for each rank, and tell how each ended.
+    """`launch.py <size> <program> <arguments...>`: run the Python program once for each rank, and tell how each ended.
 
-    As with torchrun, a rank that fails ends the others: those that have not noticed `GRACE` seconds later are killed.
+    Ranks are forked after the modules that all need are loaded, which takes longer than most jobs. As with torchrun, a rank that
+    fails ends the others: those that still run `GRACE` seconds later are killed.
     """
-    size, command = int(sys.argv[1]), sys.argv[2:]
-    ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size)}) for rank in range(size)]
+    importlib.import_module("torch.distributed")
+    running, codes = {}, {}
+    for rank in range(int(sys.argv[1])):
+        if not (process := os.fork()):
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": sys.argv[1]}
+            sys.argv = sys.argv[2:]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            return 0
+        running[rank] = process
     end = float("inf")
-    while any(process.poll() is None for process in ranks):
-        if end == float("inf") and any(process.poll() for process in ranks):
-            end = time.monotonic() + GRACE
-        if time.monotonic() > end:
-            for process in ranks:
-                process.kill()
+    while running:
+        for rank, process in list(running.items()):
+            if time.monotonic() > end:
+                _kill(process)
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                codes[rank] = os.waitstatus_to_exitcode(status)
+                end = min(end, time.monotonic() + GRACE) if codes[rank] else end
+                del running[rank]
         time.sleep(0.02)
-    print(f"exit codes by rank: {[process.wait() for process in ranks]}", flush=True)
-    return int(any(process.returncode for process in ranks))
+    print(f"exit codes by rank: {[codes[rank] for rank in sorted(codes)]}", flush=True)
+    return int(any(codes.values()))
 
 
 if __name__ == "__main__":
