@@ -11,9 +11,10 @@ What the other ranks say, and what ends the job, when they wait for rank 1 in th
 | leaves (`sys.exit`) | `PeerLost`    | `PeerLost`    | `CommTimeout`, which ends the job                          |
 | disagrees           | `PlanMismatch` on every rank, naming who differs, on every transport                       |
 
-After a SIGKILL, Open MPI's `mpirun` names the rank, MPICH's only the process id, neither the step. The ranks themselves say both
-if they are left alone: `mpirun --with-ft ulfm` (Open MPI: `PeerLost`, at once), `mpirun -disable-auto-cleanup` (MPICH:
-`CommTimeout`). Only a rank whose own fault it is shows a traceback; each of the others says one line.
+After a SIGKILL, Open MPI's `mpirun` names the rank, MPICH's only the process id, neither the step. With Open MPI's option
+`--with-ft ulfm` the ranks live on and say both, at once (`PeerLost`). MPICH's `-disable-auto-cleanup` mostly has that effect
+(`CommTimeout`), but about one job in eight was seen to end without a word: that is not tested.
+Only a rank whose own fault it is shows a traceback; each of the others says one line.
 """
 
 from __future__ import annotations
@@ -74,14 +75,6 @@ class TestMPI:
         assert re.search(r"process rank 1 with PID" if launcher == "openmpi" else r"PID \d+ RUNNING AT", job.text), job
         assert re.search(r"signal 9", job.text), job
 
-    def test_ranks_that_are_left_alone_know_who_was_killed(self, launcher: str, tmp_path: Path) -> None:
-        if launcher == "openmpi":
-            assert_told(fail(launcher, "killed", tmp_path, "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
-        else:
-            assert_told(
-                fail(launcher, "killed", tmp_path, "-disable-auto-cleanup"), CommTimeout, "nothing came from rank 1 within"
-            )
-
     @pytest.mark.parametrize("kind", ["frozen", "late"])
     def test_a_rank_that_does_not_answer(self, launcher: str, kind: str, tmp_path: Path) -> None:
         assert_told(fail(launcher, kind, tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
@@ -95,6 +88,10 @@ def assert_blamed(job: Job, traceback: bool) -> None:
     assert job.text.count("[rank 1] ZeroDivisionError: this one's own fault\n") == 1, job
     assert ("[rank 1] Traceback (most recent call last):\n" in job.text) == traceback, job
     assert not KNOWN.search(job.text), job
+
+
+def test_ranks_that_are_left_alone_know_who_was_killed(tmp_path: Path) -> None:
+    assert_told(fail("openmpi", "killed", tmp_path, "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
 
 
 class TestEitherMPI:
