@@ -68,7 +68,7 @@ def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchF
         rows_moved=int(moved.sum()),
         forward_bytes=int(plan.legs("forward", rows, branch).sent.max()),
         backward_bytes=int(plan.legs("backward", rows, branch).sent.max()),
-        busiest=plan.candidates(branch),
+        busiest=dict(plan.candidates(branch)),
     )
 
 
@@ -94,5 +94,6 @@ def why(facts: BranchFacts, schedule: str) -> str:
     best = sorted(told, key=told.__getitem__)
     shown = [name for name in told if name in ("scatter", "gather") or name in best[:2]]
     rows = ", ".join(f"{name} {told[name]:,}" for name in shown)
-    reason = "fewest" if schedule == "auto" else f"schedule={schedule!r}"
-    return f"{reason} (rows that the busiest rank sends or is sent forward: {rows})"
+    if schedule == "auto":
+        return f"{facts.route} moves the fewest rows through the busiest rank forward: {rows}"
+    return f"as schedule={schedule!r} says; rows through the busiest rank forward: {rows}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import lcm
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -194,22 +195,17 @@ class ExchangePlan:
 
         return explained(self, rows or Rows(64, "float32"))
 
-    def tally(self, branch: int, group_size: int, *, is_causal: bool | None = None) -> Tally:
+    def tally(self, branch: int, group_size: int) -> Tally:
         """What would travel for a branch in blocks of `group_size` ranks."""
-        return Tally(self._members(branch), self.world_size, group_size, self.is_causal if is_causal is None else is_causal)
+        return Tally(self._members(branch), self.world_size, group_size, self.is_causal)
 
-    def candidates(self, branch: int) -> dict[int, int]:
+    def candidates(self, branch: int) -> Mapping[int, int]:
         """For each size of blocks that "auto" considers: rows that the busiest rank sends, or is sent, in a forward pass.
 
         The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks.
         """
-        widest = self._members(branch).widest
-        sizes = [size for size in range(widest, 1, -1) if widest % size == 0]
-        if self.is_joint or not self.fuse_branches:
-            sizes = sizes[:1]
-        elif sizes:
-            sizes.append(1)
-        return {size: self.tally(branch, size).busiest for size in sizes}
+        whole_segments = self.is_joint or not self.fuse_branches
+        return busiest_ranks(self._members(branch), self.world_size, self.is_causal, whole_segments)
 
     def _members(self, branch: int) -> Members:
         return members_of(self.moved, branch, self.cuts, self.heads, self.kv_heads)
@@ -244,6 +240,15 @@ class ExchangePlan:
                     flops = pattern.flops(spread.stop - spread.start, head.width, 1, kv_heads=1, is_causal=self.is_causal)
                     found[owner] += flops // 4
         return found
+
+
+@lru_cache(maxsize=64)
+def busiest_ranks(members: Members, world_size: int, is_causal: bool, whole_segments: bool) -> Mapping[int, int]:
+    """Rows of the busiest rank for each size of blocks that divides the widest segment; for that size alone if told so."""
+    widest = members.widest
+    sizes = [size for size in range(widest, 0, -1) if widest % size == 0 and not (whole_segments and size < widest)]
+    found = {size: Tally(members, world_size, size, is_causal).busiest for size in sizes if widest > 1}
+    return MappingProxyType(found)
 
 
 def exchange_plan(

@@ -10,6 +10,7 @@ from typing import Any
 from dilkit.device import Device, cuda_count, parse_capability, probe
 from dilkit.pattern import OFFSETS, OVERLAPS, Pattern
 from dilkit.problem import DTYPES, Problem
+from dilkit.tools.quantities import whole_number
 
 DENSE = "dense"
 _ALIASES = {
@@ -27,12 +28,12 @@ def add_pattern_arguments(
     parser: argparse.ArgumentParser,
     seq: int | None = 16384,
     heads: int = 8,
-    segments: Sequence[int] = (2048, 4096, 8192, 16384),
+    segments: Sequence[int] | None = (2048, 4096, 8192, 16384),
     seq_help: str = "tokens (default %(default)s)",
 ) -> None:
     """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --head-split,
-    --causal; read them with `pattern_of`."""
-    shown = ",".join(map(str, segments))
+    --causal; read them with `pattern_of`. `segments=None`: `set_series` is to set them once --seq is known."""
+    shown = ",".join(map(str, segments)) if segments else "2048,8192,32768,... up to --seq, with rates 1,4,16,..."
     group = parser.add_argument_group("pattern")
     group.add_argument("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
     group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
@@ -40,7 +41,7 @@ def add_pattern_arguments(
     group.add_argument(
         "--segments",
         type=_segments,
-        default=tuple(segments),
+        default=tuple(segments) if segments else None,
         metavar="W,W",
         help=f"segment lengths, or {DENSE} (default {shown})",
     )
@@ -53,8 +54,8 @@ def add_pattern_arguments(
     group.add_argument("--causal", action="store_true", help="no token sees a later one")
 
 
-def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32") -> None:
-    """Add --dim, --dtype, --batch, --mask, --train; `problem_of` reads them together with the pattern's."""
+def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32", train: bool = True) -> None:
+    """Add --dim, --dtype, --batch, --mask and, with `train`, --train; `problem_of` reads them together with the pattern's."""
     group = parser.add_argument_group("call")
     group.add_argument("--dim", type=whole(1), default=dim, metavar="D", help="size of a head (default %(default)s)")
     group.add_argument(
@@ -62,12 +63,23 @@ def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: st
     )
     group.add_argument("--batch", type=whole(1), default=1, metavar="B", help="sequences (default %(default)s)")
     group.add_argument("--mask", action="store_true", help="with a key padding mask")
-    group.add_argument("--train", action="store_true", help="with a backward pass")
+    if train:
+        group.add_argument("--train", action="store_true", help="with a backward pass")
 
 
 def add_backend_argument(parser: argparse.ArgumentParser, help: str) -> None:
     """Add --backend: a tuple of known names, None when it is not given."""
     parser.add_argument("--backend", type=_backends, metavar="A,B", help=help)
+
+
+def set_series(args: argparse.Namespace) -> None:
+    """Where --segments is not given, set LongNet's geometric series: lengths 2048, 8192, ... up to --seq, rates 1, 4, ..."""
+    if args.segments is not None:
+        return
+    if args.rates is not None:
+        raise ValueError("--rates: without --segments the rates are 1,4,16,...; give both, or neither")
+    powers = [4**i for i in range(64) if i == 0 or 2048 * 4**i <= args.seq]
+    args.segments, args.rates = tuple(2048 * power for power in powers), tuple(powers)
 
 
 def pattern_of(args: argparse.Namespace) -> Pattern:
@@ -106,11 +118,11 @@ def make_folder(option: str, folder: Path) -> None:
 
 
 def whole(at_least: int) -> Callable[[str], int]:
-    """An argument type: a whole number, `at_least` or more; thousands may be grouped with _."""
+    """An argument type: a whole number, `at_least` or more, as 65536, 65_536, 65,536, 64K (K, M, G: powers of 1024) or 1e9."""
 
     def parse(text: str) -> int:
         try:
-            number = int(text)
+            number = whole_number(text)
         except ValueError:
             number = at_least - 1
         if number < at_least:

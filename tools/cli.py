@@ -16,7 +16,7 @@ from typing import NoReturn
 import dilkit
 from dilkit.tools.interrupt import INTERRUPTED
 
-COMMANDS = ("info", "verify", "bench", "draw", "demo")
+COMMANDS = ("info", "plan", "verify", "bench", "draw", "demo")
 DONE, NO, BAD_INPUT = 0, 1, 2
 
 _EXIT_CODES = """\

@@ -56,3 +56,16 @@ def in_bytes(count: int | None) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:.0f} {units[0]}"
+
+
+def in_seconds(seconds: float) -> str:
+    """A time for people."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= unit:
+            return f"{seconds / unit:,.3g} {name}" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds / 1e-6:.2g} us" if seconds else "0 s"
+
+
+def in_thousands(number: float) -> str:
+    """A count for people, to three or four digits: 12, 4,096, 1.2e+07."""
+    return f"{number:,.3g}" if number >= 1e6 or number < 100 else f"{number:,.0f}"
