@@ -9,6 +9,7 @@ import pytest
 from project import ROOT, run, succeed
 
 import dilkit
+import dilkit.comm
 from dilkit.environment import VARIABLES
 from dilkit.tools import bench_report, docs, figures, results
 
@@ -120,4 +121,4 @@ def test_the_index_names_every_page():
 
 def test_every_public_name_is_in_the_api_page():
     page = (ROOT / "docs/api.md").read_text()
-    assert [name for name in dilkit.__all__ if f"\n## {name}\n" not in page] == ["__version__"]
+    assert [name for name in (*dilkit.__all__, *dilkit.comm.__all__) if f"\n## {name}\n" not in page] == ["__version__"]

@@ -17,9 +17,11 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import dilkit
+from dilkit import comm
 from dilkit.backend import Backend, Limits
 from dilkit.device import GENERATIONS, Device
 from dilkit.environment import VARIABLES
@@ -154,11 +156,11 @@ def command_help(root: Path) -> str:
     return "\n".join(parts)
 
 
-def api_reference(root: Path) -> str:
-    """Signature and docstring of every public name."""
+def api_reference(root: Path, package: ModuleType = dilkit) -> str:
+    """Signature and docstring of every public name of a package."""
     parts = []
-    for name in sorted(set(dilkit.__all__) - {"__version__"}, key=str.lower):
-        value = getattr(dilkit, name)
+    for name in sorted(set(package.__all__) - {"__version__"}, key=str.lower):
+        value = getattr(package, name)
         plain_error = isinstance(value, type) and issubclass(
             value, Exception
         )  # its signature is that of a builtin, which has none
@@ -192,6 +194,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 GENERATORS: dict[str, Callable[[Path], str]] = {
     "api": api_reference,
+    "api-comm": partial(api_reference, package=comm),
     "backends": backend_table,
     "command-line": command_help,
     "environment": environment_table,
