@@ -53,8 +53,16 @@ Starts = dict[str, PartStarts]
 """Where the rows of parts lie, by part: "q", "k", "v"; "qq", "kk" in messages of queries or of keys alone."""
 
 
-def make_calls(problems: Iterable[SmallProblem], starts: Starts, batch: int) -> Iterator[Call]:
-    """These problems as calls, equal ones together."""
+def call_rows(rows: int) -> int:
+    """Rows of queries that a call should not exceed, of a rank that holds `rows`: what it works with is copied, so not too many.
+
+    Enough to keep a device busy, and next to nothing beside what the rank holds.
+    """
+    return max(4096, rows // 64)
+
+
+def make_calls(problems: Iterable[SmallProblem], starts: Starts, batch: int, most_rows: int) -> Iterator[Call]:
+    """These problems as calls, equal ones together, up to about `most_rows` rows of queries in a call."""
     alike: dict[tuple[Any, ...], list[SmallProblem]] = defaultdict(list)
     for problem in problems:
         queries, keys = (sum(part.count for part in parts) for parts in problem[:2])
@@ -64,13 +72,14 @@ def make_calls(problems: Iterable[SmallProblem], starts: Starts, batch: int) -> 
             key = (first.spread.branch, problem.turn, problem.pattern, rows, first.width, causal, queries == keys)
             alike[key].append(problem)
     for (_, _, pattern, rows, width, is_causal, equal), group in alike.items():
-        where = partial(_where, group, rows, batch)
-        real_queries, real_keys = (
-            (None, None) if equal else (_real(group, 0, rows, width, batch), _real(group, 1, rows, 1, batch))
-        )
-        queries, results = (where(starts[name], 0, width) for name in ("q", "qq"))
-        keys, values, flags = (where(starts[name], 1, 1) for name in ("k", "v", "kk"))
-        yield Call(pattern, rows, width, is_causal, queries, keys, values, results, flags, real_queries, real_keys)
+        at_once = max(1, most_rows // (rows * width * max(batch, 1)))
+        for first_of_call in range(0, len(group), at_once):
+            some = group[first_of_call : first_of_call + at_once]
+            real = (None, None) if equal else (_real(some, 0, rows, width, batch), _real(some, 1, rows, 1, batch))
+            where = partial(_where, some, rows, batch)
+            queries, results = (where(starts[name], 0, width) for name in ("q", "qq"))
+            keys, values, flags = (where(starts[name], 1, 1) for name in ("k", "v", "kk"))
+            yield Call(pattern, rows, width, is_causal, queries, keys, values, results, flags, *real)
 
 
 def _where(problems: Sequence[SmallProblem], rows: int, batch: int, starts: PartStarts, at: int, width: int) -> Tensor:

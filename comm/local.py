@@ -77,7 +77,7 @@ def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
 
 def _join(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
     """Join `found` to `out`, sequence by sequence: of one, the rows lie together."""
-    rows = torch.arange(lse[0].numel(), device=lse.device)
+    rows = torch.arange(lse.shape[1] * lse.shape[2], device=lse.device)
     for mine, mine_lse, more, more_lse in zip(out, lse, found, found_lse, strict=True):
         flat = mine.view(-1, out.shape[-1])
         joined = Partial(flat, mine_lse.view(-1))

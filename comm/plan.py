@@ -102,7 +102,9 @@ class ExchangePlan:
         if not self.is_joint:
             return self.pattern
         length = lcm(*(min(branch.segment_length, self.seq) for branch in self.pattern.branches))
-        return Pattern([min(length, self.seq)], [1], head_shard=self.pattern.head_shard)
+        ranges = [branch.heads or (0, self.heads) for branch in self.pattern.branches]
+        heads = min(start for start, _ in ranges), max(stop for _, stop in ranges)
+        return Pattern([min(length, self.seq)], [1], heads=[heads], head_shard=self.pattern.head_shard)
 
     def computed(self, kv_head: int) -> Pattern | None:
         """What is computed with the rows of a segment of `moved` and the query heads of one key/value head; None: nothing."""
@@ -244,9 +246,13 @@ class ExchangePlan:
 
 @lru_cache(maxsize=64)
 def busiest_ranks(members: Members, world_size: int, is_causal: bool, whole_segments: bool) -> Mapping[int, int]:
-    """Rows of the busiest rank for each size of blocks that divides the widest segment; for that size alone if told so."""
+    """Rows of the busiest rank for each size of blocks worth a try: those that divide the widest segment, and powers of two.
+
+    With `whole_segments`, for the widest segment's size alone.
+    """
     widest = members.widest
-    sizes = [size for size in range(widest, 0, -1) if widest % size == 0 and not (whole_segments and size < widest)]
+    sizes = [size for size in range(widest, 0, -1) if widest % size == 0 or size.bit_count() == 1]
+    sizes = sizes[:1] if whole_segments else sizes
     found = {size: Tally(members, world_size, size, is_causal).busiest for size in sizes if widest > 1}
     return MappingProxyType(found)
 

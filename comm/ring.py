@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dilkit.comm.calls import Call, SmallProblem, make_calls
+from dilkit.comm.calls import Call, SmallProblem, call_rows, make_calls
 from dilkit.comm.compute import Kernel, Rows
 from dilkit.comm.partial import Partial
 from dilkit.comm.parts import Part, Run, expand, part_key, part_of, row_run
@@ -79,7 +79,8 @@ class Circle:
         by_query = _starts(queries, True)
         by_key = _starts(keys.values(), False)
         starts = {"q": by_query, "qq": by_query, "k": by_key, "v": by_key, "kk": by_key}
-        return make_calls(problems, starts, self.batch)
+        rows = self.batch * len(self.plan.positions(self.rank)) * self.plan.heads
+        return make_calls(problems, starts, self.batch, call_rows(rows))
 
 
 def circles(plan: ExchangePlan, branch: int, rank: int, batch: int) -> list[Circle]:

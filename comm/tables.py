@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dilkit import plan as core_plan
-from dilkit.comm.calls import Call, SmallProblem, Starts, make_calls
+from dilkit.comm.calls import Call, SmallProblem, Starts, call_rows, make_calls
 from dilkit.comm.parts import Part, block_parts, expand, part_key, part_of, row_run
 from dilkit.comm.plan import ExchangePlan
 from dilkit.comm.spread import Spread, whole_segments
@@ -110,6 +110,7 @@ class _Maker:
 
     def __init__(self, plan: ExchangePlan, rank: int, batch: int) -> None:
         self.plan, self.rank, self.batch = plan, rank, batch
+        self.rows = batch * len(plan.positions(rank)) * plan.heads
         self.outgoing, self.incoming = self._outgoing(), self._incoming()
 
     def tables(self) -> Tables:
@@ -120,7 +121,7 @@ class _Maker:
         packed |= {role * 2: list(self._slices(role, role)) for role in "qk"}
         results = Landing.of(packed["qq"])
         gradients = {role: Landing.of(packed[role]) for role in "qkv"}
-        calls = tuple(make_calls(self._problems(), self._part_starts(), self.batch))
+        calls = tuple(make_calls(self._problems(), self._part_starts(), self.batch, call_rows(self.rows)))
         tensors = [s.rows for s in (*packed["q"], *packed["k"])] * 3
         tensors += [x for c in calls for x in (c.queries, c.keys, c.values, c.results, c.flags)]
         return Tables(self.sent, self.received, packed, results, gradients, calls, sum(t.nbytes for t in tensors))

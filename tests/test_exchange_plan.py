@@ -192,6 +192,7 @@ def _ring_bytes(plan: ExchangePlan, rank: int, batch: int, row: int) -> dict[str
 @settings(deadline=None, max_examples=60)
 @given(plans(("scatter",)))
 def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(plan: ExchangePlan) -> None:
+    assume(not plan.is_joint)  # moves all rows of a head, and heads between those served
     computed = Computed(plan, 1)
     for branch in range(len(plan.pattern.branches)):
         sent = [
