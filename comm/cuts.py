@@ -19,6 +19,8 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
     within a shard need no communication. Raises ValueError for fewer tokens than ranks.
     """
     seq, world_size = integer("seq", seq, at_least=0), integer("world_size", world_size, at_least=1)
+    if pattern is not None and not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
     if seq < world_size:
         raise ValueError(f"seq={seq} tokens cannot be shared out over world_size={world_size} ranks; at least one token each")
     lengths = sorted({min(branch.segment_length, seq) for branch in pattern.branches}) if pattern else []
