@@ -32,8 +32,9 @@ def agree_on(
         raise failure
     if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
         raise PlanMismatch(f"{step}: on rank {failed[0]}: {all_facts[failed[0]][_ERROR]}", failed, step)
-    for name in own.keys() - set(may_differ):
-        _compare(name, [other.get(name) for other in all_facts], step)
+    for name in own:  # in one order on all ranks: all name the same fact
+        if name not in may_differ:
+            _compare(name, [other.get(name) for other in all_facts], step)
     return all_facts
 
 

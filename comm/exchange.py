@@ -11,7 +11,7 @@ from dilkit.comm.compute import Kernel, Rows
 from dilkit.comm.partial import Partial
 from dilkit.comm.rows import as_bytes, from_bytes, take
 from dilkit.comm.tables import Landing, Slice, Tables
-from dilkit.comm.transport import Comm
+from dilkit.comm.transport import Comm, Pending
 
 
 class Held(NamedTuple):
@@ -38,7 +38,7 @@ class ForwardExchange:
         self.rows = comm.exchange(rows, sent.counts, received.counts, "queries, keys and values")
         self.flags = None if mask is None else self._send_flags(mask, key.shape[2])
 
-    def _send_flags(self, mask: Tensor, heads: int):
+    def _send_flags(self, mask: Tensor, heads: int) -> Pending:
         sent, received = self.tables.sent["k"], self.tables.received["k"]
         flags = mask.new_empty(sum(sent.counts), 1)
         _put(flags, self.tables.packed["kk"], mask[:, :, None, None].expand(*mask.shape, heads, 1).contiguous())

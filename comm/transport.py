@@ -105,6 +105,10 @@ class Comm(ABC):
         if odd := [rank for rank, other in enumerate(all_digests) if other != common]:
             raise PlanMismatch(f"{step}: {ranks_text(odd)} of {self.size} differs from the others", odd, step)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Comm:
+        """Itself: a copy of a module that holds a transport, as `nn.TransformerEncoder` makes, sends through the same one."""
+        return self
+
     @abstractmethod
     def abort(self, why: BaseException) -> None:
         """Give up: make the other ranks fail at once, if they can be reached, in place of waiting for this one."""

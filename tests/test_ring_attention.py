@@ -50,7 +50,11 @@ def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
     return cuts, dict(schedule=schedule, fuse_branches=fuse)
 
 
-@pytest.mark.parametrize(("at", "case"), [*enumerate(PROBLEMS)], ids=[case.name for case in PROBLEMS])
+LIST = [case for at, case in enumerate(PROBLEMS) if case.feature == "mix" or at % len(DTYPES) == at // len(DTYPES) % len(DTYPES)]
+"""Each variant in one dtype, the next in the next."""
+
+
+@pytest.mark.parametrize(("at", "case"), [*enumerate(LIST)], ids=[case.name for case in LIST])
 def test_problem_list_over_ranks(at: int, case: Case) -> None:
     able = [name for name in ABLE if check(name, case).verdict == "passed"]
     backend = able[at % len(able)]
