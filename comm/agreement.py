@@ -26,8 +26,8 @@ def agree_on(
         own = facts()
     except Exception as error:
         failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
-    told = json.dumps({name: _short(value) for name, value in own.items()})
-    all_facts = [json.loads(record) for record in comm.share(told.encode(), step)]
+    told = json.dumps({name: _short(value) for name, value in own.items()}, ensure_ascii=False)
+    all_facts = [_read(record, rank, step) for rank, record in enumerate(comm.share(told.encode(), step))]
     if failure is not None:
         raise failure
     if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
@@ -36,6 +36,16 @@ def agree_on(
         if name not in may_differ:
             _compare(name, [other.get(name) for other in all_facts], step)
     return all_facts
+
+
+def _read(record: bytes, rank: int, step: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(record)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise PlanMismatch(f"{step}: what rank {rank} tells cannot be read; do all ranks run the same version?", [rank], step)
+    return facts
 
 
 def _compare(name: str, values: list[Any], step: str) -> None:
@@ -50,8 +60,10 @@ def _compare(name: str, values: list[Any], step: str) -> None:
 
 
 def _short(value: Any) -> Any:
-    """Long texts are told by their beginning and their digest, for records are short."""
-    if not isinstance(value, str) or len(value) <= _LONGEST:
+    """Long texts are told by their beginning and their digest, for records are short: counted in bytes."""
+    if not isinstance(value, str):
         return value
-    digest = hashlib.sha256(value.encode()).hexdigest()[:16]
-    return f"{value[:_LONGEST]}... ({digest})"
+    told = value.encode("utf-8", "backslashreplace")
+    if len(told) <= _LONGEST:
+        return told.decode()
+    return f"{told[:_LONGEST].decode('utf-8', 'ignore')}... ({hashlib.sha256(told).hexdigest()[:16]})"

@@ -59,10 +59,11 @@ def ring_dilated_attention(
     `dilkit.dilated_attention`. Raises ValueError or TypeError on every rank for input that does not fit on one,
     `PlanMismatch` where ranks differ, `CommTimeout` or `PeerLost` when a rank does not answer.
     """
-    query, key, value = _autocast(query, key, value)
-    names = "" if backend is None else joined_names(backend)
-    arguments = _Arguments(query, key, value, pattern, is_causal, key_padding_mask, scale, schedule, fuse_branches)
+    arguments = _Arguments(
+        query, key, value, pattern, is_causal, key_padding_mask, scale, backend, schedule, fuse_branches, return_lse
+    )
     told = agree_on(comm, arguments.facts, ("rows",), STEP) if comm.size > 1 else [arguments.facts()]
+    query, key, value = (x.to(arguments.dtype) for x in (query, key, value))
     cuts = tuple(accumulate((facts["rows"] for facts in told), initial=0))
     plan = exchange_plan(
         pattern,
@@ -73,7 +74,7 @@ def ring_dilated_attention(
         schedule=schedule,
         fuse_branches=fuse_branches,
     )
-    kernel = Kernel(arguments.factor, names or ",".join(requested_backends()), arguments.requires_grad)
+    kernel = Kernel(arguments.factor, arguments.backends, arguments.requires_grad)
     out, lse = _RingAttention.apply(query, key, value, key_padding_mask, Job(kernel, comm, plan, query.shape[0]))
     return (out, lse) if return_lse else out
 
@@ -89,8 +90,24 @@ class _Arguments:
     is_causal: bool
     mask: Tensor | None
     scale: float | None
+    backend: str | Sequence[str] | None
     schedule: str
     fuse_branches: bool
+    return_lse: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in: under autocast, as `dilated_attention` does, in its dtype, but fp64 is left alone."""
+        device = self.query.device.type
+        if device not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device):
+            return self.query.dtype
+        double = any(x.dtype == torch.float64 for x in (self.query, self.key, self.value))
+        return torch.float64 if double else torch.get_autocast_dtype(device)
+
+    @property
+    def backends(self) -> str:
+        """The backends asked for, here or by `use_backend` or the environment. Raises for names that are not known."""
+        return ",".join(requested_backends(None if self.backend is None else joined_names(self.backend).split(",")))
 
     @property
     def factor(self) -> float:
@@ -105,7 +122,9 @@ class _Arguments:
         check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
+        boolean("return_lse", self.return_lse)
         one_of("schedule", self.schedule, SCHEDULES)
+        _ = self.backends  # which may raise
         batch, rows, heads, head_dim = self.query.shape
         if rows == 0:
             raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
@@ -115,7 +134,7 @@ class _Arguments:
             heads=heads,
             kv_heads=self.key.shape[2],
             head_dim=head_dim,
-            dtype=str(self.query.dtype),
+            dtype=str(self.dtype),
             device=self.query.device.type,
             pattern=self.pattern.to_json(),
             is_causal=self.is_causal,
@@ -125,15 +144,6 @@ class _Arguments:
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
         )
-
-
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What `dilated_attention` does under autocast: compute in its dtype, but leave fp64 alone."""
-    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if device not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) for x in tensors)
 
 
 @dataclass(frozen=True)
