@@ -72,3 +72,51 @@ def cpu_isa(available: tuple[str, ...]) -> str:
     if name not in available:
         raise ValueError(f"{CPU_ISA.name}={name!r} is not an instruction set of this machine; it has {', '.join(available)}")
     return name
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How this process was started as one of several: by "mpirun" or "torchrun", as rank `rank` of `size`.
+
+    `local_rank` and `local_size`: the same, counted among those of this host.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    (
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""Launchers, and the variables in which they tell a process the numbers of `Launch`; mpirun is Open MPI's or MPICH's."""
+
+
+def launch() -> Launch | None:
+    """What the launcher of this process told it; None for a process that was started by itself."""
+    for launcher, *names in _LAUNCHERS:
+        rank, size, local_rank, local_size = (os.environ.get(name, "") for name in names)
+        if rank.isdigit() and size.isdigit():
+            return Launch(launcher, int(rank), int(size), int(local_rank or rank), int(local_size or size))
+    return None
+
+
+def first_of_all() -> bool:
+    """Whether this process may say what all processes of its job would say: it is rank 0, or alone."""
+    started = launch()
+    return started is None or started.rank == 0
+
+
+def threads_are_set() -> bool:
+    """Whether `OMP_NUM_THREADS` says how many threads a process computes with; torchrun sets it to 1 where it is not."""
+    return bool(os.environ.get("OMP_NUM_THREADS", "").strip())

@@ -1,7 +1,8 @@
 """The `dilkit` command. Standard library only: a command's module is imported when that command runs or its help is shown.
 
 A command is a module of `dilkit.tools` with `HELP`, `add_arguments(parser)` and `run(args) -> int`. `--json` is added here,
-to every command. What a command raises becomes one line on stderr and an exit code.
+to every command. What a command raises becomes one line on stderr and an exit code; where the command was started several
+times at once, by mpirun or torchrun, the first process says it for all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import dilkit
+from dilkit import environment
 from dilkit.tools.interrupt import INTERRUPTED
 
 COMMANDS = ("info", "plan", "verify", "bench", "draw", "demo")
@@ -34,7 +36,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print `message` as one line on stderr and exit."""
-        self.exit(BAD_INPUT, f"{self.prog}: {message.removeprefix('argument ')}\n")
+        text = f"{self.prog}: {message.removeprefix('argument ')}\n"
+        self.exit(BAD_INPUT, text if environment.first_of_all() else None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +82,8 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _fail(prog: str, message: str, code: int) -> int:
-    print(f"{prog}: {message}", file=sys.stderr)
+    if environment.first_of_all():
+        print(f"{prog}: {message}", file=sys.stderr)
     return code
 
 
