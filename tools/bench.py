@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
-from dilkit.tools import arguments
+from dilkit.tools import arguments, job
 from dilkit.tools.arguments import whole
 from dilkit.tools.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.suite import SUITES
@@ -23,11 +23,13 @@ HELP = """\
 measure time and memory of backends over lengths, each checked first
 
 Every contestant is checked against fp64 arithmetic just before it is timed; all are timed in interleaved rounds, beside a
-matmul of the same run. Writes bench.json, bench.md and bench.png (overhead.json with --overhead, suite.* with --suite) into
+matmul of the same run. With --comm the sequence is sharded over ranks, and schedules of exchange are compared; --device cuda
+is then each rank's own GPU. Writes bench.json, bench.md and bench.png (overhead.json with --overhead, suite.* with --suite) into
 --out, in place of earlier ones. Ctrl-C keeps what was measured so far. Exit code 1 when a contestant was wrong or failed."""
 
 SEQS = (2048, 4096, 8192, 16384)
 BASELINES = ("gather", "dense")
+SCHEDULES = ("auto", "scatter", "gather", "ring")
 REPEATS, OVERHEAD_REPEATS = 7, 201
 
 
@@ -55,11 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
     group.add_argument("--suite", choices=SUITES, help="a fixed set of measurements with targets; takes about half an hour")
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
+    job.add_arguments(parser)
+    parser.add_argument_group("ranks").add_argument(
+        "--schedules",
+        type=_schedules,
+        metavar="A,B",
+        help=f"with --comm: schedules of exchange to measure (default {','.join(SCHEDULES)})",
+    )
 
 
 def run(args: Namespace) -> int:
     """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
-    from dilkit.tools import overhead, suite
+    from dilkit.tools import overhead, ring_bench, suite
 
     if args.suite:
         return suite.run(args, _defaults())
@@ -68,6 +77,12 @@ def run(args: Namespace) -> int:
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     problem = _problem(args, _lengths_of(args)[-1])
+    if args.comm:
+        args.schedules = args.schedules or SCHEDULES
+        return ring_bench.run(args, problem, _lengths_of(args), args.repeats or REPEATS)
+    if args.schedules:
+        raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")
+    job.check(args)
     if args.overhead:
         return overhead.run(args, problem, args.repeats or OVERHEAD_REPEATS)
     load_torch()
@@ -75,7 +90,7 @@ def run(args: Namespace) -> int:
     arguments.make_folder("--out", args.out)
     result = _measure(args, problem, contestants)
     if result["lengths"]:
-        _write(args, result)
+        write(args, result)
     else:
         print("interrupted before anything was measured; nothing is written", file=sys.stderr)
     if args.json:
@@ -144,7 +159,7 @@ def _contestants(args: Namespace) -> list[Contestant]:
     return contestants.backend_contestants(names) + [baselines.BASELINES[name] for name in args.baseline]
 
 
-def _write(args: Namespace, result: dict[str, Any]) -> None:
+def write(args: Namespace, result: dict[str, Any]) -> None:
     """Write the three files; the table goes to stdout unless JSON is wanted there, everything else that is said to stderr."""
     from dilkit.tools import bench_plot, bench_report, results
 
@@ -163,6 +178,14 @@ def _write(args: Namespace, result: dict[str, Any]) -> None:
 
 def _lengths(text: str) -> tuple[int, ...]:
     return tuple(whole(1)(part.strip()) for part in text.split(","))
+
+
+def _schedules(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        if name not in SCHEDULES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not known; choose from {', '.join(SCHEDULES)}")
+    return names
 
 
 def _names(text: str) -> tuple[str, ...]:

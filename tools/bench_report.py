@@ -9,6 +9,7 @@ from typing import Any
 from dilkit.tools.text import in_bytes
 
 Result = dict[str, Any]
+RANK_COLUMNS = ("a rank sends", "plan says", "work max/mean")
 COLUMNS = ("tokens", "who", "time", "quartiles", "GFLOP/s", "of matmul", "tokens/s", "kB/token", "extra memory", "x output")
 
 
@@ -49,14 +50,22 @@ def _median(entry: dict[str, Any]) -> float:
 def table(result: Result) -> list[tuple[str, ...]]:
     """The column names, then a row for every measured entry; with the forward pass's memory where a call is more than that."""
     both = result["problem"]["backward"]
-    found = [(*COLUMNS, "of forward", "x output") if both else COLUMNS]
+    ranks = "ranks" in result
+    found = [(*COLUMNS, *(("of forward", "x output") if both else ()), *(RANK_COLUMNS if ranks else ()))]
     for length in result["lengths"]:
         for name, entry in length["entries"].items():
             if entry["verdict"] == "measured":
                 forward = _memory(entry["forward_peak_bytes"], length) if both else ()
                 memory = _memory(entry["peak_bytes"], length)
-                found.append((f"{length['seq']:,}", name, *_speed(entry), *memory, *forward))
+                found.append((f"{length['seq']:,}", name, *_speed(entry), *memory, *forward, *(_ranks(entry) if ranks else ())))
     return found
+
+
+def _ranks(entry: dict[str, Any]) -> tuple[str, ...]:
+    """What the busiest rank sends, and how evenly work is shared out."""
+    told = entry["ranks"]
+    mean = sum(told["work"]) / len(told["work"])
+    return in_bytes(max(told["sent_bytes"])), in_bytes(max(told["planned_bytes"])), f"{max(told['work']) / mean:.2f}"
 
 
 def _speed(entry: dict[str, Any]) -> tuple[str, ...]:
@@ -106,8 +115,11 @@ def headline(result: Result) -> list[str]:
     revision = (
         f", revision {where['git_revision'][:10]}{' with changes' if where['git_dirty'] else ''}" if where["git_revision"] else ""
     )
+    over = (
+        "" if "ranks" not in result else ", over {world_size} ranks of {threads} threads ({transport})".format(**result["ranks"])
+    )
     return [
-        f"{what}, {problem['batch']} x tokens x {heads} x {problem['head_dim']}, {problem['dtype']}{flags}",
+        f"{what}, {problem['batch']} x tokens x {heads} x {problem['head_dim']}, {problem['dtype']}{flags}{over}",
         problem["pattern"]["text"],
         f"{where['device_name']}, {where['threads']} of {where['cores']} cores in use, torch {where['torch']}, "
         f"dilkit {where['dilkit']}{revision}, {result['date']}",
@@ -135,9 +147,21 @@ def markdown(result: Result) -> str:
 def method(result: Result) -> str:
     """How the figures were taken, in a paragraph."""
     how = result["method"]
+    if "ranks" in result:
+        return _method_over_ranks(how)
     return (
         f"Medians of {how['repeats']} samples of at least {how['min_time_s']:g} s, taken in interleaved rounds; each contestant "
         "was checked against fp64 arithmetic just before. GFLOP/s count the nominal FLOPs of what a contestant computes, and are "
         "compared with a square matmul timed in the same rounds. Extra memory is the peak over what was held before the call, "
         "its result included; one output is batch x tokens x heads x head_dim."
+    )
+
+
+def _method_over_ranks(how: dict[str, Any]) -> str:
+    return (
+        f"Medians of {how['repeats']} samples, one call each, taken in interleaved rounds: all ranks begin together, and a sample "
+        "is the slowest rank's. Each schedule was checked against fp64 arithmetic on a shortened problem just before, and its "
+        "bytes were counted. GFLOP/s are those of all ranks together, compared with a square matmul that every rank makes at the "
+        "same time. Extra memory is the peak over what was held before the call, its result included, on the rank that needs "
+        "most; one output is that of the whole sequence."
     )

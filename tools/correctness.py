@@ -6,6 +6,7 @@ Allowed is twice (gradients: three times) the error that plain torch arithmetic 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +67,14 @@ def shortened(problem: Problem) -> Problem:
 def check_whole(contestant: Contestant, problem: Problem) -> list[Finding]:
     """All of `out`, and all gradients where the problem asks for them, against the oracle."""
     inputs = Inputs.random(problem, seed=1)
-    truth, plain = (_oracle(contestant, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
     out = contestant.attend(inputs, problem)
     computed = (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
+    return judge_whole(computed, problem, contestant.computed(problem.pattern), inputs)
+
+
+def judge_whole(computed: Sequence[Tensor], problem: Problem, pattern: Pattern, inputs: Inputs) -> list[Finding]:
+    """`out`, and `dquery, dkey, dvalue` where the problem asks for them, against the oracle of `pattern`."""
+    truth, plain = (_oracle(pattern, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
     return [_finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
 
 
@@ -76,9 +82,8 @@ def _plain_dtype(problem: Problem) -> str:
     return "float32" if problem.dtype == "float64" else problem.dtype
 
 
-def _oracle(contestant: Contestant, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
+def _oracle(pattern: Pattern, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
     options = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask, scale=problem.scale, dtype=dtype)
-    pattern = contestant.computed(problem.pattern)
     out, _ = oracle_attention(inputs.query, inputs.key, inputs.value, pattern, **options)
     return (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
 

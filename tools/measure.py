@@ -117,10 +117,14 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
     0.5 MiB. Warm `function` up first, or what it caches counts as well. Only Linux with glibc's allocator can do this:
     elsewhere, and where a known allocation is not seen in full, `MeasureError` is raised.
     """
-    if device == "cuda":
-        return _cuda_peak(function)
-    _check_resident_method()
-    return _resident_peak(function)
+    check_peak_memory(device)
+    return _cuda_peak(function) if device == "cuda" else _resident_peak(function)
+
+
+def check_peak_memory(device: str = "cpu") -> None:
+    """Raise `MeasureError` where `peak_memory` would: before what is measured has been started."""
+    if device != "cuda":
+        _check_resident_method()
 
 
 def _cuda_peak(function: Callable[[], Any]) -> int:
