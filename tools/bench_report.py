@@ -116,7 +116,9 @@ def headline(result: Result) -> list[str]:
         f", revision {where['git_revision'][:10]}{' with changes' if where['git_dirty'] else ''}" if where["git_revision"] else ""
     )
     over = (
-        "" if "ranks" not in result else ", over {world_size} ranks of {threads} threads ({transport})".format(**result["ranks"])
+        ""
+        if "ranks" not in result
+        else ", over {world_size} ranks ({transport}), threads a rank: {threads}".format(**result["ranks"])
     )
     return [
         f"{what}, {problem['batch']} x tokens x {heads} x {problem['head_dim']}, {problem['dtype']}{flags}{over}",
@@ -159,7 +161,7 @@ def method(result: Result) -> str:
 
 def _method_over_ranks(how: dict[str, Any]) -> str:
     return (
-        f"Medians of {how['repeats']} samples, one call each, taken in interleaved rounds: all ranks begin together, and a sample "
+        f"Medians of {how['repeats']} samples, one call each, in interleaved rounds: all ranks begin together, and a sample "
         "is the slowest rank's. Each schedule was checked against fp64 arithmetic on a shortened problem just before, and its "
         "bytes were counted. GFLOP/s are those of all ranks together, compared with a square matmul that every rank makes at the "
         "same time. Extra memory is the peak over what was held before the call, its result included, on the rank that needs "

@@ -62,7 +62,7 @@ class Contest:
         try:
             expected = self._expected_seconds(contestant, problem)
             if expected > self.budget:
-                return dict(verdict="skipped", reasons=[_over_budget("would take", expected, self.budget)])
+                return dict(verdict="skipped", reasons=[over_budget("would take", expected, self.budget)])
             findings = correctness.check(contestant, problem, inputs)
             start = perf_counter()
             contestant.once(inputs, problem)
@@ -74,7 +74,7 @@ class Contest:
             reasons = [f"{f.what} at {f.seq:,} tokens: error {f.error:.2g}, at most {f.allowed:.2g} allowed" for f in wrong]
             return dict(verdict="wrong", reasons=reasons, check=checked)
         if taken > self.budget:
-            return dict(verdict="skipped", reasons=[_over_budget("took", taken, self.budget)], check=checked)
+            return dict(verdict="skipped", reasons=[over_budget("took", taken, self.budget)], check=checked)
         return dict(verdict="measured", reasons=[], check=checked)
 
     def _expected_seconds(self, contestant: Contestant, problem: Problem) -> float:
@@ -94,7 +94,7 @@ def _work(contestant: Contestant, problem: Problem) -> float:
     return float(problem.seq**2) if contestant.quadratic else max(1.0, contestant.flops(problem))
 
 
-def _over_budget(verb: str, seconds: float, budget: float) -> str:
+def over_budget(verb: str, seconds: float, budget: float) -> str:
     return f"one call {verb} about {seconds:.3g} s; the budget is {budget:g} s (--budget {-(-seconds // 1):.0f} measures it)"
 
 

@@ -25,7 +25,7 @@ SUMMARIES = {
 
 
 def run(args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
-    """Measure on all ranks of the job that `args` names; rank 0 writes bench.json, bench.md and bench.png, and prints the table."""
+    """Measure on all ranks of the job that `args` names; rank 0 writes the three files and prints the table."""
     for name in ("baseline", "overhead", "quick"):
         if getattr(args, name):
             raise ValueError(f"--{name}: does not go with --comm, which compares schedules of exchange; leave it out")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
 from dilkit.tools import correctness, measure
-from dilkit.tools.contest import Entry, output_bytes
+from dilkit.tools.contest import Entry, output_bytes, over_budget
 from dilkit.tools.contestants import BACKWARD_FLOPS, Inputs
 from dilkit.tools.measure import MeasureError
 from dilkit.tools.ranks import gather, seconds_of, time_in_turns
@@ -72,23 +72,19 @@ class RingContest:
         taken = seconds_of(self.comm, partial(call.once, inputs))
         sent = gather(self.comm, self.comm.sent_bytes - before)
         work = [call.plan.work(rank) for rank in range(self.comm.size)]
-        entry = dict(check=[f.to_dict() for f in findings], ranks=dict(**told, sent_bytes=sent, work=work))
-        reasons = [
-            f"{f.what} at {f.seq:,} tokens: error {f.error:.2g}, {f.allowed:.2g} allowed" for f in findings if not f.passed
-        ]
+        entry = dict(check=findings, ranks=dict(**told, sent_bytes=sent, work=work))
+        wrong = [f for f in findings if not f["passed"]]
+        reasons = ["{what} at {seq:,} tokens: error {error}, {allowed} allowed".format(**f) for f in wrong]
         if sent != told["planned_bytes"]:
             reasons.append(f"bytes sent by rank: {sent}; the plan says {told['planned_bytes']}")
         if reasons:
             return dict(verdict="wrong", reasons=reasons, **entry)
         if taken > self.budget:
-            reason = (
-                f"one call took about {taken:.3g} s; the budget is {self.budget:g} s (--budget {-(-taken // 1):.0f} measures it)"
-            )
-            return dict(verdict="skipped", reasons=[reason], **entry)
+            return dict(verdict="skipped", reasons=[over_budget("took", taken, self.budget)], **entry)
         return dict(verdict="measured", reasons=[], **entry)
 
-    def _check(self, call: RingCall) -> list[correctness.Finding]:
-        """The results of all ranks, put together, against the oracle; the shortened problem is made whole on every rank."""
+    def _check(self, call: RingCall) -> list[dict[str, Any]]:
+        """The results of all ranks, put together, beside the oracle, which rank 0 asks; the problem is a shortened one."""
         from dilkit.comm import unshard
 
         short = replace(call, problem=correctness.shortened(call.problem))
@@ -96,7 +92,9 @@ class RingContest:
             return []
         whole = Inputs.random(short.problem, seed=1)
         results = [unshard(x, self.comm) for x in short.once(short.part(whole))]
-        return correctness.judge_whole(results, short.problem, short.problem.pattern, whole)
+        judged = correctness.judge_whole(results, short.problem, short.problem.pattern, whole) if self.comm.rank == 0 else []
+        found: list[dict[str, Any]] = gather(self.comm, [finding.to_dict() for finding in judged])[0]
+        return found
 
     def _memory(self, call: RingCall, inputs: Inputs) -> dict[str, Any]:
         """Peak extra bytes of a call on the rank that needs most; of its forward pass alone where there is a backward one."""
