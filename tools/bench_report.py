@@ -115,11 +115,9 @@ def headline(result: Result) -> list[str]:
     revision = (
         f", revision {where['git_revision'][:10]}{' with changes' if where['git_dirty'] else ''}" if where["git_revision"] else ""
     )
-    over = (
-        ""
-        if "ranks" not in result
-        else ", over {world_size} ranks ({transport}), threads a rank: {threads}".format(**result["ranks"])
-    )
+    over = ""
+    if "ranks" in result:
+        over = ", over {world_size} ranks ({transport}), threads a rank: {threads}".format(**result["ranks"])
     return [
         f"{what}, {problem['batch']} x tokens x {heads} x {problem['head_dim']}, {problem['dtype']}{flags}{over}",
         problem["pattern"]["text"],
