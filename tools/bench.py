@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="folder of the results (default %(default)s)"
     )
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
-    group.add_argument("--suite", choices=SUITES, help="a fixed set of measurements with targets; takes about half an hour")
+    group.add_argument(
+        "--suite", choices=tuple(SUITES), help="a fixed set of measurements with targets; takes about half an hour"
+    )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
     job.add_arguments(parser)
     parser.add_argument_group("ranks").add_argument(

@@ -75,7 +75,7 @@ def check_whole(contestant: Contestant, problem: Problem) -> list[Finding]:
 def judge_whole(computed: Sequence[Tensor], problem: Problem, pattern: Pattern, inputs: Inputs) -> list[Finding]:
     """`out`, and `dquery, dkey, dvalue` where the problem asks for them, against the oracle of `pattern`."""
     truth, plain = (_oracle(pattern, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
-    return [_finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
+    return [finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
 
 
 def _plain_dtype(problem: Problem) -> str:
@@ -107,11 +107,11 @@ def check_rows(contestant: Contestant, problem: Problem, inputs: Inputs) -> list
     truth, plain = (exact_rows(inputs, problem, pattern, rows, dtype) for dtype in ("float64", _plain_dtype(problem)))
     result = contestant.once(inputs, problem)
     if not problem.requires_grad:
-        return [_finding("out rows", result[:, rows], plain[0], truth[0], problem)]
+        return [finding("out rows", result[:, rows], plain[0], truth[0], problem)]
     with torch.no_grad():
         out = contestant.attend(inputs, problem)
     computed = out[:, rows], result[0][:, rows]
-    return [_finding(*row, problem) for row in zip(("out rows", "dquery rows"), computed, plain, truth, strict=True)]
+    return [finding(*row, problem) for row in zip(("out rows", "dquery rows"), computed, plain, truth, strict=True)]
 
 
 def exact_rows(inputs: Inputs, problem: Problem, pattern: Pattern, rows: Tensor, dtype: str) -> tuple[Tensor, Tensor | None]:
@@ -136,7 +136,8 @@ def exact_rows(inputs: Inputs, problem: Problem, pattern: Pattern, rows: Tensor,
     return torch.stack(outs, 2), torch.stack(grads, 2) if grads else None
 
 
-def _finding(what: str, computed: Tensor, plain: Tensor, truth: Tensor, problem: Problem) -> Finding:
+def finding(what: str, computed: Tensor, plain: Tensor, truth: Tensor, problem: Problem) -> Finding:
+    """One result beside fp64 `truth`, and `plain` torch arithmetic of the dtype, which sets what is allowed."""
     import torch
 
     error, plain_error = ((x.detach().double() - truth.double()).abs().max().item() for x in (computed, plain))

@@ -67,7 +67,7 @@ class RingContest:
         except ValueError as error:
             return dict(verdict="refused", reasons=[str(error)])
         self.say(f"check of {call.schedule}")
-        findings = self._check(call)
+        findings = self.check(call)
         before = self.comm.sent_bytes
         taken = seconds_of(self.comm, partial(call.once, inputs))
         sent = gather(self.comm, self.comm.sent_bytes - before)
@@ -83,7 +83,7 @@ class RingContest:
             return dict(verdict="skipped", reasons=[over_budget("took", taken, self.budget)], **entry)
         return dict(verdict="measured", reasons=[], **entry)
 
-    def _check(self, call: RingCall) -> list[dict[str, Any]]:
+    def check(self, call: RingCall) -> list[dict[str, Any]]:
         """The results of all ranks, put together, beside the oracle, which rank 0 asks; the problem is a shortened one."""
         from dilkit.comm import unshard
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from argparse import Namespace
@@ -11,7 +12,9 @@ from dilkit.device import probe
 from dilkit.tools.arguments import make_folder
 from dilkit.tools.interrupt import INTERRUPTED, load_torch
 
-SUITES = ("cpu",)
+SUITES = {"cpu": "dilkit.tools.suite_cpu", "ring": "dilkit.tools.suite_ring"}
+"""The modules of the suites. Each has `Suite(quick, repeats, budget)` with `steps()`, `LISTS`, `prepared()`, `judge`, `REPORT`,
+`wrong`, `QUICK` and `KIND`."""
 FITTING = ("suite", "quick", "repeats", "budget", "out", "json")
 """The arguments that go with --suite; the suite itself decides on everything else."""
 
@@ -26,28 +29,26 @@ def run(args: Namespace, defaults: dict[str, Any]) -> int:
             raise ValueError(f"--{name.replace('_', '-')}: does not go with --suite, which decides on it; leave it out")
     make_folder("--out", args.out)
     load_torch()
-    result = measure(args)
-    _write(args, result)
+    suite = importlib.import_module(SUITES[args.suite])
+    result = measure(suite, args)
+    _write(suite.REPORT, args, result)
     if result["interrupted"]:
         return INTERRUPTED
-    entries = [entry for case in [*result["cases"], *result["dense"], *result["dtypes"]] for entry in case["entries"].values()]
-    return 1 if any(entry["verdict"] == "wrong" for entry in entries) else 0
+    return 1 if suite.wrong(result) else 0
 
 
-def measure(args: Namespace) -> dict[str, Any]:
-    """The result; what was measured before the interruption when there was one."""
+def measure(suite: Any, args: Namespace) -> dict[str, Any]:
+    """The result; what was measured before the interruption when there was one. `suite`: one of the modules of `SUITES`."""
     from tqdm import tqdm
 
-    from dilkit.tools import results, suite_cpu, suite_targets
+    from dilkit.tools import results
 
     chosen = {name: value for name, value in dict(repeats=args.repeats, budget=args.budget).items() if value is not None}
-    suite = suite_cpu.Suite(quick=args.quick, **chosen)
-    lists: dict[str, list[Any]] = {"cases": []}
-    steps = list(suite.steps())
-    for name, _, _ in steps:
-        lists.setdefault(name, [])
+    plan = suite.Suite(quick=args.quick, **chosen)
+    lists: dict[str, list[Any]] = {name: [] for name in suite.LISTS}
+    steps = list(plan.steps())
     interrupted = False
-    with suite_cpu.four_threads() as threads, tqdm(total=len(steps), unit="step", file=sys.stderr, disable=None) as bar:
+    with suite.prepared() as facts, tqdm(total=len(steps), unit="step", file=sys.stderr, disable=None) as bar:
         try:
             for name, what, take in steps:
                 bar.set_description(what)
@@ -55,21 +56,22 @@ def measure(args: Namespace) -> dict[str, Any]:
                 bar.update()
         except KeyboardInterrupt:
             interrupted = True
-    facts = dict(suite=args.suite, isa=suite_cpu.instruction_set(), thread_count=threads, repeats=suite.repeats)
-    result = results.new("suite", probe("cpu"), **facts, quick=suite_cpu.QUICK * args.quick, interrupted=interrupted, **lists)
-    return result | dict(figures=suite_targets.judge(result))
+        told = dict(suite=args.suite, repeats=plan.repeats, **facts)
+        told |= dict(quick=suite.QUICK * args.quick, interrupted=interrupted)
+        result = results.new(suite.KIND, probe("cpu"), **told, **lists)
+    return result | dict(figures=suite.judge(result))
 
 
-def _write(args: Namespace, result: dict[str, Any]) -> None:
-    from dilkit.tools import results, suite_report
+def _write(report: Any, args: Namespace, result: dict[str, Any]) -> None:
+    from dilkit.tools import results
 
     results.save(result, args.out / "suite.json")
-    results.write_text(args.out / "suite.md", f"# dilkit bench --suite {args.suite}\n\n{suite_report.markdown(result)}")
+    results.write_text(args.out / "suite.md", f"# dilkit bench --suite {args.suite}\n\n{report.markdown(result)}")
     written = ["suite.json", "suite.md"]
     try:
-        suite_report.draw(result, args.out / "suite.png")
+        report.draw(result, args.out / "suite.png")
         written.append("suite.png")
     except ImportError as error:
         print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
-    print(json.dumps(result, allow_nan=False) if args.json else suite_report.text(result))
+    print(json.dumps(result, allow_nan=False) if args.json else report.text(result))
     print(f"wrote {', '.join(written)} in {args.out}", file=sys.stderr)

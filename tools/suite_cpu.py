@@ -11,13 +11,17 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools import contest, correctness, measure, results
+from dilkit.tools import contest, correctness, measure, results, suite_report, suite_targets
 from dilkit.tools.baselines import BASELINES
 from dilkit.tools.contestants import Contestant, Inputs, backend_contestants
 from dilkit.tools.measure import MatmulRate, Samples
 from dilkit.tools.overhead import one_thread
 
 SUMMARY = "the CPU kernel against torch's own, matmul, dense attention and LongNet's published procedure"
+KIND = "suite"
+LISTS = ("cases", "dense", "dtypes", "threads", "memory", "inner_loops", "million")
+"""The lists of a result."""
+REPORT, judge = suite_report, suite_targets.judge
 CONFIGURATIONS = {
     "A": (32768, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
     "B": (16384, (512, 1024), (1, 2)),
@@ -194,3 +198,16 @@ def four_threads() -> Iterator[int]:
         yield count
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def prepared() -> Iterator[dict[str, Any]]:
+    """Within the block the suite can run; facts for its result."""
+    with four_threads() as count:
+        yield dict(isa=instruction_set(), thread_count=count)
+
+
+def wrong(result: dict[str, Any]) -> bool:
+    """Whether a contestant was wrong."""
+    entries = [entry for case in [*result["cases"], *result["dense"], *result["dtypes"]] for entry in case["entries"].values()]
+    return any(entry["verdict"] == "wrong" for entry in entries)
