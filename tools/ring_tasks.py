@@ -124,15 +124,15 @@ def tensor_bytes(problem: Problem) -> int:
     return by_query + p.batch * p.seq * p.kv_heads * p.head_dim * DTYPE_BYTES[p.dtype] * (4 if p.requires_grad else 2)
 
 
-def race(comm: Comm, problem: dict[str, Any], threads: int, repeats: int) -> dict[str, Any]:
-    """All ranks with a thread each beside rank 0 alone with `threads`, in turns; checked at a shortened length before."""
+def race(comm: Comm, problem: dict[str, Any], one_rank_threads: int, repeats: int) -> dict[str, Any]:
+    """All ranks with a thread each beside rank 0 alone with more, in turns; checked at a shortened length before."""
     from dilkit.tools.ring_contest import RingContest
 
     real = problem_of(**problem)
     call = RingCall(comm, real)
     check = RingContest(comm, ["auto"]).check(call)
     inputs, whole = call.shard(), Inputs.random(real) if comm.rank == 0 else None
-    calls = {"ranks": partial(call.once, inputs), "one rank": partial(_alone, real, whole, threads)}
+    calls = {"ranks": partial(call.once, inputs), "one rank": partial(_alone, real, whole, one_rank_threads)}
     for warm in calls.values():
         seconds_of(comm, warm)
     timed = time_in_turns(comm, calls, repeats)

@@ -134,9 +134,9 @@ class Suite:
     def race(self) -> dict[str, Any]:
         """Four ranks with a thread each, and one with four threads, in turns in one job."""
         ranks = 2 if self.quick else 4
-        told = dict(problem=self.fields("A", requires_grad=True), threads=self.threads(1), repeats=self.repeats)
+        told = dict(problem=self.fields("A", requires_grad=True), one_rank_threads=self.threads(1), repeats=self.repeats)
         found = ring_rank.run(self.processes[0], ranks, "race", limit=600.0, **told)
-        return dict(transport=self.processes[0], ranks=ranks, one_rank_threads=told["threads"], **found)
+        return dict(transport=self.processes[0], ranks=ranks, one_rank_threads=told["one_rank_threads"], **found)
 
     def timeline(self) -> dict[str, Any]:
         """What each rank does in one forward and backward pass."""
