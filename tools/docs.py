@@ -202,6 +202,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "picks": pick_table,
     "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
+    "suite-ring": lambda root: figures.suite(root / "docs" / "results", "ring"),
 }
 
 if __name__ == "__main__":

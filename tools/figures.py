@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools import bench_report, demo_report, demo_words, overhead, results, suite_report
+from dilkit.tools import bench_report, demo_report, demo_words, overhead, results, suite_report, suite_ring_report
 
 Result = dict[str, Any]
 SHORT = ("tokens", "who", "time", "tokens/s", "extra memory", "x output")
@@ -43,7 +43,8 @@ def measurements(folder: Path) -> str:
 def suite(folder: Path, name: str) -> str:
     """The whole report of a suite."""
     path = folder / f"{name}.json"
-    return suite_report.markdown(results.load(path, kind="suite", needs=KINDS["suite"].needs)) if path.exists() else NOTHING
+    kind, report = SUITES[name]
+    return report.markdown(results.load(path, kind=kind, needs=KINDS[kind].needs)) if path.exists() else NOTHING
 
 
 def read(folder: Path) -> list[tuple[Path, Kind, Result]]:
@@ -76,7 +77,12 @@ def _overhead(result: Result) -> str:
 
 
 def _suite_whole(result: Result) -> str:
-    return f"{suite_report.figures_markdown(result)}\n\nAll times: [{result['suite']}.md](results/{result['suite']}.md)"
+    return f"{_figures(result)}\n\nAll measurements: [{result['suite']}.md](results/{result['suite']}.md)"
+
+
+def _figures(result: Result) -> str:
+    text: str = SUITES[result["suite"]][1].figures_markdown(result)
+    return text
 
 
 def _demo_short(result: Result) -> str:
@@ -92,5 +98,8 @@ KINDS = {
     "bench": Kind(("problem", "method", "lengths", "interrupted"), _bench_short, _bench_whole),
     "demo": Kind(("training", "scaling"), _demo_short, _demo_whole),
     "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
-    "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), suite_report.figures_markdown, _suite_whole),
+    "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), _figures, _suite_whole),
+    "suite-ring": Kind(("figures", "memory", "faults", "quick", "interrupted"), _figures, _suite_whole),
 }
+SUITES: dict[str, tuple[str, Any]] = {"cpu": ("suite", suite_report), "ring": ("suite-ring", suite_ring_report)}
+"""By name: the kind of a suite's result, and the module of its report."""

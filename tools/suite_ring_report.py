@@ -72,7 +72,9 @@ def fault_rows(result: Result) -> Rows:
         said = e["error"] if len(e["error"]) < 150 else f"{e['error'][:147]}..."
         who = " ".join(filter(None, (e["transport"], e["options"])))
         flags = ("yes" if e[name] else "no" for name in ("names_rank", "names_step"))
-        rows.append((e["kind"], who, f"{e['timeout']:g} s", f"{max(e['seconds'], 0):.2f} s", *flags, f"`{said}`"))
+        rows.append(
+            (e["kind"], who, f"{e['timeout']:g} s", f"{max(e['seconds'], 0):.2f} s", *flags, f"`{said.replace('|', ' ')}`")
+        )
     return [names, *rows]
 
 
@@ -104,15 +106,15 @@ def notes(result: Result) -> list[str]:
 
 
 METHOD = """\
-Bytes are those that the transport counted in a forward and backward pass, beside the plan's formula, for each schedule: threads with \
-p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a mask in fp32, grouped heads in fp64. Errors are \
-against fp64, in units of what is allowed: twice (gradients: three times) the error of plain torch arithmetic of the same dtype, and a \
-few roundings. Memory is the high-water mark of a fresh process's resident memory over what it held before its tensors were made: \
-inputs, results, gradients and all that lies between, of the rank that needs most, in fp32. "A quarter of the million" is the pattern \
-of a million tokens with sequence and segments a quarter as long: 262,144 tokens, w = 512, 2048, 8192, 32768, 131072, \
-r = 1, 4, 16, 64, 256. A step's time is the slowest rank's, all having begun together; both sides are timed in turns in one job. \
-Faults strike rank 1 of three after one call went well; seconds are those until the last of the others knew, or, where these are \
-ended without a word, until the launcher had ended the job."""
+Bytes are those that the transport counted in a forward and backward pass, beside the plan's formula, for each schedule:
+threads with p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a mask in fp32, grouped
+heads in fp64. Errors are against fp64, in units of what is allowed: twice (gradients: three times) the error of plain torch
+arithmetic of the same dtype, and a few roundings. Memory is the high-water mark of a fresh process's resident memory over
+what it held before its tensors were made: inputs, results, gradients and all that lies between, of the rank that needs most,
+in fp32. "A quarter of the million" is the pattern of a million tokens with sequence and segments a quarter as long: 262,144
+tokens, w = 512, 2048, 8192, 32768, 131072, r = 1, 4, 16, 64, 256. A step's time is the slowest rank's, all having begun
+together; both sides are timed in turns in one job. Faults strike rank 1 of three after one call went well; seconds are those
+until the last of the others knew, or, where these are ended without a word, until the launcher had ended the job."""
 
 
 def text(result: Result) -> str:
