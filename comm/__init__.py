@@ -21,6 +21,7 @@ _HOMES = {
     "RingDilatedAttention": "nn",
     "Rows": "traffic",
     "TorchComm": "torch_dist",
+    "copy_from_rank": "reduce",
     "exchange_plan": "plan",
     "load_shard": "shards",
     "positions": "shards",
@@ -28,6 +29,7 @@ _HOMES = {
     "run_threads": "threads",
     "shard": "shards",
     "shard_cuts": "cuts",
+    "sum_over_ranks": "reduce",
     "unshard": "shards",
 }
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
     from dilkit.comm.plan import ExchangePlan as ExchangePlan
     from dilkit.comm.plan import exchange_plan as exchange_plan
+    from dilkit.comm.reduce import copy_from_rank as copy_from_rank
+    from dilkit.comm.reduce import sum_over_ranks as sum_over_ranks
     from dilkit.comm.shards import load_shard as load_shard
     from dilkit.comm.shards import positions as positions
     from dilkit.comm.shards import shard as shard

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, Problem
+from dilkit.comm import Comm, RingDilatedAttention
 from dilkit.device import probe
 
 VOCABULARY = 256
@@ -54,9 +55,10 @@ class SquaredReLU(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, comm: Comm | None) -> None:
         super().__init__()
-        width, inner = config.width, DilatedAttention(config.pattern)
+        width = config.width
+        inner = DilatedAttention(config.pattern) if comm is None else RingDilatedAttention(config.pattern, comm)
         self.attention_norm = nn.LayerNorm(width)
         self.attention = MultiheadDilatedAttention(width, config.heads, inner, is_causal=True, rotary=True)
         self.mlp_norm = nn.LayerNorm(width)
@@ -68,13 +70,16 @@ class Block(nn.Module):
 
 
 class ByteTransformer(nn.Module):
-    """Logits of the next byte, `(batch, seq, 256)`, from bytes `(batch, seq)` (any integer dtype)."""
+    """Logits of the next byte, `(batch, seq, 256)`, from bytes `(batch, seq)` (any integer dtype).
 
-    def __init__(self, config: ModelConfig) -> None:
+    With `comm`, of this rank's rows of a sequence that is spread over the ranks.
+    """
+
+    def __init__(self, config: ModelConfig, comm: Comm | None = None) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(VOCABULARY, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, comm) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
         self._reset_parameters()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dilkit.tools.demo_model import ByteTransformer
+from dilkit.tools.demo_ranks import Alone, Ranks
 
 Point = tuple[float, int, float]
 """(seconds of training, bytes trained on, bits per byte)."""
@@ -73,18 +74,18 @@ def held_out_windows(text: bytes, context: int) -> Tensor:
     return torch.stack([data[start : start + size] for start in starts])
 
 
-@torch.no_grad()
-def evaluate(model: ByteTransformer, windows: Tensor) -> float:
-    """Mean bits per byte over `windows`, one at a time."""
-    return sum(model.bits_per_byte(window[None]).item() for window in windows) / len(windows)
-
-
 class Trainer:
-    """Trains `model` on random windows of `text` for `budget`; `progress` is its course, always up to date."""
+    """Trains `model` on random windows of `text` for `budget`; `progress` is its course, always up to date.
 
-    def __init__(self, model: ByteTransformer, text: bytes, held_out: Tensor, budget: Budget, seed: int) -> None:
-        self.model, self.budget, self.held_out = model, budget, held_out
-        self.text = as_tensor(text)
+    Over `ranks`, each of them trains on its part of every window, and all have the same progress.
+    """
+
+    def __init__(
+        self, model: ByteTransformer, text: bytes, held_out: Tensor, budget: Budget, seed: int, ranks: Ranks | None = None
+    ) -> None:
+        self.model, self.budget = model, budget
+        self.ranks = ranks or Ranks(Alone(), model.config.pattern)
+        self.text, self.held_out = as_tensor(text), self.ranks.part(held_out)
         self.progress = Progress()
         self._generator = torch.Generator().manual_seed(seed)
         self._optimizer = _optimizer(model)
@@ -101,7 +102,7 @@ class Trainer:
                 self.step()
                 after_step()
             if part == 0 or self.progress.tokens > self.progress.held_out[-1][1]:
-                point = (self.progress.seconds, self.progress.tokens, evaluate(self.model, self.held_out))
+                point = (self.progress.seconds, self.progress.tokens, self._evaluate())
                 self.progress.held_out.append(point)
                 after_evaluation()
 
@@ -110,16 +111,15 @@ class Trainer:
         started, before = time.perf_counter(), (self.progress.seconds, self.progress.tokens)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.spent)
-        window = self._window()
-        loss = self.model.bits_per_byte(window)
+        seq = self._short_window if self.spent < SHORT_SHARE else self.model.config.context
         self._optimizer.zero_grad()
-        loss.backward()
+        loss = self.ranks.backward(self.model, self.model.bits_per_byte(self._window(seq)) * self.ranks.share(seq), seq)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
-        self.progress.train.append((*before, loss.item()))
+        self.progress.train.append((*before, loss))
         self.progress.steps += 1
-        self.progress.tokens += window.shape[1] - 1
-        self.progress.seconds += time.perf_counter() - started
+        self.progress.tokens += seq
+        self._meet(time.perf_counter() - started)
 
     def points(self) -> list[dict[str, Any]]:
         """The evaluations so far, each with the mean training loss since the one before (None where there was no step)."""
@@ -138,7 +138,7 @@ class Trainer:
         sums = dict(
             steps=progress.steps, tokens=progress.tokens, seconds=progress.seconds, tokens_per_second=progress.tokens_per_second
         )
-        windows = dict(held_out_windows=len(self.held_out), window_bytes=self.held_out.shape[1] - 1)
+        windows = dict(held_out_windows=len(self.held_out), window_bytes=self.model.config.context)
         curriculum = dict(short_window_bytes=self._short_window, short_window_share=SHORT_SHARE)
         curves = dict(points=self.points(), train_curve=[list(point) for point in progress.train])
         return dict(**ends, **sums, **windows, **curriculum, budget=asdict(self.budget), **curves)
@@ -147,11 +147,27 @@ class Trainer:
     def _short_window(self) -> int:
         return min(SHORT_WINDOW, self.model.config.context)
 
-    def _window(self) -> Tensor:
-        """A random window of the text, `(1, context + 1)` or shorter."""
-        size = 1 + (self._short_window if self.spent < SHORT_SHARE else self.model.config.context)
-        start = int(torch.randint(len(self.text) - size + 1, (), generator=self._generator))
-        return self.text[None, start : start + size]
+    def _window(self, seq: int) -> Tensor:
+        """A random window of `seq` bytes of the text, as far as it is this rank's: `(1, rows + 1)`."""
+        first = int(torch.randint(len(self.text) - seq, (), generator=self._generator))
+        start, stop = self.ranks.rows(seq)
+        return self.text[None, first + start : first + stop + 1]
+
+    @torch.no_grad()
+    def _evaluate(self) -> float:
+        """Mean bits per byte over the held-out windows, one at a time."""
+        bits = 0.0
+        for window in self.held_out:
+            bits += self.model.bits_per_byte(window[None]).item() * self.ranks.share(self.model.config.context)
+            self._meet()
+        return self.ranks.sum(bits) / len(self.held_out)
+
+    def _meet(self, seconds: float = 0.0) -> None:
+        """Add `seconds` of training, as rank 0 has measured them; be interrupted if any rank is."""
+        seconds, stop = self.ranks.meet(seconds)
+        self.progress.seconds += seconds
+        if stop:
+            raise KeyboardInterrupt
 
 
 def learning_rate(spent: float) -> float:

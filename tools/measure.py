@@ -141,16 +141,35 @@ def _cuda_peak(function: Callable[[], Any]) -> int:
     return max(0, peak - before)
 
 
+class PeakMeter:
+    """The most that this process holds from now on, beyond what it holds now; as `peak_memory`, for what is no single call."""
+
+    def __init__(self) -> None:
+        _check_resident_method()
+        self._before = _start_anew()
+
+    def peak(self) -> int:
+        """Bytes, so far."""
+        return max(0, _status_bytes("VmHWM") - self._before)
+
+
 def _resident_peak(function: Callable[[], Any]) -> int:
-    """Freed memory that the allocator keeps would be reused unseen, so it is given back to the system first."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back to what is resident now
-    before = _status_bytes("VmRSS")
+    before = _start_anew()
     result = function()
     peak = _status_bytes("VmHWM")
     del result
     return max(0, peak - before)
+
+
+def _start_anew() -> int:
+    """Bytes resident now, to which the high-water mark is set back.
+
+    Freed memory that the allocator keeps would be reused unseen, so it is given back to the system first.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status_bytes("VmRSS")
 
 
 def _status_bytes(field: str) -> int:
