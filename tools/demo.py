@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from dilkit.tools import job
 from dilkit.tools.arguments import make_folder, whole
 from dilkit.tools.interrupt import load_torch
 
@@ -16,9 +17,13 @@ Trains a decoder-only transformer with 8,192 bytes of context on the Python sour
 judges it on files that it has never seen, measures dilated against dense attention, and writes report.md, report.json,
 pictures and the model into --out. Three quarters of the training are spent on windows of 512 bytes, from which it learns
 faster, the rest on whole contexts; it is always judged on whole contexts. Ctrl-C ends it with the report so far.
+
+`mpirun -n 2 dilkit demo --comm mpi` trains over ranks: all windows, the short ones too, are cut into one part a rank, and what
+is learnt is the same up to rounding. Rank 0 prints and writes; attention alone is not measured then.
+
 `dilkit demo --sample "def "` then continues a text with the trained model."""
 
-_TRAINING = ("text", "minutes", "steps", "context", "save")
+_TRAINING = ("text", "minutes", "steps", "context", "save", "comm", "world_size", "timeout")
 _SAMPLING = ("checkpoint", "bytes", "temperature")
 _MODEL_FILE = "model.pt"
 MAX_SEED = 2**63 - 1
@@ -39,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--steps", type=whole(1), metavar="N", help="end after N steps of training instead")
     training.add_argument("--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192)")
     training.add_argument("--save", type=Path, metavar="FILE", help=f"write the model here (default: {_MODEL_FILE} in --out)")
+    job.add_arguments(parser)
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
     sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help=f"the model (default: {_MODEL_FILE} in --out)")
@@ -51,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = args.sample is not None
     for name in _TRAINING if sampling else _SAMPLING:
         if getattr(args, name) is not None:
-            raise ValueError(f"--{name}: has no meaning {'with' if sampling else 'without'} --sample")
+            raise ValueError(f"--{name.replace('_', '-')}: has no meaning {'with' if sampling else 'without'} --sample")
     if args.seed > MAX_SEED:
         raise ValueError(f"--seed: {args.seed} is too large; at most {MAX_SEED}")
     if sampling:
@@ -61,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         _fill(args, checkpoint=args.out / _MODEL_FILE, bytes=400, temperature=0.7)
         return sample(args)
     _fill(args, minutes=2.0, context=8192, save=args.out / _MODEL_FILE)
+    job.check(args)
     if args.save.is_dir():
         raise ValueError(f"--save: {str(args.save)!r} is a folder; name a file")
     make_folder("--out", args.out)

@@ -1,65 +1,91 @@
-"""The demo's job: train, then measure, then report, ended at any point by Ctrl-C."""
+"""The demo's job: train, then measure, then report, ended at any point by Ctrl-C. Over ranks all train, and rank 0 tells."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import threading
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from dilkit import explain
+from dilkit.comm import Comm
 from dilkit.device import probe
-from dilkit.tools import demo_report, demo_words, results
-from dilkit.tools.demo_model import ByteTransformer, ModelConfig, save_model
+from dilkit.tools import demo_report, demo_words, job, results
+from dilkit.tools.demo_model import ModelConfig, save_model
+from dilkit.tools.demo_ranks import Alone, Memory, Ranks, same_model
 from dilkit.tools.demo_scaling import Scaling
-from dilkit.tools.demo_text import load_text
+from dilkit.tools.demo_text import Text, load_text
 from dilkit.tools.demo_train import Budget, Trainer, held_out_windows
-from dilkit.tools.interrupt import INTERRUPTED
+from dilkit.tools.interrupt import INTERRUPTED, stopping
 
 _BAR = "{percentage:5.0f} % |{bar:30}| {desc}"
 
 
 def train_and_measure(args: argparse.Namespace) -> int:
     """Run the job that `args` describes; 0, or 130 when interrupted: then the report holds what there was."""
-    job = Job(args)
-    try:
-        job.describe()
-        job.train()
-        job.measure()
-    except KeyboardInterrupt:
-        job.interrupted = job.stage
-        job.say(f"\ninterrupted while {job.stage}")
-    job.report()
-    return INTERRUPTED if job.interrupted else 0
+    text = load_text(args.text, args.context)
+    if args.comm is None:
+        return Job(args, text, Alone()).run()
+    memory = Memory()
+    with stopping() as stop:
+        return job.run(args, lambda comm: Job(args, text, comm, stop, memory).run())
 
 
 class Job:
     """One run of the demo. Making it does all that can fail for bad input, before any time is spent."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.stage, self.interrupted = args, "starting", ""
-        self.text = load_text(args.text, args.context)
+    def __init__(
+        self, args: argparse.Namespace, text: Text, comm: Comm, stop: threading.Event | None = None, memory: Memory | None = None
+    ) -> None:
+        self.args, self.text, self.stage, self.interrupted = args, text, "starting", ""
+        config = ModelConfig(context=args.context)
+        self.ranks = Ranks(comm, config, stop, memory)
+        self.ranks.agree(text=text.digest(), context=args.context, steps=args.steps, minutes=args.minutes, seed=args.seed)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
-        torch.manual_seed(args.seed)
-        self.model = ByteTransformer(ModelConfig(context=args.context))
-        self.trace = explain(self.model.config.problem())
-        windows = held_out_windows(self.text.held_out, args.context)
+        if comm.rank == 0:
+            torch.manual_seed(args.seed)
+        self.model = same_model(config, comm)
+        self.trace = explain(config.problem())
         budget = Budget(steps=args.steps) if args.steps else Budget(seconds=60 * args.minutes)
-        self.trainer = Trainer(self.model, self.text.train, windows, budget, args.seed)
-        self.scaling = Scaling(self.model.config.problem(), [args.context * 2**i // 4 for i in range(5)])
+        windows = held_out_windows(text.held_out, args.context)
+        self.trainer = Trainer(self.model, text.train, windows, budget, args.seed, self.ranks)
+        self.scaling = Scaling(config.problem(), [args.context * 2**i // 4 for i in range(5)])
+
+    @property
+    def tells(self) -> bool:
+        """Whether this rank prints and writes."""
+        return self.ranks.comm.rank == 0
+
+    def run(self) -> int:
+        """Train, measure, report; the exit code."""
+        try:
+            self.describe()
+            self.train()
+            if self.args.comm is None:
+                self.measure()
+        except KeyboardInterrupt:
+            self.interrupted = self.stage
+            self.say(f"\ninterrupted while {self.stage}")
+        self.ranks.gather()
+        if self.tells:
+            self.report()
+        return INTERRUPTED if self.interrupted else 0
 
     def say(self, line: str = "") -> None:
-        """Print a line above the progress bar, if there is one; nothing with --json."""
-        if not self.args.json:
+        """Print a line above the progress bar, if there is one; nothing with --json, nor on other ranks than 0."""
+        if self.tells and not self.args.json:
             tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
 
     def describe(self) -> None:
         """Print what will be done, and who computes it and why."""
+        if not self.tells:
+            return
         for line in demo_words.facts(self.results()):
             self.say(line)
 
@@ -67,12 +93,12 @@ class Job:
         """Train, with a progress bar and a line for every evaluation; the model is saved even if that is interrupted."""
         self.stage = "training"
         self.say(f"\n{demo_words.CURVE_HEADER}")
-        hidden = True if self.args.json else None  # None: hidden where there is no terminal
+        hidden = None if self.tells and not self.args.json else True  # None: hidden where there is no terminal
         try:
             with tqdm(total=1.0, leave=False, disable=hidden, bar_format=_BAR) as bar:
                 self.trainer.run(lambda: self._advance(bar), lambda: self.say(demo_words.curve_line(self.trainer.points()[-1])))
         finally:
-            if self.trainer.progress.steps:  # an untrained model is not worth an earlier one
+            if self.tells and self.trainer.progress.steps:  # an untrained model is not worth an earlier one
                 save_model(self.model, self.args.save)
             self.say(f"\n{demo_words.outcome(self.results())}")
 
@@ -101,6 +127,7 @@ class Job:
             backend=self.trace.to_dict(),
             training=self.trainer.to_dict() | dict(seed=self.args.seed),
             scaling=self.scaling.to_dict(),
+            ranks=self.ranks.to_dict(),
         )
 
     def report(self) -> None:

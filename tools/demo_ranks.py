@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dilkit.comm import Comm, copy_from_rank, shard_cuts, sum_over_ranks
 from dilkit.comm.agreement import agree_on
-from dilkit.pattern import Pattern
 from dilkit.tools.demo_model import ByteTransformer, ModelConfig
+from dilkit.tools.measure import MeasureError, PeakMeter
 
 _MEETING = struct.Struct("d?")
 
@@ -46,20 +46,40 @@ def same_model(config: ModelConfig, comm: Comm) -> ByteTransformer:
     return model
 
 
+class Memory:
+    """The peak memory of this process from now on; `note` says why it cannot be measured, where it cannot."""
+
+    def __init__(self) -> None:
+        self.note = ""
+        self._meter: PeakMeter | None = None
+        try:
+            self._meter = PeakMeter()
+        except MeasureError as error:
+            self.note = str(error)
+
+    def peak(self) -> int | None:
+        """Bytes beyond what was held at first; None where they cannot be measured."""
+        return None if self._meter is None else self._meter.peak()
+
+
 class Ranks:
-    """One rank among those that train a model together. Windows are cut where segments of `pattern` begin, as far as that goes.
+    """One rank among those that train a model together. Windows are cut where segments begin, as far as that goes.
 
     `stop`: set on any rank, it ends the training on all of them, after the same step.
     """
 
-    def __init__(self, comm: Comm, pattern: Pattern, stop: threading.Event | None = None) -> None:
-        self.comm, self.pattern, self.stop = comm, pattern, stop or threading.Event()
+    def __init__(
+        self, comm: Comm, config: ModelConfig, stop: threading.Event | None = None, memory: Memory | None = None
+    ) -> None:
+        self.comm, self.config, self.memory = comm, config, memory
+        self.stop = stop or threading.Event()
+        self.by_rank: list[dict[str, Any]] = []
         self.sent: dict[int, dict[str, int]] = {}
         """Bytes that this rank sends to others in a step on windows of so many bytes: for the attention, for the gradients."""
 
     def rows(self, seq: int) -> tuple[int, int]:
         """Where this rank's part of a window of `seq` bytes begins and ends."""
-        cuts = shard_cuts(seq, self.comm.size, self.pattern)
+        cuts = shard_cuts(seq, self.comm.size, self.config.pattern)
         return cuts[self.comm.rank], cuts[self.comm.rank + 1]
 
     def part(self, windows: Tensor) -> Tensor:
@@ -95,12 +115,22 @@ class Ranks:
         met = [_MEETING.unpack(record) for record in told]
         return met[0][0], any(stop for _, stop in met)
 
-    def agree(self, **facts: str) -> None:
+    def agree(self, **facts: str | float | None) -> None:
         """Raise on all ranks if they differ in one of `facts`."""
-        if self.comm.size > 1:
-            agree_on(self.comm, lambda: dict(facts), step="what the ranks train on")
+        agree_on(self.comm, lambda: facts, step="what the ranks train on")
 
-    def told(self, **own: Any) -> list[dict[str, Any]]:
-        """What each rank says of itself, by rank: `own`, plain data, and what it sends in a step."""
-        facts = dict(process=f"{platform.node()}:{os.getpid()}", sent=self.sent, **own)
-        return [json.loads(record) for record in self.comm.share(json.dumps(facts).encode(), "facts about the ranks")]
+    def gather(self) -> None:
+        """Let all ranks know what each of them sends and holds; they all have to ask."""
+        if self.memory is None:
+            return
+        process = f"{platform.node()}:{os.getpid()}"
+        own = dict(process=process, sent=self.sent, peak_bytes=self.memory.peak())
+        told = [json.loads(record) for record in self.comm.share(json.dumps(own).encode(), "what ranks send and hold")]
+        self.by_rank = [dict(rank=rank, **fact) for rank, fact in enumerate(told)]
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """As plain data; None where no `memory` was given. `by_rank` is empty before `gather`."""
+        if self.memory is None:
+            return None
+        world = dict(world_size=self.comm.size, transport=type(self.comm).__name__, memory_note=self.memory.note)
+        return dict(**world, cuts=shard_cuts(self.config.context, self.comm.size, self.config.pattern), by_rank=self.by_rank)

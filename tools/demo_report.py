@@ -31,12 +31,28 @@ Windows: {curriculum}.
 |---:|---:|---:|---:|
 {points}
 
+{measured}
+{notes}"""
+
+_ATTENTION = """\
 ## Dilated against dense attention
 
 {scaling_head}
 
-{scaling}
-{notes}"""
+{scaling}"""
+
+_RANKS = """\
+## Over {world_size} ranks
+
+Every window is cut into {world_size} parts, one a rank ({transport}); all ranks hold all of the text and of the model.
+What is learnt is what one rank learns, up to rounding. Attention alone is measured without ranks: `dilkit demo` without `--comm`.
+
+| rank | bytes of a window of {context:,} | {windows} | peak extra memory, MiB |
+|---:|---:|{rule}---:|
+{rows}
+
+A step sends rows of queries, keys, values, results and their gradients for the attention, and sums of parameters' gradients.
+Memory is that {memory_of}, at its peak, beyond what was held before the model was made."""
 
 _SCALING = """\
 {picture}| tokens | dilated, ms | dense, ms | speedup | dilated, MiB | dense, MiB | |
@@ -78,7 +94,7 @@ def _why_undrawn() -> str:
 def markdown(results: dict[str, Any], drawn: bool) -> str:
     """The report as Markdown, with the pictures if they are `drawn`."""
     training, scaling = results["training"], results["scaling"]
-    notes = [scaling["memory_note"]] if scaling["memory_note"] else []
+    note = (results.get("ranks") or scaling)["memory_note"]
     return _TEMPLATE.format(
         **results["environment"],
         date=results["date"],
@@ -90,10 +106,27 @@ def markdown(results: dict[str, Any], drawn: bool) -> str:
         window_bytes=training["window_bytes"],
         loss="![bits per byte against time](loss.png)\n\n" if drawn else "",
         points="\n".join(map(demo_words.markdown_point, training["points"])),
-        scaling_head="\n".join(demo_words.scaling_subject(scaling)),
-        scaling=_scaling(scaling["rows"], drawn),
-        notes="".join(f"\nMemory was not measured: {note}\n" for note in notes),
+        measured=_ranks(results) if results.get("ranks") else _attention(scaling, drawn),
+        notes=f"\nMemory was not measured: {note}\n" if note else "",
     )
+
+
+def _ranks(results: dict[str, Any]) -> str:
+    """Who holds and sends how much."""
+    ranks, windows = results["ranks"], demo_words.rank_columns(results)
+    return _RANKS.format(
+        **ranks,
+        context=results["model"]["context"],
+        windows=" | ".join(f"sent in a step on {seq:,} bytes: attention + gradients, KiB" for seq in windows) or "sent",
+        rule="---:|" * max(len(windows), 1),
+        rows="\n".join(f"| {' | '.join(demo_words.rank_cells(results, fact))} |" for fact in ranks["by_rank"]),
+        memory_of=demo_words.memory_of(results),
+    )
+
+
+def _attention(scaling: dict[str, Any], drawn: bool) -> str:
+    head = "\n".join(demo_words.scaling_subject(scaling))
+    return _ATTENTION.format(scaling_head=head, scaling=_scaling(scaling["rows"], drawn))
 
 
 def _scaling(rows: list[dict[str, Any]], drawn: bool) -> str:

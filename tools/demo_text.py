@@ -29,6 +29,10 @@ class Text:
     train_files: tuple[str, ...]
     held_out_files: tuple[str, ...]
 
+    def digest(self) -> str:
+        """The same for the same text, cut in the same way."""
+        return hashlib.sha256(b"%d " % len(self.train) + self.train + self.held_out).hexdigest()[:16]
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without the text."""
         return dict(

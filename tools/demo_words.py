@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,61 @@ def facts(results: Data) -> list[str]:
         ("attention", f"{model['pattern']}: {model['share_of_dense']:.1%} of the work of dense attention"),
         (
             "training",
-            f"{_length(training['budget'])} on {_count(results['environment']['threads'], 'thread')} in {model['dtype']}",
+            f"{_length(training['budget'])} on {_where(results)} in {model['dtype']}",
         ),
         ("windows", curriculum(results)),
+        *_ranks(results),
         *_verdicts(results["backend"]),
     ]
     return [f"{name:<11}{line}" for name, line in rows]
+
+
+def _where(results: Data) -> str:
+    threads, ranks = _count(results["environment"]["threads"], "thread"), results.get("ranks")
+    return f"{_count(ranks['world_size'], 'rank')} of {threads}" if ranks else threads
+
+
+def _ranks(results: Data) -> list[tuple[str, str]]:
+    """How windows are shared out; nothing where there are no ranks."""
+    if not (ranks := results.get("ranks")):
+        return []
+    context, size = results["model"]["context"], ranks["world_size"]
+    parts = [stop - start for start, stop in pairwise(ranks["cuts"])]
+    largest = f"{max(parts):,}" if len({*parts}) == 1 else f"{min(parts):,} to {max(parts):,}"
+    line = f"{_count(size, 'rank')} ({ranks['transport']}), each with {largest} bytes of a window of {context:,}"
+    return [("ranks", f"{line}; shorter windows are cut over all of them, too")]
+
+
+def rank_columns(results: Data) -> list[int]:
+    """The lengths of windows that were trained on."""
+    return sorted({int(seq) for fact in results["ranks"]["by_rank"] for seq in fact["sent"]})
+
+
+def rank_cells(results: Data, fact: Data) -> list[str]:
+    """What a rank holds and sends: bytes of a window, KiB sent in a step for attention + gradients by window, peak MiB."""
+    start, stop = results["ranks"]["cuts"][fact["rank"] :][:2]
+    sent = [fact["sent"][str(seq)] for seq in rank_columns(results)]
+    peak = "-" if fact["peak_bytes"] is None else f"{fact['peak_bytes'] / _MIB:,.0f}"
+    each = [f"{one['attention'] / 1024:,.0f} + {one['gradients'] / 1024:,.0f}" for one in sent]
+    return [str(fact["rank"]), f"{stop - start:,}", *each, peak]
+
+
+def memory_of(results: Data) -> str:
+    """Whose peak memory it is: a rank's, or, with ranks that are threads of one process, that of them all."""
+    processes = {fact["process"] for fact in results["ranks"]["by_rank"]}
+    together = len(processes) < results["ranks"]["world_size"]
+    return "of the process that all ranks are threads of" if together else "of the rank's process"
+
+
+def rank_lines(results: Data) -> list[str]:
+    """What each rank sent and held, as a table for the terminal; nothing where there are no ranks."""
+    if not results.get("ranks") or not results["ranks"]["by_rank"]:
+        return []
+    windows = [f"window of {seq:,}" for seq in rank_columns(results)]
+    rows = [["rank", "bytes", *windows, "MiB"], *(rank_cells(results, fact) for fact in results["ranks"]["by_rank"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return ["", f"KiB sent a step, attention + gradients; peak extra memory {memory_of(results)}:", *lines]
 
 
 def curriculum(results: Data) -> str:
@@ -151,9 +201,9 @@ def _memory(measured: Data | None) -> str:
 
 def closing(results: Data, out: Path, notes: list[str]) -> list[str]:
     """What could not be done, where the results are, and what to try next; no model where no step was made."""
-    memory = results["scaling"]["memory_note"]
+    memory = (results.get("ranks") or results["scaling"])["memory_note"]
     unmeasured = [f"memory was not measured: {memory}"] if memory else []
-    lines = ["", *unmeasured, *notes, f"report     {out / 'report.md'}"]
+    lines = [*rank_lines(results), "", *unmeasured, *notes, f"report     {out / 'report.md'}"]
     model = results["model"]["file"]
     if model is None:
         return lines
