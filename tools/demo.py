@@ -19,7 +19,8 @@ pictures and the model into --out. Three quarters of the training are spent on w
 faster, the rest on whole contexts; it is always judged on whole contexts. Ctrl-C ends it with the report so far.
 
 `mpirun -n 2 dilkit demo --comm mpi` trains over ranks: all windows, the short ones too, are cut into one part a rank, and what
-is learnt is the same up to rounding. Rank 0 prints and writes; attention alone is not measured then.
+is learnt is the same up to rounding. Rank 0 prints and writes; attention alone is not measured then. Open MPI's mpirun leaves
+no time after Ctrl-C: what is left is the report of the last judgement.
 
 `dilkit demo --sample "def "` then continues a text with the trained model."""
 

@@ -96,7 +96,7 @@ class Job:
         hidden = None if self.tells and not self.args.json else True  # None: hidden where there is no terminal
         try:
             with tqdm(total=1.0, leave=False, disable=hidden, bar_format=_BAR) as bar:
-                self.trainer.run(lambda: self._advance(bar), lambda: self.say(demo_words.curve_line(self.trainer.points()[-1])))
+                self.trainer.run(lambda: self._advance(bar), self._judged)
         finally:
             if self.tells and self.trainer.progress.steps:  # an untrained model is not worth an earlier one
                 save_model(self.model, self.args.save)
@@ -108,6 +108,19 @@ class Job:
             demo_words.speed(progress.seconds, progress.recent_loss(), progress.tokens_per_second), refresh=False
         )
         bar.update(self.trainer.spent - bar.n)
+
+    def _judged(self) -> None:
+        self.say(demo_words.curve_line(self.trainer.points()[-1]))
+        if self.args.comm is not None:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write what there is so far: launchers and batch systems may end ranks so soon that there is no time for it then."""
+        self.ranks.gather()
+        if self.tells:
+            if self.trainer.progress.steps:
+                save_model(self.model, self.args.save)
+            demo_report.write(self.results() | dict(interrupted=self.stage), self.args.out, draw=False)
 
     def measure(self) -> None:
         """Measure dilated against dense attention, with a line a length."""

@@ -65,9 +65,9 @@ Neither holds a score matrix; the dilated one merges its branches, and holds one
 _INTERRUPTED = "\n**Interrupted while {}: this is what there was by then.**\n"
 
 
-def write(results: dict[str, Any], out: Path) -> list[str]:
+def write(results: dict[str, Any], out: Path, draw: bool = True) -> list[str]:
     """Write report.json, report.md and, where matplotlib can be imported, loss.png and scaling.png. Returns what was not done."""
-    undrawn = _why_undrawn()
+    undrawn = _why_undrawn() if draw else "not yet drawn"
     save(results, out / "report.json")
     write_text(out / "report.md", markdown(results, drawn=not undrawn))
     if undrawn:
