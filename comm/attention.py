@@ -56,8 +56,8 @@ def ring_dilated_attention(
     the backward pass if one does; what differs is found before any rows are sent, and raises on every rank.
 
     `schedule` and `fuse_branches` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result as in
-    `dilkit.dilated_attention`. Raises ValueError or TypeError on every rank for input that does not fit on one,
-    `PlanMismatch` where ranks differ, `CommTimeout` or `PeerLost` when a rank does not answer.
+    `dilkit.dilated_attention`, but for `lse`, which has no gradient. Raises ValueError or TypeError for input that does not fit,
+    and `PlanMismatch` on the other ranks and where ranks differ; `CommTimeout` or `PeerLost` when a rank does not answer.
     """
     arguments = _Arguments(
         query, key, value, pattern, is_causal, key_padding_mask, scale, backend, schedule, fuse_branches, return_lse
