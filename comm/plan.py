@@ -112,7 +112,8 @@ class ExchangePlan:
             return Pattern.dense()
         pattern, group = self.pattern, self.heads // self.kv_heads
         first, total = pattern.head_shard or (0, self.kv_heads)
-        start, stop = kv_head * group, (kv_head + 1) * group
+        ((moved_first, moved_last),) = self.moved.heads or ((0, self.heads),)
+        start, stop = max(kv_head * group, moved_first), min((kv_head + 1) * group, moved_last)  # those whose rows are moved
         served = [branch for branch in pattern.branches if any(map(branch.serves, range(start, stop)))]
         if not served:
             return None
