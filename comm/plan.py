@@ -112,7 +112,7 @@ class ExchangePlan:
             return Pattern.dense()
         pattern, group = self.pattern, self.heads // self.kv_heads
         first, total = pattern.head_shard or (0, self.kv_heads)
-        ((moved_first, moved_last),) = self.moved.heads or ((0, self.heads),)
+        moved_first, moved_last = self.moved.branches[0].heads or (0, self.heads)
         start, stop = max(kv_head * group, moved_first), min((kv_head + 1) * group, moved_last)  # those whose rows are moved
         served = [branch for branch in pattern.branches if any(map(branch.serves, range(start, stop)))]
         if not served:
