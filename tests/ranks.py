@@ -80,12 +80,19 @@ def of_case(case: Case, cuts: Sequence[int], **options: Any) -> Found:
     return over_ranks(make_tensors(case), case.pattern, cuts, **{**settings, **options})
 
 
-def assert_right(case: Case, found: Found) -> None:
-    """Assert that no error against fp64 exceeds that of plain torch math by more than the project's rule allows."""
+def assert_right(case: Case, found: Found, slack: float = 1.0) -> None:
+    """Assert that no error against fp64 exceeds that of plain torch math by more than the project's rule allows.
+
+    `slack` multiplies what is allowed: of a few numbers, plain torch math may hit all by luck.
+    """
     tensors = make_tensors(case)
     wrong = conformance._malformed(found.results, tensors)
-    wrong += conformance._judge(found.results, expected(case))[1]
+    wrong += conformance._judge(found.results, _slackened(expected(case), slack))[1]
     assert not wrong, "; ".join(wrong)
+
+
+def _slackened(want: conformance.Expected, slack: float) -> conformance.Expected:
+    return replace(want, error={name: slack * error for name, error in want.error.items()})
 
 
 def assert_counted(found: Found, tensors: Tensors) -> None:

@@ -131,7 +131,7 @@ def test_anything(data: st.DataObject) -> None:
     flags = dict(is_causal=data.draw(st.booleans()), mask=data.draw(st.sampled_from(["none", "random"])))
     case = Case(feature="any", variant=str(sizes), pattern=pattern, dtype=data.draw(st.sampled_from(DTYPES)), **sizes, **flags)
     found = of_case(case, cuts, schedule=schedule, fuse_branches=fuse)
-    assert_right(case, found)
+    assert_right(case, found, slack=4)
     assert_counted(found, make_tensors(case))
 
 
