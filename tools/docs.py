@@ -33,6 +33,8 @@ BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULT
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
+PICTURED = ("ring",)
+"""Suites whose page shows their picture."""
 PICTURES = {
     "pattern.png": ("--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4"),
     "causal.png": ("--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4", "--causal"),
@@ -52,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             path.write_text(text)
     if args.check:
         return 1 if stale else 0
+    draw_results(args.root / "docs" / "results", args.root / "docs" / "images")
     return draw(args.root / "docs" / "images")
 
 
@@ -72,6 +75,13 @@ def draw(folder: Path) -> int:
         if code := cli.main(["draw", *options, "--out", str(folder / name)]):
             return code
     return 0
+
+
+def draw_results(results_folder: Path, folder: Path) -> None:
+    """Draw the pictures of the results whose pages show one into `folder`, anew from their files."""
+    for name in PICTURED:
+        if (results_folder / f"{name}.json").exists():
+            figures.draw_suite(results_folder, name, folder / f"{name}.png")
 
 
 def _block(match: re.Match[str], page: Path, root: Path) -> str:

@@ -44,7 +44,14 @@ def suite(folder: Path, name: str) -> str:
     """The whole report of a suite."""
     path = folder / f"{name}.json"
     kind, report = SUITES[name]
-    return report.markdown(results.load(path, kind=kind, needs=KINDS[kind].needs)) if path.exists() else NOTHING
+    whole: str = report.markdown(results.load(path, kind=kind, needs=KINDS[kind].needs)) if path.exists() else NOTHING
+    return whole
+
+
+def draw_suite(folder: Path, name: str, path: Path) -> None:
+    """The picture of a suite's result. Raises ImportError where matplotlib is missing."""
+    kind, report = SUITES[name]
+    report.draw(results.load(folder / f"{name}.json", kind=kind, needs=KINDS[kind].needs), path)
 
 
 def read(folder: Path) -> list[tuple[Path, Kind, Result]]:

@@ -49,7 +49,7 @@ class Suite:
     quick: bool = False
     repeats: int = 5
     budget: float = 90.0
-    processes: tuple[str, ...] = field(default_factory=launcher.transports)
+    processes: tuple[str, ...] = field(default_factory=lambda: launcher.transports())  # found when asked for, not before
 
     def steps(self) -> Iterator[Step]:
         """(the list of the result that it goes to, what is going on, the measurement), the shortest first."""
