@@ -49,7 +49,8 @@ def _ranks(results: Data) -> list[tuple[str, str]]:
     parts = [stop - start for start, stop in pairwise(ranks["cuts"])]
     largest = f"{max(parts):,}" if len({*parts}) == 1 else f"{min(parts):,} to {max(parts):,}"
     line = f"{_count(size, 'rank')} ({ranks['transport']}), each with {largest} bytes of a window of {context:,}"
-    return [("ranks", f"{line}; shorter windows are cut over all of them, too")]
+    shorter = results["training"]["short_window_bytes"] < context
+    return [("ranks", f"{line}; shorter windows are cut over all of them, too" if shorter else line)]
 
 
 def rank_columns(results: Data) -> list[int]:
