@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import functools
 import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ def _as_many_threads_as_before() -> Any:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C does something, here and in what is started, even where this process inherited that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -95,7 +103,7 @@ def test_json_is_all_that_is_printed(text: str, tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
-@pytest.mark.parametrize("launcher", launch.LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
 def test_a_job_of_processes_tells_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
@@ -104,7 +112,7 @@ def test_a_job_of_processes_tells_once(tmp_path: Path, launcher: str) -> None:
     check_report(tmp_path / "out", "TorchComm" if launcher == "gloo" else "MPIComm", together=False)
 
 
-@pytest.mark.parametrize("launcher", launch.LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["gloo", "mpich"])
 def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "failing_demo", str(tmp_path)).finish()
@@ -141,12 +149,13 @@ def test_ranks_that_train_on_different_things_are_told(tmp_path: Path) -> None:
         run_threads(2, work)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_all_ranks_after_the_same_step(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def step(self: demo_train.Trainer) -> None:
         if (self.ranks.comm.rank, self.progress.steps) == (1, 2):
-            _thread.interrupt_main()
+            os.kill(os.getpid(), signal.SIGINT)
             while not self.ranks.stop.is_set():
                 time.sleep(0.001)
         original(self)
@@ -162,12 +171,15 @@ def test_ctrl_c_ends_all_ranks_after_the_same_step(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_ctrl_c_at_mpirun_leaves_a_report(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path), "--minutes", "5")
     report, limit = tmp_path / "out" / "report.json", time.monotonic() + 60
-    while not report.exists() and job.code is None and time.monotonic() < limit:
+    while not report.exists():
+        assert job.code is None, job
+        assert time.monotonic() < limit, job
         time.sleep(0.05)
     os.kill(job.process.pid, signal.SIGINT)
     job.finish()
@@ -175,6 +187,7 @@ def test_ctrl_c_at_mpirun_leaves_a_report(tmp_path: Path, launcher: str) -> None
     assert launcher != "mpich" or job.text.count("interrupted while training") == 1, job
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_second_ctrl_c_interrupts() -> None:
     with interrupt.stopping() as stop:
         signal.raise_signal(signal.SIGINT)
@@ -185,6 +198,7 @@ def test_a_second_ctrl_c_interrupts() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_ask_to_stop(number: signal.Signals) -> None:
     before = signal.getsignal(number)

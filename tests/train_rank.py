@@ -177,10 +177,9 @@ def run_demo(launcher: str, folder: str, *more: str) -> int:
     if kind == "torch":  # what torchrun does, but that ranks meet in a file
         os.environ.update(LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"])
         job.connect = lambda kind, timeout: connect(launcher, timeout)
-    sizes = ["--context", "256", "--steps", "3", "--threads", "1", "--timeout", "20"]
-    return cli.main(
-        ["demo", "--comm", kind, "--text", str(Path(folder, "text")), *sizes, "--out", str(Path(folder, "out")), *more]
-    )
+    paths = ["--text", str(Path(folder, "text")), "--out", str(Path(folder, "out"))]
+    length = more or ("--steps", "3")
+    return cli.main(["demo", "--comm", kind, "--context", "256", "--threads", "1", "--timeout", "20", *paths, *length])
 
 
 def write_text(folder: Path) -> Path:
