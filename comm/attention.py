@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -56,7 +57,7 @@ def ring_dilated_attention(
     the backward pass if one does; what differs is found before any rows are sent, and raises on every rank.
 
     `schedule` and `fuse_branches` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result as in
-    `dilkit.dilated_attention`, but for `lse`, which has no gradient. Raises ValueError or TypeError for input that does not fit,
+    `dilkit.dilated_attention`. Raises ValueError or TypeError for input that does not fit,
     and `PlanMismatch` on the other ranks and where ranks differ; `CommTimeout` or `PeerLost` when a rank does not answer.
     """
     arguments = _Arguments(
@@ -75,7 +76,7 @@ def ring_dilated_attention(
         fuse_branches=fuse_branches,
     )
     kernel = Kernel(arguments.factor, arguments.backends, arguments.requires_grad)
-    out, lse = _RingAttention.apply(query, key, value, key_padding_mask, Job(kernel, comm, plan, query.shape[0]))
+    out, lse = _RingAttention.apply(query, key, value, key_padding_mask, Job(kernel, comm, plan, query.shape[0], return_lse))
     return (out, lse) if return_lse else out
 
 
@@ -143,6 +144,7 @@ class _Arguments:
             scale=self.factor,
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
+            return_lse=self.return_lse,
         )
 
 
@@ -154,6 +156,7 @@ class Job:
     comm: Comm
     plan: ExchangePlan
     batch: int
+    returns_lse: bool
 
     @property
     def tables(self) -> Tables:
@@ -181,18 +184,19 @@ class _RingAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.job, kept = job, (None, None) if held is None else held
         ctx.save_for_backward(query, key, value, mask, out, lse, *kept)
-        lse = lse.transpose(1, 2).contiguous()
-        ctx.mark_non_differentiable(lse)
-        return out, lse
+        return out, lse.transpose(1, 2).contiguous()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, mask, out, lse, *kept = ctx.saved_tensors
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        *inputs, out, lse, rows, flags = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()  # the others wait for this rank's part
-        with torch.autocast(query.device.type, enabled=False):
-            grads = _backward(ctx.job, dout, (query, key, value, mask), out, lse, Held(*kept))
-        return *grads, None, None
+        with torch.autocast(out.device.type, enabled=False):
+            dquery, dkey, dvalue = _backward(ctx.job, dout, inputs, out, lse, Held(rows, flags))
+            if ctx.job.returns_lse and _on_any_rank(ctx.job.comm, dlse is not None):
+                by_query, by_key = _through_lse(ctx.job, dlse, inputs, lse)
+                dquery, dkey = dquery + by_query, dkey + by_key
+        return dquery, dkey, dvalue, None, None
 
 
 def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Held | None]:
@@ -208,6 +212,26 @@ def _forward(job: Job, query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
     if under_way is not None:
         under_way.land(out, lse)
     return out, lse, held
+
+
+def _on_any_rank(comm: Comm, said: bool) -> bool:
+    return b"yes" in comm.share(b"yes" if said else b"no", "whether lse is in the loss")
+
+
+def _through_lse(job: Job, dlse: Tensor | None, inputs: Sequence[Any], lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of query and key through `lse`, `dlse` `(batch, heads, seq)`, by the passes that there are.
+
+        dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
+
+    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
+    """
+    query, key, _, mask = inputs
+    dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
+    weight = job.kernel.scale * dlse.masked_fill(lse == -math.inf, 0.0)[..., None]
+    mean_key, _, held = _forward(job, query, key, key, mask)
+    dout = (weight * query).to(query.dtype)
+    _, _, dkey = _backward(job, dout, (query, key, key, mask), mean_key, lse, held or Held(None, None))
+    return (weight * mean_key).to(query.dtype), dkey
 
 
 def _backward(

@@ -20,6 +20,7 @@ from torch import Tensor
 from dilkit import Pattern, use_backend
 from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
 from dilkit.comm.threads import ThreadComm
+from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES
 from dilkit.tools.conformance import check, poisoned_memory
 from dilkit.tools.problems import PROBLEMS, Case
@@ -183,6 +184,10 @@ def test_views_of_one_projection_and_an_expanded_batch(schedule: str) -> None:
             torch.testing.assert_close(strided.results[name], x)
 
 
+DENSE_TOO = Pattern([24, 97], [1, 5])
+"""Every row sees a key: its lse is a number."""
+
+
 def on_ranks(world_size: int, function: Any, **options: Any) -> list[Any]:
     """`function(comm, rows)` on every rank."""
     cuts = even_cuts(CASE.seq, world_size)
@@ -205,10 +210,33 @@ def test_without_lse_there_is_out_alone_and_without_gradients_nothing_is_recorde
         assert torch.equal(out, silent)
         assert out.requires_grad
         assert not silent.requires_grad
-        assert not lse.requires_grad
+        assert lse.requires_grad
         assert out.is_contiguous()
 
     on_ranks(3, attend)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1,)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_through_lse(schedule: str, ranks: tuple[int, ...]) -> None:
+    """Of a loss that has lse in it, on all ranks or on one alone."""
+    qkv, cuts = [x.double() for x in _qkv()], even_cuts(CASE.seq, 3)
+    weight = torch.zeros(2, 4, CASE.seq, dtype=torch.float64)
+    for rank in ranks:
+        weight[:, :, cuts[rank] : cuts[rank + 1]].normal_()
+
+    def attend(comm: ThreadComm, rows: slice) -> list[Tensor]:
+        shards = [x[:, rows].clone().requires_grad_() for x in qkv]
+        out, lse = ring_dilated_attention(*shards, DENSE_TOO, comm, is_causal=True, schedule=schedule, return_lse=True)
+        (out.square().sum() + ((weight[:, :, rows] * lse).sum() if comm.rank in ranks else 0)).backward()
+        return [x.grad for x in shards]
+
+    found = on_ranks(3, attend)
+    whole = [x.clone().requires_grad_() for x in qkv]
+    out, lse = oracle_attention(*whole, DENSE_TOO, is_causal=True)
+    (out.square().sum() + (weight * lse).sum()).backward()
+    for i, x in enumerate(whole):
+        torch.testing.assert_close(torch.cat([grads[i] for grads in found], 1), x.grad)
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
