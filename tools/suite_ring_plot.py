@@ -60,10 +60,11 @@ def _memory_of_n(axes: Any, result: Result) -> None:
 def _volumes(axes: Any, result: Result) -> None:
     for found in good(result, "volumes"):
         lines = {**found["schedules"], "all keys and values": found["full_ring"]}
-        for color, (name, counts) in zip(COLORS, lines.items(), strict=False):
+        for i, (name, counts) in enumerate(lines.items()):
             sent = [(p, count) for p, count in zip(found["ranks"], counts, strict=True) if count]
-            if sent:
-                axes.plot(*zip(*sent, strict=True), color=color, marker="o", linewidth=2.2, label=name)
+            if sent:  # lines that lie on each other all show
+                style = dict(color=COLORS[i], linewidth=(5, 2.2)[i % 2], linestyle=("-", "--")[i % 2], label=name)
+                axes.plot(*zip(*sent, strict=True), marker="o", **style)
     _dress(axes, "forward bytes of the busiest rank, one million tokens, bf16", "ranks", True)
 
 
@@ -93,7 +94,7 @@ def _timeline(axes: Any, result: Result) -> None:
             axes.broken_barh(waits, (rank - 0.3, 0.6), color=COLORS[1], label="" if rank else "sending, waiting, agreeing")
         axes.set_yticks(range(len(found["ranks"])), [f"rank {rank}" for rank in range(len(found["ranks"]))])
         axes.invert_yaxis()
-        axes.legend(frameon=False, fontsize=8.5, loc="lower center", bbox_to_anchor=(0.5, -0.28), ncols=2)
+        axes.legend(frameon=False, fontsize=8.5, loc="lower center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.set_xlabel("seconds", fontsize=9.5, color=INK)
     axes.spines[:].set_visible(False)
