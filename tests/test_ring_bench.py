@@ -252,7 +252,13 @@ class TestSuite:
     ],
 )
 def test_the_worst_value_decides(values, lower, verdict) -> None:
-    assert Figure("figure", 1.0, lambda _: values, lower=lower).judge({})["verdict"] == verdict
+    assert Figure("list", "figure", 1.0, lambda _: values, lower=lower).judge(dict(list=[]))["verdict"] == verdict
+
+
+def test_a_figure_is_not_met_where_a_measurement_failed() -> None:
+    figure = Figure("list", "figure", 1.0, lambda _: {"a": 1.0})
+    assert figure.judge(dict(list=[{}]))["verdict"] == "met"
+    assert figure.judge(dict(list=[{}, dict(failed="late")]))["verdict"] == "not measured: a measurement failed"
 
 
 def test_memory_is_compared_at_the_longest_sequence() -> None:

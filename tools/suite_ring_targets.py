@@ -18,9 +18,11 @@ Values = dict[str, float]
 class Figure:
     """A figure: what it is, its limit (the most, where `lower`), and how its values are read; the worst one decides.
 
-    `exact`: it does not depend on the machine, so that falling short is an error.
+    `of`: the list of the result that it is read from. `exact`: it does not depend on the machine, so that falling short is an
+    error.
     """
 
+    of: str
     name: str
     must: float
     read: Callable[[Result], Values]
@@ -29,9 +31,11 @@ class Figure:
     exact: bool = False
 
     def judge(self, result: Result) -> dict[str, Any]:
-        """The figure of `result` as plain data. Verdicts: "met", "short", "not measured"."""
+        """The figure of `result` as plain data. Verdicts: "met", "short", "not measured" and why."""
         values = self.read(result)
         told = dict(name=self.name, must=self.must, unit=self.unit, lower=self.lower, exact=self.exact, values=values)
+        if any("failed" in entry for entry in result[self.of]):
+            return told | dict(verdict="not measured: a measurement failed")
         if not values:
             return told | dict(verdict="not measured")
         met = max(values.values()) <= self.must if self.lower else min(values.values()) >= self.must
@@ -129,18 +133,18 @@ def _left(result: Result) -> Values:
 
 
 FIGURES = (
-    Figure("calls whose bytes are not those of the plan", 0, _differing, exact=True),
-    Figure("one million tokens, p=8, bf16, forward: bytes that a rank sends", 1.6, _million, " MiB", exact=True),
-    Figure("out, lse, dq, dk, dv over ranks: error over what rounding allows", 1.0, _errors, exact=True),
-    Figure("fuse_branches=False: calls that differ from one rank in a bit", 0, _other_bits, exact=True),
-    Figure("peak memory per rank, p=1 over p=2", 1.95, _shrinks("long", 2), "x", lower=False),
-    Figure("the same, p=1 over p=4", 3.8, _shrinks("long", 4), "x", lower=False),
-    Figure("configuration A: p=1 over p=2", 1.95, _shrinks("A", 2), "x", lower=False),
-    Figure("configuration A: p=1 over p=4", 3.8, _shrinks("A", 4), "x", lower=False),
-    Figure("growth of memory per rank at fixed n/p, from p=1", 3.0, _grows, " %"),
-    Figure("work per rank, causal: max over mean", 1.0, _uneven, exact=True),
-    Figure("A, forward + backward: ranks of one thread, in units of one rank's speed", 0.9, _race, "x", lower=False),
-    Figure("faults: seconds to an error beyond the timeout", SLACK, _late, " s"),
-    Figure("faults whose error does not name rank and step", 0, _unnamed),
-    Figure("processes left behind", 0, _left),
+    Figure("bytes", "calls whose bytes are not those of the plan", 0, _differing, exact=True),
+    Figure("million", "one million tokens, p=8, bf16, forward: bytes that a rank sends", 1.6, _million, " MiB", exact=True),
+    Figure("agreement", "out, lse, dq, dk, dv over ranks: error over what rounding allows", 1.0, _errors, exact=True),
+    Figure("agreement", "fuse_branches=False: calls that differ from one rank in a bit", 0, _other_bits, exact=True),
+    Figure("memory", "peak memory per rank, p=1 over p=2", 1.95, _shrinks("long", 2), "x", lower=False),
+    Figure("memory", "the same, p=1 over p=4", 3.8, _shrinks("long", 4), "x", lower=False),
+    Figure("memory", "configuration A: p=1 over p=2", 1.95, _shrinks("A", 2), "x", lower=False),
+    Figure("memory", "configuration A: p=1 over p=4", 3.8, _shrinks("A", 4), "x", lower=False),
+    Figure("growth", "growth of memory per rank at fixed n/p, from p=1", 3.0, _grows, " %"),
+    Figure("work", "work per rank, causal: max over mean", 1.0, _uneven, exact=True),
+    Figure("race", "A, forward + backward: ranks of one thread, in units of one rank's speed", 0.9, _race, "x", lower=False),
+    Figure("faults", "faults: seconds to an error beyond the timeout", SLACK, _late, " s"),
+    Figure("faults", "faults whose error does not name rank and step", 0, _unnamed),
+    Figure("faults", "processes left behind", 0, _left),
 )
