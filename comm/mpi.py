@@ -21,6 +21,8 @@ from dilkit.comm.uncaught import show, show_uncaught
 
 TURN_SECONDS = 0.3
 LAST_TURN_SECONDS = 1.0
+FORWARDING_SECONDS = 0.2
+"""What a launcher has not passed on when a rank asks for the end may never be seen: MPICH's drops it at times."""
 
 
 class MPIComm(Comm):
@@ -97,6 +99,7 @@ def _end_job_in_turn(error: BaseException) -> None:
 
 
 def _end_job() -> None:
+    time.sleep(FORWARDING_SECONDS)
     mpi().COMM_WORLD.Abort(1)
     os._exit(1)  # MPICH's Abort asks the launcher to end the job, and may return before that happens
 
