@@ -103,15 +103,17 @@ def check(comm: Comm, network: nn.Module, replicas: int) -> None:
     say(f"rank {comm.rank} of {comm.size} is right")
 
 
-def mesh(world: Comm) -> tuple[int, int, TorchComm, dist.ProcessGroup]:
-    """Two replicas of two ranks: this one's replica, how many there are, its ranks, and its fellows in the other replicas."""
-    both = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("dp", "sp"))
-    return both["dp"].get_local_rank(), world.size // 2, TorchComm(both["sp"].get_group(), timeout=60.0), both["dp"].get_group()
+def ddp(world: Comm) -> None:
+    """A layout of two dimensions, in both ways."""
+    layout = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("data", "sequence"))
+    comm = TorchComm(layout["sequence"].get_group(), timeout=60.0)
+    replica, fellows = layout["data"].get_local_rank(), layout["data"].get_group()
+    check(world, ddp_over_all(comm, replica), world.size // 2)
+    check(world, ddp_over_replicas(comm, replica, fellows), world.size // 2)
 
 
-def ddp_over_all(world: Comm) -> None:
+def ddp_over_all(comm: Comm, replica: int) -> Network:
     """DDP over all ranks averages over replicas and over shards alike: the loss is scaled by the number of shards."""
-    replica, replicas, comm, _ = mesh(world)
     network = Network(comm)
     wrapped = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
@@ -120,12 +122,11 @@ def ddp_over_all(world: Comm) -> None:
         optimizer.zero_grad()
         (loss_of(wrapped, x, y) * comm.size).backward()
         optimizer.step()
-    check(world, network, replicas)
+    return network
 
 
-def ddp_over_replicas(world: Comm) -> None:
+def ddp_over_replicas(comm: Comm, replica: int, fellows: dist.ProcessGroup) -> Network:
     """DDP over replicas averages over them; after it, gradients are summed over the shards. A batch comes in two halves."""
-    replica, replicas, comm, fellows = mesh(world)
     network = Network(comm)
     wrapped = DistributedDataParallel(network, process_group=fellows)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
@@ -137,7 +138,7 @@ def ddp_over_replicas(world: Comm) -> None:
         (loss_of(wrapped, x[1:], y[1:]) / 2).backward()
         sum_over_ranks(gradients(network), comm)
         optimizer.step()
-    check(world, network, replicas)
+    return network
 
 
 def split(world: Comm) -> None:

@@ -19,7 +19,7 @@ from dilkit.tools.demo_model import ModelConfig, save_model
 from dilkit.tools.demo_ranks import Alone, Memory, Ranks, same_model
 from dilkit.tools.demo_scaling import Scaling
 from dilkit.tools.demo_text import Text, load_text
-from dilkit.tools.demo_train import Budget, Trainer, held_out_windows
+from dilkit.tools.demo_train import SHORT_WINDOW, Budget, Trainer, held_out_windows
 from dilkit.tools.interrupt import INTERRUPTED, stopping
 
 _BAR = "{percentage:5.0f} % |{bar:30}| {desc}"
@@ -44,6 +44,7 @@ class Job:
         self.args, self.text, self.stage, self.interrupted = args, text, "starting", ""
         config = ModelConfig(context=args.context)
         self.ranks = Ranks(comm, config, stop, memory)
+        self.ranks.rows(min(SHORT_WINDOW, args.context))  # raises if there are more ranks than bytes
         self.ranks.agree(text=text.digest(), context=args.context, steps=args.steps, minutes=args.minutes, seed=args.seed)
         if args.threads is not None:
             torch.set_num_threads(args.threads)

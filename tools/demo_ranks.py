@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import struct
@@ -17,6 +16,7 @@ from dilkit.comm import Comm, copy_from_rank, shard_cuts, sum_over_ranks
 from dilkit.comm.agreement import agree_on
 from dilkit.tools.demo_model import ByteTransformer, ModelConfig
 from dilkit.tools.measure import MeasureError, PeakMeter
+from dilkit.tools.ranks import gather
 
 _MEETING = struct.Struct("d?")
 
@@ -125,8 +125,7 @@ class Ranks:
             return
         process = f"{platform.node()}:{os.getpid()}"
         own = dict(process=process, sent=self.sent, peak_bytes=self.memory.peak())
-        told = [json.loads(record) for record in self.comm.share(json.dumps(own).encode(), "what ranks send and hold")]
-        self.by_rank = [dict(rank=rank, **fact) for rank, fact in enumerate(told)]
+        self.by_rank = [dict(rank=rank, **fact) for rank, fact in enumerate(gather(self.comm, own))]
 
     def to_dict(self) -> dict[str, Any] | None:
         """As plain data; None where no `memory` was given. `by_rank` is empty before `gather`."""

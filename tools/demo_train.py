@@ -86,7 +86,6 @@ class Trainer:
         self.model, self.budget = model, budget
         self.ranks = ranks or Ranks(Alone(), model.config)
         self.text, self.held_out = as_tensor(text), self.ranks.part(held_out)
-        self.ranks.rows(self._short_window)  # raises if there are more ranks than bytes
         self.progress = Progress()
         self._generator = torch.Generator().manual_seed(seed)
         self._optimizer = _optimizer(model)
