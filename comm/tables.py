@@ -121,7 +121,9 @@ class _Maker:
         packed |= {role * 2: list(self._slices(role, role)) for role in "qk"}
         results = Landing.of(packed["qq"])
         gradients = {role: Landing.of(packed[role]) for role in "qkv"}
-        calls = tuple(make_calls(self._problems(), self._part_starts(), self.batch, call_rows(self.rows)))
+        # One problem a call where bits must be the same for every world size: a backend's may depend on what else is in a call.
+        most_rows = call_rows(self.rows) if self.plan.fuse_branches else 0
+        calls = tuple(make_calls(self._problems(), self._part_starts(), self.batch, most_rows))
         tensors = [s.rows for s in (*packed["q"], *packed["k"])] * 3
         tensors += [x for c in calls for x in (c.queries, c.keys, c.values, c.results, c.flags)]
         return Tables(self.sent, self.received, packed, results, gradients, calls, sum(t.nbytes for t in tensors))
