@@ -17,7 +17,7 @@ import torch
 import train_rank
 from train_rank import demo_losses, write_text
 
-from dilkit.comm import run_threads
+from dilkit.comm import exchange_plan, run_threads, shard_cuts
 from dilkit.tools import cli, demo_ranks, demo_train, interrupt
 from dilkit.tools.demo_model import load_model
 
@@ -54,13 +54,21 @@ def text(tmp_path: Path) -> str:
 def test_every_loss_is_that_of_one_rank(world_size: int) -> None:
     found = run_threads(world_size, demo_losses)
     assert len(one_rank()["losses"]) == 20 + 9
-    for rank in found:
+    for number, rank in enumerate(found):
         torch.testing.assert_close(rank["losses"], one_rank()["losses"], rtol=1e-4, atol=0)
         assert all(map(torch.equal, rank["parameters"], found[0]["parameters"]))
         numbers = sum(p.numel() for p in rank["parameters"])
         for seq in (512, 1024):
             assert 0 < rank["sent"][seq]["gradients"] <= 2 * 4 * (numbers + 1)
-            assert rank["sent"][seq]["attention"] > 0
+            assert rank["sent"][seq]["attention"] == planned(number, world_size, seq)
+
+
+def planned(rank: int, world_size: int, seq: int) -> int:
+    """Bytes that a rank sends in the attention of one step of `demo_losses`, by the plan."""
+    config = train_rank.CONFIG
+    plan = exchange_plan(config.pattern, shard_cuts(seq, world_size, config.pattern), config.heads, is_causal=True)
+    sizes = dict(head_dim=config.head_dim, dtype="float32")
+    return config.layers * sum(plan.bytes(rank, phase, **sizes) for phase in ("forward", "backward"))
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "openmpi"])

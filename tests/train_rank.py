@@ -25,6 +25,7 @@ from dilkit.tools.demo_ranks import Ranks, same_model
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
 SEQ, WIDTH, STEPS = 90, 16, 3
+CONFIG = ModelConfig(context=1024, width=32, layers=2)
 BUILDING = threading.Lock()
 """Ranks that are threads share torch's generator."""
 TEXT = bytes(i * i % 251 for i in range(8000))
@@ -75,7 +76,7 @@ def alone(replicas: int = 1) -> list[Tensor]:
 
 def demo_losses(comm: Comm) -> dict[str, Any]:
     """Twenty steps of the demo, on short and on whole windows: all losses, the parameters, what was sent."""
-    config = ModelConfig(context=1024, width=32, layers=2)
+    config = CONFIG
     if comm.rank == 0:
         torch.manual_seed(0)
     ranks, model = Ranks(comm, config), same_model(config, comm)

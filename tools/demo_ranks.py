@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dilkit.comm import Comm, copy_from_rank, shard_cuts, sum_over_ranks
 from dilkit.comm.agreement import agree_on
@@ -92,9 +92,10 @@ class Ranks:
         start, stop = self.rows(seq)
         return (stop - start) / seq
 
-    def backward(self, model: nn.Module, loss: Tensor, seq: int) -> float:
-        """Gradients of the sum of all ranks' `loss`, on all of them; that sum. `seq`, the window's length, is for the books."""
+    def backward(self, model: ByteTransformer, window: Tensor, seq: int) -> float:
+        """Bits per byte of a window of `seq` bytes, of which this rank has its part; the gradients of that on all ranks."""
         before = self.comm.sent_bytes
+        loss = model.bits_per_byte(window) * self.share(seq)
         loss.backward()
         total, between = loss.detach(), self.comm.sent_bytes
         sum_over_ranks([total, *(p.grad for p in model.parameters())], self.comm)

@@ -113,7 +113,7 @@ class Trainer:
             group["lr"] = learning_rate(self.spent)
         seq = self._short_window if self.spent < SHORT_SHARE else self.model.config.context
         self._optimizer.zero_grad()
-        loss = self.ranks.backward(self.model, self.model.bits_per_byte(self._window(seq)) * self.ranks.share(seq), seq)
+        loss = self.ranks.backward(self.model, self._window(seq), seq)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         self.progress.train.append((*before, loss))
