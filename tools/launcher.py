@@ -57,7 +57,8 @@ def mpi_version() -> str:
     told = "from mpi4py import MPI; print(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split(',')[0].splitlines()[0])"
     done = launch("mpi", 2, ["-c", told], limit=60.0)
     lines = [line for line in done.text.splitlines() if line.startswith("2 ")]
-    return lines[0].removeprefix("2 ").strip("\0 ") if done.code == 0 and len(lines) == 2 else ""
+    found = " ".join(lines[0].removeprefix("2 ").strip("\0").replace("Version:", "").split()) if lines else ""
+    return found if done.code == 0 and len(lines) == 2 else ""
 
 
 def launch(

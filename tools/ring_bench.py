@@ -84,7 +84,8 @@ def transport_name(kind: str) -> str:
     if kind == "mpi":
         from mpi4py import MPI
 
-        return str(MPI.Get_library_version()).splitlines()[0].split(",")[0].strip("\0 ")
+        first = str(MPI.Get_library_version()).splitlines()[0].split(",")[0].strip("\0")
+        return " ".join(first.replace("Version:", "").split())
     if kind == "torch":
         return f"torch.distributed {torch.__version__}, {dist.get_backend()}"
     return "threads of one process"
