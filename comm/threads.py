@@ -100,16 +100,17 @@ class ThreadComm(Comm):
                     self._take(missing.pop(peer), office.letters.pop((peer, self.rank, number)), peer, number, step)
                 if not missing:
                     return
+                if (left := deadline - time.monotonic()) <= 0:  # first: others may have given up since, for want of this rank
+                    who = sorted(missing)
+                    raise CommTimeout(
+                        f"exchange {number} ({step}): nothing came from {ranks_text(who)} within {self.timeout:g} s", who, step
+                    )
                 if lost := sorted(office.lost.keys() & missing.keys()):
                     why = office.lost[lost[0]]
                     raise PeerLost(
                         f"exchange {number} ({step}): rank {lost[0]} gave up: {type(why).__name__}: {why}", lost, step
                     ) from why
-                if not office.changed.wait(max(deadline - time.monotonic(), 0)) and time.monotonic() >= deadline:
-                    who = sorted(missing)
-                    raise CommTimeout(
-                        f"exchange {number} ({step}): nothing came from {ranks_text(who)} within {self.timeout:g} s", who, step
-                    )
+                office.changed.wait(left)
 
     def _take(self, place: Tensor, letter: Tensor, peer: int, number: int, step: str) -> None:
         if len(place) != len(letter):
