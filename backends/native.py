@@ -36,6 +36,9 @@ PIECES_AT_ONCE = 32
 PIECES = 64
 """Shorter problems are cut into about as many pieces, so that every core gets some."""
 
+SHORT_SPAN, TINY = 128, 2048
+"""But not into pieces of fewer rows, which lose a third of the speed; unless there are too few rows for that to matter."""
+
 WORTHWHILE = 32
 """Rows that a branch should find in a segment of those it shares scores with; with fewer it runs on its own."""
 
@@ -169,7 +172,8 @@ def layout_arguments(problem: Problem) -> tuple[Any, ...]:
 
 def _span(problem: Problem) -> int:
     """Rows of a piece of work: by the problem alone, so that results do not depend on the machine."""
-    rows = min(SPAN, SPAN_NUMBERS // problem.head_dim, problem.seq * problem.batch * problem.heads // PIECES)
+    total = problem.seq * problem.batch * problem.heads
+    rows = min(SPAN, SPAN_NUMBERS // problem.head_dim, max(total // PIECES, SHORT_SPAN if total >= TINY else 0))
     return max(rows // 16 * 16, 16)
 
 
