@@ -179,7 +179,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, job: Job) -> tuple[Tensor, Tensor]:
-        with torch.autocast(query.device.type, enabled=False):
+        with torch.autocast(query.device.type, enabled=False), job.comm.failing_for_good():
             out, lse, held = _forward(job, query, key, value, mask)
         ctx.set_materialize_grads(False)
         ctx.job, kept = job, (None, None) if held is None else held
@@ -189,13 +189,14 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        *inputs, out, lse, rows, flags = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else dout.contiguous()  # the others wait for this rank's part
-        with torch.autocast(out.device.type, enabled=False):
-            dquery, dkey, dvalue = _backward(ctx.job, dout, inputs, out, lse, Held(rows, flags))
-            if ctx.job.returns_lse and _on_any_rank(ctx.job.comm, dlse is not None):
-                by_query, by_key = _through_lse(ctx.job, dlse, inputs, lse)
-                dquery, dkey = dquery + by_query, dkey + by_key
+        with ctx.job.comm.failing_for_good():
+            *inputs, out, lse, rows, flags = ctx.saved_tensors
+            dout = torch.zeros_like(out) if dout is None else dout.contiguous()  # the others wait for this rank's part
+            with torch.autocast(out.device.type, enabled=False):
+                dquery, dkey, dvalue = _backward(ctx.job, dout, inputs, out, lse, Held(rows, flags))
+                if ctx.job.returns_lse and _on_any_rank(ctx.job.comm, dlse is not None):
+                    by_query, by_key = _through_lse(ctx.job, dlse, inputs, lse)
+                    dquery, dkey = dquery + by_query, dkey + by_key
         return dquery, dkey, dvalue, None, None
 
 

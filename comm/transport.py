@@ -155,7 +155,10 @@ class Comm(ABC):
         return guarded
 
     def failing_for_good(self) -> _FailingForGood:
-        """A block in which an error makes this transport unusable: messages of a broken exchange may still be under way."""
+        """A block in which an error makes this transport unusable, unless it has one rank only.
+
+        Messages of a broken exchange may still be under way, and the other ranks go on to exchanges that this one does not make.
+        """
         return _FailingForGood(self)
 
     def _check(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
@@ -186,7 +189,7 @@ class _FailingForGood:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if error is not None and self.comm.size > 1:
             self.comm._broken = f"{type(error).__name__}: {error}"
 
 

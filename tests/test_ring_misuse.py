@@ -253,6 +253,23 @@ def test_a_bit_turned_on_the_way_is_not_noticed_by_the_transport(number: int) ->
     assert all(error is None or isinstance(error, CommError) for error, _, _ in found)
 
 
+def test_after_a_failure_between_exchanges_no_message_is_taken_for_another() -> None:
+    def on_rank(comm: ThreadComm) -> list[Exception]:
+        arguments = shards(comm)
+        query, out = arguments["query"], attend(comm, arguments)
+        if comm.rank == ODD:
+            query.detach().mul_(2)  # autograd then refuses the backward pass here, before anything is sent
+        with pytest.raises(RuntimeError) as first:
+            out.sum().backward()
+        with pytest.raises(CommError, match="failed before and cannot be used again") as again:
+            attend(comm, shards(comm))
+        return [first.value, again.value]
+
+    for rank, (first, again) in enumerate(run_threads(RANKS, on_rank, timeout=TIMEOUT)):
+        assert isinstance(first, CommError) == (rank != ODD)
+        assert str(first)[:40] in str(again)
+
+
 def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
     """It runs no backward pass; the others miss it, by name, and do not hang."""
 
