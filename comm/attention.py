@@ -76,7 +76,8 @@ def ring_dilated_attention(
         fuse_branches=fuse_branches,
     )
     kernel = Kernel(arguments.factor, arguments.backends, arguments.requires_grad)
-    out, lse = _RingAttention.apply(query, key, value, key_padding_mask, Job(kernel, comm, plan, query.shape[0], return_lse))
+    job = Job(kernel, comm, plan, len(query), query.device, return_lse)
+    out, lse = _RingAttention.apply(query, key, value, key_padding_mask, job)
     return (out, lse) if return_lse else out
 
 
@@ -156,12 +157,13 @@ class Job:
     comm: Comm
     plan: ExchangePlan
     batch: int
+    device: torch.device
     returns_lse: bool
 
     @property
     def tables(self) -> Tables:
         """This rank's index tables."""
-        return tables_of(self.plan, self.comm.rank, self.batch)
+        return tables_of(self.plan, self.comm.rank, self.batch, self.device)
 
     @property
     def ranges(self) -> tuple[Range, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,15 @@ class Call:
     flags: Tensor
     real_queries: Tensor | None
     real_keys: Tensor | None
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """All its tensors, by name."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
+    def to(self, device: torch.device) -> Call:
+        """The same for rows on `device`."""
+        return replace(self, **{name: x.to(device) for name, x in self.tables.items()})
 
 
 class SmallProblem(NamedTuple):

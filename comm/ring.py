@@ -21,6 +21,7 @@ from dilkit.comm.parts import Part, Run, expand, part_key, part_of, row_run
 from dilkit.comm.plan import ExchangePlan
 from dilkit.comm.rows import as_bytes, from_bytes, take
 from dilkit.comm.spread import Spread
+from dilkit.comm.tables import HOST
 from dilkit.comm.transport import Comm, Pending
 
 Block = tuple[Tensor, Tensor, Tensor | None]
@@ -34,6 +35,7 @@ class Circle:
     spread: Spread
     member: int
     batch: int
+    device: torch.device = HOST
 
     @property
     def size(self) -> int:
@@ -69,7 +71,7 @@ class Circle:
 
     def own_rows(self, role: str) -> Tensor:
         """The rows of queries ("q") or keys ("k") that this member holds, as `(batch * seq * heads)` numbers."""
-        return expand([row_run(self.plan, self.rank, part, role) for part in self.parts(0)], self.batch)
+        return expand([row_run(self.plan, self.rank, part, role) for part in self.parts(0)], self.batch).to(self.device)
 
     def calls(self, hop: int) -> Iterator[Call]:
         """What is computed at a hop: own queries with the keys of the member `hop` before."""
@@ -80,13 +82,13 @@ class Circle:
         by_key = _starts(keys.values(), False)
         starts = {"q": by_query, "qq": by_query, "k": by_key, "v": by_key, "kk": by_key}
         rows = self.batch * len(self.plan.positions(self.rank)) * self.plan.heads
-        return make_calls(problems, starts, self.batch, call_rows(rows))
+        return (call.to(self.device) for call in make_calls(problems, starts, self.batch, call_rows(rows)))
 
 
-def circles(plan: ExchangePlan, branch: int, rank: int, batch: int) -> list[Circle]:
-    """The segments of a ring branch that a rank is a member of."""
+def circles(plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device = HOST) -> list[Circle]:
+    """The segments of a ring branch that a rank is a member of, for rows on `device`."""
     return [
-        Circle(plan, spread, rank - int(spread.ranks[0]), batch)
+        Circle(plan, spread, rank - int(spread.ranks[0]), batch, device)
         for spread in plan.spreads[branch]
         if spread.ranks[0] <= rank <= spread.ranks[-1]
     ]
@@ -163,7 +165,7 @@ def ring_forward(
     kernel: Kernel, comm: Comm, plan: ExchangePlan, branch: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> list[tuple[Tensor, Partial]]:
     """What this rank's queries see through a branch: `(rows, results)` for each of its segments."""
-    members = circles(plan, branch, comm.rank, len(query))
+    members = circles(plan, branch, comm.rank, len(query), query.device)
     rows = [circle.own_rows("q") for circle in members]
     queries = [take(query, own) for own in rows]
     found = [Partial.empty(len(own), query.shape[-1], query) for own in rows]
@@ -190,7 +192,7 @@ def ring_backward(
     dout: Tensor, out: Tensor, lse: Tensor,
 ) -> list[RingGradients]:  # fmt: skip
     """Gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows."""
-    members, hops = circles(plan, branch, comm.rank, len(query)), _hops(plan, branch)
+    members, hops = circles(plan, branch, comm.rank, len(query), query.device), _hops(plan, branch)
     backward = _Backward(kernel, comm, members, query, key, dout, out, lse)
     for hop, blocks in Round(comm, members, hops, key, value, mask):
         backward.hop(hop, blocks)

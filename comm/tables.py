@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ from dilkit.comm.calls import Call, SmallProblem, Starts, call_rows, make_calls
 from dilkit.comm.parts import Part, block_parts, expand, part_key, part_of, row_run
 from dilkit.comm.plan import ExchangePlan
 from dilkit.comm.spread import Spread, whole_segments
+
+HOST = torch.device("cpu")
+"""Where tables are made."""
 
 
 class Parcel(NamedTuple):
@@ -68,6 +71,9 @@ class Slice(NamedTuple):
     start: int
     rows: Tensor
 
+    def to(self, device: torch.device) -> Slice:
+        return self._replace(rows=self.rows.to(device))
+
 
 @dataclass(frozen=True)
 class Landing:
@@ -83,10 +89,13 @@ class Landing:
         rows = torch.unique(every)
         return cls(rows, [s._replace(rows=torch.searchsorted(rows, s.rows)) for s in slices])
 
+    def to(self, device: torch.device) -> Landing:
+        return Landing(self.rows.to(device), [s.to(device) for s in self.slices])
+
 
 @dataclass(frozen=True)
 class Tables:
-    """All of it for one rank and batch size. `sent` and `received`: layouts by roles, "qkv", "q" and "k"."""
+    """All of it for one rank, batch size and device. `sent` and `received`: layouts by roles, "qkv", "q" and "k"."""
 
     sent: dict[str, Layout]
     received: dict[str, Layout]
@@ -97,12 +106,32 @@ class Tables:
     gradients: dict[str, Landing]
     """By role: what comes back in messages "qkv", branch by branch."""
     calls: tuple[Call, ...]
-    nbytes: int
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all row numbers."""
+        landings = (self.results, *self.gradients.values())
+        slices = [s for some in (*self.packed.values(), *(landing.slices for landing in landings)) for s in some]
+        tensors = [landing.rows for landing in landings] + [s.rows for s in slices]
+        return sum(x.nbytes for x in (*tensors, *(x for call in self.calls for x in call.tables.values())))
+
+    def to(self, device: torch.device) -> Tables:
+        """The same for rows on `device`."""
+        return replace(
+            self,
+            packed={roles: [s.to(device) for s in slices] for roles, slices in self.packed.items()},
+            results=self.results.to(device),
+            gradients={role: landing.to(device) for role, landing in self.gradients.items()},
+            calls=tuple(call.to(device) for call in self.calls),
+        )
 
 
-def tables_of(plan: ExchangePlan, rank: int, batch: int) -> Tables:
-    """The tables of a rank, made once and kept in the cache of plans."""
-    return core_plan.cached(("exchange tables", plan, rank, batch), lambda: _Maker(plan, rank, batch).tables())
+def tables_of(plan: ExchangePlan, rank: int, batch: int, device: torch.device = HOST) -> Tables:
+    """The tables of a rank, for rows on `device`, made once and kept in the cache of plans."""
+    name = ("exchange tables", plan, rank, batch)
+    if device.type == HOST.type:
+        return core_plan.cached(name, lambda: _Maker(plan, rank, batch).tables())
+    return core_plan.cached((*name, device), lambda: tables_of(plan, rank, batch).to(device))
 
 
 class _Maker:
@@ -124,9 +153,7 @@ class _Maker:
         # One problem a call where bits must be the same for every world size: a backend's may depend on what else is in a call.
         most_rows = call_rows(self.rows) if self.plan.fuse_branches else 0
         calls = tuple(make_calls(self._problems(), self._part_starts(), self.batch, most_rows))
-        tensors = [s.rows for s in (*packed["q"], *packed["k"])] * 3
-        tensors += [x for c in calls for x in (c.queries, c.keys, c.values, c.results, c.flags)]
-        return Tables(self.sent, self.received, packed, results, gradients, calls, sum(t.nbytes for t in tensors))
+        return Tables(self.sent, self.received, packed, results, gradients, calls)
 
     @cached_property
     def spreads(self) -> list[Spread]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from ranks import even_cuts
 from strategies import patterns_with_heads
+from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.comm import ExchangePlan, exchange_plan, shard_cuts
@@ -156,6 +158,23 @@ def test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s(plan: Exc
         counted = [through(t, rank, 16) + rings[rank][phase] for rank, t in enumerate(tables)]
         assert plan.all_bytes(phase, **sizes).tolist() == counted
         assert [plan.bytes(rank, phase, **sizes) for rank in range(plan.world_size)] == counted
+
+
+def test_tables_are_charged_for_all_their_row_numbers() -> None:
+    plan = exchange_plan(Pattern([8, 24, 97], [1, 3, 5]), (0, 11, 60, 97), 4, 2, schedule="gather")
+    for rank in range(3):
+        found = tables_of(plan, rank, 2)
+        assert found.nbytes == sum(x.nbytes for x in _tensors(found)) > 0
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """All tensors within."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (list, tuple, dict)) or is_dataclass(x):
+        inner = x if isinstance(x, (list, tuple)) else (x if isinstance(x, dict) else vars(x)).values()
+        for one in inner:
+            yield from _tensors(one)
 
 
 def _others(tables: Tables, way: str, roles: str, rank: int) -> int:
