@@ -23,7 +23,7 @@ from dilkit.comm.plan import SCHEDULES, ExchangePlan, exchange_plan
 from dilkit.comm.ring import ring_backward, ring_forward
 from dilkit.comm.rows import add_rows
 from dilkit.comm.tables import Tables, tables_of
-from dilkit.comm.transport import Comm
+from dilkit.comm.transport import Comm, check_comm
 from dilkit.op_rules import AUTOCAST_KEYS
 from dilkit.pattern import Pattern
 from dilkit.selector import requested_backends
@@ -59,7 +59,9 @@ def ring_dilated_attention(
     `schedule` and `fuse_branches` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result as in
     `dilkit.dilated_attention`. Raises ValueError or TypeError for input that does not fit,
     and `PlanMismatch` on the other ranks and where ranks differ; `CommTimeout` or `PeerLost` when a rank does not answer.
+    After one of these two, or a failure of this rank in the course of a pass, `comm` cannot be used again.
     """
+    check_comm(comm)
     arguments = _Arguments(
         query, key, value, pattern, is_causal, key_padding_mask, scale, backend, schedule, fuse_branches, return_lse
     )

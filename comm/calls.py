@@ -43,7 +43,8 @@ class Call:
 
     def to(self, device: torch.device) -> Call:
         """The same for rows on `device`."""
-        return replace(self, **{name: x.to(device) for name, x in self.tables.items()})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in self.tables.items()}
+        return replace(self, **moved)
 
 
 class SmallProblem(NamedTuple):

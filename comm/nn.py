@@ -11,7 +11,7 @@ from dilkit.checks import boolean, one_of, real
 from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan import SCHEDULES
 from dilkit.comm.shards import positions
-from dilkit.comm.transport import Comm
+from dilkit.comm.transport import Comm, check_comm
 from dilkit.pattern import Pattern
 
 
@@ -36,8 +36,7 @@ class RingDilatedAttention(nn.Module):
         super().__init__()
         if not isinstance(pattern, Pattern):
             raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
-        if not isinstance(comm, Comm):
-            raise TypeError(f"comm={comm!r} is a {type(comm).__name__}; a dilkit.comm.Comm is needed, such as MPIComm()")
+        check_comm(comm)
         one_of("schedule", schedule, SCHEDULES)
         boolean("fuse_branches", fuse_branches)
         self.pattern, self.comm, self.schedule, self.fuse_branches = pattern, comm, schedule, fuse_branches

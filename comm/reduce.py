@@ -21,7 +21,8 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
 
         sum_over_ranks([p.grad for p in model.parameters()], comm)
 
-    Raises TypeError for what are no floating-point tensors, `PlanMismatch` where ranks differ in number, shapes or dtypes.
+    Raises TypeError for what are no floating-point tensors, ValueError for those of several devices, `PlanMismatch` where ranks
+    differ in number, shapes, dtypes or kind of device.
     """
     _agree(tensors, comm, "sum_over_ranks")
     if comm.size == 1 or not tensors:
@@ -42,7 +43,7 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
 def copy_from_rank(tensors: Sequence[Tensor], comm: Comm, source: int = 0) -> None:
     """Put in place of each tensor what rank `source` has: parameters that start equal, whatever was drawn here.
 
-    Raises TypeError and `PlanMismatch` as `sum_over_ranks`, ValueError for a rank that is none.
+    Raises as `sum_over_ranks` does, and ValueError for a rank that is none.
     """
     if not 0 <= integer("source", source) < comm.size:
         raise ValueError(f"source={source} is no rank; ranks are 0 to {comm.size - 1}")
@@ -60,7 +61,11 @@ def _agree(tensors: Sequence[Tensor], comm: Comm, what: str, **more: int) -> Non
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 kind = f"of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
                 raise TypeError(f"tensors holds one that is {kind}; floating-point tensors are needed (None: no gradient came)")
+        devices = sorted({str(x.device) for x in tensors})
+        if len(devices) > 1:
+            raise ValueError(f"tensors lie on {' and '.join(devices)}; one call takes those of one device")
         shapes, dtypes = ([list(x.shape) for x in tensors], [x.dtype for x in tensors])
-        return dict(tensors=len(tensors), shapes=str(shapes), dtypes=str(dtypes), **more)
+        kind = devices[0].partition(":")[0] if devices else ""
+        return dict(tensors=len(tensors), shapes=str(shapes), dtypes=str(dtypes), device=kind, **more)
 
     agree_on(comm, facts, step=f"arguments of {what}")

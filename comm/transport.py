@@ -198,6 +198,12 @@ def _part(counts: Sequence[int], rank: int) -> slice:
     return slice(start, start + counts[rank])
 
 
+def check_comm(comm: object) -> None:
+    """Raise TypeError unless `comm` is a transport."""
+    if not isinstance(comm, Comm):
+        raise TypeError(f"comm={comm!r} is a {type(comm).__name__}; a dilkit.comm.Comm is needed, such as MPIComm()")
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 1, 2, 5`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -16,7 +16,16 @@ from ranks import PATTERN, even_cuts
 from torch import Tensor
 
 from dilkit import Pattern
-from dilkit.comm import CommError, CommTimeout, Fault, PeerLost, PlanMismatch, ring_dilated_attention, run_threads
+from dilkit.comm import (
+    CommError,
+    CommTimeout,
+    Fault,
+    PeerLost,
+    PlanMismatch,
+    ring_dilated_attention,
+    run_threads,
+    sum_over_ranks,
+)
 from dilkit.comm.threads import Killed, ThreadComm
 
 SEQ, RANKS, ODD = 97, 3, 1
@@ -157,6 +166,25 @@ def test_no_shards_fit_a_pattern_that_is_refused_by_the_plan() -> None:
         return str(caught.value)
 
     assert len(set(run_threads(RANKS, on_rank))) == 1
+
+
+def test_what_is_no_transport() -> None:
+    with pytest.raises(TypeError, match=r"comm='mpi' is a str; a dilkit\.comm\.Comm is needed"):
+        attend("mpi", dict.fromkeys(("query", "key", "value"), torch.zeros(1, 3, 4, 8)) | dict(pattern=PATTERN))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("odd", [torch.device("meta"), torch.device("cpu")])
+def test_sums_of_tensors_of_several_devices(odd: torch.device) -> None:
+    """Of two devices on one rank, or of one that the other ranks do not have."""
+
+    def on_rank(comm: ThreadComm) -> str:
+        own = [torch.ones(2, device="meta"), torch.ones(2, device=odd)] if comm.rank == ODD else [torch.ones(2), torch.ones(2)]
+        with pytest.raises(ValueError, match=r"device|lie on") as caught:
+            sum_over_ranks(own, comm)
+        return str(caught.value)
+
+    said = run_threads(RANKS, on_rank, timeout=TIMEOUT)
+    assert all(f"rank {ODD}" in text for rank, text in enumerate(said) if rank != ODD)
 
 
 SCHEDULES = {"scatter": 5, "ring": 10}
