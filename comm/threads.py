@@ -126,7 +126,7 @@ def run_threads(
     """`function(comm)` on `world_size` ranks, each a thread; the results by rank.
 
     If ranks fail, the first failure that is a rank's own is raised, with a note that names the rank; other ranks that wait for
-    it fail at once with `PeerLost`. `faults` is a script of what shall go wrong.
+    it fail at once with `PeerLost`, and so do all after Ctrl-C. `faults` is a script of what shall go wrong.
     """
     size = integer("world_size", world_size, at_least=1)
     office = _Office(size, tuple(faults))
@@ -143,10 +143,15 @@ def run_threads(
             office.give_up(rank, error)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C, or no more threads: those there are shall not wait for each other, nor go on
+        for rank in range(size):
+            office.give_up(rank, error)
+        raise
     if errors:
         raise _first(errors)
     return results

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from launch import LAUNCHERS, missing, start
 from project import python
 
 import dilkit.comm
-from dilkit.comm import Fault, MPIComm, TorchComm, mpi_library, run_threads, staging
+from dilkit.comm import Comm, CommError, Fault, MPIComm, TorchComm, mpi_library, run_threads, staging
 from dilkit.comm.flight import pieces, poll
 
 
@@ -41,6 +44,29 @@ def test_one_process_without_mpirun_is_a_job_of_one_rank(tmp_path: Path) -> None
 def test_the_list_notices_a_corrupted_message() -> None:
     with pytest.raises(AssertionError, match="uneven_counts_of_every_dtype"):
         run_threads(3, conform, timeout=5, faults=[Fault("corrupt", rank=1, number=4)])
+
+
+def test_threads_end_after_ctrl_c() -> None:
+    died: list[str] = []
+
+    def on_rank(comm: Comm) -> None:
+        comm.share(b"all are there")
+        if comm.rank == 0:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        try:
+            while True:
+                comm.share(b"again")
+        except CommError as error:
+            died.append(str(error))
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        run_threads(3, on_rank, timeout=60)
+    end = time.monotonic() + 20
+    while len(died) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(died) == 3
+    assert all("KeyboardInterrupt" in text or "gave up" in text for text in died)
 
 
 def test_importing_the_transports_loads_neither_mpi_nor_torch(tmp_path: Path) -> None:
