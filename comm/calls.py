@@ -71,39 +71,73 @@ def call_rows(rows: int) -> int:
     return max(4096, rows // 64)
 
 
+SHORT_SIDE = 1024
+"""A problem of more keys than queries, or the other way round, is cut into squares: of the shorter side, or of this many rows."""
+
+
+class _Square(NamedTuple):
+    """Queries `first .. last - 1` of a problem, and keys likewise."""
+
+    problem: SmallProblem
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+
+    def count(self, at: int) -> int:
+        """Queries (`at` 1) or keys (2)."""
+        return self[at][1] - self[at][0]
+
+
+def _squares(problem: SmallProblem) -> Iterator[_Square]:
+    queries, keys = (sum(part.count for part in parts) for parts in (problem.queries, problem.keys))
+    side = max(min(queries, keys), SHORT_SIDE)
+    for q in range(0, queries, side):
+        for k in range(0, keys, side):
+            yield _Square(problem, (q, min(q + side, queries)), (k, min(k + side, keys)))
+
+
 def make_calls(problems: Iterable[SmallProblem], starts: Starts, batch: int, most_rows: int) -> Iterator[Call]:
     """These problems as calls, equal ones together, up to about `most_rows` rows of queries in a call."""
-    alike: dict[tuple[Any, ...], list[SmallProblem]] = defaultdict(list)
+    alike: dict[tuple[Any, ...], list[_Square]] = defaultdict(list)
     for problem in problems:
-        queries, keys = (sum(part.count for part in parts) for parts in problem[:2])
-        if queries and keys:
-            first = problem.queries[0]
-            rows, causal = max(queries, keys), problem.is_causal
-            key = (first.spread.branch, problem.turn, problem.pattern, rows, first.width, causal, queries == keys)
-            alike[key].append(problem)
-    for (_, _, pattern, rows, width, is_causal, equal), group in alike.items():
+        for square in _squares(problem):
+            queries, keys, first = square.count(1), square.count(2), problem.queries[0]
+            turn = (first.spread.branch, problem.turn, square.queries[0], square.keys[0])
+            sizes = (max(queries, keys), first.width, queries == keys)
+            alike[turn, problem.pattern, problem.is_causal, sizes].append(square)
+    for (_, pattern, is_causal, (rows, width, equal)), group in alike.items():
         at_once = max(1, most_rows // (rows * width * max(batch, 1)))
         for first_of_call in range(0, len(group), at_once):
             some = group[first_of_call : first_of_call + at_once]
-            real = (None, None) if equal else (_real(some, 0, rows, width, batch), _real(some, 1, rows, 1, batch))
+            real = (None, None) if equal else (_real(some, 1, rows, width, batch), _real(some, 2, rows, 1, batch))
             where = partial(_where, some, rows, batch)
-            queries, results = (where(starts[name], 0, width) for name in ("q", "qq"))
-            keys, values, flags = (where(starts[name], 1, 1) for name in ("k", "v", "kk"))
+            queries, results = (where(starts[name], 1, width) for name in ("q", "qq"))
+            keys, values, flags = (where(starts[name], 2, 1) for name in ("k", "v", "kk"))
             yield Call(pattern, rows, width, is_causal, queries, keys, values, results, flags, *real)
 
 
-def _where(problems: Sequence[SmallProblem], rows: int, batch: int, starts: PartStarts, at: int, width: int) -> Tensor:
-    """The rows of all problems' queries (`at` 0) or keys (1), each filled up to `rows` with its first."""
+def _where(squares: Sequence[_Square], rows: int, batch: int, starts: PartStarts, at: int, width: int) -> Tensor:
+    """The rows of all squares' queries (`at` 1) or keys (2), each filled up to `rows` with its first."""
     runs: list[Run] = []
-    for problem in problems:
-        parts: list[Part] = problem[at]
-        found = [starts[part_key(part)] for part in parts]
+    for square in squares:
+        parts: list[Part] = square.problem[at - 1]
+        found = _cut([starts[part_key(part)] for part in parts], *(width * bound for bound in square[at]))
         runs += found
-        if missing := rows - sum(part.count for part in parts):
+        if missing := rows - square.count(at):
             runs.append((found[0][0], 0, missing, width, found[0][4]))
     return expand(runs, batch)
 
 
-def _real(problems: Sequence[SmallProblem], at: int, rows: int, width: int, batch: int) -> Tensor:
-    counts = torch.tensor([sum(part.count for part in problem[at]) for problem in problems])
+def _cut(runs: list[Run], first: int, last: int) -> list[Run]:
+    """Of runs of one line each, the rows `first .. last - 1`."""
+    found, before = [], 0
+    for start, step, lines, length, batch_step in runs:
+        low, high = max(first - before, 0), min(last - before, length)
+        if low < high:
+            found.append((start + low, step, lines, high - low, batch_step))
+        before += length
+    return found
+
+
+def _real(squares: Sequence[_Square], at: int, rows: int, width: int, batch: int) -> Tensor:
+    counts = torch.tensor([square.count(at) for square in squares])
     return (torch.arange(rows) < counts[:, None]).repeat(batch, 1).repeat_interleave(width, 1).view(-1)

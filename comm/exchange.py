@@ -85,16 +85,19 @@ class BackwardExchange:
     def compute(self, held: Held) -> None:
         """Compute gradients for what this rank was sent, and send them home."""
         dout, out, lse = from_bytes(self.rows.wait(), *self.kinds)
-        grads, dqueries = torch.zeros_like(held.rows), lse.new_zeros(len(dout), dout.shape[1])
+        grads, dqueries = lse.new_zeros(held.rows.shape), lse.new_zeros(dout.shape)
         for call in self.tables.calls:
             found = self.kernel.backward(call, held.as_rows(), dout, out, lse[:, 0])
             (results, dquery), (keys, dkey, dvalue) = found
             dqueries[results] += dquery
-            grads[call.keys[keys]], grads[call.values[keys]] = dkey, dvalue
+            grads[call.keys[keys]] += dkey
+            grads[call.values[keys]] += dvalue
         for call in self.tables.calls:  # a query meets the keys of several calls, perhaps
-            grads[call.queries] = dqueries[call.results].to(grads.dtype)
+            grads[call.queries] = dqueries[call.results]
         sent, received = self.tables.sent["qkv"], self.tables.received["qkv"]
-        self.grads = self.comm.exchange(grads, received.counts, sent.counts, "gradients of queries, keys and values")
+        self.grads = self.comm.exchange(
+            grads.to(dout.dtype), received.counts, sent.counts, "gradients of queries, keys and values"
+        )
 
     def land(self, dquery: Tensor, dkey: Tensor, dvalue: Tensor) -> None:
         """Add to the gradients, contiguous `(batch, seq, heads, head_dim)`, what others computed."""

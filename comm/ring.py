@@ -260,7 +260,7 @@ class _Backward:
         for call in circle.calls(hop):
             (rows, dquery), (keys, dkey, dvalue) = self.kernel.backward(call, Rows(query, *block), dout, out, lse)
             self.found[i].dquery[rows] += dquery
-            grads[call.keys[keys]] = torch.cat((dkey, dvalue), dim=1).to(grads.dtype)
+            grads[call.keys[keys]] += torch.cat((dkey, dvalue), dim=1)
         return grads
 
 

@@ -369,3 +369,11 @@ def test_overlap_once_moves_nothing_where_segments_are_within_ranks() -> None:
     pattern = Pattern([2, 4], [1, 2], overlap="once")
     assert {route.kind for route in exchange_plan(pattern, (0, 4, 12), 2).routes} == {"local"}
     assert {route.kind for route in exchange_plan(pattern, (0, 2, 12), 2).routes} == {"scatter"}
+
+
+def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
+    """Queries that meet many more keys, or few, are padded to squares: of 1024 rows at most, not of all keys."""
+    plan = exchange_plan(Pattern([8192], [1]), (0, 16, 8192), 1, schedule="gather")
+    computed = [sum(len(call.keys) * call.rows for call in tables_of(plan, rank, 1).calls) for rank in (0, 1)]
+    assert computed[0] <= 1024 * 8192
+    assert computed[1] <= 8176 * (8176 + 2 * 1024)
