@@ -48,11 +48,20 @@ def copy_from_rank(tensors: Sequence[Tensor], comm: Comm, source: int = 0) -> No
     if not 0 <= integer("source", source) < comm.size:
         raise ValueError(f"source={source} is no rank; ranks are 0 to {comm.size - 1}")
     _agree(tensors, comm, "copy_from_rank", source=source)
-    sends = [int(comm.rank == source)] * comm.size
     for x in tensors:
-        row = x.detach().reshape(1, -1)
-        copy = comm.exchange(row.repeat(sum(sends), 1), sends, [int(r == source) for r in range(comm.size)], "copies").wait()
-        x.detach().copy_(copy.view(x.shape))
+        row = x.detach().contiguous().view(1, -1).clone()
+        place = (comm.rank - source) % comm.size  # the source is at 0; at each step, twice as many have it
+        held = 1
+        while held < comm.size:
+            sends, wants = [0] * comm.size, [0] * comm.size
+            if place < held and place + held < comm.size:
+                sends[(comm.rank + held) % comm.size] = 1
+            if held <= place < 2 * held:
+                wants[(comm.rank - held) % comm.size] = 1
+            came = comm.exchange(row[: sum(sends)], sends, wants, "copies").wait()
+            row = came if sum(wants) else row
+            held *= 2
+        x.detach().copy_(row.view(x.shape))
 
 
 def _agree(tensors: Sequence[Tensor], comm: Comm, what: str, **more: int) -> None:

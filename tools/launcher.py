@@ -75,12 +75,14 @@ def launch(
     command = [sys.executable, *arguments]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         began = time.monotonic()
-        if kind == "mpi":
-            code = _by_mpirun(size, command, env, limit, output, options)
-        else:
-            code = _by_gloo(size, command, env, limit, output)
-        ended = time.monotonic()
-        left_behind = _kill_left_behind(mark)
+        try:
+            if kind == "mpi":
+                code = _by_mpirun(size, command, env, limit, output, options)
+            else:
+                code = _by_gloo(size, command, env, limit, output)
+        finally:  # of a run that is interrupted, nothing stays either
+            ended = time.monotonic()
+            left_behind = _kill_left_behind(mark)
         output.seek(0)
         return Ended(code, output.read(), ended - began, ended, left_behind)
 
