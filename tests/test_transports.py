@@ -46,6 +46,7 @@ def test_the_list_notices_a_corrupted_message() -> None:
         run_threads(3, conform, timeout=5, faults=[Fault("corrupt", rank=1, number=4)])
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_threads_end_after_ctrl_c() -> None:
     died: list[str] = []
 
