@@ -51,10 +51,10 @@ def test_threads_end_after_ctrl_c() -> None:
     died: list[str] = []
 
     def on_rank(comm: Comm) -> None:
-        comm.share(b"all are there")
-        if comm.rank == 0:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         try:
+            comm.share(b"all are there")
+            if comm.rank == 0:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             while True:
                 comm.share(b"again")
         except CommError as error:
