@@ -26,6 +26,7 @@ NATIVE = Extension(
 )
 EXTENSIONS = [
     Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
+    Extension("dilkit._tiles", ["dilkit/_tiles.pyx"], extra_compile_args=["-O3"]),
     Extension("dilkit.comm._rows", ["comm/_rows.pyx"], extra_compile_args=["-O3"]),
     NATIVE,
 ]

@@ -19,6 +19,7 @@ PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "c
 BUILT = (
     "*.so",
     "_plan.c",
+    "_tiles.c",
     "_native.c",
     "_rows.c",
     "__pycache__",

@@ -1,0 +1,156 @@
+/* What all kernels share: the tensors and tables of a call, and which keys the rows of a tile see.
+
+   The kernels are written in the part of CUDA that is also C, so that a C compiler can build them for the CPU: no templates, no
+   references. `intrinsics.cuh` holds what differs between the two. Sizes and dtypes are macros that the compiler is given.
+
+   A tile is up to TILE_ROWS rows of one head, `step` apart, in one segment of each branch of its set. Its keys are those rows of
+   the segments that are congruent to its own row modulo the branch's rate. They are visited in runs: branch after branch,
+   shortest segment first, without the stretch that an earlier branch of a dividing rate has covered. A key that a run meets
+   again all the same is given the weight 0. The same holds with queries and keys exchanged, for the gradients of keys. */
+#ifndef DILKIT_DILATED
+#define DILKIT_DILATED
+
+#include "intrinsics.cuh"
+
+#define MAX_BRANCHES 32
+#define NEVER (-INFINITY)
+
+typedef struct {
+    int row, set, head, rows;
+} Tile;
+
+typedef struct {
+    int segment, rate, head_start, head_stop;
+} Branch;
+
+/* A tensor (batch, seq, heads, head_dim): strides in elements, the last one 1. */
+typedef struct {
+    void *data;
+    long long batch, row, head;
+} View;
+
+/* Everything a launch is told. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored, or null.
+   Later groups of branches merge with what is in out and lse, or add to what is in dquery, dkey and dvalue: `first` is 0. */
+typedef struct {
+    View query, key, value, out, dout, dquery, dkey, dvalue;
+    float *lse, *delta;
+    const unsigned char *mask;
+    long long mask_batch, mask_row;
+    const Tile *tiles;
+    const Branch *branches;
+    int *counter;
+    int tile_count, branch_count, step, batch, seq, heads, kv_heads, head_dim;
+    int causal, once, first;
+    float scale;
+} Call;
+
+/* `count` rows from `first` on, `step` apart, that branch number `branch` shows. */
+typedef struct {
+    int first, step, count, branch;
+} Run;
+
+/* The keys of a tile: `total` of them in `runs` runs. low, high: the segment of each branch that `row` is in. */
+typedef struct {
+    int row, total, runs;
+    unsigned set;
+    Run run[2 * MAX_BRANCHES];
+    int low[MAX_BRANCHES], high[MAX_BRANCHES], rate[MAX_BRANCHES];
+} Keys;
+
+DEVICE int least(int a, int b) { return a < b ? a : b; }
+DEVICE int most(int a, int b) { return a < b ? b : a; }
+
+/* Whether `position` is congruent to `row` modulo `rate`. */
+DEVICE int congruent(int position, int row, int rate) {
+    return rate == 1 || (unsigned)(position < row ? row - position : position - row) % (unsigned)rate == 0;
+}
+
+/* Before the first `next_tile` of a block. `item` is in shared memory, of the block. */
+DEVICE void start_tiles(int *item) {
+    if (thread_index() == 0)
+        *item = block_index() - block_count();
+}
+
+/* The next tile of a persistent block, and its place in the batch: 0 when none is left. All threads call it, and are then done
+   with what they read of shared memory before. With a counter, blocks take whichever tile is next; without, every n-th. */
+DEVICE int next_tile(const Call *call, int *item, Tile *tile, int *batch) {
+    synchronize();
+    if (thread_index() == 0)
+        *item = call->counter ? atomic_add(call->counter, 1) : *item + block_count();
+    synchronize();
+    int mine = *item;
+    if (mine / call->batch >= call->tile_count)
+        return 0;
+    *tile = LOAD(call->tiles + mine / call->batch);
+    *batch = mine % call->batch;
+    return 1;
+}
+
+/* The branches of `set` that serve query head `head`. */
+DEVICE unsigned serving(const Call *call, unsigned set, int head) {
+    unsigned serve = 0;
+    for (int b = 0; b < call->branch_count; b++) {
+        Branch branch = LOAD(call->branches + b);
+        serve |= (unsigned)(branch.head_start <= head && head < branch.head_stop) << b;
+    }
+    return set & serve;
+}
+
+/* Appends the rows of branch b from `low` on and below `high`, both inside its segment. */
+DEVICE void append_run(Keys *keys, int b, int low, int high) {
+    int rate = keys->rate[b], ahead = (keys->row - low) % rate;
+    int first = low + (ahead < 0 ? ahead + rate : ahead);
+    if (first >= high)
+        return;
+    Run run = {first, rate, (high - first - 1) / rate + 1, b};
+    keys->run[keys->runs++] = run;
+    keys->total += run.count;
+}
+
+/* Finds the keys of a tile with `row` and the branches `set` that are at `lowest` or after, and before `highest`.
+   One thread calls it; `keys` is in shared memory. */
+DEVICE void find_keys(Keys *keys, const Call *call, int row, unsigned set, int lowest, int highest) {
+    keys->row = row, keys->set = set, keys->total = keys->runs = 0;
+    for (int b = 0; b < call->branch_count; b++) {
+        if (!(set >> b & 1))
+            continue;
+        Branch branch = LOAD(call->branches + b);
+        int low = row / branch.segment * branch.segment, high = least(low + branch.segment, call->seq);
+        keys->low[b] = low, keys->high[b] = high, keys->rate[b] = branch.rate;
+        int covered_from = high, covered_to = high;
+        for (int j = 0; j < b; j++)
+            if (set >> j & 1 && branch.rate % keys->rate[j] == 0)
+                covered_from = most(low, keys->low[j]), covered_to = least(high, keys->high[j]);
+        append_run(keys, b, most(low, lowest), least(covered_from, highest));
+        append_run(keys, b, most(covered_to, lowest), least(high, highest));
+    }
+}
+
+/* Where key number `index` of the tile is; *branch: which branch shows it. `index` is below keys->total. */
+DEVICE int key_position(const Keys *keys, int index, int *branch) {
+    int r = 0;
+    while (index >= keys->run[r].count)
+        index -= keys->run[r++].count;
+    *branch = keys->run[r].branch;
+    return keys->run[r].first + index * keys->run[r].step;
+}
+
+/* log2 of how many branches show the tile's rows the key at `position`, 0 if each key counts once; NEVER if a branch before
+   `branch` shows it, for then it was met before. */
+DEVICE float key_bias(const Keys *keys, int position, int branch, int once) {
+    if (!(keys->set & (keys->set - 1)))
+        return 0.0f;
+    int count = 0;
+    for (int b = 0; b < MAX_BRANCHES && keys->set >> b; b++) {
+        if (!(keys->set >> b & 1) || position < keys->low[b] || position >= keys->high[b])
+            continue;
+        if (!congruent(position, keys->row, keys->rate[b]))
+            continue;
+        if (b < branch)
+            return NEVER;
+        count++;
+    }
+    return once ? 0.0f : log2f((float)count);
+}
+
+#endif
