@@ -211,6 +211,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "figures": lambda root: figures.summary(root / "docs" / "results"),
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "picks": pick_table,
+    "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
     "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
     "suite-ring": lambda root: figures.suite(root / "docs" / "results", "ring"),
 }

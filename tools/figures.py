@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools import bench_report, demo_report, demo_words, overhead, results, suite_report, suite_ring_report
+from dilkit.tools import (
+    bench_report,
+    demo_report,
+    demo_words,
+    overhead,
+    results,
+    suite_gpu_report,
+    suite_report,
+    suite_ring_report,
+)
 
 Result = dict[str, Any]
 SHORT = ("tokens", "who", "time", "tokens/s", "extra memory", "x output")
@@ -46,6 +56,15 @@ def suite(folder: Path, name: str) -> str:
     kind, report = SUITES[name]
     whole: str = report.markdown(results.load(path, kind=kind, needs=KINDS[kind].needs)) if path.exists() else NOTHING
     return whole
+
+
+def gpu_suites(folder: Path) -> str:
+    """The reports of the GPU suite, one for each device in `folder`; how to make one where there is none."""
+    paths = sorted(folder.glob("gpu*.json"))
+    if not paths:
+        return f"{NOTHING} Where there is a GPU: `dilkit bench --suite gpu`."
+    read_one = partial(results.load, kind="suite-gpu", needs=KINDS["suite-gpu"].needs)
+    return "\n\n".join(f"## {path.stem}\n\n{suite_gpu_report.markdown(read_one(path))}" for path in paths)
 
 
 def draw_suite(folder: Path, name: str, path: Path) -> None:
@@ -106,7 +125,12 @@ KINDS = {
     "demo": Kind(("training", "scaling"), _demo_short, _demo_whole),
     "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
     "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), _figures, _suite_whole),
+    "suite-gpu": Kind(("figures", "cases", "backends", "quick", "interrupted"), _figures, _suite_whole),
     "suite-ring": Kind(("figures", "memory", "faults", "quick", "interrupted"), _figures, _suite_whole),
 }
-SUITES: dict[str, tuple[str, Any]] = {"cpu": ("suite", suite_report), "ring": ("suite-ring", suite_ring_report)}
+SUITES: dict[str, tuple[str, Any]] = {
+    "cpu": ("suite", suite_report),
+    "gpu": ("suite-gpu", suite_gpu_report),
+    "ring": ("suite-ring", suite_ring_report),
+}
 """By name: the kind of a suite's result, and the module of its report."""

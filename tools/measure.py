@@ -18,6 +18,7 @@ MATMUL_SIZE = {"cpu": 2048, "cuda": 4096}
 _MATMUL_BUDGET = 2.0
 """Seconds one matmul may take before a smaller one is measured instead."""
 _SELF_CHECK_BYTES = 32 * MIB
+_FLUSH_BYTES = 256 * MIB
 
 
 class MeasureError(RuntimeError):
@@ -57,16 +58,20 @@ def time_interleaved(
     min_time: float = 0.0,
     device: str = "cpu",
     progress: Callable[[], Any] | None = None,
+    cold: bool = False,
 ) -> dict[str, Samples]:
     """Time `functions` in rounds A B A B ..., so that whatever disturbs the machine disturbs all of them alike.
 
     Each is called `warmup` times untimed, then gives one sample a round for `repeats` rounds. A sample lasts at least about
     `min_time` seconds: short functions are called several times in it. Time is `perf_counter`, and CUDA events when `device`
     is "cuda". `progress` is called after every sample. Threads are as `torch.get_num_threads()` says; results are dropped.
+    With `cold` ("cuda" only) each call finds the device's caches filled with something else, and time is that of calls alone.
     """
+    if cold and device != "cuda":
+        raise ValueError(f'cold={cold} with device={device!r}: caches are flushed on "cuda" only')
     if repeats < 1 or warmup < 0 or min_time < 0:
         raise ValueError(f"repeats={repeats}, warmup={warmup}, min_time={min_time}: at least 1, 0 and 0 are needed")
-    clock = _cuda_seconds if device == "cuda" else _cpu_seconds
+    clock = _cold_cuda_seconds if cold else _cuda_seconds if device == "cuda" else _cpu_seconds
     calls = {}
     for name, function in functions.items():
         for _ in range(warmup):
@@ -107,6 +112,24 @@ def _cuda_seconds(function: Callable[[], Any], calls: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000
+
+
+def _cold_cuda_seconds(function: Callable[[], Any], calls: int) -> float:
+    """As `_cuda_seconds`, of each call by itself after a buffer larger than any L2 cache was overwritten."""
+    import torch
+
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    seconds = 0.0
+    for _ in range(calls):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        flush.zero_()
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        seconds += float(start.elapsed_time(end)) / 1000
+    return seconds
 
 
 def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:

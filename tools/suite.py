@@ -12,9 +12,9 @@ from dilkit.device import probe
 from dilkit.tools.arguments import make_folder
 from dilkit.tools.interrupt import INTERRUPTED, load_torch
 
-SUITES = {"cpu": "dilkit.tools.suite_cpu", "ring": "dilkit.tools.suite_ring"}
+SUITES = {"cpu": "dilkit.tools.suite_cpu", "gpu": "dilkit.tools.suite_gpu", "ring": "dilkit.tools.suite_ring"}
 """The modules of the suites. Each has `Suite(quick, repeats, budget)` with `steps()`, `LISTS`, `prepared()`, `judge`, `REPORT`,
-`wrong`, `QUICK` and `KIND`."""
+`wrong`, `QUICK`, `KIND` and `DEVICE`."""
 FITTING = ("suite", "quick", "repeats", "budget", "out", "json")
 """The arguments that go with --suite; the suite itself decides on everything else."""
 
@@ -58,7 +58,7 @@ def measure(suite: Any, args: Namespace) -> dict[str, Any]:
             interrupted = True
         told = dict(suite=args.suite, repeats=plan.repeats, **facts)
         told |= dict(quick=suite.QUICK * args.quick, interrupted=interrupted)
-        result = results.new(suite.KIND, probe("cpu"), **told, **lists)
+        result = results.new(suite.KIND, probe(suite.DEVICE), **told, **lists)
     return result | dict(figures=suite.judge(result))
 
 

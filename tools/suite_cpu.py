@@ -19,6 +19,7 @@ from dilkit.tools.overhead import one_thread
 
 SUMMARY = "the CPU kernel against torch's own, matmul, dense attention and LongNet's published procedure"
 KIND = "suite"
+DEVICE = "cpu"
 LISTS = ("cases", "dense", "dtypes", "threads", "memory", "inner_loops", "million")
 """The lists of a result."""
 REPORT, judge = suite_report, suite_targets.judge

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.bench_report import seconds
+from dilkit.tools.text import aligned, markdown_table
 
 Result = dict[str, Any]
 COLUMNS = ("figure", "must", "aim", "head_dim 64", "head_dim 128", "verdict")
@@ -98,30 +99,20 @@ def method(result: Result) -> str:
 
 def text(result: Result) -> str:
     """The report for the terminal."""
-    tables = [_aligned(figure_rows(result)), _aligned(time_rows(result))]
+    tables = [aligned(figure_rows(result)), aligned(time_rows(result))]
     return "\n".join([*headline(result), "", *tables[0], "", *tables[1], "", *notes(result)])
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def figures_markdown(result: Result) -> str:
     """Where, and the figures beside their targets."""
-    return "\n".join([*(f"{line}  " for line in headline(result)), "", *_markdown_table(figure_rows(result))])
+    return "\n".join([*(f"{line}  " for line in headline(result)), "", *markdown_table(figure_rows(result))])
 
 
 def markdown(result: Result) -> str:
     """The whole report."""
     told = [f"* {note}" for note in notes(result)]
-    parts = [figures_markdown(result), "", "## All times", "", *_markdown_table(time_rows(result)), "", *told, ""]
+    parts = [figures_markdown(result), "", "## All times", "", *markdown_table(time_rows(result)), "", *told, ""]
     return "\n".join([*parts, method(result), "", f"`{result['command']}`", ""])
-
-
-def _markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
-    names, *rest = rows
-    return [f"| {' | '.join(row)} |" for row in (names, ("---",) * len(names), *rest)]
 
 
 def draw(result: Result, path: Path) -> None:

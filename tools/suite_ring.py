@@ -16,6 +16,7 @@ from dilkit.tools.ring_tasks import problem_of
 from dilkit.tools.suite_cpu import CONFIGURATIONS
 
 KIND = "suite-ring"
+DEVICE = "cpu"
 REPORT, judge = suite_ring_report, suite_ring_targets.judge
 QUICK = 32
 """By what --quick divides lengths; it takes fewer ranks and a shorter timeout as well."""

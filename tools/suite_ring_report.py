@@ -7,7 +7,7 @@ from typing import Any
 
 from dilkit.tools.bench_report import seconds
 from dilkit.tools.suite_ring_targets import good
-from dilkit.tools.text import in_bytes
+from dilkit.tools.text import aligned, in_bytes, markdown_table
 
 Result = dict[str, Any]
 Rows = list[tuple[str, ...]]
@@ -119,18 +119,13 @@ until the last of the others knew, or, where these are ended without a word, unt
 
 def text(result: Result) -> str:
     """The report for the terminal."""
-    tables = [_aligned(rows(result)) for rows in (figure_rows, memory_rows, volume_rows, fault_rows)]
+    tables = [aligned(rows(result)) for rows in (figure_rows, memory_rows, volume_rows, fault_rows)]
     return "\n".join([*headline(result), *(line for table in tables for line in ("", *table)), "", *notes(result)])
-
-
-def _aligned(rows: Rows) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def figures_markdown(result: Result) -> str:
     """Where, and the figures beside their limits."""
-    return "\n".join([*(f"{line}  " for line in headline(result)), "", *_markdown_table(figure_rows(result))])
+    return "\n".join([*(f"{line}  " for line in headline(result)), "", *markdown_table(figure_rows(result))])
 
 
 def markdown(result: Result) -> str:
@@ -141,15 +136,8 @@ def markdown(result: Result) -> str:
         ("Forward bytes of the busiest rank: one million tokens, bf16", volume_rows(result)),
         ("Faults", fault_rows(result)),
     ):
-        parts += ["", f"## {title}", "", *_markdown_table(rows)]
+        parts += ["", f"## {title}", "", *markdown_table(rows)]
     return "\n".join([*parts, "", *(f"* {note}" for note in notes(result)), "", METHOD, "", f"`{result['command']}`", ""])
-
-
-def _markdown_table(rows: Rows) -> list[str]:
-    names, *rest = rows
-    return [
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (names, ("---",) * len(names), *rest)
-    ]
 
 
 def draw(result: Result, path: Path) -> None:

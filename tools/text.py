@@ -69,3 +69,17 @@ def in_seconds(seconds: float) -> str:
 def in_thousands(number: float) -> str:
     """A count for people, to three or four digits: 12, 4,096, 1.2e+07."""
     return f"{number:,.3g}" if number >= 1e6 or number < 100 else f"{number:,.0f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns, however wide."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table; the first row is its head."""
+    names, *rest = rows
+    return [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (names, ("---",) * len(names), *rest)
+    ]
