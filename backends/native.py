@@ -54,6 +54,7 @@ class Native(Backend):
     requires = ("torch",)
     limits = Limits(devices=frozenset({"cpu"}))
     priority = 20
+    reproducible = True
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         branches = len(problem.pattern.branches)

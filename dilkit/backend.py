@@ -116,6 +116,8 @@ class Backend(ABC):
     requires: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[Limits] = Limits()
     priority: ClassVar[int] = 0
+    reproducible: ClassVar[bool] = False
+    """Whether equal inputs give equal bits, run after run: `dilkit verify --repeats` holds it to that."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every reason why this backend cannot compute `problem`; empty when it can."""

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 
 from dilkit import register_backend, unregister_backend
 from dilkit.backend import Limits
+from dilkit.backends.native import Native
 from dilkit.backends.reference import Reference
-from dilkit.tools import info, verify
+from dilkit.tools import conformance, info, verify
 from dilkit.tools.cli import COMMANDS, main
-from dilkit.tools.problems import PROBLEMS
+from dilkit.tools.problems import LARGE, PROBLEMS
 from dilkit.tools.terminal import coloured
 
 
@@ -303,6 +305,39 @@ def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], 
     text = output(capsys, "verify", "--backend", picky, code=1)
     assert "FAIL causal-nested-float16" in text
     assert "NOT every result is right" in text
+
+
+@pytest.fixture
+def one_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(LARGE[0], variant="causal", seq=64, head_dim=8, is_causal=True)
+    monkeypatch.setattr(verify, "LARGE", (tiny,))
+
+
+def test_verify_computes_large_cases_again(
+    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = json_output(capsys, "verify", "--backend", "native,reference", "--large", "--repeats", "3")
+    assert report["cases"] == few_problems + 1
+    assert report["repeats"] == dict(times=3, differing=dict(native=0))
+    monkeypatch.setattr(conformance, "repeats_that_differ", lambda *_: 2)
+    text = output(capsys, "verify", "--backend", "native", "--large", "--repeats", "3", code=1)
+    assert "computed 3 times more: 2 DIFFER" in text
+
+
+def test_results_that_change_are_counted() -> None:
+    class Restless(Native):
+        name = "restless"
+
+        def forward(self, *arguments: Any) -> Any:
+            out, lse = super().forward(*arguments)
+            self.calls = getattr(self, "calls", 0) + 1
+            return (out + 1 if self.calls == 3 else out), lse
+
+    register_backend(Restless())
+    try:
+        assert conformance.repeats_that_differ("restless", replace(LARGE[0], seq=64, head_dim=8), "cpu", 4) == 1
+    finally:
+        unregister_backend("restless")
 
 
 def test_verify_goes_by_the_environment(

@@ -71,6 +71,14 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
     return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
 
 
+def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:
+    """How many of `repeats` further computations of `case`, forward and gradients, differ in a bit from the first."""
+    tensors = make_tensors(case, device)
+    compute = partial(_differentiated, partial(_call, case, backend), tensors, case.gradients)
+    first = compute()
+    return sum(any(not torch.equal(x, first[name]) for name, x in compute().items()) for _ in range(repeats))
+
+
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Within the block, `torch.empty` and its like hand out NaN, so that output left unwritten is seen."""

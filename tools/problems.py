@@ -220,3 +220,23 @@ def _problems() -> tuple[Case, ...]:
 
 
 PROBLEMS = _problems()
+
+_LONG = Pattern([256, 1024, 2048], [1, 4, 16])
+_LARGE = {
+    "nested": {},
+    "causal": dict(is_causal=True),
+    "head_dim 128": dict(head_dim=128),
+    "head_dim 128 causal mask": dict(head_dim=128, is_causal=True, mask="random"),
+    "head_dim 96 odd length": dict(head_dim=96, seq=2039),
+    "head_dim 72 grouped": dict(head_dim=72, kv_heads=2, is_causal=True),
+    "not nested": dict(pattern=Pattern([600, 1000, 1900], [3, 5, 7]), seq=2011, mask="right"),
+    "once": dict(pattern=Pattern([256, 1024, 2048], [2, 4, 8], overlap="once")),
+    "batch": dict(batch=3, seq=1025, layout="sliced"),
+    "dense causal": dict(pattern=Pattern.dense(), seq=1023, is_causal=True),
+}
+LARGE = tuple(
+    Case(feature="large", variant=variant, dtype=dtype, **{**dict(pattern=_LONG, seq=2048, head_dim=64, batch=1), **fields})
+    for variant, fields in _LARGE.items()
+    for dtype in ("float32", "bfloat16", "float16")
+)
+"""Cases of many tiles, for devices: on a CPU the oracle alone takes seconds for each."""

@@ -5,21 +5,31 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import DTYPES
+from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
-from dilkit.tools.arguments import add_backend_argument, device_here
+from dilkit.tools.arguments import add_backend_argument, device_here, whole
 from dilkit.tools.interrupt import load_torch
-from dilkit.tools.problems import PROBLEMS
+from dilkit.tools.problems import LARGE, PROBLEMS
 from dilkit.tools.text import grid, print_json, table
 
 if TYPE_CHECKING:
     from dilkit.tools.conformance import Result
+    from dilkit.tools.problems import Case
 
-HELP = "check every backend against the fp64 oracle on the problem list"
+HELP = """\
+check every backend against the fp64 oracle on the problem list
+
+On a CUDA device each of torch's kernels is checked by itself too (sdpa:flash and so on), the list goes on with larger cases, and
+backends that promise equal bits run after run are held to it. Exit code 1 when anything is wrong."""
 OUTPUTS = ("out", "lse", "dq", "dk", "dv")
+REPEATS = 100
+REPEATED = ("causal", "head_dim 128")
+"""The large cases that are computed again and again."""
 
 _LEGEND = """\
 A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right,
@@ -27,15 +37,26 @@ for gradients 3. -: refused or not computed; FAIL: wrong."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --backend and --device."""
+    """Add --backend, --device, --large and --repeats."""
     add_backend_argument(parser, "those to check (default: DILKIT_BACKEND's, else all)")
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
+    parser.add_argument("--large", action="store_true", help="larger cases too: on a CPU they take minutes (on CUDA always)")
+    repeats = f"how often to compute a large case anew and compare bits (default {REPEATS} on CUDA, else 0)"
+    parser.add_argument("--repeats", type=whole(0), metavar="N", help=repeats)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables. 0 = every case that a backend takes is right, 1 = something failed or is broken, or nothing passed."""
-    results = _checked(args.backend or requested_backends() or list_backends(), args.device)
-    report = collect(results, args.device)
+    load_torch()
+    on_cuda = args.device.startswith("cuda")
+    cases = (*PROBLEMS, *LARGE) if args.large or on_cuda else tuple(PROBLEMS)
+    repeats = (REPEATS if on_cuda else 0) if args.repeats is None else args.repeats
+    chosen = args.backend or requested_backends()
+    with _one_by_one(on_cuda and not chosen) as kernels:
+        names = chosen or (*list_backends(), *kernels)
+        report = collect(_checked(names, cases, args.device), args.device, len(cases))
+        report["repeats"] = dict(times=repeats, differing=_repeated(names, args.device, repeats) if repeats else {})
+    report["right"] = report["right"] and not any(report["repeats"]["differing"].values())
     if args.json:
         print_json("verify", report)
     else:
@@ -43,7 +64,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report["right"] else 1
 
 
-def collect(results: list[Result], device: str) -> dict[str, Any]:
+def _one_by_one(wanted: bool) -> AbstractContextManager[tuple[str, ...]]:
+    from dilkit.tools.one_kernel import one_kernel_backends
+
+    return one_kernel_backends("cuda") if wanted else nullcontext(())
+
+
+def collect(results: list[Result], device: str, cases: int) -> dict[str, Any]:
     """The results as plain data: for each backend its counts, tables of worst ratios, refusals and failures."""
     by_backend: dict[str, list[Result]] = {}
     for result in results:
@@ -51,18 +78,33 @@ def collect(results: list[Result], device: str) -> dict[str, Any]:
     judged = {name: _judged(own) for name, own in by_backend.items()}
     counts = Counter(result.verdict for result in results)
     right = counts["passed"] > 0 and not counts["failed"] and not counts["broken"]
-    return dict(device=device, cases=len(PROBLEMS), right=right, backends=judged)
+    return dict(device=device, cases=cases, right=right, backends=judged)
 
 
-def _checked(backends: tuple[str, ...], device: str) -> list[Result]:
-    load_torch()
+def _checked(backends: tuple[str, ...], cases: tuple[Case, ...], device: str) -> list[Result]:
     from tqdm import tqdm
 
     from dilkit.tools.conformance import check
 
-    todo = [(backend, case) for case in PROBLEMS for backend in backends]  # case by case: the oracle's results are used at once
+    todo = [(backend, case) for case in cases for backend in backends]  # case by case: the oracle's results are used at once
     progress = tqdm(todo, file=sys.stderr, disable=not sys.stderr.isatty(), unit="check", leave=False)
     return [check(backend, case, device) for backend, case in progress]
+
+
+def _repeated(names: tuple[str, ...], device: str, repeats: int) -> dict[str, int]:
+    """Of each backend that promises equal bits: how many computations of large cases differed from the first of their case."""
+    from tqdm import tqdm
+
+    from dilkit.tools.conformance import check, repeats_that_differ
+
+    known = known_backends()
+    able = [name for name in names if getattr(known[name], "reproducible", False)]
+    todo = [(name, case) for name in able for case in LARGE if case.variant in REPEATED]
+    found: dict[str, int] = {}
+    for name, case in tqdm(todo, file=sys.stderr, disable=not sys.stderr.isatty(), unit="case", leave=False):
+        if check(name, case, device).verdict == "passed":
+            found[name] = found.get(name, 0) + repeats_that_differ(name, case, device, repeats)
+    return found
 
 
 def _judged(results: list[Result]) -> dict[str, Any]:
@@ -104,6 +146,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
             lines += grid("worst error", DTYPES, rows)
         lines += table((f"{times} refused", reason) for reason, times in judged["refusals"].items())
         lines += table((f"FAIL {f['case']}", "\n".join(f["reasons"])) for f in judged["failures"])
+    for name, differing in report["repeats"]["differing"].items():
+        said = "equal in every bit" if not differing else f"{differing} DIFFER"
+        lines += ["", f"{name}: large cases computed {report['repeats']['times']} times more: {said}"]
     return [*lines, "", *_LEGEND.splitlines(), "every result is right" if report["right"] else "NOT every result is right"]
 
 
