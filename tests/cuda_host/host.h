@@ -1,0 +1,30 @@
+/* The kernels on the CPU: what intrinsics.cuh has for CUDA, in plain C. A kernel file is one translation unit, and a library.
+
+   The threads of a block are fibers of one thread of the process, so a block is computed in an order that the launch chooses, and
+   whatever the threads say to each other is seen here. Blocks run one after the other; several copies of the library share them. */
+#ifndef DILKIT_HOST
+#define DILKIT_HOST
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEVICE static inline __attribute__((unused))
+
+#include "fiber.h"
+#include "block.h"
+#include "memory.h"
+#include "numbers.h"
+#include "warp.h"
+
+/* `host_launch` is what the launcher calls: 0, or 1 with what went wrong in launch->error. */
+#define KERNEL(name)                                                                                                              \
+    static void name(const Call call);                                                                                            \
+    static void host_thread_body(const void *call) { name(*(const Call *)call); }                                                 \
+    int host_launch_##name(const void *call, const Launch *launch) { return host_run(#name, host_thread_body, call, launch); }    \
+    static void name(const Call call)
+
+#endif

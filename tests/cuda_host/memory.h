@@ -1,0 +1,158 @@
+/* Global memory, checked against the ranges of the launch; shared memory, NaN at the start of every block; copies between them. */
+#ifndef DILKIT_HOST_MEMORY
+#define DILKIT_HOST_MEMORY
+
+enum { DYNAMIC_BYTES = 228 * 1024, GUARD = 1024, MAX_COPIES = 512, VECTOR_BYTES = 16 };
+
+#define SHARED static __attribute__((section("shared"), aligned(128)))
+#define DYNAMIC_SHARED(name) unsigned char *const name = host_dynamic
+
+static unsigned char host_dynamic[DYNAMIC_BYTES + GUARD] __attribute__((aligned(1024)));
+static char host_shared_first[128] __attribute__((section("shared"), used, aligned(128)));
+extern char __start_shared[] __attribute__((visibility("hidden"))), __stop_shared[] __attribute__((visibility("hidden")));
+
+static Range host_range;
+
+static void host_forget_range(void) { host_range = (Range){0}; }
+
+/* All bits set: a NaN in every format. */
+static void host_shared_starts(void) {
+    memset(__start_shared, 0xff, __stop_shared - __start_shared);
+    memset(host_dynamic, 0xff, host.launch->shared_bytes + GUARD);
+}
+
+static void host_shared_ends(void) {
+    for (int i = 0; i < GUARD; i++)
+        if (host_dynamic[host.launch->shared_bytes + i] != 0xff)
+            host_fail("byte %d of dynamic shared memory was written: there are %d", (int)host.launch->shared_bytes + i,
+                      (int)host.launch->shared_bytes);
+}
+
+/* Looks for a range that holds `bytes` at `address`, and keeps it for the next time. */
+static __attribute__((noinline)) void host_find_range(uintptr_t address, int64_t bytes, const char *place) {
+    const Launch *launch = host.launch;
+    for (int64_t i = 0; i < launch->range_count; i++) {
+        host_range = launch->ranges[i];
+        if (address >= host_range.low && address + bytes <= host_range.low + host_range.bytes)
+            return;
+    }
+    const Range *near = 0;
+    for (int64_t i = 0; i < launch->range_count; i++)
+        if (address >= launch->ranges[i].low && (!near || launch->ranges[i].low > near->low))
+            near = &launch->ranges[i];
+    host_range.bytes = 0;
+    if (!near)
+        host_fail("%d bytes at %p are in no tensor of the call (%s)", (int)bytes, (void *)address, place);
+    host_fail("out of bounds: %d bytes at byte %lld of %s, which has %lld (%s)", (int)bytes, (long long)(address - near->low),
+              near->name, (long long)near->bytes, place);
+}
+
+static inline void host_check(const void *pointer, int64_t bytes, int64_t alignment, const char *place) {
+    uintptr_t address = (uintptr_t)pointer;
+    if (address % alignment)
+        host_fail("misaligned: %p is no multiple of %d (%s)", pointer, (int)alignment, place);
+    if (address < host_range.low || address + bytes > host_range.low + host_range.bytes)
+        host_find_range(address, bytes, place);
+}
+
+#define LOAD(pointer)                                                                                                              \
+    ({                                                                                                                             \
+        __typeof__(pointer) place_ = (pointer);                                                                                    \
+        host_check(place_, sizeof *place_, _Alignof(__typeof__(*place_)), HOST_PLACE);                                             \
+        *place_;                                                                                                                   \
+    })
+#define STORE(pointer, value)                                                                                                      \
+    ({                                                                                                                             \
+        __typeof__(pointer) place_ = (pointer);                                                                                    \
+        host_check(place_, sizeof *place_, _Alignof(__typeof__(*place_)), HOST_PLACE);                                             \
+        *place_ = (value);                                                                                                         \
+        (void)0;                                                                                                                   \
+    })
+#define atomic_add(pointer, amount)                                                                                                \
+    ({                                                                                                                             \
+        int *place_ = (pointer);                                                                                                   \
+        host_check(place_, sizeof *place_, sizeof *place_, HOST_PLACE);                                                            \
+        __atomic_fetch_add(place_, (amount), __ATOMIC_SEQ_CST);                                                                    \
+    })
+
+typedef struct {
+    unsigned x, y, z, w;
+} __attribute__((aligned(16), may_alias)) uint4;
+typedef struct {
+    float x, y, z, w;
+} __attribute__((aligned(16), may_alias)) float4;
+
+DEVICE float4 make_float4(float x, float y, float z, float w) { return (float4){x, y, z, w}; }
+DEVICE uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return (uint4){x, y, z, w}; }
+
+#define load_words(pointer) LOAD((const uint4 *)(pointer))
+#define store_words(pointer, words) STORE((uint4 *)(pointer), words)
+#define load_floats(pointer) LOAD((const float4 *)(pointer))
+#define store_floats(pointer, floats) STORE((float4 *)(pointer), floats)
+
+static void host_check_shared(const void *pointer, const char *place) {
+    const char *p = pointer;
+    int inside = (p >= __start_shared && p + VECTOR_BYTES <= __stop_shared) ||
+                 (p >= (char *)host_dynamic && p + VECTOR_BYTES <= (char *)host_dynamic + host.launch->shared_bytes);
+    if (!inside)
+        host_fail("out of bounds: 16 bytes at %p are not in shared memory (%s)", pointer, place);
+    if ((uintptr_t)pointer % VECTOR_BYTES)
+        host_fail("misaligned: %p in shared memory is no multiple of 16 (%s)", pointer, place);
+}
+
+/* The copies that a thread has begun, in the order of their groups: [done, begun) are under way. */
+typedef struct {
+    void *to;
+    const void *from;
+    int group;
+} Copy;
+
+static struct {
+    Copy copy[MAX_COPIES];
+    int begun, done, group;
+} host_copies[THREADS];
+
+/* Nothing can be said of the target until the copy is waited for: it is NaN. */
+static void host_copy(void *to, const void *from, int present, const char *place) {
+    host_check_shared(to, place);
+    if (present)
+        host_check(from, VECTOR_BYTES, VECTOR_BYTES, place);
+    int mine = host.current;
+    if (host_copies[mine].begun - host_copies[mine].done == MAX_COPIES)
+        host_fail("more than %d copies under way (%s)", MAX_COPIES, place);
+    Copy copy = {to, present ? from : 0, host_copies[mine].group};
+    host_copies[mine].copy[host_copies[mine].begun++ % MAX_COPIES] = copy;
+    memset(to, 0xff, VECTOR_BYTES);
+}
+
+static void host_copy_wait(int pending) {
+    int mine = host.current;
+    while (host_copies[mine].done < host_copies[mine].begun) {
+        Copy copy = host_copies[mine].copy[host_copies[mine].done % MAX_COPIES];
+        if (copy.group >= host_copies[mine].group - pending)
+            return;
+        host_copies[mine].done++;
+        if (copy.from)
+            memcpy(copy.to, copy.from, VECTOR_BYTES);
+        else
+            memset(copy.to, 0, VECTOR_BYTES);
+    }
+}
+
+static void host_thread_starts(void) {
+    int mine = host.current;
+    host_copies[mine].begun = host_copies[mine].done = host_copies[mine].group = 0;
+}
+
+static void host_thread_ends(void) {
+    int under_way = host_copies[host.current].begun - host_copies[host.current].done;
+    if (under_way)
+        host_fail("finished with %d copies that it never waited for", under_way);
+}
+
+#define copy_async(to, from) host_copy(to, from, 1, HOST_PLACE)
+#define copy_async_or_zero(to, from, present) host_copy(to, from, present, HOST_PLACE)
+#define copy_async_commit() ((void)host_copies[host.current].group++)
+#define copy_async_wait(pending) host_copy_wait(pending)
+
+#endif
