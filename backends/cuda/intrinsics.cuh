@@ -33,7 +33,7 @@
 
 #define DEVICE static __device__ __forceinline__
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const Call call)
-#define SHARED __shared__
+#define SHARED __shared__ __align__(16)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define LOAD(pointer) (*(pointer))
 #define STORE(pointer, value) (*(pointer) = (value))

@@ -16,8 +16,8 @@ typedef struct {
 typedef struct {
     int blocks, first_block, block_step, order;
     uint64_t seed;
-    int64_t shared_bytes, range_count;
-    const Range *ranges;
+    int64_t shared_bytes, range_count, array_count;
+    const Range *ranges, *arrays;
     char *error;
 } Launch;
 
@@ -44,10 +44,11 @@ static const Together BLOCK_BARRIER = {"synchronize", 0, 0, 0, 0}, FINISHED = {"
 static struct {
     Lane lane[MAX_THREADS];
     Fiber launcher;
-    const Launch *launch;
+    Launch launch;
     const char *kernel;
     void (*body)(const void *);
     const void *call;
+    int64_t call_bytes;
     char *stacks;
     int current, block, warp_turn, lane_turn;
     int warp_order[MAX_THREADS / WARP], lane_order[WARP];
@@ -57,21 +58,24 @@ static struct {
 
 DEVICE int thread_index(void) { return host.current; }
 DEVICE int block_index(void) { return host.block; }
-DEVICE int block_count(void) { return host.launch->blocks; }
+DEVICE int block_count(void) { return host.launch.blocks; }
 
 enum { WARPS = (THREADS + WARP - 1) / WARP };
 
-static int host_lanes(int warp) { return warp == WARPS - 1 ? THREADS - warp * WARP : WARP; }
+UNCHECKED static int host_lanes(int warp) { return warp == WARPS - 1 ? THREADS - warp * WARP : WARP; }
 
 static void host_shared_starts(void);
 static void host_shared_ends(void);
 static void host_thread_starts(void);
 static void host_thread_ends(void);
 static void host_forget_range(void);
+static void host_barrier_passed(void);
+static void host_warp_barrier_passed(int warp);
+static void host_check_starts(void);
 
 /* Writes what went wrong, and leaves the block for good if one of its threads is running. */
 static __attribute__((format(printf, 1, 2))) void host_fail(const char *format, ...) {
-    char *text = host.launch->error;
+    char *text = host.launch.error;
     int used = snprintf(text, ERROR, "%s, block %d, thread %d: ", host.kernel, host.block, host.current);
     va_list arguments;
     va_start(arguments, format);
@@ -84,29 +88,32 @@ static __attribute__((format(printf, 1, 2))) void host_fail(const char *format, 
     fiber_switch(&nowhere, &host.launcher);
 }
 
-static void host_shuffle_order(int *order, int count) {
+UNCHECKED static void host_shuffle_order(int *order, int count) {
     for (int i = 0; i < count; i++)
-        order[i] = host.launch->order == REVERSE ? count - 1 - i : i;
-    for (int i = count - 1; i > 0 && host.launch->order == RANDOM; i--) {
+        order[i] = host.launch.order == REVERSE ? count - 1 - i : i;
+    for (int i = count - 1; i > 0 && host.launch.order == RANDOM; i--) {
         host.random = host.random * 6364136223846793005u + 1442695040888963407u;
         int other = (int)((host.random >> 33) % (unsigned)(i + 1)), mine = order[i];
         order[i] = order[other], order[other] = mine;
     }
 }
 
-static int host_same(const Lane *a, const Lane *b) {
+UNCHECKED static int host_same(const Lane *a, const Lane *b) {
     return a->waits == b->waits && (a->place == b->place || !strcmp(a->place, b->place));
 }
 
 static void host_diverged(int thread, int other) {
     const Lane *a = &host.lane[thread], *b = &host.lane[other];
     host.current = thread;
-    host_fail("threads diverge: it waits in %s (%s), while thread %d %s %s(%s)", a->waits->name, a->place, other,
-              b->waits == &FINISHED ? "has" : "waits in", b->waits->name, b->place);
+    if (b->waits == &FINISHED)
+        host_fail("threads diverge: it waits in %s (%s), thread %d has finished", a->waits->name, a->place, other);
+    else
+        host_fail("threads diverge: it waits in %s (%s), thread %d in %s (%s)", a->waits->name, a->place, other, b->waits->name,
+                  b->place);
 }
 
 /* Whether all threads from `first` on wait for the same as that one. None of them can go on. */
-static void host_demand_same(int first, int count) {
+UNCHECKED static void host_demand_same(int first, int count) {
     for (int i = 1; i < count; i++)
         if (!host_same(&host.lane[first], &host.lane[first + i])) {
             int swap = host.lane[first].waits == &FINISHED;
@@ -114,13 +121,13 @@ static void host_demand_same(int first, int count) {
         }
 }
 
-static void host_release(int first, int count) {
+UNCHECKED static void host_release(int first, int count) {
     for (int i = 0; i < count; i++)
         host.lane[first + i].waits = 0;
 }
 
 /* All lanes of a warp wait: they do together what they wait for, and go on. 0 if they wait for other warps. */
-static int host_warp_meets(int warp) {
+UNCHECKED static int host_warp_meets(int warp) {
     int first = warp * WARP, count = host_lanes(warp);
     host_demand_same(first, count);
     Lane *lane = &host.lane[first];
@@ -134,10 +141,11 @@ static int host_warp_meets(int warp) {
 }
 
 /* All warps wait: the barrier opens, or the block is at its end. */
-static int host_block_meets(void) {
+UNCHECKED static int host_block_meets(void) {
     host_demand_same(0, THREADS);
     if (host.lane[0].waits == &FINISHED)
         return 0;
+    host_barrier_passed();
     host_release(0, THREADS);
     host_shuffle_order(host.warp_order, WARPS);
     host.warp_turn = 0;
@@ -145,7 +153,7 @@ static int host_block_meets(void) {
 }
 
 /* The thread that runs next, -1 at the end of the block: lane after lane of a warp until all wait, warp after warp. */
-static int host_next(void) {
+UNCHECKED static int host_next(void) {
     for (;;) {
         int warp = host.warp_order[host.warp_turn];
         while (++host.lane_turn < host_lanes(warp)) {
@@ -161,7 +169,7 @@ static int host_next(void) {
 }
 
 /* The running thread waits; returns when it may go on. */
-static void host_wait(const Together *together, const char *place) {
+UNCHECKED static void host_wait(const Together *together, const char *place) {
     int mine = host.current;
     host.lane[mine].waits = together, host.lane[mine].place = place;
     int next = host_next();
@@ -187,6 +195,7 @@ static void host_thread(void) {
 static void host_run_block(int block) {
     host.block = block;
     host_shared_starts();
+    host_barrier_passed();
     for (int i = 0; i < THREADS; i++) {
         /* Stacks begin at different places of the cache. */
         char *low = host.stacks + (int64_t)i * STACK;
@@ -205,10 +214,11 @@ static void host_run_block(int block) {
         host_shared_ends();
 }
 
-static int host_run(const char *kernel, void (*body)(const void *), const void *call, const Launch *launch) {
-    host.kernel = kernel, host.body = body, host.call = call, host.launch = launch;
+static int host_run(const char *kernel, void (*body)(const void *), const void *call, int64_t call_bytes, const Launch *launch) {
+    host.kernel = kernel, host.body = body, host.call = call, host.call_bytes = call_bytes, host.launch = *launch;
     host.random = launch->seed, host.failed = 0;
     host_forget_range();
+    host_check_starts();
     if (!host.stacks)
         host.stacks = aligned_alloc(4096, (size_t)THREADS * STACK);
     for (int block = launch->first_block; block < launch->blocks && !host.failed; block += launch->block_step)

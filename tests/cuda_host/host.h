@@ -14,17 +14,29 @@
 
 #define DEVICE static inline __attribute__((unused))
 
+/* With HOST_CHECKED the compiler has a function called before each access to memory, but for those of UNCHECKED functions.
+   SITE: the place in the code where the function has been called; the launcher makes a file and a line of it. */
+#ifdef HOST_CHECKED
+#define UNCHECKED __attribute__((no_sanitize("thread", "bounds"), noinline))
+#define SITE ((uint32_t)((char *)__builtin_return_address(0) - __ehdr_start - 1))
+extern char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
+#else
+#define UNCHECKED
+#define SITE 0
+#endif
+
 #include "fiber.h"
 #include "block.h"
 #include "memory.h"
+#include "check.h"
 #include "numbers.h"
 #include "warp.h"
 
 /* `host_launch` is what the launcher calls: 0, or 1 with what went wrong in launch->error. */
 #define KERNEL(name)                                                                                                              \
-    static void name(const Call call);                                                                                            \
+    static __attribute__((noinline)) void name(const Call call);                                                                  \
     static void host_thread_body(const void *call) { name(*(const Call *)call); }                                                 \
-    int host_launch_##name(const void *call, const Launch *launch) { return host_run(#name, host_thread_body, call, launch); }    \
+    int host_launch_##name(const void *call, const Launch *launch) { return host_run(#name, host_thread_body, call, sizeof(Call), launch); }    \
     static void name(const Call call)
 
 #endif

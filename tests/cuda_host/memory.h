@@ -4,11 +4,19 @@
 
 enum { DYNAMIC_BYTES = 228 * 1024, GUARD = 1024, MAX_COPIES = 512, VECTOR_BYTES = 16 };
 
-#define SHARED static __attribute__((section("shared"), aligned(128)))
+/* A gap lies before every array, so that what runs over an end is seen. */
+#define SHARED HOST_SHARED(__COUNTER__)
+#define HOST_SHARED(number) HOST_SHARED_AFTER(number)
+#define HOST_SHARED_AFTER(number)                                                                                                  \
+    static __attribute__((section("shared"), aligned(64), used)) char host_gap_##number[64];                                       \
+    static __attribute__((section("shared"), aligned(64)))
 #define DYNAMIC_SHARED(name) unsigned char *const name = host_dynamic
 
-static unsigned char host_dynamic[DYNAMIC_BYTES + GUARD] __attribute__((aligned(1024)));
-static char host_shared_first[128] __attribute__((section("shared"), used, aligned(128)));
+/* The checks want an alignment of 64 at most. */
+SHARED unsigned char host_dynamic_space[1024 + DYNAMIC_BYTES + GUARD] __attribute__((used));
+#define host_dynamic ((unsigned char *)(((uintptr_t)host_dynamic_space + 1023) & ~(uintptr_t)1023))
+static void host_touch_shared(const char *p, int64_t bytes, int writes, uint32_t site);
+
 extern char __start_shared[] __attribute__((visibility("hidden"))), __stop_shared[] __attribute__((visibility("hidden")));
 
 static Range host_range;
@@ -18,19 +26,18 @@ static void host_forget_range(void) { host_range = (Range){0}; }
 /* All bits set: a NaN in every format. */
 static void host_shared_starts(void) {
     memset(__start_shared, 0xff, __stop_shared - __start_shared);
-    memset(host_dynamic, 0xff, host.launch->shared_bytes + GUARD);
 }
 
 static void host_shared_ends(void) {
     for (int i = 0; i < GUARD; i++)
-        if (host_dynamic[host.launch->shared_bytes + i] != 0xff)
-            host_fail("byte %d of dynamic shared memory was written: there are %d", (int)host.launch->shared_bytes + i,
-                      (int)host.launch->shared_bytes);
+        if (host_dynamic[host.launch.shared_bytes + i] != 0xff)
+            host_fail("byte %d of dynamic shared memory was written: there are %d", (int)host.launch.shared_bytes + i,
+                      (int)host.launch.shared_bytes);
 }
 
 /* Looks for a range that holds `bytes` at `address`, and keeps it for the next time. */
-static __attribute__((noinline)) void host_find_range(uintptr_t address, int64_t bytes, const char *place) {
-    const Launch *launch = host.launch;
+UNCHECKED static __attribute__((noinline)) void host_find_range(uintptr_t address, int64_t bytes, const char *place) {
+    const Launch *launch = &host.launch;
     for (int64_t i = 0; i < launch->range_count; i++) {
         host_range = launch->ranges[i];
         if (address >= host_range.low && address + bytes <= host_range.low + host_range.bytes)
@@ -92,9 +99,10 @@ DEVICE uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 static void host_check_shared(const void *pointer, const char *place) {
     const char *p = pointer;
-    int inside = (p >= __start_shared && p + VECTOR_BYTES <= __stop_shared) ||
-                 (p >= (char *)host_dynamic && p + VECTOR_BYTES <= (char *)host_dynamic + host.launch->shared_bytes);
-    if (!inside)
+    const char *low = (char *)host_dynamic_space, *high = low + sizeof host_dynamic_space;
+    int dynamic = p >= low && p < high;
+    if (p < __start_shared || p + VECTOR_BYTES > __stop_shared ||
+        (dynamic && (p < (char *)host_dynamic || p + VECTOR_BYTES > (char *)host_dynamic + host.launch.shared_bytes)))
         host_fail("out of bounds: 16 bytes at %p are not in shared memory (%s)", pointer, place);
     if ((uintptr_t)pointer % VECTOR_BYTES)
         host_fail("misaligned: %p in shared memory is no multiple of 16 (%s)", pointer, place);
@@ -113,7 +121,7 @@ static struct {
 } host_copies[THREADS];
 
 /* Nothing can be said of the target until the copy is waited for: it is NaN. */
-static void host_copy(void *to, const void *from, int present, const char *place) {
+UNCHECKED static __attribute__((noinline)) void host_copy(void *to, const void *from, int present, const char *place) {
     host_check_shared(to, place);
     if (present)
         host_check(from, VECTOR_BYTES, VECTOR_BYTES, place);
@@ -122,16 +130,18 @@ static void host_copy(void *to, const void *from, int present, const char *place
         host_fail("more than %d copies under way (%s)", MAX_COPIES, place);
     Copy copy = {to, present ? from : 0, host_copies[mine].group};
     host_copies[mine].copy[host_copies[mine].begun++ % MAX_COPIES] = copy;
+    host_touch_shared(to, VECTOR_BYTES, 1, SITE);
     memset(to, 0xff, VECTOR_BYTES);
 }
 
-static void host_copy_wait(int pending) {
+UNCHECKED static __attribute__((noinline)) void host_copy_wait(int pending) {
     int mine = host.current;
     while (host_copies[mine].done < host_copies[mine].begun) {
         Copy copy = host_copies[mine].copy[host_copies[mine].done % MAX_COPIES];
         if (copy.group >= host_copies[mine].group - pending)
             return;
         host_copies[mine].done++;
+        host_touch_shared(copy.to, VECTOR_BYTES, 1, SITE);
         if (copy.from)
             memcpy(copy.to, copy.from, VECTOR_BYTES);
         else

@@ -3,7 +3,7 @@
 #define DILKIT_HOST_WARP
 
 /* out = what the lane `*in[1]` has in `*in[0]`. */
-static void host_exchange(Lane *lanes, const Together *together) {
+UNCHECKED static void host_exchange(Lane *lanes, const Together *together) {
     uint32_t given[WARP];
     (void)together;
     for (int i = 0; i < WARP; i++)
@@ -13,7 +13,7 @@ static void host_exchange(Lane *lanes, const Together *together) {
 }
 
 /* out = a bit for each lane whose `*in[0]` is not zero. */
-static void host_collect(Lane *lanes, const Together *together) {
+UNCHECKED static void host_collect(Lane *lanes, const Together *together) {
     uint32_t bits = 0;
     (void)together;
     for (int i = 0; i < WARP; i++)
@@ -22,11 +22,15 @@ static void host_collect(Lane *lanes, const Together *together) {
         *(uint32_t *)lanes[i].out = bits;
 }
 
-static void host_nothing(Lane *lanes, const Together *together) { (void)lanes, (void)together; }
+/* Memory is in order from here on, among these lanes. */
+static void host_meet(Lane *lanes, const Together *together) {
+    (void)together;
+    host_warp_barrier_passed((int)(lanes - host.lane) / WARP);
+}
 
 /* `count` matrices of 8 x 8 elements of 2 bytes; lane i points at row i % 8 of matrix i / 8. Of each, a lane gets the two elements
    of row lane / 4 from column lane % 4 * 2 on; transposed, of column lane / 4 from that row on. */
-static void host_load_matrices(Lane *lanes, const Together *together) {
+UNCHECKED static void host_load_matrices(Lane *lanes, const Together *together) {
     for (int m = 0; m < together->count; m++)
         for (int i = 0; i < WARP; i++) {
             uint16_t pair[2];
@@ -47,7 +51,7 @@ static inline float host_element(uint32_t word, int e, int bfloat) {
 /* out (16 x 8) += in[0] (16 x k) in[1] (k x 8), k = 8 * count. Lane i holds, with g = i / 4 and t = i % 4 * 2: of the left matrix rows g
    and g + 8 at columns t, t + 1, then both at 8 columns further; of the right one rows t, t + 1 of column g, then 8 further; of the
    sum rows g and g + 8 at columns t, t + 1. */
-static void host_multiply(Lane *lanes, const Together *together) {
+UNCHECKED static void host_multiply(Lane *lanes, const Together *together) {
     float left[16][16], right[16][8], sum[16][8];
     for (int i = 0; i < WARP; i++) {
         int g = i / 4, t = i % 4 * 2;
@@ -74,7 +78,7 @@ static void host_multiply(Lane *lanes, const Together *together) {
     }
 }
 
-static const Together SYNCHRONIZE_WARP = {"synchronize_warp", host_nothing, 0, 0, 0}, SHUFFLE = {"shuffle", host_exchange, 0, 0, 0},
+static const Together SYNCHRONIZE_WARP = {"synchronize_warp", host_meet, 0, 0, 0}, SHUFFLE = {"shuffle", host_exchange, 0, 0, 0},
                       BALLOT = {"ballot", host_collect, 0, 0, 0};
 static const Together LOAD_MATRICES[2][3] = {
     {{"load_matrix", host_load_matrices, 1, 0, 0}, {"load_matrices_2", host_load_matrices, 2, 0, 0},
@@ -102,10 +106,12 @@ static inline uint32_t host_ballot(int condition, const char *place) {
     return result;
 }
 
-static inline void host_load(int index, int transposed, unsigned *out, const void *row, const char *place) {
+UNCHECKED static __attribute__((noinline)) void host_load(int index, int transposed, unsigned *out, const void *row, const char *place) {
     const Together *together = &LOAD_MATRICES[transposed][index];
-    if (host.current % WARP < 8 * together->count)
+    if (host.current % WARP < 8 * together->count) {
         host_check_shared(row, place);
+        host_touch_shared(row, VECTOR_BYTES, 0, SITE);
+    }
     host_together(together, out, row, 0, place);
 }
 

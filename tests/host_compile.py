@@ -1,0 +1,94 @@
+"""Compiles `.cu` files as C, with the host shim in `cuda_host/` in the place of CUDA. Libraries are kept between runs, by contents."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+SHIM = Path(__file__).parent / "cuda_host"
+KERNELS = Path(__file__).parent.parent / "backends" / "cuda"
+FLAGS = ("-x", "c", "-std=gnu11", "-O3", "-march=native", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wno-unused")
+CHECKED = ("-DHOST_CHECKED", "-g", "-fsanitize=thread", "-fsanitize=bounds", "--param=tsan-instrument-func-entry-exit=0")
+
+Macros = tuple[tuple[str, int], ...]
+
+
+@cache
+def library(source: str | Path, macros: Macros, checked: bool, number: int) -> ctypes.CDLL:
+    """Copy `number` of the library of a kernel file: each has shared memory and threads of its own."""
+    compiled = compile_kernel(source, macros, checked)
+    place = compiled.with_suffix(f".{number}.so")
+    with _made(place) as fresh:
+        if fresh:
+            shutil.copyfile(compiled, fresh)
+    return ctypes.CDLL(str(place))
+
+
+@cache
+def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
+    """The library of a kernel file (of backends/cuda, or a path). Raises RuntimeError with what the compiler says."""
+    path = KERNELS / source
+    flags = [*FLAGS, *(CHECKED if checked else ()), *(f"-D{name}={value}" for name, value in macros)]
+    files = sorted([path, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
+    text = [*flags, _run("gcc", "--version"), *(f"{file.name}\n{file.read_text()}" for file in files)]
+    place = _directory() / f"{path.stem}-{hashlib.sha256(chr(0).join(text).encode()).hexdigest()[:24]}.so"
+    with _made(place) as fresh:
+        if fresh:
+            _run("gcc", *flags, f"-I{SHIM}", f"-I{KERNELS}", "-c", "-o", f"{fresh}.o", str(path))
+            _run("gcc", "-shared", "-o", str(fresh), f"{fresh}.o", "-lm")  # apart, or the sanitizers' own runtimes come along
+            Path(f"{fresh}.o").unlink()
+    return place
+
+
+@cache
+def arrays(path: Path) -> tuple[tuple[int, int, str], ...]:
+    """Address, bytes and name of every static array of a library, but for the gaps of `cuda_host/memory.h`."""
+    symbols = (line.split() for line in _run("nm", "-S", "--defined-only", str(path)).splitlines())
+    found = ((int(s[0], 16), int(s[1], 16), s[3].split(".")[0]) for s in symbols if len(s) == 4 and s[2] in "dDbB")
+    return tuple(array for array in found if not array[2].startswith("host_gap"))
+
+
+def with_lines(text: str, path: Path) -> str:
+    """`text` with files and lines for the places in the code of a library, which are marked with `@`."""
+
+    def line(match: re.Match[str]) -> str:
+        places = _run("addr2line", "-i", "-e", str(path), match[1]).splitlines()
+        return " in ".join(Path(place.split(" ")[0]).name for place in places)
+
+    return re.sub(r"@([0-9a-f]+)", line, text)
+
+
+@contextmanager
+def _made(place: Path) -> Iterator[Path | None]:
+    """Where to write what shall be at `place`, all at once; None where it is there already."""
+    if place.exists():
+        yield None
+        return
+    fresh = place.with_suffix(f".{os.getpid()}.new")
+    yield fresh
+    fresh.replace(place)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+def _directory() -> Path:
+    """A directory of the user's own, which nobody else can put libraries into."""
+    place = Path(tempfile.gettempdir()) / f"dilkit-cuda-host-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise PermissionError(f"{place} belongs to another user; set TMPDIR")
+    return place
