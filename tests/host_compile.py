@@ -1,4 +1,4 @@
-"""Compiles `.cu` files as C, with the host shim in `cuda_host/` in the place of CUDA. Libraries are kept between runs, by contents."""
+"""Compiles `.cu` files as C, with the host shim in `cuda_host/` in the place of CUDA. Libraries are kept, by contents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from pathlib import Path
 
 SHIM = Path(__file__).parent / "cuda_host"
 KERNELS = Path(__file__).parent.parent / "backends" / "cuda"
-FLAGS = ("-x", "c", "-std=gnu11", "-O3", "-march=native", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wno-unused")
+FLAGS = (
+    "-x",
+    "c",
+    "-std=gnu11",
+    "-O3",
+    "-march=native",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-Wall",
+    "-Wno-unused",
+    "-Wno-unknown-pragmas",
+)
 CHECKED = ("-DHOST_CHECKED", "-g", "-fsanitize=thread", "-fsanitize=bounds", "--param=tsan-instrument-func-entry-exit=0")
 
 Macros = tuple[tuple[str, int], ...]

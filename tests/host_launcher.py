@@ -63,7 +63,7 @@ class HostLauncher:
         The kernel may touch `memory` (contiguous arrays or tensors by name), or what the views, tables and sizes of `call` say.
         Raises KernelError with kernel, block, thread and place for whatever is caught.
         """
-        call = np.ascontiguousarray(call)
+        call = np.array(call)
         spans = (
             call_spans(call, kernel.macros["STORAGE"]) if memory is None else [(*_span(x), name) for name, x in memory.items()]
         )
