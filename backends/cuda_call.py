@@ -1,0 +1,67 @@
+"""What a CUDA kernel is told: the structs of `cuda/dilated.cuh` as numpy dtypes, byte for byte, and how a call fills them.
+
+`Tile` and `Branch` are `dilkit.tiles.TILE` and `BRANCH`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dilkit.problem import Problem
+from dilkit.tiles import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("head", np.int64)], align=True)
+"""A tensor `(batch, seq, heads, head_dim)`: address, and strides in elements; the last one is 1."""
+
+VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
+ADDRESSES = ("tiles", "branches", "counter")
+COUNTS = ("tile_count", "branch_count", "step", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
+
+CALL = np.dtype(
+    [(name, VIEW) for name in VIEWS]
+    + [(name, np.uint64) for name in ("lse", "delta", "mask")]
+    + [(name, np.int64) for name in ("mask_batch", "mask_row")]
+    + [(name, np.uint64) for name in ADDRESSES]
+    + [(name, np.int32) for name in COUNTS]
+    + [("scale", np.float32)],
+    align=True,
+)
+"""The one argument of every kernel, passed by value. An address that a kernel does not use is 0."""
+
+
+def make_call(
+    problem: Problem,
+    tensors: Mapping[str, Tensor | None],
+    group: Group,
+    tile_count: int,
+    addresses: Mapping[str, int],
+    first: bool,
+) -> np.void:
+    """The `CALL` of one launch over `group`.
+
+    `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
+    `branches` and, if there is one, `counter` lie on the device. `first`: whether no earlier group has written the results.
+    """
+    call = np.zeros((), CALL)
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if name in VIEWS:
+            call[name] = (tensor.data_ptr(), *tensor.stride()[:3])
+        else:
+            call[name] = tensor.data_ptr()
+        if name == "mask":
+            call["mask_batch"], call["mask_row"] = tensor.stride()
+    for name, address in addresses.items():
+        call[name] = address
+    for name in ("batch", "seq", "heads", "kv_heads", "head_dim", "scale"):
+        call[name] = getattr(problem, name)
+    call["tile_count"], call["branch_count"], call["step"] = tile_count, len(group.branches), group.step
+    call["causal"], call["once"], call["first"] = problem.is_causal, problem.pattern.overlap == "once", first
+    return call[()]
