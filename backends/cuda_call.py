@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dilkit.problem import Problem
 from dilkit.tiles import Group
@@ -42,8 +43,8 @@ def make_call(
     tile_count: int,
     addresses: Mapping[str, int],
     first: bool,
-) -> np.void:
-    """The `CALL` of one launch over `group`.
+) -> NDArray[np.void]:
+    """The `CALL` of one launch over `group`: an array of no dimensions, which CuPy passes by value.
 
     `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
     `branches` and, if there is one, `counter` lie on the device. `first`: whether no earlier group has written the results.
@@ -64,4 +65,4 @@ def make_call(
         call[name] = getattr(problem, name)
     call["tile_count"], call["branch_count"], call["step"] = tile_count, len(group.branches), group.step
     call["causal"], call["once"], call["first"] = problem.is_causal, problem.pattern.overlap == "once", first
-    return call[()]
+    return call
