@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dilkit.device import Capability
 
@@ -78,6 +79,25 @@ TABLE = (
 """Kernels on tensor cores before those that compute in fp32 on any device. `dots` goes over the tiles of `dquery`."""
 
 
+REASONS = (
+    (("float32",), OLDEST, "fp32 on CUDA cores"),
+    (("float16",), (7, 5), "tensor cores"),
+    (("bfloat16",), (8, 0), "tensor cores"),
+    (("float16",), (7, 0), "fp32 arithmetic, for tensor cores before 7.5 do not know the instruction that the kernels use"),
+    (("float16",), (6, 2), "fp32 arithmetic, for there are no tensor cores, and sums in fp16 would be wrong"),
+    (("float16",), (6, 1), "fp32 arithmetic, for the fp16 units of this generation are 1/64 as fast"),
+    (("float16",), (6, 0), "fp32 arithmetic, for there are no tensor cores, and sums in fp16 would be wrong"),
+    (("float16",), OLDEST, "fp32 arithmetic, for there are no fp16 units"),
+    (("bfloat16",), OLDEST, "fp32 arithmetic, for tensor cores know bf16 from 8.0 on"),
+)
+"""Why kernels compute as they do, by dtype and capability; first match wins."""
+
+
+def reason(dtype: str, capability: Capability) -> str:
+    """In what the kernels for `dtype` compute on a device of `capability`, and why."""
+    return next(text for dtypes, since, text in REASONS if dtype in dtypes and since <= capability)
+
+
 def padded(head_dim: int) -> int:
     """The least of `HEAD_DIMS` that holds `head_dim`. Raises ValueError where none does."""
     for size in HEAD_DIMS:
@@ -86,6 +106,7 @@ def padded(head_dim: int) -> int:
     raise ValueError(f"head_dim={head_dim}: kernels are made for at most {HEAD_DIMS[-1]}; use another backend")
 
 
+@lru_cache(maxsize=1024)
 def kernel_for(role: str, dtype: str, head_dim: int, capability: Capability, vector: bool = True) -> Kernel:
     """The kernel of `TABLE` for a role, dtype, head_dim and compute capability. `vector`: whether all rows allow 16-byte loads.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 DEFAULT_CACHE_BYTES = 256 * 1024**2
 
@@ -36,7 +37,12 @@ CPU_ISA = Variable(
     "Instruction set of the CPU kernel: `generic`, `avx2`, `avx512` or `avx512bf16`, as far as the machine has them.",
     "the best there is",
 )
-VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA)
+CUDA_CACHE = Variable(
+    "DILKIT_CUDA_CACHE",
+    "Folder where compiled CUDA kernels are kept, for all processes.",
+    "`dilkit/cuda` in `$XDG_CACHE_HOME`, or in `~/.cache`",
+)
+VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE)
 
 
 def backend_names() -> tuple[str, ...]:
@@ -72,6 +78,18 @@ def cpu_isa(available: tuple[str, ...]) -> str:
     if name not in available:
         raise ValueError(f"{CPU_ISA.name}={name!r} is not an instruction set of this machine; it has {', '.join(available)}")
     return name
+
+
+def cuda_cache() -> Path | None:
+    """The value of `DILKIT_CUDA_CACHE`, or where such files belong; None if it is unset and there is no home folder."""
+    text = os.environ.get(CUDA_CACHE.name, "").strip()
+    caches = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
+    try:
+        return (Path(text) if text else Path(caches, "dilkit", "cuda")).expanduser()
+    except RuntimeError:
+        if text:
+            raise ValueError(f"{CUDA_CACHE.name}={text!r}: there is no such home folder; give the whole path") from None
+        return None
 
 
 @dataclass(frozen=True)

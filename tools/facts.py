@@ -56,6 +56,7 @@ def variables() -> list[dict[str, Any]]:
         environment.BACKEND: requested_backends,
         environment.CACHE_BYTES: environment.cache_bytes,
         environment.CPU_ISA: instruction_set,
+        environment.CUDA_CACHE: environment.cuda_cache,
     }
     found = []
     for v in environment.VARIABLES:

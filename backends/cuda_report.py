@@ -1,0 +1,44 @@
+"""What the compiler reports of a kernel: registers, spills, stack and shared memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(?P<name>\w+)' for '(?P<architecture>\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one kernel takes: registers of a thread, bytes of a thread's stack and of its spilled registers, bytes of static
+    shared memory of a block."""
+
+    name: str
+    architecture: str
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+
+
+def usages(log: str) -> dict[str, Usage]:
+    """The kernels in the log of a compilation with `--ptxas-options=-v`, by name. Raises ValueError for a log without any."""
+    found = {}
+    for match in _ENTRY.finditer(log):
+        shared = re.search(r"(\d+) bytes smem", match["rest"])
+        found[match["name"]] = Usage(
+            name=match["name"],
+            architecture=match["architecture"],
+            registers=int(match["registers"]),
+            stack=int(match["stack"]),
+            spills=int(match["stores"]) + int(match["loads"]),
+            shared=int(shared[1]) if shared else 0,
+        )
+    if not found:
+        raise ValueError(f"no kernel is reported in the compiler's log: {log!r}")
+    return found
