@@ -35,7 +35,7 @@ class _Loaded(NamedTuple):
     resident: int
 
 
-class _Stream(NamedTuple):
+class Stream(NamedTuple):
     """A stream of torch's, as CuPy's launches take one. (CuPy's own class for this would destroy the stream in the end.)"""
 
     ptr: int
@@ -55,7 +55,7 @@ class CupyLauncher:
         import torch
 
         function = self._load(kernel, device).function
-        stream = _Stream(torch.cuda.current_stream(device).cuda_stream)
+        stream = Stream(torch.cuda.current_stream(device).cuda_stream)
         with cupy.cuda.Device(device.index):
             function((blocks,), (kernel.threads,), (call,), shared_mem=kernel.shared_bytes, stream=stream)
 

@@ -41,8 +41,10 @@ class CupyRaw(Backend):
     name = "cupy_raw"
     summary = "our CUDA C++ kernels, all branches in one launch: CUDA from 5.2 on; half types on tensor cores from 7.5 on"
     requires = ("torch", "cupy")
+    extra = "cuda"
     limits = Limits(devices=frozenset({"cuda"}), dtypes=frozenset(STORAGE), min_capability=OLDEST, max_head_dim=max(HEAD_DIMS))
     priority = 5
+    reproducible = True
 
     def __init__(self, launcher: Launcher | None = None, capability: Capability | None = None) -> None:
         self.launcher = launcher or CupyLauncher()

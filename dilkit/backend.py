@@ -108,12 +108,14 @@ class Backend(ABC):
     """Somebody who can compute dilated attention.
 
     A subclass states `name`, `limits` and `priority` (the automatic choice takes the highest that can), lists in
-    `requires` the modules it imports inside its work, and computes `forward` and, unless its limits say otherwise, `backward`.
+    `requires` the modules it imports inside its work (`extra`: the extra of dilkit that brings them), and computes `forward`
+    and, unless its limits say otherwise, `backward`.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     requires: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
     limits: ClassVar[Limits] = Limits()
     priority: ClassVar[int] = 0
     reproducible: ClassVar[bool] = False
@@ -121,7 +123,7 @@ class Backend(ABC):
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every reason why this backend cannot compute `problem`; empty when it can."""
-        return (*missing_modules(self.requires), *self.limits.refusals(problem))
+        return (*missing_modules(self.requires, self.extra), *self.limits.refusals(problem))
 
     def detail(self, problem: Problem) -> str:
         """What exactly would run for a problem that is not refused, and why; empty when there is nothing to choose."""
@@ -155,9 +157,12 @@ class Backend(ABC):
         raise NotImplementedError(f"backend {self.name!r} states gradients in its limits but has no backward")
 
 
-def missing_modules(modules: tuple[str, ...]) -> tuple[Refusal, ...]:
-    """A refusal for each module that is not installed; nothing is imported to find out."""
-    return tuple(Refusal("module", name, "not installed", f"pip install {name}") for name in modules if not _installed(name))
+def missing_modules(modules: tuple[str, ...], extra: str = "") -> tuple[Refusal, ...]:
+    """A refusal for each module that is not installed; nothing is imported to find out. `extra` of dilkit brings them all."""
+    hint = f"pip install 'dilkit[{extra}]'" if extra else ""
+    return tuple(
+        Refusal("module", name, "not installed", hint or f"pip install {name}") for name in modules if not _installed(name)
+    )
 
 
 @lru_cache(maxsize=256)
