@@ -39,8 +39,8 @@ CPU_ISA = Variable(
 )
 CUDA_CACHE = Variable(
     "DILKIT_CUDA_CACHE",
-    "Folder where compiled CUDA kernels are kept, for all processes.",
-    "`dilkit/cuda` in `$XDG_CACHE_HOME`, or in `~/.cache`",
+    "Folder where compiled CUDA kernels are kept, for all processes. (`XDG_CACHE_HOME` unset means `~/.cache`.)",
+    "`dilkit/cuda` in `XDG_CACHE_HOME`",
 )
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE)
 
