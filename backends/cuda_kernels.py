@@ -72,8 +72,10 @@ TABLE = (
     Entry(*DKEYVALUE, ("float16",), (7, 5), threads=128, blocks=2, tile_rows=64),
     Entry(*DKEYVALUE, ("bfloat16",), (8, 0), threads=128, blocks=2, tile_rows=64),
     Entry("forward", "fp32_forward.cu", "fp32_forward", ALL, OLDEST, threads=128, blocks=2, tile_rows=64),
-    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ALL, OLDEST, threads=128, blocks=2, tile_rows=64),
-    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ALL, OLDEST, threads=128, blocks=2, tile_rows=64),
+    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ALL, OLDEST, 128, 3, 64, head_dims=(16, 32, 64)),
+    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ALL, OLDEST, 128, 2, 64),
+    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ALL, OLDEST, 128, 3, 64, head_dims=(16, 32, 64)),
+    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ALL, OLDEST, 128, 2, 64),
     Entry("dots", "row_dots.cu", "row_dots", ALL, OLDEST, threads=128, blocks=8, tile_rows=64),
 )
 """Kernels on tensor cores before those that compute in fp32 on any device. `dots` goes over the tiles of `dquery`."""
@@ -83,12 +85,12 @@ REASONS = (
     (("float32",), OLDEST, "fp32 on CUDA cores"),
     (("float16",), (7, 5), "tensor cores"),
     (("bfloat16",), (8, 0), "tensor cores"),
-    (("float16",), (7, 0), "fp32 arithmetic, for tensor cores before 7.5 do not know the instruction that the kernels use"),
-    (("float16",), (6, 2), "fp32 arithmetic, for there are no tensor cores, and sums in fp16 would be wrong"),
-    (("float16",), (6, 1), "fp32 arithmetic, for the fp16 units of this generation are 1/64 as fast"),
-    (("float16",), (6, 0), "fp32 arithmetic, for there are no tensor cores, and sums in fp16 would be wrong"),
-    (("float16",), OLDEST, "fp32 arithmetic, for there are no fp16 units"),
-    (("bfloat16",), OLDEST, "fp32 arithmetic, for tensor cores know bf16 from 8.0 on"),
+    (("float16",), (7, 0), "fp32 arithmetic; tensor cores before 7.5 do not know the instruction that the kernels use"),
+    (("float16",), (6, 2), "fp32 arithmetic; there are no tensor cores, and sums in fp16 would be wrong"),
+    (("float16",), (6, 1), "fp32 arithmetic; the fp16 units of this generation are 1/64 as fast"),
+    (("float16",), (6, 0), "fp32 arithmetic; there are no tensor cores, and sums in fp16 would be wrong"),
+    (("float16",), OLDEST, "fp32 arithmetic; there are no fp16 units"),
+    (("bfloat16",), OLDEST, "fp32 arithmetic; tensor cores know bf16 from 8.0 on"),
 )
 """Why kernels compute as they do, by dtype and capability; first match wins."""
 

@@ -267,11 +267,11 @@ class TestRefusals:
     ("device", "dtype", "text"),
     [
         ("sm_61", "float32", "fp32 on CUDA cores; fp32_forward"),
-        ("sm_61", "float16", "fp32 arithmetic, for the fp16 units of this generation are 1/64 as fast; fp32_forward"),
-        ("sm_52", "float16", "fp32 arithmetic, for there are no fp16 units; fp32_forward"),
-        ("sm_70", "float16", "fp32 arithmetic, for tensor cores before 7.5"),
+        ("sm_61", "float16", "fp32 arithmetic; the fp16 units of this generation are 1/64 as fast; fp32_forward"),
+        ("sm_52", "float16", "fp32 arithmetic; there are no fp16 units; fp32_forward"),
+        ("sm_70", "float16", "fp32 arithmetic; tensor cores before 7.5"),
         ("sm_75", "float16", "tensor cores; mma_forward"),
-        ("sm_75", "bfloat16", "fp32 arithmetic, for tensor cores know bf16 from 8.0 on; fp32_forward"),
+        ("sm_75", "bfloat16", "fp32 arithmetic; tensor cores know bf16 from 8.0 on; fp32_forward"),
         ("sm_90", "bfloat16", "tensor cores; mma_forward"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from dilkit.device import GENERATIONS, Device, probe
@@ -149,16 +150,21 @@ def _matrix_lines(matrix: list[dict[str, Any]]) -> list[str]:
     rows = []
     for row in judged:
         verdicts = {b["name"]: _mark(b) for b in row["backends"]}
-        rows.append((row["device"], [verdicts.get(name, "") for name in names]))
-    lines = grid("", names, rows) if rows else []
+        device = re.sub(r"^assumed \((.*)\)$", r"\1", row["device"])
+        rows.append((device, [*(verdicts.get(name, "") for name in names), _runs(row)]))
+    lines = grid("", [*names, "runs"], rows) if rows else []
     lines += [f"  {failure(row)}" for row in matrix if failure(row)]
     return [*lines, "  able: would do if asked for; -: refused, `dilkit info --assume sm_61` tells why"]
 
 
 def _mark(backend: dict[str, Any]) -> str:
-    """The verdict in a word; of the one that is picked also what it would run."""
-    runs = backend["detail"].partition(";")[0] if backend["verdict"] == "picked" else ""
-    return f"{MARKS[backend['verdict']]} {runs}".rstrip()
+    """The verdict in a word."""
+    return MARKS[backend["verdict"]]
+
+
+def _runs(row: dict[str, Any]) -> str:
+    """What exactly the backend that is picked would run."""
+    return next((b["detail"].partition(";")[0] for b in row["backends"] if b["verdict"] == "picked"), "")
 
 
 def _override_lines(judged: dict[str, Any]) -> list[str]:
