@@ -75,22 +75,32 @@ static inline void host_check(const void *pointer, int64_t bytes, int64_t alignm
         *place_ = (value);                                                                                                         \
         (void)0;                                                                                                                   \
     })
-#define atomic_add(pointer, amount)                                                                                                \
-    ({                                                                                                                             \
-        int *place_ = (pointer);                                                                                                   \
-        host_check(place_, sizeof *place_, sizeof *place_, HOST_PLACE);                                                            \
-        __atomic_fetch_add(place_, (amount), __ATOMIC_SEQ_CST);                                                                    \
-    })
+#define atomic_add(pointer, amount) host_atomic_add(pointer, amount, HOST_PLACE)
 
-typedef struct {
-    unsigned x, y, z, w;
-} __attribute__((aligned(16), may_alias)) uint4;
-typedef struct {
-    float x, y, z, w;
-} __attribute__((aligned(16), may_alias)) float4;
+UNCHECKED static int host_atomic_add(int *pointer, int amount, const char *place) {
+    host_check(pointer, sizeof *pointer, sizeof *pointer, place);
+    return __atomic_fetch_add(pointer, amount, __ATOMIC_SEQ_CST);
+}
 
-DEVICE float4 make_float4(float x, float y, float z, float w) { return (float4){x, y, z, w}; }
-DEVICE uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return (uint4){x, y, z, w}; }
+#define HOST_VECTOR(type, element, bytes, fields)                                                                                  \
+    typedef struct {                                                                                                               \
+        element fields;                                                                                                            \
+    } __attribute__((aligned(bytes), may_alias)) type;
+#define HOST_2 x, y
+#define HOST_4 x, y, z, w
+HOST_VECTOR(int2, int, 8, HOST_2)
+HOST_VECTOR(int4, int, 16, HOST_4)
+HOST_VECTOR(uint2, unsigned, 8, HOST_2)
+HOST_VECTOR(uint4, unsigned, 16, HOST_4)
+HOST_VECTOR(float2, float, 8, HOST_2)
+HOST_VECTOR(float4, float, 16, HOST_4)
+
+#define make_int2(...) ((int2){__VA_ARGS__})
+#define make_int4(...) ((int4){__VA_ARGS__})
+#define make_uint2(...) ((uint2){__VA_ARGS__})
+#define make_uint4(...) ((uint4){__VA_ARGS__})
+#define make_float2(...) ((float2){__VA_ARGS__})
+#define make_float4(...) ((float4){__VA_ARGS__})
 
 #define load_words(pointer) LOAD((const uint4 *)(pointer))
 #define store_words(pointer, words) STORE((uint4 *)(pointer), words)
