@@ -42,6 +42,12 @@ def code_of(kernel: Kernel, capability: Capability) -> bytes:
     return code
 
 
+def compiler_version() -> tuple[int, int]:
+    """The version of NVRTC. Raises RuntimeError where it cannot be loaded."""
+    major, minor = _nvrtc().getVersion()
+    return major, minor
+
+
 def options_of(kernel: Kernel, capability: Capability) -> tuple[str, ...]:
     """What NVRTC is told: the architecture and every macro."""
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
@@ -58,7 +64,7 @@ def architecture(capability: Capability, known: list[int]) -> str:
     if able:
         return f"sm_{max(able)}"
     shown = ", ".join(f"sm_{number}" for number in known)
-    version = ".".join(map(str, _nvrtc().getVersion()))
+    version = ".".join(map(str, compiler_version()))
     raise RuntimeError(
         f"NVRTC {version} compiles for {shown}, none of which runs on sm_{major}{minor}: install a newer CUDA toolkit for newer "
         "GPUs, one of CUDA 12 for those before sm_75"
@@ -108,7 +114,7 @@ def _place(source: str, arguments: tuple[str, ...]) -> Path | None:
         return None
     texts = _texts()
     headers = sorted(name for name in texts if name.endswith(".cuh"))
-    parts = [*map(str, _nvrtc().getVersion()), *arguments, *(x for name in (source, *headers) for x in (name, texts[name]))]
+    parts = [*map(str, compiler_version()), *arguments, *(x for name in (source, *headers) for x in (name, texts[name]))]
     return folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.cubin"
 
 

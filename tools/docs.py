@@ -209,6 +209,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "command-line": command_help,
     "environment": environment_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
+    "kernels": lambda root: figures.kernels(root / "docs" / "results"),
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "picks": pick_table,
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),

@@ -12,6 +12,7 @@ from dilkit.tools import (
     bench_report,
     demo_report,
     demo_words,
+    kernel_report,
     overhead,
     results,
     suite_gpu_report,
@@ -106,6 +107,16 @@ def _suite_whole(result: Result) -> str:
     return f"{_figures(result)}\n\nAll measurements: [{result['suite']}.md](results/{result['suite']}.md)"
 
 
+def _kernels_whole(result: Result) -> str:
+    return f"{kernel_report.verdict(result)}\n\nAll registers: [kernels.md](results/kernels.md)"
+
+
+def kernels(folder: Path) -> str:
+    """The table of what the compiler makes of the CUDA kernels."""
+    path = folder / "kernels.json"
+    return kernel_report.markdown(results.load(path, "kernels", KINDS["kernels"].needs)) if path.exists() else NOTHING
+
+
 def _figures(result: Result) -> str:
     text: str = SUITES[result["suite"]][1].figures_markdown(result)
     return text
@@ -123,6 +134,7 @@ def _demo_whole(result: Result) -> str:
 KINDS = {
     "bench": Kind(("problem", "method", "lengths", "interrupted"), _bench_short, _bench_whole),
     "demo": Kind(("training", "scaling"), _demo_short, _demo_whole),
+    "kernels": Kind(("nvrtc", "fields", "rows"), kernel_report.verdict, _kernels_whole),
     "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
     "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), _figures, _suite_whole),
     "suite-gpu": Kind(("figures", "cases", "backends", "quick", "interrupted"), _figures, _suite_whole),
