@@ -147,11 +147,12 @@ def _device(tensors: Mapping[str, Tensor | None]) -> torch.device:
 
 def _vectors(tensors: Mapping[str, Tensor | None]) -> bool:
     """Whether every row of every view begins at a multiple of `VECTOR_BYTES` and is a multiple of it long."""
+    bits = 0
     for name, x in tensors.items():
-        if x is None or name not in VIEWS:
-            continue
-        steps = (stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1)
-        size = x.element_size()
-        if any(n % VECTOR_BYTES for n in (x.data_ptr(), x.shape[3] * size, *(step * size for step in steps))):
-            return False
-    return True
+        if x is not None and name in VIEWS:
+            size = x.element_size()
+            bits |= x.data_ptr() | x.shape[3] * size
+            for length, stride in zip(x.shape[:3], x.stride(), strict=False):
+                if length > 1:
+                    bits |= stride * size
+    return bits % VECTOR_BYTES == 0

@@ -12,7 +12,7 @@ import torch
 from project import ROOT
 
 from dilkit import Pattern
-from dilkit.backends.cuda_call import CALL, VIEW, make_call
+from dilkit.backends.cuda_call import _PACKED, CALL, VIEW, make_call
 from dilkit.backends.cuda_kernels import HEAD_DIMS, ROLES, STORAGE, TABLE, kernel_for, padded
 from dilkit.problem import Problem
 from dilkit.tiles import BRANCH, TILE, schedule
@@ -47,6 +47,7 @@ def test_a_call_says_what_the_problem_and_the_tensors_are() -> None:
     mask = torch.zeros(20, 3, dtype=torch.bool).T
     (group,) = schedule(problem, 4).groups
     tensors = {"query": q, "key": k, "value": k, "mask": mask, "delta": None}
+    assert _PACKED.size == CALL.itemsize
     call = make_call(problem, tensors, group, len(group.query_tiles), {"tiles": 16, "branches": 32}, first=True)
     assert call["query"].tolist() == (q.data_ptr(), 640, 32, 8)
     assert call["key"].tolist() == (k.data_ptr(), 640, 32, 8)
