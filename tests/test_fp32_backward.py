@@ -1,0 +1,106 @@
+"""The fp32 gradient kernels, run on the CPU: against the oracle, in any order of threads, to the last bit the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from host_launcher import HostLauncher
+from torch import Tensor
+
+from dilkit import Pattern, dilated_attention
+from dilkit.backends.cuda_call import make_call
+from dilkit.backends.cuda_kernels import Kernel, kernel_for
+from dilkit.tiles import schedule
+from dilkit.tools.conformance import LIMITS, expected
+from dilkit.tools.problems import NESTED, PROBLEMS, Case
+from dilkit.tools.tensors import make_tensors
+
+BLOCKS = 3
+MAXWELL = 5, 2
+NAMES = {"dquery": ("dq",), "dkeyvalue": ("dk", "dv")}
+
+SMALL = [case for case in PROBLEMS if case.dtype != "float64" and case.gradients]
+DEEP = Pattern([128, 256, 512], [1, 2, 4])
+LARGE = [
+    Case(feature="tiles", variant=variant, **{"head_dim": 64, "batch": 1, "heads": 2, "seq": 500, "pattern": DEEP, **fields})
+    for variant, fields in {
+        "several of a class": {},
+        "causal": dict(is_causal=True),
+        "groups": dict(pattern=Pattern([64, 128, 512], [1, 4, 16]), heads=4, seq=515),
+        "grouped heads causal": dict(heads=4, kv_heads=2, is_causal=True, mask="random", seq=300),
+        "wide": dict(head_dim=128, seq=330, mask="right"),
+        "wide causal half": dict(head_dim=120, seq=200, is_causal=True, dtype="float16"),
+        "wide groups": dict(head_dim=128, seq=300, dtype="bfloat16", pattern=Pattern([64, 256], [1, 8]), kv_heads=1),
+        "96": dict(head_dim=96, seq=260, heads=1),
+        "72 of 96": dict(head_dim=72, seq=150, pattern=Pattern.dense(), is_causal=True),
+        "33 of 64 once": dict(head_dim=33, seq=210, pattern=Pattern([64, 192], [1, 3], overlap="once")),
+    }.items()
+]
+
+
+def run(case: Case, role: str, order: str = "forward", seed: int = 0, vector: bool | None = None) -> dict[str, Tensor]:
+    """The gradients that `role` computes of `case`, given what a forward in fp32 arithmetic has made of it."""
+    problem, tensors = case.problem(), make_tensors(case)
+    options = dict(is_causal=case.is_causal, key_padding_mask=tensors.mask, scale=case.scale)
+    out, lse = dilated_attention(*tensors.qkv, case.pattern, backend="native", return_lse=True, **options)
+    delta = (tensors.dout.double() * out.double()).sum(-1).transpose(1, 2) - tensors.dlse.double()
+    grads = {"dquery": tensors.query, "dkey": tensors.key, "dvalue": tensors.value}
+    grads = {name: torch.full(x.shape, torch.nan, dtype=x.dtype) for name, x in grads.items()}
+    given = dict(query=tensors.query, key=tensors.key, value=tensors.value, dout=tensors.dout, **grads)
+    aligned = all(fits(x) for x in given.values())
+    kernel = kernel_for(role, "float32", case.head_dim, MAXWELL, aligned if vector is None else vector)
+    kernel = storing(kernel, case.dtype)
+    given |= dict(lse=lse.contiguous(), delta=delta.float().contiguous(), mask=tensors.mask)
+    launcher = HostLauncher(order, seed)
+    for i, group in enumerate(schedule(problem, kernel.tile_rows).groups):
+        tiles = group.query_tiles if role == "dquery" else group.key_tiles
+        counter = np.zeros(1, np.int32)
+        places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data, counter=counter.ctypes.data)
+        if len(tiles):
+            launcher.launch(kernel, BLOCKS, make_call(problem, given, group, len(tiles), places, first=i == 0))
+    return {"d" + name[1]: x for name, x in grads.items() if "d" + name[1] in NAMES[role]}
+
+
+def storing(kernel: Kernel, dtype: str) -> Kernel:
+    """The fp32 kernel for tensors of another dtype, whatever else would be chosen for those."""
+    storage = {"float32": 0, "float16": 1, "bfloat16": 2}[dtype]
+    return replace(kernel, defines=tuple((name, storage if name == "STORAGE" else x) for name, x in kernel.defines))
+
+
+def fits(x: Tensor) -> bool:
+    """Whether rows begin at multiples of 16 bytes and are a multiple long."""
+    sizes = x.data_ptr(), *(n * x.element_size() for n in (*x.stride()[:3], x.shape[-1]))
+    return all(size % 16 == 0 for size in sizes)
+
+
+def judge(case: Case, found: dict[str, Tensor]) -> None:
+    want = expected(case)
+    for name, x in found.items():
+        error = torch.where(want.exact[name] == x, 0.0, (x.double() - want.exact[name]).abs()).nan_to_num(nan=torch.inf).max()
+        assert error <= LIMITS[name] * want.error[name], f"{name}: {error:.3g}, plain torch {want.error[name]:.3g}"
+
+
+@pytest.mark.parametrize("role", NAMES)
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_problems(case: Case, role: str) -> None:
+    judge(case, run(case, role, order="random", seed=len(case.name)))
+
+
+@pytest.mark.parametrize("role", NAMES)
+@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
+def test_larger_problems(case: Case, role: str) -> None:
+    judge(case, run(case, role))
+
+
+@pytest.mark.parametrize("role", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, role: str) -> None:
+    sizes = dict(batch=1, heads=2, kv_heads=1, seq=140, head_dim=32)
+    case = Case(feature="bits", variant="", pattern=NESTED, is_causal=True, mask="random", dtype=dtype, **sizes)
+    want = run(case, role)
+    for order, seed, vector in [("reverse", 0, True), ("random", 1, True), ("random", 2, False)]:
+        for name, x in run(case, role, order, seed, vector).items():
+            assert torch.equal(x, want[name])
