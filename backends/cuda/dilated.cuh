@@ -89,6 +89,7 @@ DEVICE int next_tile(const Call *call, int *item, Tile *tile, int *batch) {
 /* The branches of `set` that serve query head `head`. */
 DEVICE unsigned serving(const Call *call, unsigned set, int head) {
     unsigned serve = 0;
+#pragma unroll 1
     for (int b = 0; b < call->branch_count; b++) {
         Branch branch = LOAD(call->branches + b);
         serve |= (unsigned)(branch.head_start <= head && head < branch.head_stop) << b;
@@ -111,6 +112,7 @@ DEVICE void append_run(Keys *keys, int b, int low, int high) {
    One thread calls it; `keys` is in shared memory. */
 DEVICE void find_keys(Keys *keys, const Call *call, int row, unsigned set, int lowest, int highest) {
     keys->row = row, keys->set = set, keys->total = keys->runs = 0;
+#pragma unroll 1
     for (int b = 0; b < call->branch_count; b++) {
         if (!(set >> b & 1))
             continue;
@@ -118,6 +120,7 @@ DEVICE void find_keys(Keys *keys, const Call *call, int row, unsigned set, int l
         int low = row / branch.segment * branch.segment, high = least(low + branch.segment, call->seq);
         keys->low[b] = low, keys->high[b] = high, keys->rate[b] = branch.rate;
         int covered_from = high, covered_to = high;
+#pragma unroll 1
         for (int j = 0; j < b; j++)
             if (set >> j & 1 && branch.rate % keys->rate[j] == 0)
                 covered_from = most(low, keys->low[j]), covered_to = least(high, keys->high[j]);
@@ -129,6 +132,7 @@ DEVICE void find_keys(Keys *keys, const Call *call, int row, unsigned set, int l
 /* Where key number `index` of the tile is; *branch: which branch shows it. `index` is below keys->total. */
 DEVICE int key_position(const Keys *keys, int index, int *branch) {
     int r = 0;
+#pragma unroll 1
     while (index >= keys->run[r].count)
         index -= keys->run[r++].count;
     *branch = keys->run[r].branch;
@@ -141,6 +145,7 @@ DEVICE float key_bias(const Keys *keys, int position, int branch, int once) {
     if (!(keys->set & (keys->set - 1)))
         return 0.0f;
     int count = 0;
+#pragma unroll 1
     for (int b = 0; b < MAX_BRANCHES && keys->set >> b; b++) {
         if (!(keys->set >> b & 1) || position < keys->low[b] || position >= keys->high[b])
             continue;

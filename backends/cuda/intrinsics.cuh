@@ -4,6 +4,7 @@
    SHARED     a static array in shared memory        DYNAMIC_SHARED(name)   bytes of shared memory, as many as the launch says
    LOAD(p), STORE(p, x)   one element of global memory; on the CPU, both are checked
    STORAGE    what tensors hold: 0 float, 1 half, 2 bfloat16. Arithmetic is fp32
+   anew(x)    an int x of which the compiler knows nothing: it computes what follows from it there, not ahead of loops, in registers
 
    Words      load_words(p), store_words(p, x)       uint4: 16 bytes of global memory at a multiple of 16
               load_floats(p), store_floats(p, x)     float4: the same
@@ -43,6 +44,10 @@ DEVICE int thread_index(void) { return threadIdx.x; }
 DEVICE int block_index(void) { return blockIdx.x; }
 DEVICE int block_count(void) { return gridDim.x; }
 DEVICE void synchronize(void) { __syncthreads(); }
+DEVICE int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 DEVICE int atomic_add(int *place, int amount) { return atomicAdd(place, amount); }
 
 /* Words */
@@ -142,7 +147,8 @@ DEVICE void copy_async_commit(void) {}
 #define ALL_LANES 0xffffffffu
 
 DEVICE void synchronize_warp(void) { __syncwarp(); }
-DEVICE unsigned ballot(int condition) { return __ballot_sync(ALL_LANES, condition); }
+/* A macro, for CUDA's headers have a `ballot(bool)` of old GPUs, which a function would leave calls to. */
+#define ballot(condition) __ballot_sync(ALL_LANES, condition)
 DEVICE float shuffle(float value, int lane) { return __shfl_sync(ALL_LANES, value, lane); }
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(ALL_LANES, value, mask); }
 DEVICE float shuffle_up(float value, int delta) { return __shfl_up_sync(ALL_LANES, value, delta); }
