@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define DEVICE static inline __attribute__((unused))
+#define APART(branch) ((void)0)
 
 /* With HOST_CHECKED the compiler has a function called before each access to memory, but for those of UNCHECKED functions.
    SITE: the place in the code where the function has been called; the launcher makes a file and a line of it. */
