@@ -42,7 +42,13 @@ CUDA_CACHE = Variable(
     "Folder where compiled CUDA kernels are kept, for all processes. (`XDG_CACHE_HOME` unset means `~/.cache`.)",
     "`dilkit/cuda` in `XDG_CACHE_HOME`",
 )
-VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE)
+TUNED = Variable(
+    "DILKIT_TUNED",
+    "File of the orders of backends that `dilkit tune` has measured, by which the automatic choice goes. A process reads it "
+    "once. `none`: go by no such file.",
+    "`dilkit/tuned.json` in `XDG_CACHE_HOME`",
+)
+VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED)
 
 
 def backend_names() -> tuple[str, ...]:
@@ -82,13 +88,28 @@ def cpu_isa(available: tuple[str, ...]) -> str:
 
 def cuda_cache() -> Path | None:
     """The value of `DILKIT_CUDA_CACHE`, or where such files belong; None if it is unset and there is no home folder."""
-    text = os.environ.get(CUDA_CACHE.name, "").strip()
+    return _path(CUDA_CACHE, "cuda")
+
+
+def tuned() -> str:
+    """`DILKIT_TUNED` as it is written; reading it costs next to nothing."""
+    return os.environ.get(TUNED.name, "")
+
+
+def tuned_file() -> Path | None:
+    """The value of `DILKIT_TUNED`, or where such files belong; None for `none`, or if it is unset and there is no home folder."""
+    return None if tuned().strip() == "none" else _path(TUNED, "tuned.json")
+
+
+def _path(variable: Variable, name: str) -> Path | None:
+    """The value of `variable`, by default `name` in dilkit's folder of cached files, if there is a home folder."""
+    text = os.environ.get(variable.name, "").strip()
     caches = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
     try:
-        return (Path(text) if text else Path(caches, "dilkit", "cuda")).expanduser()
+        return (Path(text) if text else Path(caches, "dilkit", name)).expanduser()
     except RuntimeError:
         if text:
-            raise ValueError(f"{CUDA_CACHE.name}={text!r}: there is no such home folder; give the whole path") from None
+            raise ValueError(f"{variable.name}={text!r}: there is no such home folder; give the whole path") from None
         return None
 
 

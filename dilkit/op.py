@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit import op_rules, registry
+from dilkit import op_rules
 from dilkit.backend import Backend
 from dilkit.device import probe
 from dilkit.op_schema import backends_asked, backward_op, decode_call, encode_call, forward_op, library
 from dilkit.problem import Problem
-from dilkit.selector import requested_backends, select
+from dilkit.selector import requested_backends, select, state
 
 __all__ = ["backward_op", "encode_call", "forward_op", "lse_dtype"]
 
@@ -52,15 +52,13 @@ def _backward(
 def _choose(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, call: str) -> tuple[Backend, Problem]:
     asked = backends_asked(call)
     requested = requested_backends(asked.split(",") if asked else None)
-    return _chosen(
-        requested, registry.generation(), query.shape, key.shape[2], query.dtype, query.device, mask is not None, scale, call
-    )
+    return _chosen(requested, state(), query.shape, key.shape[2], query.dtype, query.device, mask is not None, scale, call)
 
 
 @lru_cache(maxsize=4096)
 def _chosen(
     requested: tuple[str, ...],
-    generation: int,
+    state: tuple[object, ...],
     shape: torch.Size,
     kv_heads: int,
     dtype: torch.dtype,

@@ -1,16 +1,18 @@
-"""Who computes a problem, and why: a pure function from the problem and the known backends to a trace."""
+"""Who computes a problem, and why: a pure function from the problem, the known backends and an order of them to a trace."""
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dilkit import environment, registry
+from dilkit import environment, registry, tuned
 from dilkit.backend import Backend
+from dilkit.preference import Preference, measured_first
+from dilkit.preference_table import table_preference
 from dilkit.problem import Problem
 from dilkit.registry import Broken
 
@@ -25,7 +27,7 @@ class NoBackendError(ValueError):
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one backend: its verdict, all its reasons, and what exactly it would run."""
+    """What became of one backend: its verdict, all its reasons (of the picked one: why it came first), and what it would run."""
 
     name: str
     verdict: str
@@ -46,11 +48,17 @@ class Trace:
         """The name of the backend that computes the problem; None when none can."""
         return next((d.name for d in self.decisions if d.verdict == "picked"), None)
 
+    @property
+    def why(self) -> str | None:
+        """Why the backend that is picked came before others that can; None when none can."""
+        return next(("; ".join(d.reasons) for d in self.decisions if d.verdict == "picked"), None)
+
     def to_dict(self) -> dict[str, Any]:
         """The trace as plain data, for JSON."""
         rows = [dict(name=d.name, verdict=d.verdict, reasons=list(d.reasons), detail=d.detail) for d in self.decisions]
         return dict(
             picked=self.picked,
+            why=self.why,
             requested=list(self.requested),
             device=str(self.problem.device),
             problem=str(self.problem),
@@ -95,18 +103,34 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
     """How the choice for `problem` comes about: every backend with its verdict and all its reasons."""
     if not isinstance(problem, Problem):
         raise TypeError(f"problem={problem!r} is a {type(problem).__name__}; a dilkit.Problem is needed")
-    return trace(problem, registry.backends(), requested_backends(backend))
+    requested = requested_backends(backend)
+    return trace(problem, registry.backends(), requested, preference(problem, requested))
+
+
+def preference(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
+    """The automatic order of backends for `problem`: what was measured on its device, then what the table says.
+
+    None where backends are asked for, which are then tried in the order asked for; no file is read for that.
+    """
+    if requested:
+        return Preference()
+    return measured_first(tuned.seconds(problem), table_preference(problem))
+
+
+def state() -> tuple[object, ...]:
+    """A value that changes whenever a choice may: with the set of backends, and with what was measured."""
+    return registry.generation(), *tuned.state()
 
 
 def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
     """The backend that computes `problem`. Raises `NoBackendError` (a ValueError) with the whole trace when none can."""
-    return _select(problem, requested, registry.generation())
+    return _select(problem, requested, state())
 
 
 @lru_cache(maxsize=4096)
-def _select(problem: Problem, requested: tuple[str, ...], generation: int) -> Backend:
+def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, ...]) -> Backend:
     candidates = registry.backends()
-    decided = trace(problem, candidates, requested)
+    decided = trace(problem, candidates, requested, preference(problem, requested))
     if decided.picked is None:
         raise NoBackendError(
             f"no {'requested ' if requested else ''}backend can compute this call\n{decided}\nsee `dilkit info --help`"
@@ -116,24 +140,54 @@ def _select(problem: Problem, requested: tuple[str, ...], generation: int) -> Ba
     return chosen
 
 
-def trace(problem: Problem, candidates: Mapping[str, Backend | Broken], requested: tuple[str, ...] = ()) -> Trace:
-    """Judge every candidate. A pure function: no hardware, no environment, no registry is looked at."""
-    order = sorted(candidates.values(), key=lambda c: _rank(c, requested))
+def trace(
+    problem: Problem,
+    candidates: Mapping[str, Backend | Broken],
+    requested: tuple[str, ...] = (),
+    preference: Preference = Preference(),  # noqa: B008
+) -> Trace:
+    """Judge every candidate. A pure function: no hardware, no environment, no registry, no file is looked at."""
     decisions: list[Decision] = []
-    for candidate in order:
+    for candidate in ranked(candidates, requested, preference):
         decision = _judge(candidate, problem)
         may_pick = not requested or candidate.name in requested
         if decision.verdict == "able" and not may_pick:
-            decision = Decision(decision.name, "able", ("not asked for",), decision.detail)
+            decision = replace(decision, reasons=("not asked for",))
         elif decision.verdict == "able" and all(d.verdict != "picked" for d in decisions):
-            decision = Decision(decision.name, "picked", decision.reasons, decision.detail)
+            decision = replace(decision, verdict="picked", reasons=(_why(candidate, requested, preference),))
         decisions.append(decision)
     return Trace(problem, requested, tuple(sorted(decisions, key=lambda d: VERDICTS.index(d.verdict))))
 
 
-def _rank(candidate: Backend | Broken, requested: tuple[str, ...]) -> tuple[int, int, str]:
-    asked = requested.index(candidate.name) if candidate.name in requested else len(requested)
-    return asked, -candidate.priority if isinstance(candidate, Backend) else 0, candidate.name
+def ranked(
+    candidates: Mapping[str, Backend | Broken], requested: tuple[str, ...], preference: Preference
+) -> list[Backend | Broken]:
+    """The candidates, best first: those asked for in their order, the others by priority.
+
+    The backends that `preference` names hand their priorities out among themselves, the highest to its first: so one that it
+    does not name stays where its own priority puts it.
+    """
+    priorities = {name: c.priority if isinstance(c, Backend) else 0 for name, c in candidates.items()}
+    named = [name for name in preference.order if isinstance(candidates.get(name), Backend)]
+    priorities |= zip(named, sorted((priorities[name] for name in named), reverse=True), strict=True)
+
+    def rank(name: str) -> tuple[int, int, int, str]:
+        return _place(name, requested), -priorities[name], _place(name, named), name
+
+    return [candidates[name] for name in sorted(candidates, key=rank)]
+
+
+def _place(name: str, names: Sequence[str]) -> int:
+    """Where `name` is in `names`, behind all of them if it is not."""
+    return names.index(name) if name in names else len(names)
+
+
+def _why(candidate: Backend | Broken, requested: tuple[str, ...], preference: Preference) -> str:
+    """Why `candidate` came before others that can compute the problem."""
+    if requested:
+        return "asked for"
+    own = f"by its priority, {candidate.priority}" if isinstance(candidate, Backend) else ""
+    return preference.why(candidate.name) or own
 
 
 def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import family
 
 from dilkit import register_backend, unregister_backend
 from dilkit.backend import Limits
 from dilkit.backends.native import Native
 from dilkit.backends.reference import Reference
+from dilkit.environment import TUNED
+from dilkit.preference_table import TABLE
+from dilkit.problem import DTYPES
 from dilkit.tools import conformance, info, verify
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.problems import LARGE, PROBLEMS
@@ -127,14 +131,15 @@ def test_interruption_while_a_command_is_loaded(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "dilkit: interrupted\n"
 
 
-@pytest.mark.parametrize("command", ["verify", "bench", "draw", "demo"])
+@pytest.mark.parametrize("command", ["verify", "bench", "tune", "draw", "demo"])
 def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Path, command: str) -> None:
     swallowed = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    print('went on')\nexcept BaseException:\n    pass\n"
     (tmp_path / "torch.py").write_text(f"import os, signal\n{swallowed}")
     out = ["--out", str(tmp_path / "out")] if command in ("bench", "demo") else []
+    tuned = {TUNED.name: str(tmp_path / "tuned.json")}
     # A job in the background of a script inherits that Ctrl-C is ignored; here it must not be.
     start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from dilkit.tools.cli import main; "
-    done = in_subprocess("-c", f"{start}sys.exit(main(sys.argv[1:]))", command, *out, PYTHONPATH=str(tmp_path))
+    done = in_subprocess("-c", f"{start}sys.exit(main(sys.argv[1:]))", command, *out, PYTHONPATH=str(tmp_path), **tuned)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "dilkit: interrupted\n")
 
 
@@ -207,11 +212,43 @@ def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(
     assert not json_output(capsys, "info", "--assume", "sm_86")["problem"]["notes"]
 
 
-def test_info_all_judges_every_known_device(capsys: pytest.CaptureFixture[str]) -> None:
-    matrix = json_output(capsys, "info", "--all")["matrix"]
-    assert sum("assumed" in row["device"] for row in matrix) == 10
-    assert matrix[0]["device"].startswith("cpu")
-    assert all(row["picked"] for row in matrix)
+def test_info_all_judges_every_known_device_for_every_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    report = json_output(capsys, "info", "--all", "--device", "cpu")
+    matrix, orders = report["matrix"], report["orders"]
+    assert sum("assumed" in row["device"] for row in matrix) == 10 * 4
+    assert [(row["label"][:3], row["dtype"]) for row in matrix[:4]] == [("cpu", dtype) for dtype in DTYPES]
+    assert all(row["picked"] and row["why"] for row in matrix)
+    assert [row["number"] for row in orders] == list(range(1, len(TABLE) + 1))
+    for row in matrix:
+        decided = orders[row["row"] - 1]
+        assert decided["device"] == row["label"].split()[0].replace("sm", "cuda").partition("_")[0]
+        assert decided["why"] in row["why"]
+
+
+def test_info_all_shows_the_table(capsys: pytest.CaptureFixture[str], picky: str) -> None:
+    text = output(capsys, "info", "--all")
+    assert "\n  1   cpu, any dtype: native, sdpa, reference\n" in text
+    assert text.count("cupy_raw, sdpa, numba_cuda") >= 8
+    assert "by design, until `dilkit tune` has measured" in " ".join(text.split())
+    (row,) = [line for line in text.splitlines() if line.startswith("  cpu ") and "native 1" in line]
+    assert row.split()[-8:] == ["native", "1"] * 4
+
+
+def test_info_all_says_why_where_the_table_does_not_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "info", "--all", "--backend", "reference")
+    assert "picked for other reasons than the table's\n  a  asked for\n" in text
+    assert "reference a" in text
+
+
+def test_info_all_says_what_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    raw = family(cupy=False)["cupy_raw"]
+    raw.name, raw.requires = "raw", ("cupy_that_is_not_there",)  # type: ignore[misc]
+    register_backend(raw)
+    try:
+        text = " ".join(output(capsys, "info", "--all").split())
+    finally:
+        unregister_backend("raw")
+    assert text.count("raw module cupy_that_is_not_there: not installed (pip install 'dilkit[cuda]')") == 1
 
 
 def test_info_exits_with_1_when_nothing_is_picked(capsys: pytest.CaptureFixture[str], picky: str) -> None:
@@ -250,7 +287,7 @@ def test_info_works_where_torch_is_broken(broken_torch: dict[str, str]) -> None:
     done = in_subprocess("-m", "dilkit", "info", "--all", "--assume", "sm_61", **broken_torch)
     assert done.returncode == 1
     assert "torch cannot be imported, so nothing can run here: ImportError: libtorch_cpu.so" in " ".join(done.stdout.split())
-    assert "H100, sm_90" in done.stdout
+    assert "sm_90 H100" in done.stdout
     assert not done.stderr
     report = json.loads(in_subprocess("-m", "dilkit", "info", "--json", **broken_torch).stdout)
     assert "libtorch_cpu.so" in report["versions"]["torch"]["error"]

@@ -45,7 +45,7 @@ def add_pattern_arguments(
         metavar="W,W",
         help=f"segment lengths, or {DENSE} (default {shown})",
     )
-    group.add_argument("--rates", type=_numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
+    group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
     group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
     group.add_argument(
         "--overlap", choices=OVERLAPS, default=OVERLAPS[0], help="how a key of several branches counts (default %(default)s)"
@@ -67,7 +67,7 @@ def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: st
         group.add_argument("--train", action="store_true", help="with a backward pass")
 
 
-def add_backend_argument(parser: argparse.ArgumentParser, help: str) -> None:
+def add_backend_argument(parser: argparse._ActionsContainer, help: str) -> None:
     """Add --backend: a tuple of known names, None when it is not given."""
     parser.add_argument("--backend", type=_backends, metavar="A,B", help=help)
 
@@ -132,6 +132,17 @@ def whole(at_least: int) -> Callable[[str], int]:
     return parse
 
 
+def positive(text: str) -> float:
+    """An argument type: a number of seconds above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number
+
+
 def dtype_name(text: str) -> str:
     """An argument type: fp16, half or float16 is "float16", and so on."""
     name = _ALIASES.get(text.lower(), text.lower()).removeprefix("torch.")
@@ -173,10 +184,11 @@ def _mention_assume(text: str) -> str:
 
 
 def _segments(text: str) -> tuple[int, ...] | str:
-    return DENSE if text.strip().lower() == DENSE else _numbers(text)
+    return DENSE if text.strip().lower() == DENSE else numbers(text)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """An argument type: whole numbers of 1 or more, comma-separated."""
     return tuple(whole(1)(part.strip()) for part in text.split(","))
 
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pattern_arguments(parser, seq=None, seq_help=f"tokens (default {','.join(map(str, SEQS))}; 16 with --overhead)")
     arguments.add_call_arguments(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--seqs", type=_lengths, metavar="N,N", help="several lengths in place of the one of --seq")
+    group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
     group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
     group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: DILKIT_BACKEND's, else all)")
     group.add_argument("--baseline", type=_names, default=(), metavar="A,B", help=f"measure beside them: {', '.join(BASELINES)}")
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repeats", type=whole(1), metavar="N", help=repeats)
     group.add_argument(
         "--budget",
-        type=_positive,
+        type=arguments.positive,
         metavar="S",
         help="seconds a call may take before it is left out (default 20; not with --overhead)",
     )
@@ -178,10 +178,6 @@ def write(args: Namespace, result: dict[str, Any]) -> None:
     print(f"wrote {', '.join(written)} in {args.out}", file=sys.stderr)
 
 
-def _lengths(text: str) -> tuple[int, ...]:
-    return tuple(whole(1)(part.strip()) for part in text.split(","))
-
-
 def _schedules(text: str) -> tuple[str, ...]:
     names = _names(text)
     for name in names:
@@ -195,13 +191,3 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names) or len(set(names)) != len(names):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty or repeated name; write it as sdpa,reference")
     return names
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return number

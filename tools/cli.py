@@ -18,7 +18,7 @@ import dilkit
 from dilkit import environment
 from dilkit.tools.interrupt import INTERRUPTED
 
-COMMANDS = ("info", "plan", "verify", "bench", "draw", "demo")
+COMMANDS = ("info", "plan", "verify", "bench", "tune", "draw", "demo")
 DONE, NO, BAD_INPUT = 0, 1, 2
 
 _EXIT_CODES = """\

@@ -25,8 +25,10 @@ from dilkit import comm
 from dilkit.backend import Backend, Limits
 from dilkit.device import GENERATIONS, Device
 from dilkit.environment import VARIABLES
+from dilkit.preference_table import table_preference
 from dilkit.problem import DTYPES, Problem
 from dilkit.registry import backends
+from dilkit.selector import ranked
 from dilkit.tools import cli, figures
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
@@ -142,8 +144,9 @@ def _pick(device: Device, dtype: str) -> str:
     problem = Problem(
         pattern=PATTERN, seq=16384, heads=8, head_dim=64, dtype=dtype, device=device, is_causal=True, requires_grad=True
     )
-    for backend in own_backends():
-        if all(refusal.code == "module" for refusal in backend.refusals(problem)):
+    ours = {backend.name: backend for backend in own_backends()}
+    for backend in ranked(ours, (), table_preference(problem)):
+        if isinstance(backend, Backend) and all(refusal.code == "module" for refusal in backend.refusals(problem)):
             detail = backend.detail(problem).partition(";")[0]  # beyond that, why not something else
             return f"`{backend.name}` ({detail})" if detail else f"`{backend.name}`"
     return "none"

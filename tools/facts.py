@@ -57,6 +57,7 @@ def variables() -> list[dict[str, Any]]:
         environment.CACHE_BYTES: environment.cache_bytes,
         environment.CPU_ISA: instruction_set,
         environment.CUDA_CACHE: environment.cuda_cache,
+        environment.TUNED: environment.tuned_file,
     }
     found = []
     for v in environment.VARIABLES:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
-from dilkit.device import GENERATIONS, Device, probe
+from dilkit.device import Device, probe
 from dilkit.problem import Problem
-from dilkit.selector import VERDICTS, explain
+from dilkit.selector import explain
+from dilkit.tools import matrix
 from dilkit.tools.arguments import (
     add_backend_argument,
     add_call_arguments,
@@ -18,10 +18,9 @@ from dilkit.tools.arguments import (
     problem_of,
 )
 from dilkit.tools.facts import devices, failure, guarded, has_code, torch_note, variables, versions
-from dilkit.tools.text import grid, in_bytes, print_json, table, wrapped
+from dilkit.tools.text import in_bytes, print_json, table, wrapped
 
 HELP = "show devices, versions and which backend computes a problem, with all reasons"
-MARKS = dict(zip(VERDICTS, ("PICKED", "able", "-", "broken"), strict=True))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--device", type=device_here, metavar="cuda:0", help="a device of this machine (default: the first GPU, else the CPU)"
     )
-    parser.add_argument("--all", action="store_true", help="also judge the problem on every known device")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also the problem on every known device, for every dtype, and the table of orders behind it",
+    )
     add_pattern_arguments(parser)
     add_call_arguments(parser)
     add_backend_argument(parser, "names in order of preference (default: DILKIT_BACKEND's, else by capability)")
@@ -61,8 +64,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         environment=variables(),
     )
     if args.all:
-        known = [d for d in here if isinstance(d, Device)] + [Device.assume("sm_{}{}".format(*g.capability)) for g in GENERATIONS]
-        report["matrix"] = [guarded(lambda d=d: _judged(args, d)) for d in known]
+        report["orders"] = matrix.orders()
+        report["matrix"] = matrix.matrix(problem_of(args, device), [d for d in here if isinstance(d, Device)], args.backend)
     return report
 
 
@@ -102,7 +105,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines += table(_device_row(device) for device in report["devices"])
     lines += ["", "problem", *_problem_lines(report["problem"])]
     if "matrix" in report:
-        lines += ["", "the same problem on every known device", *_matrix_lines(report["matrix"])]
+        lines += [
+            "",
+            "the same problem on every known device, for every dtype",
+            *matrix.lines(report["matrix"], report["orders"]),
+        ]
     lines += ["", "environment"]
     lines += table((v["name"], _variable(v)) for v in report["environment"])
     return [*lines, "", "to override", *_override_lines(report["problem"])]
@@ -142,29 +149,6 @@ def _problem_lines(judged: dict[str, Any]) -> list[str]:
     for note in judged["notes"]:
         lines += wrapped("  note: ", note)
     return lines
-
-
-def _matrix_lines(matrix: list[dict[str, Any]]) -> list[str]:
-    judged = [row for row in matrix if not failure(row)]
-    names = sorted({b["name"] for row in judged for b in row["backends"]})
-    rows = []
-    for row in judged:
-        verdicts = {b["name"]: _mark(b) for b in row["backends"]}
-        device = re.sub(r"^assumed \((.*)\)$", r"\1", row["device"])
-        rows.append((device, [*(verdicts.get(name, "") for name in names), _runs(row)]))
-    lines = grid("", [*names, "runs"], rows) if rows else []
-    lines += [f"  {failure(row)}" for row in matrix if failure(row)]
-    return [*lines, "  able: would do if asked for; -: refused, `dilkit info --assume sm_61` tells why"]
-
-
-def _mark(backend: dict[str, Any]) -> str:
-    """The verdict in a word."""
-    return MARKS[backend["verdict"]]
-
-
-def _runs(row: dict[str, Any]) -> str:
-    """What exactly the backend that is picked would run."""
-    return next((b["detail"].partition(";")[0] for b in row["backends"] if b["verdict"] == "picked"), "")
 
 
 def _override_lines(judged: dict[str, Any]) -> list[str]:
