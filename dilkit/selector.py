@@ -104,10 +104,10 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
     if not isinstance(problem, Problem):
         raise TypeError(f"problem={problem!r} is a {type(problem).__name__}; a dilkit.Problem is needed")
     requested = requested_backends(backend)
-    return trace(problem, registry.backends(), requested, preference(problem, requested))
+    return trace(problem, registry.backends(), requested, preferred(problem, requested))
 
 
-def preference(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
+def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
     """The automatic order of backends for `problem`: what was measured on its device, then what the table says.
 
     None where backends are asked for, which are then tried in the order asked for; no file is read for that.
@@ -130,7 +130,7 @@ def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
 @lru_cache(maxsize=4096)
 def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, ...]) -> Backend:
     candidates = registry.backends()
-    decided = trace(problem, candidates, requested, preference(problem, requested))
+    decided = trace(problem, candidates, requested, preferred(problem, requested))
     if decided.picked is None:
         raise NoBackendError(
             f"no {'requested ' if requested else ''}backend can compute this call\n{decided}\nsee `dilkit info --help`"

@@ -225,7 +225,7 @@ def test_info_all_judges_every_known_device_for_every_dtype(capsys: pytest.Captu
         assert decided["why"] in row["why"]
 
 
-def test_info_all_shows_the_table(capsys: pytest.CaptureFixture[str], picky: str) -> None:
+def test_info_all_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "info", "--all")
     assert "\n  1   cpu, any dtype: native, sdpa, reference\n" in text
     assert text.count("cupy_raw, sdpa, numba_cuda") >= 8

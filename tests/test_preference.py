@@ -10,6 +10,7 @@ import pytest
 from fakes import Fake, family
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import Heads, patterns_with_heads
 
 from dilkit import Device, Pattern, Problem, backend, registry
 from dilkit.device import GENERATIONS
@@ -181,6 +182,27 @@ def test_every_row_decides_on_something_and_is_well_formed() -> None:
         assert set(row.features) <= set(FEATURES)
         assert set(row.dtypes) <= set(DTYPES)
     assert len({row.where for row in TABLE}) == len(TABLE)
+
+
+@given(
+    st.tuples(st.integers(5, 15), st.integers(0, 9)).filter(lambda capability: capability >= GENERATIONS[0].capability),
+    st.sampled_from(DTYPES),
+    patterns_with_heads(),
+    st.integers(1, 256),
+    st.integers(1, 4096),
+    st.booleans(),
+)
+def test_whatever_the_problem_a_row_decides(
+    capability: tuple[int, int], dtype: str, found: tuple[Pattern, Heads], dim: int, seq: int, mask: bool
+) -> None:
+    pattern, (heads, kv_heads) = found
+    sizes = dict(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=dim, key_padding_mask=mask)
+    posed = problem("{}.{}".format(*capability), dtype, **sizes)
+    row = row_of(posed)
+    assert row is not None
+    decided = trace(posed, family(), (), table_preference(posed))
+    able = [d.name for d in decided.decisions if d.verdict in ("picked", "able")]
+    assert decided.picked == next(name for name in row.order if name in able)
 
 
 def test_a_device_of_another_kind_is_in_no_row() -> None:

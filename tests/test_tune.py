@@ -116,6 +116,14 @@ def test_it_prints_a_table(file: Path, capsys: pytest.CaptureFixture[str], times
     assert max(map(len, printed.out.splitlines())) <= 100 or len(str(file)) > 60
 
 
+def test_it_says_that_a_variable_wins_over_it(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "reference")
+    assert run("--seq", "32", "--passes", "forward", "--backend", "native") == 0
+    assert "DILKIT_BACKEND=reference is set, and wins over what was measured" in capsys.readouterr().out
+
+
 def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
     file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]
 ) -> None:

@@ -75,7 +75,8 @@ def _tune(args: Namespace, path: Path) -> int:
     posed = _problems(args)
     arguments.make_folder(environment.TUNED.name, path.parent)
     measured, interrupted = _measure(args, path, posed)
-    report = dict(file=str(path), setup=str(tuned.setup_of(posed[0].device)), problems=measured, interrupted=interrupted)
+    told = dict(file=str(path), setup=str(tuned.setup_of(posed[0].device)), overridden=list(environment.backend_names()))
+    report = dict(**told, problems=measured, interrupted=interrupted)
     if args.json:
         print_json("tune", report)
     else:

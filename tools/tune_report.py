@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from dilkit.environment import BACKEND
 from dilkit.tools.text import in_seconds, table
 from dilkit.tuned import Entry, Seconds, Setup, Shape
 
@@ -18,6 +19,8 @@ def lines(report: Report) -> list[str]:
         shown += [*table([(found["problem"],)], indent=0), *table(_rows(found)), ""]
     if report["interrupted"]:
         shown.append("interrupted; what was measured before is kept")
+    if report["overridden"]:
+        shown.append(f"{BACKEND.name}={','.join(report['overridden'])} is set, and wins over what was measured")
     kept = any(found["order"] for found in report["problems"])
     return [
         *shown,
