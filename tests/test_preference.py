@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import pytest
 from fakes import Fake, family
@@ -17,7 +18,7 @@ from dilkit.device import GENERATIONS
 from dilkit.preference import BY_DESIGN, FEATURES, LAUNCH_BOUND, Preference, measured_first
 from dilkit.preference_table import TABLE, row_of, table_preference
 from dilkit.problem import DTYPES
-from dilkit.selector import ranked, trace
+from dilkit.selector import Trace, ranked, trace
 
 BRANCHES = Pattern([2048, 4096], [1, 2])
 ONE = Pattern([4096], [1])
@@ -29,12 +30,18 @@ def problem(device: str, dtype: str = "float16", **options: Any) -> Problem:
     return Problem(device=Device.assume(device), dtype=dtype, **options)
 
 
+def traced(posed: Problem, cupy: bool = True) -> Trace:
+    """The choice where everything is installed, but perhaps not CuPy."""
+    with mock.patch.object(backend, "_installed", lambda module: cupy or module != "cupy"):
+        return trace(posed, family(cupy), (), table_preference(posed))
+
+
 def picked(posed: Problem, cupy: bool = True) -> str | None:
-    return trace(posed, family(cupy), (), table_preference(posed)).picked
+    return traced(posed, cupy).picked
 
 
 def why(posed: Problem, cupy: bool = True) -> str:
-    return str(trace(posed, family(cupy), (), table_preference(posed)).why)
+    return str(traced(posed, cupy).why)
 
 
 def test_a_cpu_runs_the_c_kernel() -> None:
