@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from backends_here import on
 
-from dilkit import Pattern, dilated_attention, explain, list_backends
-from dilkit.registry import Broken, backends
+from dilkit import Pattern, dilated_attention, explain
 from dilkit.tools.problems import NESTED, RAGGED, SPARSE, Case
 from dilkit.tools.tensors import Tensors, make_tensors
 
-ABLE = [name for name in list_backends() if not isinstance(backends()[name], Broken)]
 PATTERNS = {
     "nested": NESTED,
     "ragged": RAGGED,
@@ -25,7 +24,7 @@ PATTERNS = {
 }
 BASE = Case(feature="behaviour", variant="base", seq=23, head_dim=8, batch=1)
 
-pytestmark = pytest.mark.parametrize("backend", ABLE)
+pytestmark = pytest.mark.parametrize("backend", on("cpu"))
 each_pattern = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from backends_here import BACKENDS_AND_DEVICES
 
-from dilkit import list_backends, register_backend, unregister_backend
+from dilkit import register_backend, unregister_backend
 from dilkit.backend import Limits
 from dilkit.backends.reference import Reference
 from dilkit.registry import Broken, backends
 from dilkit.tools.conformance import check
 from dilkit.tools.problems import PROBLEMS, Case
 
-DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-ABLE = [name for name in list_backends() if not isinstance(backends()[name], Broken)]
 SIMPLE = Case(feature="plain", variant="nested")
 
 
@@ -26,9 +25,8 @@ def test_no_backend_is_broken() -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", PROBLEMS, ids=[case.name for case in PROBLEMS])
-@pytest.mark.parametrize("backend", ABLE)
+@pytest.mark.parametrize(("backend", "device"), BACKENDS_AND_DEVICES)
 def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, into_matrix: Any) -> None:
     result = check(backend, case, device)
     into_matrix(result)

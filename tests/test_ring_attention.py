@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from backends_here import on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import PATTERN, assert_counted, assert_right, even_cuts, of_case, over_ranks, uneven_cuts
 from strategies import patterns_with_heads
-from test_conformance import ABLE
 from torch import Tensor
 
 from dilkit import Pattern, use_backend
@@ -28,6 +28,7 @@ from dilkit.tools.tensors import Tensors, make_tensors
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 CASE = Case(feature="over ranks", variant="plain", pattern=PATTERN, seq=101)
+ABLE = on("cpu")
 BACKENDS = pytest.mark.parametrize("backend", ABLE)
 
 
