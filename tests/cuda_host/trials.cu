@@ -1,0 +1,162 @@
+/* Kernels that do what the shim must catch, each `what` something else, and kernels that are right. */
+#include "intrinsics.cuh"
+
+typedef struct {
+    float *in, *out;
+    int *counter;
+    int what;
+} Call;
+
+/* The sum of `in` (1000 elements) in every element of `out` (blocks x THREADS), by shuffles and by shared memory. */
+KERNEL(right) {
+    SHARED float part[THREADS];
+    int t = thread_index();
+    float sum = 0;
+    for (int i = t; i < 1000; i += THREADS)
+        sum += LOAD(call.in + i);
+    for (int mask = 16; mask; mask /= 2)
+        sum += shuffle_xor(sum, mask);
+    part[t] = sum;
+    synchronize();
+    float all = 0;
+    for (int first = 0; first < THREADS; first += 32)
+        all += part[first];
+    STORE(call.out + block_index() * THREADS + t, all);
+}
+
+KERNEL(diverging) {
+    int t = thread_index();
+    switch (call.what) {
+    case 0:
+        if (t < 40)
+            synchronize();
+        else
+            synchronize();
+        break;
+    case 1:
+        if (t == 40)
+            return;
+        synchronize();
+        break;
+    case 2:
+        if (t % 32 < 7)
+            synchronize_warp();
+        else
+            synchronize();
+        break;
+    case 3:
+        if (t != 3)
+            shuffle_xor(1.0f, 1);
+        break;
+    case 4:
+        for (int i = 0; i < (t < 32 ? 3 : 4); i++)
+            synchronize();
+        break;
+    case 5:
+        if (t % 2)
+            shuffle_xor(1.0f, 1);
+        else
+            ballot(1);
+        break;
+    }
+}
+
+KERNEL(outside) {
+    SHARED float first[THREADS], matrix[4][10];
+    SHARED float last[5];
+    DYNAMIC_SHARED(memory);
+    int t = thread_index();
+    float x = 0;
+    first[t] = last[t % 5] = 0;
+    float *moved = first;
+    synchronize();
+    switch (call.what) {
+    case 0: x = LOAD(call.in + 1000); break;
+    case 1: x = LOAD(call.in - 1); break;
+    case 2: STORE(call.out + block_count() * THREADS, x); break;
+    case 3: x = LOAD((float *)((char *)call.in + 2)); break;
+    case 4: x = load_floats(call.in + 997).x; break;
+    case 5: x = load_floats(call.in + 1).x; break;
+    case 6: copy_async(first + 4, call.in + 1); break;
+    case 7: copy_async(first + 4, call.in + 1000); break;
+    case 8: copy_async(first + 1, call.in); break;
+    case 9: copy_async(call.out, call.in); break;
+    case 10: atomic_add(call.counter + 1, 1); break;
+    case 11: copy_async(memory + 256, call.in); break;
+    case 12: copy_async(first, call.in); break;
+    case 13: memory[256] = 1; break;
+    case 20: x = first[t + (t == 77) * 100]; break;
+    case 21: matrix[1][9 + (t == 3)] = 1; break;
+    case 22: x = ((float *)memory)[t]; break;
+    case 23: x = call.in[1000 + t]; break;
+    case 24: x = moved[t * 2 + THREADS]; break;
+    case 25: x = moved[-1 - t]; break;
+    }
+    synchronize();
+    STORE(call.out + block_index() * THREADS + t, x);
+}
+
+/* What is right has even numbers, what is a race odd ones. */
+KERNEL(racing) {
+    SHARED float a[THREADS];
+    SHARED unsigned short b[THREADS];
+    SHARED uint4 c[THREADS];
+    int t = thread_index(), what = call.what;
+    a[t] = LOAD(call.in + t);
+    b[t] = (unsigned short)t;
+    if (what != 1)
+        synchronize();
+    float x = a[THREADS - 1 - t];
+    if (what == 0)
+        synchronize();
+    if (what == 0 || what == 3)
+        a[t] = x;
+    if (what == 4 || what == 5) {
+        b[t] = 3;
+        synchronize_warp();
+        x += b[what == 4 ? t ^ 1 : t ^ 32];
+    }
+    if (what == 6 || what == 7) {
+        b[t] = 3;
+        if (what == 6)
+            synchronize_warp();
+        x += b[t ^ 1];
+    }
+    if (what == 8 || what == 9) {
+        copy_async(c + t, call.in + 4 * t);
+        copy_async_commit();
+        copy_async_wait(0);
+        if (what == 8)
+            synchronize();
+        x += ((float *)c)[t];
+    }
+    if (what == 10 || what == 11) {
+        if (t == THREADS - 6 || what == 11)
+            a[5] = 2;
+    }
+    STORE(call.out + block_index() * THREADS + t, x);
+}
+
+/* What is in shared memory at the start of a block, before it is written to. */
+KERNEL(unwritten) {
+    SHARED float a[THREADS];
+    DYNAMIC_SHARED(memory);
+    int t = thread_index();
+    STORE(call.out + block_index() * THREADS + t, call.what ? ((float *)memory)[t] : a[t]);
+    a[t] = ((float *)memory)[t] = 1;
+}
+
+/* Blocks take numbers below 1000 from a counter, and write their own. */
+KERNEL(counting) {
+    SHARED int item;
+    for (;;) {
+        synchronize();
+        if (thread_index() == 0)
+            item = atomic_add(call.counter, 1);
+        synchronize();
+        if (item >= 1000)
+            return;
+        if (thread_index() == item % THREADS)
+            STORE(call.out + item, LOAD(call.out + item) + item);
+    }
+}
