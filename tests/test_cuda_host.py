@@ -144,5 +144,5 @@ def test_a_compiler_error_is_told() -> None:
     kernel = SimpleNamespace(
         source=SHIM / "trials.cu", name="right", macros=dict(THREADS=-1, BLOCKS=1, STORAGE=0), shared_bytes=0
     )
-    with pytest.raises(RuntimeError, match="trials.cu"):
+    with pytest.raises(RuntimeError, match=r"trials\.cu"):
         HostLauncher().launch(kernel, 1, np.zeros((), CALL), memory={})
