@@ -12,18 +12,19 @@ from host_launcher import ORDERS, HostLauncher, KernelError
 from numpy.typing import NDArray
 
 CALL = np.dtype([("in", np.uint64), ("out", np.uint64), ("counter", np.uint64), ("what", np.int32)], align=True)
-THREADS, BLOCKS, DYNAMIC = 128, 6, 256
+THREADS, BLOCKS, DYNAMIC = 128, 6, 512
 
 
-def run(name: str, what: int = 0, shared_bytes: int = DYNAMIC, **options: Any) -> NDArray[np.float32]:
-    """What kernel `name` of trials.cu writes, by blocks."""
-    macros = dict(THREADS=THREADS, BLOCKS=1, STORAGE=0)
-    kernel = SimpleNamespace(source=SHIM / "trials.cu", name=name, macros=macros, shared_bytes=shared_bytes)
-    given, out, counter = np.arange(1000, dtype=np.float32), np.zeros((8, THREADS), np.float32)[:BLOCKS], np.zeros(1, np.int32)
+def run(name: str, what: int = 0, launcher: HostLauncher | None = None, more: tuple[str, ...] = (), **options: Any) -> Any:
+    """What kernel `name` of trials.cu writes, by blocks; `more`: further macros; `options`: of the launcher."""
+    macros = dict(THREADS=THREADS, BLOCKS=1, STORAGE=0, **dict.fromkeys(more, 1))
+    kernel = SimpleNamespace(source=SHIM / "trials.cu", name=name, macros=macros, shared_bytes=DYNAMIC)
+    given, out, counter = np.arange(1000, dtype=np.float32), np.zeros((BLOCKS, THREADS), np.float32), np.zeros(1, np.int32)
     given = aligned(given)
+    given.flags.writeable = False
     places = {"in": given, "out": out if name != "counting" else np.zeros(1000, np.float32), "counter": counter}
     call = np.array((*(x.ctypes.data for x in places.values()), what), CALL)
-    HostLauncher(**options).launch(kernel, BLOCKS, call, memory=places)
+    (launcher or HostLauncher(**options)).launch(kernel, BLOCKS, call, memory=places)
     return places["out"]
 
 
@@ -81,7 +82,9 @@ def test_threads_that_diverge(what: int, said: str, order: str) -> None:
         (10, "out of bounds: 4 bytes at byte 4 of counter"),
         (11, "out of bounds: 16 bytes at .* are not in shared memory"),
         (12, "finished with 1 copies that it never waited for"),
-        (13, "byte 256 of dynamic shared memory was written: there are 256"),
+        (13, "byte 512 of dynamic shared memory was written: there are 512"),
+        (14, "written, though it is only to be read: byte 0 of in"),
+        (15, "written, though it is only to be read: byte 0 of in"),
     ],
 )
 def test_memory_that_is_not_the_kernels(what: int, said: str) -> None:
@@ -92,10 +95,10 @@ def test_memory_that_is_not_the_kernels(what: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        (13, r"it writes 1 bytes at byte 256 of dynamic shared memory, which has 256 \(trials.cu:\d+\)"),
+        (13, r"it writes 1 bytes at byte 512 of dynamic shared memory, which has 512 \(trials.cu:\d+\)"),
         (20, r"thread 77: index 177 is out of bounds of 'float \[128\]' \(.*trials.cu:{line}\)"),
         (21, r"thread 3: index 10 is out of bounds of 'float \[10\]'"),
-        (22, "thread 64: out of bounds: it reads 4 bytes at byte 256 of dynamic shared memory, which has 256"),
+        (22, "thread 64: out of bounds: it reads 4 bytes at byte 512 of dynamic shared memory, which has 512"),
         (23, "out of bounds: 4 bytes at byte 4000 of in, which has 4000 .read or written without LOAD or STORE"),
         (24, "thread 0: out of bounds: it reads 4 bytes at byte 512 of first, which has 512"),
         (25, "thread 0: out of bounds: it reads 4 bytes at byte "),
@@ -126,7 +129,20 @@ def test_a_race_shows_in_the_orders() -> None:
 
 @pytest.mark.parametrize("what", [0, 1])
 def test_shared_memory_is_no_number_at_the_start_of_every_block(what: int) -> None:
-    assert np.isnan(run("unwritten", what, shared_bytes=THREADS * 4, workers=1)).all()
+    assert np.isnan(run("unwritten", what, workers=1)).all()
+
+
+@pytest.mark.parametrize(("stride", "turns"), [(1, 1), (2, 2), (4, 4), (8, 8), (9, 1), (0, 1)])
+def test_turns_of_rows_in_the_same_banks_are_counted(stride: int, turns: int) -> None:
+    launcher = HostLauncher()
+    run("striding", stride, launcher)
+    assert launcher.matrices == BLOCKS * THREADS // 32 * 4
+    assert launcher.conflicts == launcher.matrices * (turns - 1)
+
+
+def test_more_local_variables_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"the frame size of \d+ bytes is larger than 65536 bytes"):
+        run("hoarding", more=("HOARDING",))
 
 
 def test_blocks_share_a_counter() -> None:
@@ -138,6 +154,13 @@ def test_after_an_error_the_next_launch_is_as_good_as_new() -> None:
         with pytest.raises(KernelError):
             run("outside", what, workers=1)
         assert (run("right", workers=1) == 499500).all()
+
+
+def test_without_a_switch_of_its_own_for_the_processor() -> None:
+    assert (run("right", more=("HOST_UCONTEXT",)) == 499500).all()
+    assert (run("counting", more=("HOST_UCONTEXT",), order="random") == np.arange(1000)).all()
+    with pytest.raises(KernelError, match="thread 40 has finished"):
+        run("diverging", 1, more=("HOST_UCONTEXT",))
 
 
 def test_a_compiler_error_is_told() -> None:

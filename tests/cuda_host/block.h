@@ -5,11 +5,12 @@
 enum { WARP = 32, MAX_THREADS = 1024, STACK = 128 * 1024, ERROR = 1024 };
 enum { FORWARD, REVERSE, RANDOM };
 
-/* Memory that a kernel may touch. */
+/* Memory that a kernel may read, and unless it is `constant` also write. */
 typedef struct {
     uintptr_t low;
     int64_t bytes;
     const char *name;
+    int64_t constant;
 } Range;
 
 /* What the launcher says. Blocks first_block, first_block + block_step, ... below `blocks` are computed by this copy of the library. */
@@ -19,6 +20,7 @@ typedef struct {
     int64_t shared_bytes, range_count, array_count;
     const Range *ranges, *arrays;
     char *error;
+    int64_t matrices, conflicts; /* written: matrices that were loaded, and how many turns more than one each that took */
 } Launch;
 
 typedef struct Lane Lane;
@@ -198,8 +200,7 @@ static void host_run_block(int block) {
     host_barrier_passed();
     for (int i = 0; i < THREADS; i++) {
         /* Stacks begin at different places of the cache. */
-        char *low = host.stacks + (int64_t)i * STACK;
-        fiber_start(&host.lane[i].fiber, low, STACK - (i % 64) * 576, host_thread);
+        fiber_start(&host.lane[i].fiber, host.stacks + (int64_t)i * STACK, STACK - (i % 64) * 576, host_thread);
         host.lane[i].waits = 0;
     }
     host_shuffle_order(host.warp_order, WARPS);
@@ -214,7 +215,7 @@ static void host_run_block(int block) {
         host_shared_ends();
 }
 
-static int host_run(const char *kernel, void (*body)(const void *), const void *call, int64_t call_bytes, const Launch *launch) {
+static int host_run(const char *kernel, void (*body)(const void *), const void *call, int64_t call_bytes, Launch *launch) {
     host.kernel = kernel, host.body = body, host.call = call, host.call_bytes = call_bytes, host.launch = *launch;
     host.random = launch->seed, host.failed = 0;
     host_forget_range();
@@ -223,6 +224,7 @@ static int host_run(const char *kernel, void (*body)(const void *), const void *
         host.stacks = aligned_alloc(4096, (size_t)THREADS * STACK);
     for (int block = launch->first_block; block < launch->blocks && !host.failed; block += launch->block_step)
         host_run_block(block);
+    launch->matrices = host.launch.matrices, launch->conflicts = host.launch.conflicts;
     return host.failed;
 }
 

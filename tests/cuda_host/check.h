@@ -29,12 +29,11 @@ static struct {
 } host_check_state;
 
 #define CHECK host_check_state
-#define UNCHECKED_INLINE static inline __attribute__((no_sanitize("thread", "bounds"), always_inline))
 
 enum { GAP, DYNAMIC, FIRST };
 
 UNCHECKED static void host_add_array(int id, uintptr_t low, int64_t bytes, const char *name) {
-    CHECK.array[id] = (Range){low, bytes, name};
+    CHECK.array[id] = (Range){low, bytes, name, 0};
     memset(CHECK.owner + (low - (uintptr_t)__start_shared), id, bytes);
 }
 
@@ -128,7 +127,7 @@ UNCHECKED static void host_touch(const void *pointer, int64_t bytes, int writes,
         host_touch_shared(p, bytes, writes, site);
     else if (!host_within(p, bytes, host.stacks, host.stacks + (int64_t)THREADS * STACK) &&
              !host_within(p, bytes, __ehdr_start, _end) && !host_within(p, bytes, host.call, (const char *)host.call + host.call_bytes))
-        host_check(p, bytes, 1, "read or written without LOAD or STORE");
+        host_check(p, bytes, 1, writes, "read or written without LOAD or STORE");
 }
 
 #define ACCESS(bytes)                                                                                                              \

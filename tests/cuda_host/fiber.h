@@ -1,10 +1,10 @@
-/* A stack of its own for every thread of a block, and the switch between two of them. */
+/* A stack of its own for every thread of a block, and the switch between two of them. HOST_UCONTEXT: as on other processors. */
 #ifndef DILKIT_HOST_FIBER
 #define DILKIT_HOST_FIBER
 
 #include <stdint.h>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(HOST_UCONTEXT)
 
 /* host_switch(&here, there): what the callee must keep goes on the stack, the stack pointer to `here`; then the same backwards. */
 __asm__(".text\n.p2align 4\nhost_switch:\n"
@@ -14,7 +14,7 @@ __asm__(".text\n.p2align 4\nhost_switch:\n"
         "pop %rcx\njmp *%rcx\n");
 enum { RETURN_WORD = 6 };
 
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(HOST_UCONTEXT)
 
 __asm__(".text\n.p2align 4\nhost_switch:\n"
         "sub sp, sp, #160\n"
@@ -30,7 +30,7 @@ enum { RETURN_WORD = 0 };
 
 #endif
 
-#if defined(__x86_64__) || defined(__aarch64__)
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(HOST_UCONTEXT)
 
 typedef void *Fiber;
 

@@ -19,10 +19,12 @@
    SITE: the place in the code where the function has been called; the launcher makes a file and a line of it. */
 #ifdef HOST_CHECKED
 #define UNCHECKED __attribute__((no_sanitize("thread", "bounds"), noinline))
+#define UNCHECKED_INLINE static inline __attribute__((no_sanitize("thread", "bounds")))
 #define SITE ((uint32_t)((char *)__builtin_return_address(0) - __ehdr_start - 1))
 extern char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
 #else
 #define UNCHECKED
+#define UNCHECKED_INLINE static inline
 #define SITE 0
 #endif
 
@@ -39,7 +41,7 @@ DEVICE int anew(int x) { return x; }
 #define KERNEL(name)                                                                                                              \
     static __attribute__((noinline)) void name(const Call call);                                                                  \
     static void host_thread_of_##name(const void *call) { name(*(const Call *)call); }                                            \
-    int host_launch_##name(const void *call, const Launch *launch) {                                                              \
+    int host_launch_##name(const void *call, Launch *launch) {                                                              \
         return host_run(#name, host_thread_of_##name, call, sizeof(Call), launch);                                                \
     }                                                                                                                             \
     static __attribute__((noinline)) void name(const Call call)

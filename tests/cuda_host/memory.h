@@ -19,9 +19,10 @@ static void host_touch_shared(const char *p, int64_t bytes, int writes, uint32_t
 
 extern char __start_shared[] __attribute__((visibility("hidden"))), __stop_shared[] __attribute__((visibility("hidden")));
 
-static Range host_range;
+/* The last ones that were read and written. */
+static Range host_range[2];
 
-static void host_forget_range(void) { host_range = (Range){0}; }
+static void host_forget_range(void) { host_range[0] = host_range[1] = (Range){0}; }
 
 /* All bits set: a NaN in every format. */
 static void host_shared_starts(void) {
@@ -29,56 +30,61 @@ static void host_shared_starts(void) {
 }
 
 static void host_shared_ends(void) {
-    for (int i = 0; i < GUARD; i++)
-        if (host_dynamic[host.launch.shared_bytes + i] != 0xff)
-            host_fail("byte %d of dynamic shared memory was written: there are %d", (int)host.launch.shared_bytes + i,
-                      (int)host.launch.shared_bytes);
+    int bytes = (int)host.launch.shared_bytes, i = 0;
+    while (i < GUARD && host_dynamic[bytes + i] == 0xff)
+        i++;
+    if (i < GUARD)
+        host_fail("byte %d of dynamic shared memory was written: there are %d", bytes + i, bytes);
+}
+
+UNCHECKED_INLINE int host_in_range(const Range *range, uintptr_t address, int64_t bytes) {
+    return address >= range->low && address + bytes <= range->low + range->bytes;
 }
 
 /* Looks for a range that holds `bytes` at `address`, and keeps it for the next time. */
-UNCHECKED static __attribute__((noinline)) void host_find_range(uintptr_t address, int64_t bytes, const char *place) {
-    const Launch *launch = &host.launch;
-    for (int64_t i = 0; i < launch->range_count; i++) {
-        host_range = launch->ranges[i];
-        if (address >= host_range.low && address + bytes <= host_range.low + host_range.bytes)
+UNCHECKED static __attribute__((noinline)) void host_find_range(uintptr_t address, int64_t bytes, int writes, const char *place) {
+    const Range *all = host.launch.ranges, *near = 0;
+    for (int64_t i = 0; i < host.launch.range_count; i++) {
+        if (host_in_range(&all[i], address, bytes) && !(writes && all[i].constant)) {
+            host_range[writes] = all[i];
             return;
+        }
+        if (address >= all[i].low && (!near || all[i].low > near->low))
+            near = &all[i];
     }
-    const Range *near = 0;
-    for (int64_t i = 0; i < launch->range_count; i++)
-        if (address >= launch->ranges[i].low && (!near || launch->ranges[i].low > near->low))
-            near = &launch->ranges[i];
-    host_range.bytes = 0;
     if (!near)
-        host_fail("%d bytes at %p are in no tensor of the call (%s)", (int)bytes, (void *)address, place);
-    host_fail("out of bounds: %d bytes at byte %lld of %s, which has %lld (%s)", (int)bytes, (long long)(address - near->low),
-              near->name, (long long)near->bytes, place);
+        host_fail("out of bounds: %d bytes at %p are before all tensors of the call (%s)", (int)bytes, (void *)address, place);
+    else if (host_in_range(near, address, bytes))
+        host_fail("written, though it is only to be read: byte %lld of %s (%s)", (long long)(address - near->low), near->name, place);
+    else
+        host_fail("out of bounds: %d bytes at byte %lld of %s, which has %lld (%s)", (int)bytes, (long long)(address - near->low),
+                  near->name, (long long)near->bytes, place);
 }
 
-static inline void host_check(const void *pointer, int64_t bytes, int64_t alignment, const char *place) {
-    uintptr_t address = (uintptr_t)pointer;
-    if (address % alignment)
+UNCHECKED_INLINE void host_check(const void *pointer, int64_t bytes, int64_t alignment, int writes, const char *place) {
+    if ((uintptr_t)pointer % alignment)
         host_fail("misaligned: %p is no multiple of %d (%s)", pointer, (int)alignment, place);
-    if (address < host_range.low || address + bytes > host_range.low + host_range.bytes)
-        host_find_range(address, bytes, place);
+    if (!host_in_range(&host_range[writes], (uintptr_t)pointer, bytes))
+        host_find_range((uintptr_t)pointer, bytes, writes, place);
 }
 
 #define LOAD(pointer)                                                                                                              \
     ({                                                                                                                             \
         __typeof__(pointer) place_ = (pointer);                                                                                    \
-        host_check(place_, sizeof *place_, _Alignof(__typeof__(*place_)), HOST_PLACE);                                             \
+        host_check(place_, sizeof *place_, _Alignof(__typeof__(*place_)), 0, HOST_PLACE);                                          \
         *place_;                                                                                                                   \
     })
 #define STORE(pointer, value)                                                                                                      \
     ({                                                                                                                             \
         __typeof__(pointer) place_ = (pointer);                                                                                    \
-        host_check(place_, sizeof *place_, _Alignof(__typeof__(*place_)), HOST_PLACE);                                             \
+        host_check(place_, sizeof *place_, _Alignof(__typeof__(*place_)), 1, HOST_PLACE);                                          \
         *place_ = (value);                                                                                                         \
         (void)0;                                                                                                                   \
     })
 #define atomic_add(pointer, amount) host_atomic_add(pointer, amount, HOST_PLACE)
 
 UNCHECKED static int host_atomic_add(int *pointer, int amount, const char *place) {
-    host_check(pointer, sizeof *pointer, sizeof *pointer, place);
+    host_check(pointer, sizeof *pointer, sizeof *pointer, 1, place);
     return __atomic_fetch_add(pointer, amount, __ATOMIC_SEQ_CST);
 }
 
@@ -134,7 +140,7 @@ static struct {
 UNCHECKED static __attribute__((noinline)) void host_copy(void *to, const void *from, int present, const char *place) {
     host_check_shared(to, place);
     if (present)
-        host_check(from, VECTOR_BYTES, VECTOR_BYTES, place);
+        host_check(from, VECTOR_BYTES, VECTOR_BYTES, 0, place);
     int mine = host.current;
     if (host_copies[mine].begun - host_copies[mine].done == MAX_COPIES)
         host_fail("more than %d copies under way (%s)", MAX_COPIES, place);

@@ -82,12 +82,14 @@ KERNEL(outside) {
     case 8: copy_async(first + 1, call.in); break;
     case 9: copy_async(call.out, call.in); break;
     case 10: atomic_add(call.counter + 1, 1); break;
-    case 11: copy_async(memory + 256, call.in); break;
+    case 11: copy_async(memory + 512, call.in); break;
     case 12: copy_async(first, call.in); break;
-    case 13: memory[256] = 1; break;
+    case 13: memory[512] = 1; break;
+    case 14: STORE(call.in + t, x); break;
+    case 15: atomic_add((int *)call.in, 1); break;
     case 20: x = first[t + (t == 77) * 100]; break;
     case 21: matrix[1][9 + (t == 3)] = 1; break;
-    case 22: x = ((float *)memory)[t]; break;
+    case 22: x = ((float *)memory)[2 * t]; break;
     case 23: x = call.in[1000 + t]; break;
     case 24: x = moved[t * 2 + THREADS]; break;
     case 25: x = moved[-1 - t]; break;
@@ -160,3 +162,25 @@ KERNEL(counting) {
             STORE(call.out + item, LOAD(call.out + item) + item);
     }
 }
+
+/* Rows that are `what` words of 16 bytes apart, in shared memory. */
+KERNEL(striding) {
+    SHARED uint4 rows[64 * 9];
+    unsigned got[4];
+    for (int i = thread_index(); i < 64 * 9; i += THREADS)
+        rows[i] = make_uint4(i, i, i, i);
+    synchronize();
+    load_matrices_4(got, rows + thread_index() % 32 * call.what);
+    STORE(call.out + block_index() * THREADS + thread_index(), (float)got[0]);
+}
+
+/* More local variables than a thread of the shim has room for. */
+#ifdef HOARDING
+KERNEL(hoarding) {
+    float local[64 * 1024];
+    for (int i = 0; i < 64 * 1024; i++)
+        local[i] = LOAD(call.in + i % 1000);
+    synchronize();
+    STORE(call.out + block_index() * THREADS + thread_index(), local[(int)local[call.what]]);
+}
+#endif
