@@ -43,44 +43,57 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A row of the table: the kernel `name` of the file `source` serves `role` for `dtypes` from capability `since` on, for
-    `head_dims` (of `HEAD_DIMS`), in blocks and tiles of these sizes."""
+class Sizes:
+    """How a kernel is compiled for `head_dims`, on devices from capability `since` on and before `before`: see `Kernel`."""
 
-    role: str
-    source: str
-    name: str
-    dtypes: tuple[str, ...]
-    since: Capability
+    head_dims: tuple[int, ...]
     threads: int
     blocks: int
     tile_rows: int
     shared_bytes: int = 0
-    head_dims: tuple[int, ...] = HEAD_DIMS
+    defines: tuple[tuple[str, int], ...] = ()
+    since: Capability = OLDEST
+    before: Capability = (99, 0)
 
 
-ALL = tuple(STORAGE)
-FORWARD = "forward", "mma_forward.cu", "mma_forward"
-DQUERY = "dquery", "mma_backward.cu", "mma_dquery"
-DKEYVALUE = "dkeyvalue", "mma_backward.cu", "mma_dkeyvalue"
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table: the kernel `name` of the file `source` serves `role`; each dtype from a capability on. The first of
+    `sizes` that fits is taken."""
+
+    role: str
+    source: str
+    name: str
+    dtypes: dict[str, Capability]
+    sizes: tuple[Sizes, ...]
+
+
+ANYWHERE: dict[str, Capability] = dict.fromkeys(STORAGE, OLDEST)
+TENSOR_CORES: dict[str, Capability] = {"float16": (7, 5), "bfloat16": (8, 0)}
+
+MMA_FORWARD = (
+    Sizes((16,), 128, 3, 128, 6144),
+    Sizes((32,), 128, 3, 128, 12288),
+    Sizes((64,), 128, 3, 128, 24576),
+    Sizes((96,), 128, 2, 128, 36864),
+    Sizes((128,), 128, 2, 128, 81920, since=(9, 0), before=(11, 0)),
+    *(Sizes((128,), 128, 2, 128, 65536, (("SLOTS", 2),), since=(8, n), before=(8, n + 1)) for n in (0, 7)),
+    Sizes((128,), 256, 1, 128, 49152),
+)
+MMA_BACKWARD = Sizes((16, 32, 64), 128, 2, 128), Sizes((96, 128), 128, 2, 64)
+FP32_FORWARD = Sizes((16, 32, 64), 64, 4, 64), Sizes((96, 128), 128, 2, 64)
+FP32_BACKWARD = Sizes((16, 32, 64), 128, 3, 64), Sizes((96, 128), 128, 2, 64)
 
 TABLE = (
-    Entry(*FORWARD, ("float16",), (7, 5), threads=128, blocks=2, tile_rows=64),
-    Entry(*FORWARD, ("bfloat16",), (8, 0), threads=128, blocks=2, tile_rows=64),
-    Entry(*DQUERY, ("float16",), (7, 5), threads=128, blocks=2, tile_rows=64),
-    Entry(*DQUERY, ("bfloat16",), (8, 0), threads=128, blocks=2, tile_rows=64),
-    Entry(*DKEYVALUE, ("float16",), (7, 5), threads=128, blocks=2, tile_rows=64),
-    Entry(*DKEYVALUE, ("bfloat16",), (8, 0), threads=128, blocks=2, tile_rows=64),
-    Entry("forward", "fp32_forward.cu", "fp32_forward", ALL, OLDEST, 64, 4, 64, head_dims=(16, 32, 64)),
-    Entry("forward", "fp32_forward.cu", "fp32_forward", ALL, OLDEST, 128, 2, 64),
-    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ALL, OLDEST, 128, 3, 64, head_dims=(16, 32, 64)),
-    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ALL, OLDEST, 128, 2, 64),
-    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ALL, OLDEST, 128, 3, 64, head_dims=(16, 32, 64)),
-    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ALL, OLDEST, 128, 2, 64),
-    Entry("dots", "row_dots.cu", "row_dots", ALL, OLDEST, threads=128, blocks=8, tile_rows=64),
+    Entry("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
+    Entry("dquery", "mma_backward.cu", "mma_dquery", TENSOR_CORES, MMA_BACKWARD),
+    Entry("dkeyvalue", "mma_backward.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
+    Entry("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
+    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_BACKWARD),
+    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_BACKWARD),
+    Entry("dots", "row_dots.cu", "row_dots", ANYWHERE, (Sizes(HEAD_DIMS, 128, 8, 64),)),
 )
-"""Kernels on tensor cores before those that compute in fp32 on any device. `dots` goes over the tiles of `dquery`."""
-
+"""Kernels on tensor cores before those that compute in fp32 on any device. Why the sizes are what they are, the sources say."""
 
 REASONS = (
     (("float32",), OLDEST, "fp32 on CUDA cores"),
@@ -116,10 +129,13 @@ def kernel_for(role: str, dtype: str, head_dim: int, capability: Capability, vec
     Raises ValueError for what no kernel serves.
     """
     size = padded(head_dim)
+    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector))
     for entry in TABLE:
-        if entry.role == role and dtype in entry.dtypes and entry.since <= capability and size in entry.head_dims:
-            defines = (("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)))
-            sizes = entry.threads, entry.blocks, entry.tile_rows
-            return Kernel(entry.source, entry.name, *sizes, defines, entry.shared_bytes)
+        if entry.role != role or dtype not in entry.dtypes or capability < entry.dtypes[dtype]:
+            continue
+        for s in entry.sizes:
+            if size in s.head_dims and s.since <= capability < s.before:
+                blocks = s.threads, s.blocks, s.tile_rows
+                return Kernel(entry.source, entry.name, *blocks, (*defines, *s.defines), s.shared_bytes)
     shown = f"{capability[0]}.{capability[1]}"
     raise ValueError(f"{role} of {dtype} with head_dim={head_dim} on capability {shown}: no kernel; use another backend")
