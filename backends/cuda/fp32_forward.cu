@@ -51,30 +51,32 @@ DEVICE int slice_row(int d) { return d * KEYS + d / 4 * PAD; }
 DEVICE int held_row(void) { return thread_index() / 8 % 4 * 4; }
 DEVICE int held_column(void) { return thread_index() / 32 * 8 + thread_index() % 8; }
 
-/* What a block works on, in shared memory: registers are short. */
+/* What a block works on: its tile, and where the heads begin in the tensors, in elements. It is in shared memory, for registers are
+   short; a pointer from there would no longer be known to point to global memory. */
 typedef struct {
     Tile tile;
     int batch;
-    const Storage *query, *key, *value;
-    Storage *out;
-    float *lse;
+    long long query, key, value, out, lse;
 } Work;
+
+DEVICE long long head_of(const View *view, int batch, int head) { return batch * view->batch + head * view->head; }
 
 DEVICE void start_work(Work *work, const Call *call, Tile tile, int batch) {
     int kv_head = tile.head / (call->heads / call->kv_heads);
     work->tile = tile, work->batch = batch;
-    work->query = head_of(call->query, batch, tile.head), work->out = head_of(call->out, batch, tile.head);
-    work->key = head_of(call->key, batch, kv_head), work->value = head_of(call->value, batch, kv_head);
-    work->lse = call->lse + ((long long)batch * call->heads + tile.head) * call->seq;
+    work->query = head_of(&call->query, batch, tile.head), work->out = head_of(&call->out, batch, tile.head);
+    work->key = head_of(&call->key, batch, kv_head), work->value = head_of(&call->value, batch, kv_head);
+    work->lse = ((long long)batch * call->heads + tile.head) * call->seq;
 }
 
 /* Reads SLICE of head_dim, from `from` on, of the 64 rows at `where`; a row at -1 is 0. */
-DEVICE void fetch_slice(Stored *held, const Storage *head, long long stride, const int *where, int from, int head_dim) {
+DEVICE void fetch_slice(Stored *held, const View *view, long long head, const int *where, int from, int head_dim) {
     int d = from + held_row(), mine = shown_in(held_column());
+    const Storage *first = (const Storage *)view->data + head + d;
 #pragma unroll
     for (int piece = 0; piece < KEY_HELD; piece++) {
         int position = where[mine + shown_in(piece * SWEEP)];
-        held[piece] = load_four(head + position * stride + d, position < 0 ? 0 : head_dim - d);
+        held[piece] = load_four(row_at(first, position, view->row), position < 0 ? 0 : head_dim - d);
     }
 }
 
@@ -89,11 +91,13 @@ DEVICE void put_slice(float *slot, const Stored *held) {
 }
 
 /* Reads the VALUES rows at `where`. */
-DEVICE void fetch_values(Stored *held, const Storage *head, long long stride, const int *where, int head_dim) {
+DEVICE void fetch_values(Stored *held, const View *view, long long head, const int *where, int head_dim) {
+    int d = thread_index() % ROW_QUADS * 4;
+    const Storage *first = (const Storage *)view->data + head + d;
 #pragma unroll
     for (int piece = 0; piece < VALUE_HELD; piece++) {
-        int index = piece * THREADS + thread_index(), position = where[index / ROW_QUADS], d = index % ROW_QUADS * 4;
-        held[piece] = load_four(head + position * stride + d, position < 0 ? 0 : head_dim - d);
+        int position = where[piece * (THREADS / ROW_QUADS) + thread_index() / ROW_QUADS];
+        held[piece] = load_four(row_at(first, position, view->row), position < 0 ? 0 : head_dim - d);
     }
 }
 
@@ -247,22 +251,24 @@ DEVICE void weigh(float *scores, State *state, const int *where, const float *bi
 
 /* The state that earlier groups of branches left in out and lse, of the rows of the tile that exist; else that of no key. */
 DEVICE void start_state(State *state, const Call *call, const Work *work, int row, int column) {
+    const Storage *out = (const Storage *)call->out.data + work->out;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         int position = work->tile.row + (row + i) * call->step, before = !call->first && row + i < work->tile.rows;
-        float left = before ? LOAD(work->lse + position) : NEVER;
+        float left = before ? LOAD(call->lse + work->lse + position) : NEVER;
         state->top[i] = left * LOG2_E;
         state->total[i] = column == 0 && left != NEVER ? 1.0f : 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c += 4) {
             int d = c * ACROSS + 4 * column;
-            float4 sums = numbers(load_four(work->out + position * call->out.row + d, before ? call->head_dim - d : 0));
+            float4 sums = numbers(load_four(row_at(out + d, position, call->out.row), before ? call->head_dim - d : 0));
             take(state->sums + i * COLUMNS + c, &sums);
         }
     }
 }
 
 DEVICE void finish(const State *state, const Call *call, const Work *work, int row, int column) {
+    Storage *out = (Storage *)call->out.data + work->out;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         float total = row_sum(state->total[i]), share = total > 0.0f ? 1.0f / total : 0.0f;
@@ -270,13 +276,13 @@ DEVICE void finish(const State *state, const Call *call, const Work *work, int r
         if (row + i >= work->tile.rows)
             continue;
         if (column == 0)
-            STORE(work->lse + position, total > 0.0f ? (state->top[i] + log2f(total)) * LN_2 : NEVER);
+            STORE(call->lse + work->lse + position, total > 0.0f ? (state->top[i] + log2f(total)) * LN_2 : NEVER);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c += 4) {
             const float *sums = state->sums + i * COLUMNS + c;
             int d = c * ACROSS + 4 * column;
             float4 x = make_float4(sums[0] * share, sums[1] * share, sums[2] * share, sums[3] * share);
-            store_four(work->out + position * call->out.row + d, x, call->head_dim - d);
+            store_four((Storage *)row_at(out + d, position, call->out.row), x, call->head_dim - d);
         }
     }
 }
@@ -306,14 +312,14 @@ KERNEL(fp32_forward) {
         synchronize();
         Stored held[HELD];
         for (int s = 0; s < slices; s++) {
-            fetch_slice(held, work.query, call.query.row, where[1], s * SLICE, call.head_dim);
+            fetch_slice(held, &call.query, work.query, where[1], s * SLICE, call.head_dim);
             put_slice((float *)queries + s * SLICE_SIZE, held);
         }
         show_keys(where[0], bias[0], &keys, &call, batch, 0);
         synchronize();
         State state;
         start_state(&state, &call, &work, row, column);
-        fetch_slice(held, work.key, call.key.row, where[0], 0, call.head_dim);
+        fetch_slice(held, &call.key, work.key, where[0], 0, call.head_dim);
         put_slice((float *)ring[0], held);
         synchronize();
         int slot = 0, shown = 0, busy = row - row % (32 / ACROSS * PART) < tile.rows;
@@ -324,9 +330,9 @@ KERNEL(fp32_forward) {
             float scores[PART * OWN] = {0};
             for (int s = 1; s <= slices; s++) {
                 if (s < slices)
-                    fetch_slice(held, work.key, call.key.row, where[shown], s * SLICE, call.head_dim);
+                    fetch_slice(held, &call.key, work.key, where[shown], s * SLICE, call.head_dim);
                 else
-                    fetch_values(held, work.value, call.value.row, where[shown], call.head_dim);
+                    fetch_values(held, &call.value, work.value, where[shown], call.head_dim);
                 if (busy)
                     add_scores(scores, (float *)queries + (s - 1) * SLICE_SIZE, (float *)ring[slot], row, column);
                 slot = 1 - slot;
@@ -336,21 +342,18 @@ KERNEL(fp32_forward) {
                     put_values(ring[slot], held);
                 synchronize();
             }
-            if (busy) {
-                int position = call.causal ? work.tile.row + row * call.step : call.seq;
-                weigh(scores, &state, where[shown] + column, bias[shown] + column, call.scale * LOG2_E, position, call.step);
-            }
+            int position = call.causal ? work.tile.row + row * call.step : call.seq;
+            weigh(scores, &state, where[shown] + column, bias[shown] + column, call.scale * LOG2_E, position, call.step);
             for (int s = 1; s <= value_slices; s++) {
                 if (s < value_slices)
-                    fetch_values(held, work.value, call.value.row, where[shown] + s * VALUES, call.head_dim);
+                    fetch_values(held, &call.value, work.value, where[shown] + s * VALUES, call.head_dim);
                 else if (left > KEYS)
-                    fetch_slice(held, work.key, call.key.row, where[1 - shown], 0, call.head_dim);
-                if (busy) {
-                    int of = (s - 1) * VALUES;
-                    if (of % WEIGHED == 0)
-                        put_weights(own_weights, scores, of);
+                    fetch_slice(held, &call.key, work.key, where[1 - shown], 0, call.head_dim);
+                int of = (s - 1) * VALUES;
+                if (of % WEIGHED == 0)
+                    put_weights(own_weights, scores, of);
+                if (busy)
                     add_values(state.sums, row_weights + of % WEIGHED * 2, ring[slot], column);
-                }
                 slot = 1 - slot;
                 if (s < value_slices)
                     put_values(ring[slot], held);
@@ -360,7 +363,6 @@ KERNEL(fp32_forward) {
             }
             shown = 1 - shown;
         }
-        if (busy)
-            finish(&state, &call, &work, row, column);
+        finish(&state, &call, &work, row, column);
     }
 }

@@ -10,6 +10,10 @@ enum {
     ROWS = THREADS / LANES,
 };
 
+DEVICE const Storage *row_of(const View *view, int batch, int head, int row) {
+    return row_at((const Storage *)view->data + batch * view->batch + head * view->head, row, view->row);
+}
+
 /* left . right of the elements of a row that are this lane's. */
 DEVICE float share_of_dot(const Storage *left, const Storage *right, int head_dim) {
     int lane = thread_index() % LANES;
@@ -35,8 +39,7 @@ KERNEL(row_dots) {
     int pair = (int)((first + own) / call.seq), row = (int)((first + own) % call.seq);
     for (; first < total; first += ahead) {
         int batch = pair / call.heads, head = pair % call.heads, here = first + own < total;
-        const Storage *out = head_of(call.out, batch, head) + row * call.out.row;
-        const Storage *dout = head_of(call.dout, batch, head) + row * call.dout.row;
+        const Storage *dout = row_of(&call.dout, batch, head, row), *out = row_of(&call.out, batch, head, row);
         float sum = share_of_dot(dout, out, here ? call.head_dim : 0);
 #pragma unroll
         for (int lanes = 1; lanes < LANES; lanes *= 2)

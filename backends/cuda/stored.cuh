@@ -50,7 +50,9 @@ DEVICE void store_four(Storage *place, float4 x, int count) {
 #endif
 }
 
-/* The first row of a head. */
-DEVICE Storage *head_of(View view, int batch, int head) { return (Storage *)view.data + batch * view.batch + head * view.head; }
+/* The row at `position`, by that at 0: sums of bytes, which take fewer instructions. */
+DEVICE const Storage *row_at(const Storage *first, int position, long long stride) {
+    return (const Storage *)((const char *)first + (unsigned)position * ((unsigned long long)stride * sizeof(Storage)));
+}
 
 #endif
