@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 MOST_ITEMS = 2**31 - 2**20
 """Tiles times batch: a 32-bit number counts them, and every resident block counts one too many."""
 
-VECTOR_BYTES = 16
-"""Rows that start at multiples of it, and are as long as one, are read so many bytes at a time."""
+VECTOR_BYTES, ROW_BYTES = 16, 2**32
+"""Rows that start at multiples of it, and are as long as one, are read `VECTOR_BYTES` at a time, if each begins less than
+`ROW_BYTES` after the one before."""
 
 
 class CupyRaw(Backend):
@@ -146,13 +147,15 @@ def _device(tensors: Mapping[str, Tensor | None]) -> torch.device:
 
 
 def _vectors(tensors: Mapping[str, Tensor | None]) -> bool:
-    """Whether every row of every view begins at a multiple of `VECTOR_BYTES` and is a multiple of it long."""
-    bits = 0
+    """Whether every row of every view begins at a multiple of `VECTOR_BYTES`, is a multiple of it long, and follows within
+    `ROW_BYTES`."""
+    bits = apart = 0
     for name, x in tensors.items():
         if x is not None and name in VIEWS:
             size = x.element_size()
             bits |= x.data_ptr() | x.shape[3] * size
+            apart |= x.stride(1) * size
             for length, stride in zip(x.shape[:3], x.stride(), strict=False):
                 if length > 1:
                     bits |= stride * size
-    return bits % VECTOR_BYTES == 0
+    return bits % VECTOR_BYTES == 0 and apart < ROW_BYTES

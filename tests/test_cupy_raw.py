@@ -144,6 +144,12 @@ def test_strides_that_are_never_taken_do_not_count(launcher: RecordingLauncher, 
     assert launcher.launches[0].kernel.macros["VECTOR"] == 1
 
 
+@pytest.mark.parametrize(("apart", "vector"), [(2**30, False), (2**30 - 4, True)])
+def test_no_wide_loads_of_rows_too_far_apart(apart: int, vector: bool) -> None:
+    x = torch.empty_strided((1, 2, 1, 16), (0, apart, 16, 1), device="meta")
+    assert cupy_raw._vectors({"query": x}) == vector
+
+
 def test_the_mask_goes_by_its_strides(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(key_padding_mask=True)
     mask = torch.zeros(500, 2, dtype=torch.bool).T

@@ -52,9 +52,12 @@ LARGE = [
 
 
 def run(
-    case: Case, order: str = "forward", seed: int = 0, vector: bool | None = None, checked: bool = False
+    case: Case, order: str = "forward", seed: int = 0, vector: bool | None = None, checked: bool = False, **changes: int
 ) -> dict[str, Tensor]:
-    """`out` and `lse` of `case`, written over NaN. With `checked`, blocks take every third tile instead of whichever is next."""
+    """`out` and `lse` of `case`, written over NaN, by the kernel with `changes`.
+
+    With `checked`, blocks take every third tile instead of whichever is next.
+    """
     tensors = make_tensors(case)
     room = torch.full((case.batch * case.seq + BEYOND, case.heads, case.head_dim), torch.nan, dtype=tensors.query.dtype)
     out = room[:-BEYOND].view(tensors.query.shape)
@@ -62,6 +65,7 @@ def run(
     given = dict(query=tensors.query, key=tensors.key, value=tensors.value, out=out, lse=lse, mask=tensors.mask)
     aligned = all(fits(x) for x in (*tensors.qkv, out)) if vector is None else vector
     kernel = storing(kernel_for("forward", "float32", case.head_dim, MAXWELL, aligned), case.dtype)
+    kernel = replace(kernel, **changes)
     launcher = HostLauncher(order, seed, checked=checked)
     for i, group in enumerate(schedule(case.problem(), kernel.tile_rows).groups):
         counter = np.zeros(1, np.int32)
@@ -100,6 +104,11 @@ def test_problems(case: Case) -> None:
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 def test_larger_problems(case: Case) -> None:
     judge(case, run(case))
+
+
+def test_twice_the_threads() -> None:
+    case = LARGE[-1]
+    judge(case, run(case, threads=128, blocks=3))
 
 
 BITS = Case(feature="bits", variant="", batch=1, heads=2, kv_heads=1, seq=140, pattern=NESTED, is_causal=True, mask="random")

@@ -50,9 +50,14 @@ DEVICE void store_four(Storage *place, float4 x, int count) {
 #endif
 }
 
-/* The row at `position`, by that at 0: sums of bytes, which take fewer instructions. */
+/* The row at `position`, by that at 0: sums of bytes, which take fewer instructions. Where vectors are allowed, rows are less than
+   2^32 bytes apart. */
 DEVICE const Storage *row_at(const Storage *first, int position, long long stride) {
-    return (const Storage *)((const char *)first + (unsigned)position * ((unsigned long long)stride * sizeof(Storage)));
+    unsigned long long apart = stride * sizeof(Storage);
+#if VECTOR
+    apart = (unsigned)apart;
+#endif
+    return (const Storage *)((const char *)first + (unsigned)position * apart);
 }
 
 #endif
