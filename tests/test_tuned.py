@@ -22,7 +22,7 @@ from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED, tuned_file
 from dilkit.problem import DTYPES
 from dilkit.selector import explain, requested_backends, select, use_backend
-from dilkit.tuned import Entry, Setup, Shape, TunedError
+from dilkit.tuned_entries import Entry, Setup, Shape, TunedError, load, to_text
 
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=64, heads=4, head_dim=8)
 HERE = tuned.setup_of(PROBLEM.device)
@@ -45,7 +45,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def write(path: Path, *entries: Entry) -> None:
-    path.write_text(tuned.to_text(entries))
+    path.write_text(to_text(entries))
     tuned.read_again()
 
 
@@ -173,7 +173,7 @@ def test_segments_longer_than_the_sequence_are_the_sequence() -> None:
 # Checked on reading
 
 
-GOOD = json.loads(tuned.to_text([entry()]))
+GOOD = json.loads(to_text([entry()]))
 
 
 def spoiled(*path: Any, value: Any = None) -> Any:
@@ -233,7 +233,7 @@ def test_a_malformed_file_is_ignored_with_one_warning(file: Path, content: Any, 
     assert complaint in str(warning.message)
     assert "`dilkit tune`" in str(warning.message)
     with pytest.raises(TunedError, match=r"tuned\.json: "):
-        tuned.load(file)
+        load(file)
 
 
 def test_a_file_that_cannot_be_read_is_ignored_with_one_warning(file: Path) -> None:
@@ -266,7 +266,7 @@ def test_any_value_anywhere_is_taken_or_refused(tmp_path_factory: pytest.TempPat
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps(spoiled(*place, value=value)))
     try:
-        entries = tuned.load(path)
+        entries = load(path)
     except TunedError:
         return
     for found in entries:
@@ -279,7 +279,7 @@ def test_any_bytes_are_refused_by_name(tmp_path_factory: pytest.TempPathFactory,
     path = tmp_path_factory.getbasetemp() / "bytes.json"
     path.write_bytes(content)
     with pytest.raises(TunedError, match=r"bytes\.json"):
-        tuned.load(path)
+        load(path)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -299,8 +299,8 @@ ENTRIES = st.builds(Entry, st.builds(Setup, *[TEXTS] * 5), SHAPES, SECONDS)
 @given(st.lists(ENTRIES, max_size=4))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, entries: list[Entry]) -> None:
     path = tmp_path_factory.getbasetemp() / "written.json"
-    path.write_text(tuned.to_text(entries), encoding="utf-8")
-    assert tuned.load(path) == tuple(entries)
+    path.write_text(to_text(entries), encoding="utf-8")
+    assert load(path) == tuple(entries)
 
 
 @given(patterns_with_heads(), st.integers(0, 300), st.sampled_from(DTYPES), st.booleans())
@@ -347,8 +347,7 @@ def test_a_file_of_other_devices_beside_ours_is_not_stale(file: Path) -> None:
 def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(file, entry())
     read = []
-    whole = tuned.load
-    monkeypatch.setattr(tuned, "load", lambda path: read.append(path) or whole(path))
+    monkeypatch.setattr(tuned, "load", lambda path: read.append(path) or load(path))
     for seq in (64, 64, 128, 256):
         select(replace(PROBLEM, seq=seq))
         explain(replace(PROBLEM, seq=seq))

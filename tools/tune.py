@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dilkit import environment, tuned
+from dilkit import environment, tuned, tuned_entries
 from dilkit.device import Device, probe
 from dilkit.preference_table import table_preference
 from dilkit.problem import Problem
@@ -141,13 +141,13 @@ def _keep(path: Path, problem: Problem, order: list[Report]) -> None:
     if not order:
         return
     try:
-        kept = tuned.load(path)
-    except tuned.TunedError as error:
+        kept = tuned_entries.load(path)
+    except tuned_entries.TunedError as error:
         print(f"{error}; it is written anew", file=sys.stderr)
         kept = ()
     seconds = tuple((row["backend"], row["seconds"]) for row in order)
-    new = tuned.Entry(tuned.setup_of(problem.device), tuned.shape_of(problem), seconds)
-    write_text(path, tuned.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
+    new = tuned_entries.Entry(tuned.setup_of(problem.device), tuned.shape_of(problem), seconds)
+    write_text(path, tuned_entries.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
     tuned.read_again()
 
 
@@ -156,7 +156,7 @@ def _passes(problem: Problem) -> str:
 
 
 def _show(args: Namespace, path: Path) -> int:
-    entries = tuned.load(path)
+    entries = tuned_entries.load(path)
     here = {tuned.setup_of(device) for device in devices() if isinstance(device, Device)}
     if args.json:
         print_json("tune", dict(file=str(path), entries=tune_report.plain(entries, here)))

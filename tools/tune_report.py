@@ -7,7 +7,7 @@ from typing import Any
 
 from dilkit.environment import BACKEND
 from dilkit.tools.text import in_seconds, table
-from dilkit.tuned import Entry, Seconds, Setup, Shape
+from dilkit.tuned_entries import Entry, Seconds, Setup, Shape
 
 Report = dict[str, Any]
 
