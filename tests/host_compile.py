@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +20,7 @@ LANGUAGE = ("-x", "c", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unus
 # Products and sums are rounded apart, so that equal arithmetic gives equal bits in kernels compiled with different macros.
 FLAGS = (*LANGUAGE, "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-Werror=frame-larger-than=65536")
 CHECKED = ("-DHOST_CHECKED", "-g", "-fsanitize=thread", "-fsanitize=bounds", "--param=tsan-instrument-func-entry-exit=0")
+WEEK = 7 * 24 * 3600
 
 Macros = tuple[tuple[str, int], ...]
 
@@ -27,12 +28,9 @@ Macros = tuple[tuple[str, int], ...]
 @cache
 def library(source: str | Path, macros: Macros, checked: bool, number: int) -> ctypes.CDLL:
     """Copy `number` of the library of a kernel file: each has shared memory and threads of its own."""
-    compiled = compile_kernel(source, macros, checked)
-    place = compiled.with_suffix(f".{number}.so")
-    with _made(place) as fresh:
-        if fresh:
-            shutil.copyfile(compiled, fresh)
-    return ctypes.CDLL(str(place))
+    with tempfile.NamedTemporaryFile(dir=_directory(), suffix=".so") as place:  # a file of its own, or it is the same library
+        shutil.copyfile(compile_kernel(source, macros, checked), place.name)
+        return ctypes.CDLL(place.name)
 
 
 @cache
@@ -43,11 +41,12 @@ def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
     files = sorted([path, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
     text = [*flags, _run("gcc", "--version"), *(f"{file.name}\n{file.read_text()}" for file in files)]
     place = _directory() / f"{path.stem}-{hashlib.sha256(chr(0).join(text).encode()).hexdigest()[:24]}.so"
-    with _made(place) as fresh:
-        if fresh:
-            _run("gcc", *flags, f"-I{SHIM}", f"-I{KERNELS}", "-c", "-o", f"{fresh}.o", str(path))
-            _run("gcc", "-shared", "-o", str(fresh), f"{fresh}.o", "-lm")  # apart, or the sanitizers' own runtimes come along
-            Path(f"{fresh}.o").unlink()
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=_directory()) as folder:
+            built = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+            _run("gcc", *flags, f"-I{SHIM}", f"-I{KERNELS}", "-c", "-o", str(built[0]), str(path))
+            _run("gcc", "-shared", "-o", str(built[1]), str(built[0]), "-lm")  # apart, or runtimes of sanitizers come along
+            built[1].replace(place)
     return place
 
 
@@ -69,17 +68,6 @@ def with_lines(text: str, path: Path) -> str:
     return re.sub(r"@([0-9a-f]+)", line, text)
 
 
-@contextmanager
-def _made(place: Path) -> Iterator[Path | None]:
-    """Where to write what shall be at `place`, all at once; None where it is there already."""
-    if place.exists():
-        yield None
-        return
-    fresh = place.with_suffix(f".{os.getpid()}.new")
-    yield fresh
-    fresh.replace(place)
-
-
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -87,10 +75,15 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
+@cache
 def _directory() -> Path:
-    """A directory of the user's own, which nobody else can put libraries into."""
+    """A directory of the user's own, which nobody else can put libraries into. What is a week old is removed."""
     place = Path(tempfile.gettempdir()) / f"dilkit-cuda-host-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     if place.stat().st_uid != os.getuid():
         raise PermissionError(f"{place} belongs to another user; set TMPDIR")
+    for old in place.glob("*.so"):
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > WEEK:
+                old.unlink()
     return place
