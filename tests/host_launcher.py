@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,9 @@ ERROR_BYTES = 1024
 
 QUERY_VIEWS, KEY_VIEWS = ("query", "out", "dout", "dquery"), ("key", "value", "dkey", "dvalue")
 GIVEN = ("query", "key", "value", "dout", "mask", "tiles", "branches")
+
+_ALONE = threading.Lock()
+"""Held by a launch: a library computes one block at a time."""
 
 Span = tuple[int, int, str, bool]
 """Memory of a launch: address, bytes, name, and whether it is only read."""
@@ -79,7 +83,7 @@ class HostLauncher:
         sizes = kernel.shared_bytes, len(ranges), len(arrays), ranges, arrays
         parts = [Launch(blocks, i, count, self.order, self.seed + i, *sizes, ctypes.addressof(error[i])) for i in range(count)]
         functions = [getattr(host_compile.library(*built, i), f"host_launch_{kernel.name}") for i in range(count)]
-        with ThreadPoolExecutor(count) as pool:
+        with _ALONE, ThreadPoolExecutor(count) as pool:
             for _ in pool.map(lambda f, part: f(ctypes.c_void_p(call.ctypes.data), ctypes.byref(part)), functions, parts):
                 pass
         self.matrices += sum(part.matrices for part in parts)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_compile import SHIM
+from host_compile import KERNELS, SHIM
 from host_launcher import HostLauncher
 from numpy.typing import NDArray
+
+from dilkit.backends.cuda_compile import OPTIONS, compiled
 
 CALL = np.dtype([("in", np.uint64), ("out", np.uint64), ("what", np.int32), ("amount", np.int32)])
 GENERATOR = np.random.default_rng(5)
@@ -153,3 +155,14 @@ def test_copies_arrive_when_they_are_waited_for(pending: int) -> None:
     for group in range(3):
         there = np.where(np.arange(64) % 4 == group, 0, given[group, :, 1])
         np.testing.assert_array_equal(got[group], there if group < 3 - pending else 0xFFFFFFFF)
+
+
+@pytest.mark.parametrize("storage", [0, 1, 2])
+@pytest.mark.parametrize("number", [52, 61, 70, 75, 80, 90, 120])
+def test_cuda_has_every_instruction_that_the_shim_has(number: int, storage: int) -> None:
+    pytest.importorskip("cupy", reason="cupy is not installed")
+    texts = {path.name: path.read_text() for path in (SHIM / "instructions.cu", *KERNELS.glob("*.cuh"))}
+    macros = (f"-D{name}" for name in ("THREADS=64", "BLOCKS=1", f"STORAGE={storage}"))
+    code, log = compiled("instructions.cu", (f"--gpu-architecture=sm_{number}", *OPTIONS, *macros), texts)
+    assert code.startswith(b"\x7fELF")
+    assert log.count(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 4
