@@ -44,16 +44,18 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How a kernel is compiled for `head_dims`, on devices from capability `since` on and before `before`: see `Kernel`."""
+    """How a kernel is compiled for `head_dims`, on devices from capability `since` on: see `Kernel`.
+
+    `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element.
+    """
 
     head_dims: tuple[int, ...]
     threads: int
     blocks: int
     tile_rows: int
-    shared_bytes: int = 0
+    shared_rows: int = 0
     defines: tuple[tuple[str, int], ...] = ()
     since: Capability = OLDEST
-    before: Capability = (99, 0)
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,22 @@ class Entry:
 ANYWHERE: dict[str, Capability] = dict.fromkeys(STORAGE, OLDEST)
 TENSOR_CORES: dict[str, Capability] = {"float16": (7, 5), "bfloat16": (8, 0)}
 
+TWO_SLOTS = (("SLOTS", 2),)
+AMPERE: Capability = (8, 0)
+
 MMA_FORWARD = (
-    Sizes((16,), 128, 3, 128, 6144),
-    Sizes((32,), 128, 3, 128, 12288),
-    Sizes((64,), 128, 3, 128, 24576),
-    Sizes((96,), 128, 2, 128, 36864),
-    Sizes((128,), 128, 2, 128, 81920, since=(9, 0), before=(11, 0)),
-    *(Sizes((128,), 128, 2, 128, 65536, (("SLOTS", 2),), since=(8, n), before=(8, n + 1)) for n in (0, 7)),
-    Sizes((128,), 256, 1, 128, 49152),
+    Sizes((128,), 256, 1, 128, 192, since=(12, 0)),
+    Sizes((128,), 128, 2, 128, 320, since=(9, 0)),
+    Sizes((128,), 256, 1, 128, 192, since=(8, 9)),
+    Sizes((128,), 128, 2, 128, 256, TWO_SLOTS, since=(8, 7)),
+    Sizes((128,), 256, 1, 128, 192, since=(8, 6)),
+    Sizes((128,), 128, 2, 128, 256, TWO_SLOTS, since=AMPERE),
+    Sizes((16, 32, 64, 96), 128, 2, 128, 192, since=AMPERE),
+    Sizes((96, 128), 256, 1, 128, 192),
+    Sizes((16, 32, 64), 128, 2, 128, 192),
+    Sizes((96, 128), 128, 2, 64, 192),
+    Sizes((16, 32, 64), 128, 4, 64, 192, since=AMPERE),
+    Sizes((16, 32, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = Sizes((16, 32, 64), 128, 2, 128), Sizes((96, 128), 128, 2, 64)
 FP32_FORWARD = Sizes((16, 32, 64), 64, 4, 64), Sizes((96, 128), 128, 2, 64)
@@ -93,7 +103,11 @@ TABLE = (
     Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_BACKWARD),
     Entry("dots", "row_dots.cu", "row_dots", ANYWHERE, (Sizes(HEAD_DIMS, 128, 8, 64),)),
 )
-"""Kernels on tensor cores before those that compute in fp32 on any device. Why the sizes are what they are, the sources say."""
+"""Kernels on tensor cores before those that compute in fp32 on any device, tall tiles before low ones. The sources say why the
+sizes are what they are."""
+
+MOST_ROWS, LOW_ROWS = 128, 64
+"""Of a tall tile and of a low one."""
 
 REASONS = (
     (("float32",), OLDEST, "fp32 on CUDA cores"),
@@ -123,8 +137,12 @@ def padded(head_dim: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def kernel_for(role: str, dtype: str, head_dim: int, capability: Capability, vector: bool = True) -> Kernel:
-    """The kernel of `TABLE` for a role, dtype, head_dim and compute capability. `vector`: whether all rows allow 16-byte loads.
+def kernel_for(
+    role: str, dtype: str, head_dim: int, capability: Capability, vector: bool = True, most_rows: int = MOST_ROWS
+) -> Kernel:
+    """The kernel of `TABLE` for a role, dtype, head_dim and compute capability, with tiles of at most `most_rows` rows.
+
+    `vector`: whether all rows allow 16-byte loads.
 
     Raises ValueError for what no kernel serves.
     """
@@ -134,8 +152,8 @@ def kernel_for(role: str, dtype: str, head_dim: int, capability: Capability, vec
         if entry.role != role or dtype not in entry.dtypes or capability < entry.dtypes[dtype]:
             continue
         for s in entry.sizes:
-            if size in s.head_dims and s.since <= capability < s.before:
+            if size in s.head_dims and s.since <= capability and s.tile_rows <= most_rows:
                 blocks = s.threads, s.blocks, s.tile_rows
-                return Kernel(entry.source, entry.name, *blocks, (*defines, *s.defines), s.shared_bytes)
+                return Kernel(entry.source, entry.name, *blocks, (*defines, *s.defines), s.shared_rows * size * 2)
     shown = f"{capability[0]}.{capability[1]}"
     raise ValueError(f"{role} of {dtype} with head_dim={head_dim} on capability {shown}: no kernel; use another backend")

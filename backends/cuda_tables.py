@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,6 +79,18 @@ def _tables(problem: Problem, tile_rows: int, kind: str, device: torch.device, c
         branches, tiles = int(starts[2 * i]), int(starts[2 * i + 1])
         found.append(Table(group, branches, tiles, len(parts[2 * i + 1])))
     return Tables(data, tuple(found))
+
+
+@lru_cache(maxsize=1024)
+def tall_tiles(problem: Problem, tall: int, low: int) -> int:
+    """How many tiles of `tall` rows the first group of `problem` makes; 0 if those of `low` rows suit it better.
+
+    They do where tall ones would be a quarter empty, or split the branches into more groups, between which keys are not shared.
+    """
+    groups = schedule(problem, tall).groups
+    tiles = groups[0].query_tiles
+    full = len(tiles) and tiles["rows"].mean() * 4 >= tall * 3
+    return len(tiles) if full and len(groups) <= len(schedule(problem, low).groups) else 0
 
 
 def _numbers(records: NDArray[np.void]) -> NDArray[np.int32]:

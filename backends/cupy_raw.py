@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.cuda_call import VIEWS, make_call
-from dilkit.backends.cuda_kernels import HEAD_DIMS, OLDEST, ROLES, STORAGE, Kernel, kernel_for, reason
+from dilkit.backends.cuda_kernels import HEAD_DIMS, LOW_ROWS, MOST_ROWS, OLDEST, ROLES, STORAGE, Kernel, kernel_for, reason
 from dilkit.backends.cuda_launch import CupyLauncher, Launcher
-from dilkit.backends.cuda_tables import KEYS, QUERIES, Table, Tables, tables
+from dilkit.backends.cuda_tables import KEYS, QUERIES, Table, Tables, tables, tall_tiles
 from dilkit.device import Capability
 from dilkit.problem import Problem
 from dilkit.tiles import MAX_BRANCHES, MAX_SEQ
@@ -99,7 +99,7 @@ class CupyRaw(Backend):
 
     def _run(self, role: str, kind: str, tensors: Mapping[str, Tensor | None], problem: Problem) -> None:
         """Launch the kernel of `role` over the tiles of `kind`, group after group; `dots` needs no more than the first."""
-        kernel = self._kernel(role, problem, _vectors(tensors))
+        kernel = self._suited(role, problem, tensors)
         found = self._tables(kernel, kind, tensors, problem)
         for i, table in enumerate(found.groups[:1] if role == "dots" else found.groups):
             self._launch(kernel, table, tensors, problem, first=i == 0)
@@ -130,8 +130,18 @@ class CupyRaw(Backend):
             found.data.record_stream(torch.cuda.current_stream(device))
         return found
 
-    def _kernel(self, role: str, problem: Problem, vector: bool = True) -> Kernel:
-        return kernel_for(role, problem.dtype, problem.head_dim, self._capability(problem), vector)
+    def _suited(self, role: str, problem: Problem, tensors: Mapping[str, Tensor | None]) -> Kernel:
+        """The kernel of `role`; of those that attend, the one with tall tiles where these suit and occupy the device."""
+        vector = _vectors(tensors)
+        tall = self._kernel(role, problem, vector)
+        if role != "forward" or tall.tile_rows <= LOW_ROWS:
+            return tall
+        tiles = tall_tiles(problem, tall.tile_rows, LOW_ROWS)
+        enough = tiles and tiles * problem.batch >= self.launcher.resident(tall, _device(tensors))
+        return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
+
+    def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> Kernel:
+        return kernel_for(role, problem.dtype, problem.head_dim, self._capability(problem), vector, most_rows)
 
     def _capability(self, problem: Problem) -> Capability:
         capability = self.capability or problem.device.capability

@@ -92,6 +92,24 @@ def test_backward_writes_delta_then_the_gradients(launcher: RecordingLauncher, b
     assert rows == problem.seq * problem.heads, "delta is needed of every row"
 
 
+@pytest.mark.parametrize(
+    ("resident", "options", "rows"),
+    [
+        (4, dict(pattern=Pattern([512], [1])), 128),
+        (33, dict(pattern=Pattern([512], [1])), 64),
+        (4, dict(pattern=Pattern([512, 512], [1, 8])), 64),
+        (4, dict(pattern=Pattern([128, 512], [1, 2])), 64),
+    ],
+    ids=["many tiles", "fewer than run at once", "tall ones half empty", "tall ones in more groups"],
+)
+def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows: int) -> None:
+    launcher = RecordingLauncher(resident)
+    problem = pose(seq=512, dtype="bfloat16", **options)
+    CupyRaw(launcher, (9, 0)).forward(*tensors(problem), problem)
+    assert {launch.kernel.tile_rows for launch in launcher.launches} == {rows}
+    assert {launch.kernel.name for launch in launcher.launches} == {"mma_forward"}
+
+
 @pytest.mark.parametrize(("resident", "counted"), [(3, True), (10**6, False)])
 def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -> None:
     launcher = RecordingLauncher(resident)

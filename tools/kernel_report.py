@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.backends import cuda_compile, cuda_report
-from dilkit.backends.cuda_kernels import HEAD_DIMS, ROLES, STORAGE, Kernel, kernel_for
+from dilkit.backends.cuda_kernels import HEAD_DIMS, LOW_ROWS, MOST_ROWS, ROLES, STORAGE, Kernel, kernel_for
 from dilkit.device import Capability, probe
 from dilkit.tools import results
 from dilkit.tools.text import markdown_table
@@ -62,7 +62,8 @@ class Build:
     @property
     def name(self) -> str:
         """Unique among all builds, and fit for a test's id."""
-        words = "-".join(self.names), self.dtype, str(self.head_dim), "sm_{}{}".format(*self.capability)
+        sizes = str(self.head_dim), f"{self.kernel.tile_rows}rows"
+        words = "-".join(self.names), self.dtype, *sizes, "sm_{}{}".format(*self.capability)
         return "-".join(words if self.vector else (*words, "elements"))
 
 
@@ -73,12 +74,13 @@ def builds(
     vectors: Iterable[bool] = (True, False),
 ) -> list[Build]:
     """Every compilation that launches ask for, those for equal devices, dtypes and sizes next to each other."""
-    found: dict[Any, list[tuple[str, Kernel]]] = {}
-    for capability, dtype, head_dim, vector, role in product(capabilities, dtypes, head_dims, vectors, ROLES):
-        kernel = kernel_for(role, dtype, head_dim, capability, vector)
+    found: dict[Any, dict[str, Kernel]] = {}
+    asked = [(role, MOST_ROWS) for role in ROLES] + [("forward", LOW_ROWS)]
+    for capability, dtype, head_dim, vector, (role, rows) in product(capabilities, dtypes, head_dims, vectors, asked):
+        kernel = kernel_for(role, dtype, head_dim, capability, vector, rows)
         alike = kernel.source, tuple(kernel.macros.items()), capability, dtype, head_dim, vector
-        found.setdefault(alike, []).append((kernel.name, kernel))
-    return [Build(tuple(name for name, _ in own), own[0][1], *key[2:]) for key, own in found.items()]
+        found.setdefault(alike, {})[kernel.name] = kernel
+    return [Build(tuple(own), next(iter(own.values())), *key[2:]) for key, own in found.items()]
 
 
 def rows_of(build: Build) -> list[dict[str, Any]]:
@@ -140,15 +142,15 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of a result: a row for each kernel, dtype and head_dim, the registers on each architecture."""
+    """The table of a result: a row for each kernel, dtype, head_dim and height of tiles, the registers on each architecture."""
     found = rows_in(result)
     architectures = list(dict.fromkeys(row["architecture"] for row in found))
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in found:
         if row["vector"]:
-            groups.setdefault((row["name"], row["dtype"], row["head_dim"]), {})[row["architecture"]] = row
-    order = sorted(groups, key=lambda key: (key[0], list(STORAGE).index(key[1]), key[2]))
-    head = ["kernel", "dtype", "head_dim", "threads", "blocks", "shared memory", *architectures]
+            groups.setdefault((row["name"], row["dtype"], row["head_dim"], row["tile_rows"]), {})[row["architecture"]] = row
+    order = sorted(groups, key=lambda key: (key[0], list(STORAGE).index(key[1]), *key[2:]))
+    head = ["kernel", "dtype", "head_dim", "tile", "threads", "blocks", "shared memory", *architectures]
     table = [head, *(_line(key, groups[key], architectures) for key in order)]
     return f"{verdict(result)} Registers of a thread, by architecture:\n\n" + "\n".join(markdown_table(table))
 
@@ -157,7 +159,7 @@ def _line(key: tuple[Any, ...], rows: dict[str, dict[str, Any]], architectures: 
     threads, blocks = (_range(row[name] for row in rows.values()) for name in ("threads", "blocks"))
     shared = _range((row["shared"] + row["dynamic"] for row in rows.values()), unit=1024)
     registers = (str(rows[name]["registers"]) if name in rows else "" for name in architectures)
-    return [f"`{key[0]}`", key[1], str(key[2]), threads, blocks, f"{shared} KiB", *registers]
+    return [f"`{key[0]}`", key[1], str(key[2]), str(key[3]), threads, blocks, f"{shared} KiB", *registers]
 
 
 def _range(values: Iterable[int], unit: int = 1) -> str:

@@ -1,0 +1,471 @@
+/* Attention on tensor cores: the rows of a tile run one softmax over all of their keys.
+
+       score = log2(e) * scale * q.k + bias     out = sum of 2^(score - m) v / l     lse = ln(2) * (m + log2 l)
+
+   A warp has 16 * FRAGMENTS of the tile's rows, and takes KEY_TILE keys at a time: scores, weights and sums stay in its registers,
+   and so do the queries (HELD) where they fit. While it computes, the next keys and values are on their way to shared memory.
+   A lane holds, of each 16 rows, rows lane / 4 and 8 further, and of each 8 columns the two from lane % 4 * 2 on.
+
+   Sums are relative to a maximum m that follows the scores only once they exceed it by SLACK, so that it rarely moves.
+   Key tiles whose keys all count once need no bias, and those before a warp's rows no comparison of positions; those after
+   its rows it leaves out.
+
+   Dynamic shared memory, in rows of HEAD_DIM elements: SLOTS * KEY_TILE, and TILE_ROWS more unless HELD.
+
+       HEAD_DIM   capability                  TILE_ROWS   THREADS   BLOCKS   SLOTS   dynamic bytes
+       16 - 64    any                         128         128       3        3       384 * HEAD_DIM
+       96         any                         128         128       2        3       36864
+       128        8.0, 8.7                    128         128       2        2       65536
+       128        9.0, 10.x                   128         128       2        3       81920
+       128        7.5, 8.6, 8.9, 11.x, 12.x   128         256       1        3       49152
+       any        any                         64          128       4 or 2   3       384 * HEAD_DIM */
+#include "dilated.cuh"
+
+#ifndef SLOTS
+#define SLOTS 3
+#endif
+
+#define KEY_TILE 64
+#ifndef K_UNROLL
+#define K_UNROLL 4
+#endif
+#define NOTES 4
+#define WARPS (THREADS / 32)
+#define FRAGMENTS (TILE_ROWS / 16 / WARPS)
+#define CHUNKS (HEAD_DIM / 8)
+#define ROW_LANES (CHUNKS == 12 ? 4 : CHUNKS < 8 ? CHUNKS : 8)
+#define SWAPPED (HEAD_DIM % 64 == 0 ? 8 : HEAD_DIM % 32 == 0 ? 4 : 2)
+#define HELD (FRAGMENTS * HEAD_DIM <= 192)
+
+#if THREADS > KEY_TILE * ROW_LANES || THREADS % 32 || TILE_ROWS % (16 * WARPS)
+#error "THREADS must be full warps that share TILE_ROWS by 16 rows, and no more than copy KEY_TILE rows at a time"
+#endif
+
+#define LOG2_E 1.44269504f
+#define LN_2 0.69314718f
+#define LOWEST (-3e38f)
+#define SLACK 8.0f
+#define ANYWHERE 0x7fffffff
+
+/* What is known of a tile of keys before it is copied: where each is, -1 if it does not count, and by 32 keys the nearest and
+   farthest that count, and whether any has a bias. */
+typedef struct {
+    int position[KEY_TILE];
+    float bias[KEY_TILE];
+    int nearest[2], farthest[2], biased[2];
+} Note;
+
+/* What all threads need to know of a tile of rows; registers have no room for it. `key` and `value` are of its head. */
+typedef struct {
+    float total[THREADS][FRAGMENTS][2];
+    Tile tile;
+    int batch, item;
+    const Storage *key, *value;
+    Keys keys;
+    Note note[NOTES];
+} Shared;
+
+/* The rows of a warp. */
+typedef struct {
+    float sum[FRAGMENTS][CHUNKS][4];
+    float maximum[FRAGMENTS][2];
+    unsigned query[HELD ? FRAGMENTS : 1][HEAD_DIM / 16][4];
+} Rows;
+
+/* Told anew wherever they are used: what is derived from them would else be kept in registers all the time. */
+DEVICE int thread_number(void) { return anew(thread_index()) & (THREADS - 1); }
+DEVICE int lane_number(void) { return anew(thread_index()) & 31; }
+
+/* Which of the tile's rows is the warp's first. */
+DEVICE int first_row(void) { return thread_number() / 32 * (16 * FRAGMENTS); }
+
+/* Where a chunk of 8 elements of a row lies: any 8 rows from a multiple of 8 on have the same chunk in different banks. */
+DEVICE int place(int row, int chunk) { return row * HEAD_DIM + (chunk ^ row / (8 / SWAPPED) % SWAPPED) * 8; }
+
+/* `place(row + own row, chunk + own chunk)`, given `own`, the place of these; row is a multiple of 8, own chunk 0 or 1 and chunk even. */
+DEVICE int further(int own, int row, int chunk) {
+    return (own ^ chunk % SWAPPED * 8) + row * HEAD_DIM + chunk / SWAPPED * SWAPPED * 8;
+}
+
+/* A thread's chunks of a row from global memory; zeros if it is not present, and beyond head_dim. */
+DEVICE void copy_row(Storage *slot, int row, int thread, const Storage *from, int present, int head_dim) {
+#pragma unroll
+    for (int pass = 0; pass < CHUNKS / ROW_LANES; pass++) {
+        int chunk = pass * ROW_LANES + thread % ROW_LANES;
+        Storage *to = slot + place(row, chunk);
+#if VECTOR
+        copy_async_or_zero(to, from + chunk * 8, present && chunk * 8 < head_dim);
+#else
+        for (int i = 0; i < 8; i++)
+            to[i] = present && chunk * 8 + i < head_dim ? LOAD(from + chunk * 8 + i) : 0;
+#endif
+    }
+}
+
+DEVICE void copy_queries(Storage *slot, const Call *call, const Tile *tile, int batch) {
+    const Storage *from = (const Storage *)call->query.data + batch * call->query.batch + tile->head * call->query.head;
+    int thread = thread_number();
+#pragma unroll
+    for (int pass = 0; pass < TILE_ROWS * ROW_LANES / THREADS; pass++) {
+        int row = pass * (THREADS / ROW_LANES) + thread / ROW_LANES;
+        copy_row(slot, row, thread, from + (tile->row + row * (long long)call->step) * call->query.row, row < tile->rows, call->head_dim);
+    }
+    copy_async_commit();
+}
+
+DEVICE void copy_keys(Storage *slot, const Storage *from, long long stride, const Note *note, int head_dim) {
+    int thread = thread_number();
+#pragma unroll
+    for (int pass = 0; pass < KEY_TILE * ROW_LANES / THREADS; pass++) {
+        int row = pass * (THREADS / ROW_LANES) + thread / ROW_LANES;
+        int position = note->position[row];
+        copy_row(slot, row, thread, from + position * stride, position >= 0, head_dim);
+    }
+    copy_async_commit();
+}
+
+DEVICE int warp_least(int x) {
+    for (int mask = 16; mask; mask /= 2)
+        x = least(x, (int)shuffle_word_xor(x, mask));
+    return x;
+}
+
+/* Notes of two tiles of keys, from number `tile` on. */
+DEVICE void note_keys(Shared *shared, const Call *call, int tile) {
+    for (int i = thread_index(); i < 2 * KEY_TILE; i += THREADS) {
+        int index = tile * KEY_TILE + i, position = -1;
+        float bias = NEVER;
+        if (index < shared->keys.total) {
+            int branch, found = key_position(&shared->keys, index, &branch);
+            bias = key_bias(&shared->keys, found, branch, call->once);
+            if (call->mask && LOAD(call->mask + shared->batch * call->mask_batch + found * call->mask_row))
+                bias = NEVER;
+            position = bias == NEVER ? -1 : found;
+        }
+        Note *note = &shared->note[(tile + i / KEY_TILE) % NOTES];
+        note->position[i % KEY_TILE] = position;
+        note->bias[i % KEY_TILE] = bias;
+        int nearest = warp_least(position < 0 ? ANYWHERE : position), farthest = -warp_least(-position);
+        int biased = ballot(bias != 0.0f) != 0, part = i % KEY_TILE / 32;
+        if (i % 32 == 0)
+            note->nearest[part] = nearest, note->farthest[part] = farthest, note->biased[part] = biased;
+    }
+}
+
+DEVICE void hold_queries(Rows *rows, const Storage *queries) {
+    int lane = lane_number(), own = place(first_row() + lane % 16, lane / 16);
+#pragma unroll
+    for (int f = 0; f < (HELD ? FRAGMENTS : 0); f++)
+#pragma unroll
+        for (int k = 0; k < HEAD_DIM / 16; k++)
+            load_matrices_4(rows->query[f][k], queries + further(own, f * 16, k * 2));
+}
+
+/* score[row][key] = q.k */
+DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, const Storage *queries, const Storage *keys) {
+    int lane = lane_number();
+    int own_query = place(first_row() + lane % 16, lane / 16), own = place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int n = 0; n < KEY_TILE / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                score[f][n][i] = 0.0f;
+#pragma unroll(HELD ? HEAD_DIM / 16 : K_UNROLL)
+    for (int k = 0; k < HEAD_DIM / 16; k++) {
+        unsigned query[FRAGMENTS][4];
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++)
+            if (HELD)
+                for (int i = 0; i < 4; i++)
+                    query[f][i] = rows->query[HELD ? f : 0][k][i];
+            else
+                load_matrices_4(query[f], queries + further(own_query, f * 16, k * 2));
+#pragma unroll
+        for (int n = 0; n < KEY_TILE / 16; n++) {
+            unsigned key[4];
+            load_matrices_4(key, keys + further(own, n * 16, k * 2));
+#pragma unroll
+            for (int f = 0; f < FRAGMENTS; f++) {
+                mma(score[f][n * 2], query[f], key);
+                mma(score[f][n * 2 + 1], query[f], key + 2);
+            }
+        }
+    }
+}
+
+/* Scores with scale and bias in place of products; NEVER for keys after a row, if there may be any. */
+DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Rows *rows, const Call *call, const Tile *tile, const Note *note,
+                          float scale, int compare) {
+    int lane = lane_number();
+#pragma unroll
+    for (int n = 0; n < KEY_TILE / 8; n++) {
+        int column = n * 8 + lane % 4 * 2;
+        float bias[2] = {note->bias[column], note->bias[column + 1]};
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                score[f][n][i] = score[f][n][i] * scale + bias[i % 2];
+    }
+    if (!compare)
+        return;
+    int row = tile->row + (first_row() + lane / 4) * call->step;
+#pragma unroll
+    for (int n = 0; n < KEY_TILE / 8; n++) {
+        int column = n * 8 + lane % 4 * 2;
+        int position[2] = {note->position[column], note->position[column + 1]};
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (position[i % 2] > row + (f * 16 + i / 2 * 8) * call->step)
+                    score[f][n][i] = NEVER;
+    }
+}
+
+/* Raises the maxima to `top` (times `factor`) if any in the warp is too low by more than SLACK, and scales what was summed. */
+DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*top)[2]) {
+    int raise = 0;
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+        raise |= top[f][0] > rows->maximum[f][0] + SLACK || top[f][1] > rows->maximum[f][1] + SLACK;
+    if (!ballot(raise))
+        return;
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float raised = fmaxf(top[f][h], shuffle_xor(top[f][h], 1));
+            raised = fmaxf(rows->maximum[f][h], fmaxf(raised, shuffle_xor(raised, 2)));
+            float keep = exp2_fast(rows->maximum[f][h] - raised);
+            rows->maximum[f][h] = raised;
+            total[f][h] *= keep;
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n++)
+                rows->sum[f][n][h * 2] *= keep, rows->sum[f][n][h * 2 + 1] *= keep;
+        }
+}
+
+/* weight = 2^(factor * score - m), in the form of left factors of products with the values. */
+DEVICE void weigh(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, float (*total)[2], float (*score)[KEY_TILE / 8][4], float factor) {
+    float top[FRAGMENTS][2];
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float most_yet = fmaxf(score[f][0][h * 2], score[f][0][h * 2 + 1]);
+#pragma unroll
+            for (int n = 1; n < KEY_TILE / 8; n++)
+                most_yet = fmaxf(most_yet, fmaxf(score[f][n][h * 2], score[f][n][h * 2 + 1]));
+            top[f][h] = most_yet * factor;
+        }
+    raise_maxima(rows, total, top);
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++) {
+        float added[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int n = 0; n < KEY_TILE / 8; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float low = exp2_fast(score[f][n][h * 2] * factor - rows->maximum[f][h]);
+                float high = exp2_fast(score[f][n][h * 2 + 1] * factor - rows->maximum[f][h]);
+                added[h] += low + high;
+                weight[f][n / 2][n % 2 * 2 + h] = pack(low, high);
+            }
+        total[f][0] += added[0], total[f][1] += added[1];
+    }
+}
+
+/* sum[row] += weight[row][key] * value[key] */
+DEVICE void add_values(Rows *rows, unsigned (*weight)[KEY_TILE / 16][4], const Storage *values) {
+    int lane = lane_number(), own = place(lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < KEY_TILE / 16; k++)
+#pragma unroll
+        for (int n = 0; n < CHUNKS / 2; n++) {
+            unsigned value[4];
+            load_matrices_4_transposed(value, values + further(own, k * 16, n * 2));
+#pragma unroll
+            for (int f = 0; f < FRAGMENTS; f++) {
+                mma(rows->sum[f][n * 2], weight[f][k], value);
+                mma(rows->sum[f][n * 2 + 1], weight[f][k], value + 2);
+            }
+        }
+}
+
+/* Element `column` and the next of a row of `out`; zero beyond head_dim. */
+DEVICE void load_pair(float *pair, const Storage *row, int column, int head_dim) {
+#if VECTOR
+    unsigned word = column < head_dim ? LOAD((const unsigned *)(row + column)) : 0;
+    pair[0] = low_of(word), pair[1] = high_of(word);
+#else
+    pair[0] = column < head_dim ? from_storage(LOAD(row + column)) : 0.0f;
+    pair[1] = column + 1 < head_dim ? from_storage(LOAD(row + column + 1)) : 0.0f;
+#endif
+}
+
+DEVICE Storage *out_of(const Call *call, const Tile *tile, int batch) {
+    return (Storage *)call->out.data + batch * call->out.batch + tile->head * call->out.head;
+}
+
+DEVICE float *lse_of(const Call *call, const Tile *tile, int batch) {
+    return call->lse + ((long long)batch * call->heads + tile->head) * call->seq;
+}
+
+/* Nothing is summed yet, or what earlier launches left: their sum is `out`, relative to lse. */
+DEVICE void start_rows(Rows *rows, float (*total)[2], const Call *call, const Tile *tile, int batch) {
+    int lane = lane_number();
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            rows->maximum[f][h] = LOWEST, total[f][h] = 0.0f;
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n++)
+                rows->sum[f][n][h * 2] = rows->sum[f][n][h * 2 + 1] = 0.0f;
+        }
+    if (call->first)
+        return;
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int row = first_row() + f * 16 + h * 8 + lane / 4, position = tile->row + row * call->step;
+            float before = row < tile->rows ? LOAD(lse_of(call, tile, batch) + position) : NEVER;
+            if (before == NEVER)
+                continue;
+            rows->maximum[f][h] = before * LOG2_E, total[f][h] = lane % 4 == 0 ? 1.0f : 0.0f;
+            const Storage *out = out_of(call, tile, batch) + position * call->out.row;
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n++)
+                load_pair(&rows->sum[f][n][h * 2], out, n * 8 + lane % 4 * 2, call->head_dim);
+        }
+}
+
+/* Writes out and lse, by way of shared memory that only this warp uses. */
+DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Call *call, const Tile *tile, int batch, Storage *stage) {
+    int lane = lane_number();
+    Storage *out = out_of(call, tile, batch);
+    float *lse = lse_of(call, tile, batch);
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float total = totals[f][h];
+            total += shuffle_xor(total, 1);
+            total += shuffle_xor(total, 2);
+            float part = total > 0.0f ? 1.0f / total : total;
+            int row = first_row() + f * 16 + h * 8 + lane / 4;
+            if (lane % 4 == 0 && row < tile->rows)
+                STORE(lse + tile->row + row * call->step, total > 0.0f ? LN_2 * (rows->maximum[f][h] + log2f(total)) : NEVER + total);
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n++) {
+                unsigned *to = (unsigned *)(stage + place(row, n)) + lane % 4;
+                *to = pack(rows->sum[f][n][h * 2] * part, rows->sum[f][n][h * 2 + 1] * part);
+            }
+        }
+    synchronize_warp();
+    for (int i = lane / ROW_LANES; i < 16 * FRAGMENTS; i += 32 / ROW_LANES) {
+        int row = first_row() + i;
+        if (row >= tile->rows)
+            break;
+        Storage *to = out + (tile->row + row * (long long)call->step) * call->out.row;
+        for (int chunk = lane % ROW_LANES; chunk < CHUNKS; chunk += ROW_LANES) {
+            const Storage *from = stage + place(row, chunk);
+#if VECTOR
+            if (chunk * 8 < call->head_dim)
+                store_words(to + chunk * 8, *(const uint4 *)from);
+#else
+            for (int e = 0; e < 8 && chunk * 8 + e < call->head_dim; e++)
+                STORE(to + chunk * 8 + e, from[e]);
+#endif
+        }
+    }
+}
+
+/* What a thread alone finds out about a tile, for all. */
+DEVICE void begin_tile(Shared *shared, const Call *call, const Tile *tile, int batch) {
+    int kv_head = tile->head / (anew(call->heads) / call->kv_heads), last = tile->row + (tile->rows - 1) * call->step;
+    shared->tile = *tile, shared->batch = batch;
+    shared->key = (const Storage *)call->key.data + batch * call->key.batch + kv_head * call->key.head;
+    shared->value = (const Storage *)call->value.data + batch * call->value.batch + kv_head * call->value.head;
+    find_keys(&shared->keys, call, tile->row, tile->set, 0, call->causal ? last + 1 : call->seq);
+}
+
+/* Whether any row of the warp sees any of the keys. */
+DEVICE int any_seen(const Shared *shared, const Call *call, const Note *note) {
+    int first = first_row(), last = least(first + 16 * FRAGMENTS, shared->tile.rows) - 1, nearest = least(note->nearest[0], note->nearest[1]);
+    return last >= first && nearest <= (call->causal ? shared->tile.row + last * call->step : ANYWHERE - 1);
+}
+
+/* Weights of the keys for the warp's rows. */
+DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *shared, const Call *call, const Note *note,
+                   const Storage *queries, const Storage *keys) {
+    float score[FRAGMENTS][KEY_TILE / 8][4], scale = call->scale * LOG2_E;
+    multiply_keys(score, rows, queries, keys);
+    int farthest = most(note->farthest[0], note->farthest[1]);
+    int compare = call->causal && farthest > shared->tile.row + first_row() * call->step;
+    int plain = !compare && !note->biased[0] && !note->biased[1] && scale >= 0.0f;
+    if (!plain)
+        finish_scores(score, rows, call, &shared->tile, note, scale, compare);
+    weigh(weight, rows, shared->total[thread_number()], score, plain ? scale : 1.0f);
+}
+
+DEVICE void compute_tile(const Call *call, const Tile *tile, int batch, Shared *shared, Storage *slots) {
+    Storage *queries = slots + (HELD ? SLOTS - 2 : SLOTS) * KEY_TILE * HEAD_DIM, *values = slots + (SLOTS - 1) * KEY_TILE * HEAD_DIM;
+    copy_queries(queries, call, tile, batch);
+    if (thread_index() == 0)
+        begin_tile(shared, call, tile, batch);
+    synchronize();
+    note_keys(shared, call, 0);
+    synchronize();
+    copy_keys(slots, shared->key, call->key.row, &shared->note[0], call->head_dim);
+
+    Rows rows;
+    start_rows(&rows, shared->total[thread_number()], call, &shared->tile, shared->batch);
+    copy_async_wait(1);
+    synchronize();
+    hold_queries(&rows, queries);
+
+    for (int j = 0; j * KEY_TILE < shared->keys.total; j++) {
+        const Note *note = &shared->note[j % NOTES], *next = &shared->note[(j + 1) % NOTES];
+        Storage *keys = slots + (SLOTS > 2 ? j % 2 * KEY_TILE * HEAD_DIM : 0);
+        Storage *next_keys = slots + (SLOTS > 2 ? (j + 1) % 2 * KEY_TILE * HEAD_DIM : 0);
+        int more = (j + 1) * KEY_TILE < shared->keys.total;
+        copy_async_wait(0);
+        synchronize();
+        copy_keys(values, shared->value, call->value.row, note, call->head_dim);
+        if (SLOTS > 2 && more)
+            copy_keys(next_keys, shared->key, call->key.row, next, call->head_dim);
+        if (j % 2 == 0 && more)
+            note_keys(shared, call, j + 2);
+        int seen = any_seen(shared, call, note);
+        unsigned weight[FRAGMENTS][KEY_TILE / 16][4];
+        if (seen)
+            attend(weight, &rows, shared, call, note, queries, keys);
+        if (SLOTS > 2 && more)
+            copy_async_wait(1);
+        else
+            copy_async_wait(0);
+        synchronize();
+        if (SLOTS == 2 && more)
+            copy_keys(next_keys, shared->key, call->key.row, next, call->head_dim);
+        if (seen)
+            add_values(&rows, weight, values);
+    }
+    copy_async_wait(0);
+    synchronize();
+    finish_rows(&rows, shared->total[thread_number()], call, &shared->tile, shared->batch, slots);
+}
+
+KERNEL(mma_forward) {
+    SHARED Shared shared;
+    DYNAMIC_SHARED(bytes);
+    Tile tile;
+    int batch;
+    start_tiles(&shared.item);
+    while (next_tile(&call, &shared.item, &tile, &batch))
+        compute_tile(&call, &tile, batch, &shared, (Storage *)bytes);
+}
