@@ -28,6 +28,10 @@
 #define CHUNK 16
 #define RING (2 * THREADS)
 
+/* Steps of own values whose fragments mma_dkeyvalue has registers for. */
+#define HELD (PARTS * STEPS > 7 ? STEPS - 1 : STEPS)
+#define SPARE (STEPS - HELD ? STEPS - HELD : 1)
+
 /* One head of a tensor. */
 typedef struct {
     Storage *data;
@@ -47,6 +51,12 @@ DEVICE Rows rows_of(View view, int batch, int head) {
     return rows;
 }
 
+/* The number of this thread, anew: so that nothing that follows from it is in registers beyond its use. */
+DEVICE unsigned this_thread(void) { return (unsigned)anew(thread_index()); }
+
+/* Query heads of a key head. */
+DEVICE int group_of(const Call *call) { return call->heads / anew(call->kv_heads); }
+
 /* Where a head's part of lse and delta begins. */
 DEVICE long long line_of(const Call *call, int batch, int head) { return ((long long)batch * call->heads + head) * call->seq; }
 
@@ -58,7 +68,7 @@ DEVICE int place(int row, int piece) {
 
 /* The place of 16 x 16 elements that `first` is, in this lane's row of them, and `step` times 16 elements to the right. The lanes
    load, in this order, rows 0-7 and 8-15 of the left half, then of the right half. `from` is a multiple of 16 rows. */
-DEVICE int lane_place(int thread) { return place(thread % 16, thread % 32 / 16); }
+DEVICE int square_place(unsigned thread) { return place(thread % 16, thread % 32 / 16); }
 DEVICE int step_right(int from, int step) {
     int within = HEAD_DIM % 64 == 0 ? 7 : HEAD_DIM % 32 == 0 ? 3 : 1;
     return (from ^ (2 * step & within)) + (2 * step & ~within);
@@ -89,14 +99,15 @@ DEVICE void fetch(uint4 *to, Rows from, int position, int piece, int head_dim) {
 DEVICE int own_position(const Call *call, const Tile *tile, int r) { return tile->row + least(r, tile->rows - 1) * call->step; }
 
 /* The row of the tile that is in half `h` of a thread's sums of part m. */
-DEVICE int own_row(int thread, int m, int h) { return thread / 32 * ROWS + m * 16 + h * 8 + thread % 32 / 4; }
+DEVICE int own_row(unsigned thread, int m, int h) { return thread / 32 * ROWS + m * 16 + h * 8 + thread % 32 / 4; }
 
-/* The fragments of this warp's rows of two tensors, by way of `buffer`, which is free before and after. */
-DEVICE void load_own(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, Rows from_a, Rows from_b, const Call *call,
-                     const Tile *tile) {
-    int thread = anew(thread_index());
+/* The fragments of this warp's rows of a head of two tensors, by way of `buffer`, which is free before and after. */
+DEVICE void load_own(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch, int head,
+                     const Call *call, const Tile *tile) {
+    unsigned thread = this_thread();
+    Rows from_a = rows_of(of_a, batch, head), from_b = rows_of(of_b, batch, head);
 #pragma unroll 1
-    for (int i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
+    for (int i = (int)thread; i < TILE_ROWS * PIECES; i += THREADS) {
         int row = i / PIECES, piece = i % PIECES, position = row < tile->rows ? own_position(call, tile, row) : -1;
         fetch(buffer + place(row, piece), from_a, position, piece, call->head_dim);
         fetch(buffer + TILE_ROWS * PIECES + place(row, piece), from_b, position, piece, call->head_dim);
@@ -108,18 +119,29 @@ DEVICE void load_own(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *bu
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
-            int own = step_right((thread / 32 * ROWS + m * 16) * PIECES + lane_place(thread), k);
+            int own = step_right((thread / 32 * ROWS + m * 16) * PIECES + square_place(thread), k);
             load_matrices_4(a[m][k], buffer + own);
             load_matrices_4(b[m][k], buffer + TILE_ROWS * PIECES + own);
         }
     synchronize();
 }
 
+/* Which half of the buffer the columns from number `column` on pass through: where it begins. */
+DEVICE int half_of(int column) { return column / COLUMNS % 2 * (2 * COLUMNS * PIECES); }
+
+/* Where a thread's piece of the chunk from number `column` on is. */
+DEVICE int lane_place(int column, unsigned thread) {
+    return half_of(column) + column % COLUMNS * PIECES + square_place(thread);
+}
+
+/* Whether the tile ends before this warp's rows. */
+DEVICE int warp_is_idle(const Tile *tile) { return (int)(this_thread() / 32 * ROWS) >= tile->rows; }
+
 /* Begins to copy the columns from number `column` on of a head of two tensors. */
 DEVICE void fetch_columns(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head, int head_dim) {
     Rows a = rows_of(of_a, batch, anew(head)), b = rows_of(of_b, batch, anew(head));
 #pragma unroll 1
-    for (int i = anew(thread_index()); i < COLUMNS * PIECES; i += THREADS) {
+    for (int i = (int)this_thread(); i < COLUMNS * PIECES; i += THREADS) {
         int row = i / PIECES, piece = i % PIECES, position = columns->position[(column + row) % RING];
         fetch(buffer + place(row, piece), a, position, piece, head_dim);
         fetch(buffer + COLUMNS * PIECES + place(row, piece), b, position, piece, head_dim);
@@ -150,8 +172,12 @@ DEVICE void note_column(Columns *columns, int index, int position, float bias, f
         columns->lowest[slot / 32] = low, columns->highest[slot / 32] = high;
 }
 
-/* sum[part][column / 8] = own rows times columns: products over head_dim. `lane`: where this lane's first column is. */
-DEVICE void score(float (*sum)[CHUNK / 8][4], unsigned (*own)[STEPS][4], const uint4 *buffer, int lane) {
+/* Where this thread keeps what it has no registers for: a fragment of step k >= HELD. */
+DEVICE int spare_place(int m, int k) { return ((k - HELD) * PARTS + m) * THREADS + this_thread(); }
+
+/* sum[part][column / 8] = own rows times columns: products over head_dim. `lane`: where this lane's first column is. Fragments from
+   step `held` on are in `spare`. */
+DEVICE void score(float (*sum)[CHUNK / 8][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *buffer, int lane) {
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
@@ -160,7 +186,13 @@ DEVICE void score(float (*sum)[CHUNK / 8][4], unsigned (*own)[STEPS][4], const u
             for (int e = 0; e < 4; e++)
                 sum[m][n][e] = 0.0f;
 #pragma unroll
-    for (int k = 0; k < STEPS; k++)
+    for (int k = 0; k < STEPS; k++) {
+        unsigned left[PARTS][4];
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) {
+            uint4 words = k < held ? make_uint4(own[m][k][0], own[m][k][1], own[m][k][2], own[m][k][3]) : spare[spare_place(m, k)];
+            left[m][0] = words.x, left[m][1] = words.y, left[m][2] = words.z, left[m][3] = words.w;
+        }
 #pragma unroll
         for (int n = 0; n < CHUNK / 16; n++) {
             unsigned halves[4];
@@ -168,14 +200,16 @@ DEVICE void score(float (*sum)[CHUNK / 8][4], unsigned (*own)[STEPS][4], const u
             unsigned low[2] = {halves[0], halves[2]}, high[2] = {halves[1], halves[3]};
 #pragma unroll
             for (int m = 0; m < PARTS; m++) {
-                mma(sum[m][2 * n], own[m][k], low);
-                mma(sum[m][2 * n + 1], own[m][k], high);
+                mma(sum[m][2 * n], left[m], low);
+                mma(sum[m][2 * n + 1], left[m], high);
             }
         }
+    }
 }
 
 /* sum[part][element / 8] += weights times columns: products over the columns of a chunk. */
 DEVICE void gather(float (*sum)[2 * STEPS][4], unsigned (*weight)[CHUNK / 16][4], const uint4 *buffer, int lane) {
+    lane = anew(lane);
 #pragma unroll
     for (int n = 0; n < STEPS; n++)
 #pragma unroll
@@ -242,7 +276,7 @@ DEVICE void write_piece(Storage *to, const float *sums, int count) {
    there. 0 in rows that see nothing by `lse` (of the head) or `mask` (of the batch element), either of which may be null. */
 DEVICE void deposit(Rows to, float (*sum)[2 * STEPS][4], float factor, uint4 *buffer, const float *lse, const unsigned char *mask,
                     const Call *call, const Tile *tile) {
-    int thread = anew(thread_index());
+    unsigned thread = this_thread();
     float *floats = (float *)buffer;
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
@@ -255,7 +289,7 @@ DEVICE void deposit(Rows to, float (*sum)[2 * STEPS][4], float factor, uint4 *bu
             }
     synchronize();
 #pragma unroll 1
-    for (int i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
+    for (int i = (int)thread; i < TILE_ROWS * PIECES; i += THREADS) {
         int row = i / PIECES, piece = i % PIECES, count = call->head_dim - piece * 8, position = own_position(call, tile, row);
         if (row >= tile->rows || count <= 0)
             continue;
@@ -288,86 +322,104 @@ DEVICE void note_query(Columns *columns, const Keys *keys, const Call *call, int
     note_column(columns, index, position, 0.0f, shift, dot, call->causal);
 }
 
-/* P and dS of a chunk: from scores to P, from dout.v to dS. `slot`: of the first column; `diagonal`: whether a column may be too early. */
-DEVICE void differentiate_keys(float (*p)[CHUNK / 8][4], float (*ds)[CHUNK / 8][4], const Columns *columns, int slot, float scale2,
-                               const int (*position)[2], int diagonal) {
-    int first = slot + thread_index() % 4 * 2;
+/* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the ring on). */
+DEVICE void differentiate_keys(float (*p)[CHUNK / 8][4], float (*ds)[CHUNK / 8][4], const Columns *columns, int slot, float scale2) {
 #pragma unroll
     for (int n = 0; n < CHUNK / 8; n++) {
-        float4 terms = columns->terms[(first + n * 8) / 2];
+        float4 terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
 #pragma unroll
         for (int m = 0; m < PARTS; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float score2 = p[m][n][e] * scale2 + (e % 2 ? terms.z : terms.x);
-                if (diagonal && columns->position[first + n * 8 + e % 2] < position[m][e / 2])
-                    score2 = NEVER;
-                p[m][n][e] = exp2_fast(score2);
+                p[m][n][e] = exp2_fast(p[m][n][e] * scale2 + (e % 2 ? terms.z : terms.x));
                 ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (e % 2 ? terms.w : terms.y));
             }
     }
 }
 
+/* 0 in `weights` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
+DEVICE void hide_later(float (*weights)[CHUNK / 8][4], const Columns *columns, int slot, int sign, const Call *call, const Tile *tile) {
+    unsigned thread = this_thread();
+#pragma unroll
+    for (int m = 0; m < PARTS; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int own = own_position(call, tile, own_row(thread, m, h));
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if ((own - columns->position[slot + n * 8 + thread % 4 * 2 + e]) * sign > 0)
+                        weights[m][n][2 * h + e] = 0.0f;
+        }
+}
+
+/* The first and the last row of this warp, by position. */
+DEVICE int first_of_warp(const Call *call, const Tile *tile) { return own_position(call, tile, (int)(this_thread() / 32 * ROWS)); }
+DEVICE int last_of_warp(const Call *call, const Tile *tile) { return own_position(call, tile, (int)(this_thread() / 32 * ROWS) + ROWS - 1); }
+
 KERNEL(mma_dkeyvalue) {
-    SHARED int item;
+    SHARED int item, batch, heads_end;
+    SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
-    SHARED uint4 buffer[4 * COLUMNS * PIECES];
-    int thread = thread_index(), batch, group = call.heads / call.kv_heads;
-    Tile tile;
+    SHARED uint4 buffer[4 * COLUMNS * PIECES], spare[SPARE * PARTS * THREADS];
+    int element;
+    Tile found;
     start_tiles(&item);
-    while (next_tile(&call, &item, &tile, &batch)) {
+    while (next_tile(&call, &item, &found, &element)) {
         unsigned own_key[PARTS][STEPS][4], own_value[PARTS][STEPS][4];
         float dkey[PARTS][2 * STEPS][4], dvalue[PARTS][2 * STEPS][4];
-        int position[PARTS][2], warp_first = own_position(&call, &tile, thread / 32 * ROWS),
-                                warp_last = own_position(&call, &tile, thread / 32 * ROWS + ROWS - 1),
-                                idle = thread / 32 * ROWS >= tile.rows;
+        if (thread_index() == 0)
+            tile = found, batch = element, heads_end = (tile.head + 1) * (group_of(&call));
+        synchronize();
         clear(dkey), clear(dvalue);
+        load_own(own_key, own_value, buffer, call.key, call.value, batch, tile.head, &call, &tile);
 #pragma unroll
         for (int m = 0; m < PARTS; m++)
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-                position[m][h] = own_position(&call, &tile, own_row(thread, m, h));
-        load_own(own_key, own_value, buffer, rows_of(call.key, batch, tile.head), rows_of(call.value, batch, tile.head), &call, &tile);
+            for (int k = HELD; k < STEPS; k++)
+                spare[spare_place(m, k)] = make_uint4(own_value[m][k][0], own_value[m][k][1], own_value[m][k][2], own_value[m][k][3]);
 #pragma unroll 1
-        for (int head = tile.head * group; head < (tile.head + 1) * group; head++) {
+        for (int head = heads_end - group_of(&call); head < heads_end; head++) {
             if (thread_index() == 0)
                 find_keys(&keys, &call, tile.row, serving(&call, tile.set, head), call.causal ? tile.row : 0, call.seq);
             synchronize();
-            int total = keys.total;
-            note_query(&columns, &keys, &call, batch, head, thread_index());
+            note_query(&columns, &keys, &call, batch, head, (int)this_thread());
             synchronize();
             fetch_columns(buffer, &columns, 0, call.query, call.dout, batch, head, call.head_dim);
             copy_async_commit();
 #pragma unroll 1
-            for (int column = 0; column < total; column += COLUMNS) {
-                int next = column + COLUMNS, after = next + COLUMNS, here = idle ? 0 : least(COLUMNS, total - column);
-                int queries = column / COLUMNS % 2 * (2 * COLUMNS * PIECES) + lane_place(thread);
-                copy_async_wait(0);
-                synchronize();
-                if (next < total)
-                    fetch_columns(buffer + next / COLUMNS % 2 * (2 * COLUMNS * PIECES), &columns, next, call.query, call.dout, batch, head, call.head_dim);
-                copy_async_commit();
-                if (after < total && after % THREADS == 0)
-                    note_query(&columns, &keys, &call, batch, head, after + thread_index());
-#pragma unroll 1
-                for (int chunk = 0; chunk < here; chunk += CHUNK) {
-                    int lane = anew(queries + chunk * PIECES), slot = (column + chunk) % RING;
-                    if (call.causal && columns.highest[slot / 32] < warp_first)
-                        continue;
-                    float p[PARTS][CHUNK / 8][4], ds[PARTS][CHUNK / 8][4];
-                    unsigned weight[PARTS][CHUNK / 16][4];
-                    score(p, own_key, buffer, lane);
-                    score(ds, own_value, buffer + COLUMNS * PIECES, lane);
-                    if (call.causal && columns.lowest[slot / 32] < warp_last)
-                        differentiate_keys(p, ds, &columns, slot, call.scale * LOG2E, position, 1);
-                    else
-                        differentiate_keys(p, ds, &columns, slot, call.scale * LOG2E, position, 0);
-                    round_off(weight, p);
-                    gather(dvalue, weight, buffer + COLUMNS * PIECES, lane);
-                    round_off(weight, ds);
-                    gather(dkey, weight, buffer, lane);
+            for (int column = 0; column < keys.total; column += CHUNK) {
+                if (column % COLUMNS == 0) {
+                    int next = column + COLUMNS, after = next + COLUMNS;
+                    copy_async_wait(0);
+                    synchronize();
+                    if (next < keys.total)
+                        fetch_columns(buffer + half_of(next), &columns, next, call.query, call.dout, batch, head, call.head_dim);
+                    copy_async_commit();
+                    if (after < keys.total && after % THREADS == 0)
+                        note_query(&columns, &keys, &call, batch, head, after + (int)this_thread());
                 }
+                int lane = lane_place(column, this_thread()), slot = column % RING;
+                if (warp_is_idle(&tile) || (call.causal && columns.highest[slot / 32] < first_of_warp(&call, &tile)))
+                    continue;
+                int diagonal = call.causal && columns.lowest[slot / 32] < last_of_warp(&call, &tile);
+                float p[PARTS][CHUNK / 8][4], ds[PARTS][CHUNK / 8][4];
+                unsigned weight[PARTS][CHUNK / 16][4];
+                score(ds, own_value, HELD, spare, buffer + COLUMNS * PIECES, lane);
+                score(p, own_key, STEPS, 0, buffer, lane);
+                synchronize_warp();
+                differentiate_keys(p, ds, &columns, slot, call.scale * LOG2E);
+                if (diagonal) {
+                    hide_later(p, &columns, slot, 1, &call, &tile);
+                    hide_later(ds, &columns, slot, 1, &call, &tile);
+                }
+                round_off(weight, p);
+                gather(dvalue, weight, buffer + COLUMNS * PIECES, lane);
+                synchronize_warp();
+                round_off(weight, ds);
+                gather(dkey, weight, buffer, lane);
             }
             copy_async_wait(0);
             synchronize();
@@ -379,12 +431,13 @@ KERNEL(mma_dkeyvalue) {
 }
 
 /* Notes column number `index`, a key that the tile's queries see. */
-DEVICE void note_key(Columns *columns, const Keys *keys, const Call *call, const unsigned char *mask, int index) {
+DEVICE void note_key(Columns *columns, const Keys *keys, const Call *call, int batch, int index) {
+    long long mask = batch * call->mask_batch;
     int position = -1;
     float bias = NEVER;
     if (index < keys->total) {
         int branch, at = key_position(keys, index, &branch);
-        if (!mask || !LOAD(mask + at * call->mask_row))
+        if (!call->mask || !LOAD(call->mask + mask + at * call->mask_row))
             bias = key_bias(keys, at, branch, call->once);
         if (bias != NEVER)
             position = at;
@@ -392,90 +445,94 @@ DEVICE void note_key(Columns *columns, const Keys *keys, const Call *call, const
     note_column(columns, index, position, bias, bias, 0.0f, call->causal);
 }
 
-/* dS of a chunk, from scores and dout.v. `slot`: of the first column; `biased`, `diagonal`: whether a column may have a bias, or be
-   too late. */
-DEVICE void differentiate_queries(float (*ds)[CHUNK / 8][4], float (*p)[CHUNK / 8][4], const Columns *columns, int slot, float scale2,
-                                  const float (*shift)[2], const float (*delta)[2], const int (*position)[2], int biased,
-                                  int diagonal) {
-    int first = slot + thread_index() % 4 * 2;
+/* The terms of the scores of the tile's queries, by part and half of the sums: -lse log2(e), and delta. */
+DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, const Call *call, const Tile *tile) {
 #pragma unroll
-    for (int n = 0; n < CHUNK / 8; n++)
+    for (int m = 0; m < PARTS; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int position = own_position(call, tile, own_row(thread_index(), m, h));
+            float seen = LOAD(call->lse + line + position);
+            shift[m][h] = seen == NEVER ? NEVER : -seen * LOG2E;
+            delta[m][h] = LOAD(call->delta + line + position);
+        }
+}
+
+/* From scores and dout.v to dS, of queries (rows) and keys (columns from number `slot` of the ring on). */
+DEVICE void differentiate_queries(float (*ds)[CHUNK / 8][4], float (*p)[CHUNK / 8][4], const Columns *columns, int slot, float scale2,
+                                  float (*shift)[2], float (*delta)[2]) {
+    int biased = columns->biased[slot / 32] != 0;
+#pragma unroll
+    for (int n = 0; n < CHUNK / 8; n++) {
+        float4 terms = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (biased)
+            terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
 #pragma unroll
         for (int m = 0; m < PARTS; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float score2 = p[m][n][e] * scale2 + shift[m][e / 2];
                 if (biased)
-                    score2 += ((const float *)columns->terms)[2 * (first + n * 8 + e % 2)];
-                if (diagonal && columns->position[first + n * 8 + e % 2] > position[m][e / 2])
-                    score2 = NEVER;
+                    score2 += e % 2 ? terms.z : terms.x;
                 ds[m][n][e] = exp2_fast(score2) * (ds[m][n][e] - delta[m][e / 2]);
             }
+    }
 }
 
 KERNEL(mma_dquery) {
-    SHARED int item;
+    SHARED int item, batch;
+    SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
     SHARED uint4 buffer[4 * COLUMNS * PIECES];
-    int thread = thread_index(), batch, group = call.heads / call.kv_heads;
-    Tile tile;
+    int element;
+    Tile found;
     start_tiles(&item);
-    while (next_tile(&call, &item, &tile, &batch)) {
+    while (next_tile(&call, &item, &found, &element)) {
         unsigned own_query[PARTS][STEPS][4], own_dout[PARTS][STEPS][4];
         float dquery[PARTS][2 * STEPS][4], shift[PARTS][2], delta[PARTS][2];
-        int position[PARTS][2], warp_first = own_position(&call, &tile, thread / 32 * ROWS),
-                                warp_last = own_position(&call, &tile, thread / 32 * ROWS + ROWS - 1),
-                                idle = thread / 32 * ROWS >= tile.rows;
-        long long line = line_of(&call, batch, tile.head);
-        const unsigned char *mask = call.mask ? call.mask + batch * call.mask_batch : call.mask;
-        if (thread_index() == 0)
-            find_keys(&keys, &call, tile.row, (unsigned)tile.set, 0,
-                      call.causal ? own_position(&call, &tile, tile.rows - 1) + 1 : call.seq);
-        clear(dquery);
-#pragma unroll
-        for (int m = 0; m < PARTS; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                position[m][h] = own_position(&call, &tile, own_row(thread, m, h));
-                float seen = LOAD(call.lse + line + position[m][h]);
-                shift[m][h] = seen == NEVER ? NEVER : -seen * LOG2E;
-                delta[m][h] = LOAD(call.delta + line + position[m][h]);
-            }
-        load_own(own_query, own_dout, buffer, rows_of(call.query, batch, tile.head), rows_of(call.dout, batch, tile.head), &call, &tile);
-        int total = keys.total;
-        note_key(&columns, &keys, &call, mask, thread_index());
+        if (thread_index() == 0) {
+            int end = call.causal ? own_position(&call, &found, found.rows - 1) + 1 : call.seq;
+            tile = found, batch = element;
+            find_keys(&keys, &call, tile.row, (unsigned)tile.set, 0, end);
+        }
         synchronize();
-        fetch_columns(buffer, &columns, 0, call.key, call.value, batch, tile.head / group, call.head_dim);
+        clear(dquery);
+        row_terms(shift, delta, line_of(&call, batch, tile.head), &call, &tile);
+        load_own(own_query, own_dout, buffer, call.query, call.dout, batch, tile.head, &call, &tile);
+        note_key(&columns, &keys, &call, batch, (int)this_thread());
+        synchronize();
+        fetch_columns(buffer, &columns, 0, call.key, call.value, batch, tile.head / group_of(&call), call.head_dim);
         copy_async_commit();
 #pragma unroll 1
-        for (int column = 0; column < total; column += COLUMNS) {
-            int next = column + COLUMNS, after = next + COLUMNS, here = idle ? 0 : least(COLUMNS, total - column);
-            int keys_here = column / COLUMNS % 2 * (2 * COLUMNS * PIECES) + lane_place(thread);
-            copy_async_wait(0);
-            synchronize();
-            if (next < total)
-                fetch_columns(buffer + next / COLUMNS % 2 * (2 * COLUMNS * PIECES), &columns, next, call.key, call.value, batch, tile.head / group, call.head_dim);
-            copy_async_commit();
-            if (after < total && after % THREADS == 0)
-                note_key(&columns, &keys, &call, mask, after + thread_index());
-#pragma unroll 1
-            for (int chunk = 0; chunk < here; chunk += CHUNK) {
-                int lane = anew(keys_here + chunk * PIECES), slot = (column + chunk) % RING, biased = columns.biased[slot / 32] != 0;
-                if (call.causal && columns.lowest[slot / 32] > warp_last)
-                    continue;
-                float p[PARTS][CHUNK / 8][4], ds[PARTS][CHUNK / 8][4];
-                unsigned weight[PARTS][CHUNK / 16][4];
-                score(p, own_query, buffer, lane);
-                score(ds, own_dout, buffer + COLUMNS * PIECES, lane);
-                int diagonal = call.causal && columns.highest[slot / 32] > warp_first;
-                differentiate_queries(ds, p, &columns, slot, call.scale * LOG2E, shift, delta, position, biased, diagonal);
-                round_off(weight, ds);
-                gather(dquery, weight, buffer, lane);
+        for (int column = 0; column < keys.total; column += CHUNK) {
+            if (column % COLUMNS == 0) {
+                int next = column + COLUMNS, after = next + COLUMNS;
+                copy_async_wait(0);
+                synchronize();
+                if (next < keys.total)
+                    fetch_columns(buffer + half_of(next), &columns, next, call.key, call.value, batch, tile.head / group_of(&call), call.head_dim);
+                copy_async_commit();
+                if (after < keys.total && after % THREADS == 0)
+                    note_key(&columns, &keys, &call, batch, after + (int)this_thread());
             }
+            int lane = lane_place(column, this_thread()), slot = column % RING;
+            if (warp_is_idle(&tile) || (call.causal && columns.lowest[slot / 32] > last_of_warp(&call, &tile)))
+                continue;
+            int diagonal = call.causal && columns.highest[slot / 32] > first_of_warp(&call, &tile);
+            float p[PARTS][CHUNK / 8][4], ds[PARTS][CHUNK / 8][4];
+            unsigned weight[PARTS][CHUNK / 16][4];
+            score(p, own_query, STEPS, 0, buffer, lane);
+            score(ds, own_dout, STEPS, 0, buffer + COLUMNS * PIECES, lane);
+            differentiate_queries(ds, p, &columns, slot, call.scale * LOG2E, shift, delta);
+            if (diagonal)
+                hide_later(ds, &columns, slot, -1, &call, &tile);
+            round_off(weight, ds);
+            gather(dquery, weight, buffer, lane);
         }
         copy_async_wait(0);
         synchronize();
-        deposit(rows_of(call.dquery, batch, tile.head), dquery, call.scale, buffer, call.lse + line, 0, &call, &tile);
+        const float *lse = call.lse + line_of(&call, batch, tile.head);
+        deposit(rows_of(call.dquery, batch, tile.head), dquery, call.scale, buffer, lse, 0, &call, &tile);
     }
 }
