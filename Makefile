@@ -9,13 +9,14 @@ NATIVE := $(wildcard backends/native*.c backends/native*.h)
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-.PHONY: help demo test sanitize sanitize-cuda kernels lint docs wheel clean
+.PHONY: help demo test sanitize sanitize-cuda kernels simulate lint docs wheel clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
 	@echo "make sanitize  the C of the CPU kernel under AddressSanitizer, UBSan and ThreadSanitizer"
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
+	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      write the generated parts of README.md and docs/ anew"
 	@echo "make wheel     a wheel and an sdist in dist/"
@@ -38,6 +39,9 @@ sanitize-cuda: .venv/built
 kernels: .venv/built
 	$(BIN)/python -m dilkit.tools.kernel_report
 	$(PYTEST) -m kernels $(ARGS)
+
+simulate: .venv/built
+	OMP_NUM_THREADS=1 $(BIN)/python tests/numba_simulator.py --all $(ARGS)
 
 lint: .venv/built
 	$(BIN)/ruff check

@@ -1,0 +1,121 @@
+"""Runs the kernels in numba.cuda on the CPU, in numba's simulator, over cases of the problem list.
+
+    python tests/numba_simulator.py [--share I/N] [--all]
+
+By default the case of each feature with the fewest operations, of those with some rows, and with one batch element unless the
+feature is the batch; with --all, every case.
+Exit code 1 if one fails. The simulator has to be chosen before numba is imported, hence a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+warnings.simplefilter("error")
+
+import torch  # noqa: E402
+from numba.cuda.simulator import kernel, kernelapi  # noqa: E402
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: E402
+
+from dilkit import register_backend  # noqa: E402
+from dilkit.backends.numba_cuda import NumbaCuda  # noqa: E402
+from dilkit.backends.numba_kernels import compiled  # noqa: E402
+from dilkit.backends.numba_tilings import Tiling  # noqa: E402
+from dilkit.tools.conformance import Result, check  # noqa: E402
+from dilkit.tools.problems import PROBLEMS, Case  # noqa: E402
+
+SHORT_WAIT = 1e-5
+"""Seconds."""
+
+SOME_ROWS = 15
+
+
+class SimulatorLauncher:
+    """The kernels of every size, with tiles that suit a simulator: four threads, and several tiles even in short sequences."""
+
+    def tiling(self, role: str, head_dim: int) -> Tiling:
+        return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, keys=4, down=2, across=2)
+
+    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
+        given = (FakeCUDAArray(x.detach().numpy()) if isinstance(x, torch.Tensor) else x for x in arguments)
+        compiled(role, dtype, tiling, None)[blocks, (tiling.across, tiling.down)](*given)
+
+    def capturing(self, device: torch.device) -> bool:
+        return False
+
+
+class Simulated(NumbaCuda):
+    """The backend as it is, for tensors on the CPU."""
+
+    name = "numba_simulated"
+    limits = replace(NumbaCuda.limits, devices=frozenset({"cpu"}), min_capability=None)
+
+
+def main() -> int:
+    """0 when no case failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--share", default="1/1", help="which of how many shares of the cases to run")
+    parser.add_argument("--all", action="store_true", help="every case, which takes an hour")
+    args = parser.parse_args()
+    number, shares = map(int, args.share.split("/"))
+    hasten()
+    register_backend(Simulated(SimulatorLauncher()))
+    cases = [case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes] if args.all else list(smallest())
+    results = [run(case) for case in cases[number - 1 :: shares]]
+    failed = [result.case.name for result in results if result.verdict != "passed"]
+    print(f"{len(results) - len(failed)} of {len(results)} cases passed {' '.join(failed)}")
+    return bool(failed or not results)
+
+
+def smallest() -> Iterator[Case]:
+    """Of each feature the case with the fewest operations, in fp32; one in fp16; and one token."""
+    cheapest: dict[str, Case] = {}
+    for case in PROBLEMS:
+        if case.dtype == "float32" and case.seq >= SOME_ROWS:
+            known = cheapest.setdefault(case.feature, case)
+            cheapest[case.feature] = min(known, case, key=lambda c: c.problem().flops() * (1 + 2 * c.gradients))
+    for feature, case in cheapest.items():
+        yield case if feature == "batch" else replace(case, batch=1)
+    yield replace(cheapest["plain"], dtype="float16", batch=1)
+    yield next(case for case in PROBLEMS if case.seq == 1 and case.dtype == "float32")
+
+
+def run(case: Case) -> Result:
+    """Check one case and print what became of it."""
+    start = time.process_time()
+    result = check(Simulated.name, case)
+    seconds = time.process_time() - start
+    ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items())
+    print(f"{result.verdict} {case.name} ({seconds:.1f} s): {ratios} {'; '.join(result.reasons)}", flush=True)
+    return result
+
+
+def hasten() -> None:
+    """Two things that take the simulator most of its time: asking threads without pause whether they wait, and reading the
+    sources of everyone up the stack to tell where an array in shared memory is made."""
+    is_alive = kernel.BlockThread.is_alive
+
+    def asked_slowly(thread: Any) -> bool:
+        time.sleep(SHORT_WAIT)
+        return is_alive(thread)
+
+    def caller(frame: FrameType) -> list[Any]:
+        place = frame.f_back
+        assert place is not None
+        return [(place.f_code.co_filename, place.f_lineno), None]
+
+    kernel.BlockThread.is_alive = asked_slowly
+    kernelapi.traceback = SimpleNamespace(extract_stack=caller)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
