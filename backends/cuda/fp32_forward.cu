@@ -1,9 +1,9 @@
 /* Attention in fp32 on CUDA cores, of tensors of any STORAGE.
 
-   HEAD_DIM        16, 32, 64, 96     128
-   THREADS         64                 128        (64: 128 too)
-   BLOCKS          4                  2
-   TILE_ROWS       64                 64
+   HEAD_DIM     16, 32, 64     96, 128
+   THREADS      64             128
+   BLOCKS       4              2
+   TILE_ROWS    64             64         HEAD_DIM 64 runs with THREADS 128 and BLOCKS 3 as well
 
    A block keeps the queries of a tile in shared memory and walks over its keys, 64 at a time, with one online softmax in base 2.
    Keys and values stream through two slots in slices: SLICE of head_dim of all 64 keys, then VALUES of the 64 values whole. While
@@ -16,6 +16,7 @@
    vector of keys, and every other lane that of rows. */
 #include "stored.cuh"
 
+/* Columns that are computed. */
 #define WIDTH (HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : 128)
 
 enum {

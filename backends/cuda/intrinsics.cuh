@@ -2,6 +2,7 @@
 
    DEVICE     a function of the kernels              KERNEL(name)   a kernel, whose only argument is `const Call call`
    SHARED     a static array in shared memory        DYNAMIC_SHARED(name)   bytes of shared memory, as many as the launch says
+   APART(name)   in a branch: it is not joined with others like it to one that indexes registers, which would move them to memory
    LOAD(p), STORE(p, x)   one element of global memory; on the CPU, both are checked
    STORAGE    what tensors hold: 0 float, 1 half, 2 bfloat16. Arithmetic is fp32
    anew(x)    an int x of which the compiler knows nothing: it computes what follows from it there, not ahead of loops, in registers
@@ -38,7 +39,6 @@
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define LOAD(pointer) (*(pointer))
 #define STORE(pointer, value) (*(pointer) = (value))
-/* Keeps branches from becoming one that indexes registers, which would move them to memory. */
 #define APART(branch) asm volatile("// " #branch)
 #define INFINITY __int_as_float(0x7f800000)
 
