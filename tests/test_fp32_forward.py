@@ -16,7 +16,7 @@ from dilkit.backends.cuda_kernels import STORAGE, Kernel, kernel_for
 from dilkit.tiles import schedule
 from dilkit.tools.conformance import LIMITS, expected
 from dilkit.tools.problems import NESTED, PROBLEMS, Case
-from dilkit.tools.tensors import make_tensors
+from dilkit.tools.tensors import Tensors, make_tensors
 
 MAXWELL = 5, 2
 BLOCKS = 3
@@ -52,13 +52,19 @@ LARGE = [
 
 
 def run(
-    case: Case, order: str = "forward", seed: int = 0, vector: bool | None = None, checked: bool = False, **changes: int
+    case: Case,
+    order: str = "forward",
+    seed: int = 0,
+    vector: bool | None = None,
+    checked: bool = False,
+    tensors: Tensors | None = None,
+    **changes: int,
 ) -> dict[str, Tensor]:
-    """`out` and `lse` of `case`, written over NaN, by the kernel with `changes`.
+    """`out` and `lse` of `case`, or of other tensors, written over NaN, by the kernel with `changes`.
 
     With `checked`, blocks take every third tile instead of whichever is next.
     """
-    tensors = make_tensors(case)
+    tensors = tensors or make_tensors(case)
     room = torch.full((case.batch * case.seq + BEYOND, case.heads, case.head_dim), torch.nan, dtype=tensors.query.dtype)
     out = room[:-BEYOND].view(tensors.query.shape)
     lse = torch.full((case.batch, case.heads, case.seq), torch.nan)
@@ -122,6 +128,16 @@ def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, head_dim: int
     for order, seed, vector in [("reverse", 0, True), ("random", 1, True), ("random", 2, False)]:
         for name, x in run(case, order, seed, vector).items():
             assert torch.equal(x, want[name])
+
+
+def test_masked_keys_are_not_read() -> None:
+    tensors = make_tensors(BITS)
+    hidden = replace(tensors, key=tensors.key.clone(), value=tensors.value.clone())
+    for x in (hidden.key, hidden.value):
+        x[tensors.mask] = torch.nan
+    want = run(BITS)
+    for name, x in run(BITS, tensors=hidden).items():
+        assert torch.equal(x, want[name])
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
