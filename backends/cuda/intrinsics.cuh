@@ -19,7 +19,8 @@
               copy_async_wait(n)                     until at most n groups of this thread are under way; then synchronize
    Warps      of 32 threads, all of which take part
               synchronize_warp(), ballot(condition), shuffle(value, lane), shuffle_xor(value, mask), shuffle_up(value, delta),
-              shuffle_down(value, delta), shuffle_word(word, lane), shuffle_word_xor(word, mask)
+              shuffle_down(value, delta), shuffle_word(word, lane), shuffle_word_xor(word, mask),
+              least_of_warp(x), most_of_warp(x)      of ints
    Matrices   of 8 x 8 elements of 2 bytes in shared memory: lane i says where row i % 8 of matrix i / 8 is, at a multiple of 16
               load_matrix(out, row), load_matrices_2(out, row), load_matrices_4(out, row); the same ..._transposed
               lane i gets elements (i / 4, i % 4 * 2 + {0, 1}) of each; transposed, (i % 4 * 2 + {0, 1}, i / 4)
@@ -157,6 +158,18 @@ DEVICE float shuffle_up(float value, int delta) { return __shfl_up_sync(ALL_LANE
 DEVICE float shuffle_down(float value, int delta) { return __shfl_down_sync(ALL_LANES, value, delta); }
 DEVICE unsigned shuffle_word(unsigned word, int lane) { return __shfl_sync(ALL_LANES, word, lane); }
 DEVICE unsigned shuffle_word_xor(unsigned word, int mask) { return __shfl_xor_sync(ALL_LANES, word, mask); }
+
+#if __CUDA_ARCH__ >= 800
+DEVICE int least_of_warp(int x) { return __reduce_min_sync(ALL_LANES, x); }
+DEVICE int most_of_warp(int x) { return __reduce_max_sync(ALL_LANES, x); }
+#else
+DEVICE int least_of_warp(int x) {
+    for (int mask = 16; mask; mask /= 2)
+        x = min(x, (int)shuffle_word_xor(x, mask));
+    return x;
+}
+DEVICE int most_of_warp(int x) { return ~least_of_warp(~x); }
+#endif
 
 /* Matrices */
 

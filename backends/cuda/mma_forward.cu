@@ -6,7 +6,8 @@
    and so do the queries (HELD) where they fit. While it computes, the next keys and values are on their way to shared memory.
    A lane holds, of each 16 rows, rows lane / 4 and 8 further, and of each 8 columns the two from lane % 4 * 2 on.
 
-   Sums are relative to a maximum m that follows the scores only once they exceed it by SLACK, so that it rarely moves.
+   Weights are relative to m, the largest score of a tile of keys some time ago. Only where the sum of weights shows that scores
+   have grown beyond it since, that tile of keys is computed again, relative to a new m: it is not looked for otherwise.
    Key tiles whose keys all count once need no bias, and those before a warp's rows no comparison of positions; those after
    its rows it leaves out.
 
@@ -34,6 +35,7 @@
 #define FRAGMENTS (TILE_ROWS / 16 / WARPS)
 #define CHUNKS (HEAD_DIM / 8)
 #define ROW_LANES (CHUNKS == 12 ? 4 : CHUNKS < 8 ? CHUNKS : 8)
+#define COPIED (THREADS / ROW_LANES)
 #define SWAPPED (HEAD_DIM % 64 == 0 ? 8 : HEAD_DIM % 32 == 0 ? 4 : 2)
 #define HELD (FRAGMENTS * HEAD_DIM <= 192)
 
@@ -44,7 +46,7 @@
 #define LOG2_E 1.44269504f
 #define LN_2 0.69314718f
 #define LOWEST (-3e38f)
-#define SLACK 8.0f
+#define MOST_ADDED 4096.0f
 #define ANYWHERE 0x7fffffff
 
 /* What is known of a tile of keys before it is copied: where each is, -1 if it does not count, and by 32 keys the nearest and
@@ -82,52 +84,51 @@ DEVICE int first_row(void) { return thread_number() / 32 * (16 * FRAGMENTS); }
 /* Where a chunk of 8 elements of a row lies: any 8 rows from a multiple of 8 on have the same chunk in different banks. */
 DEVICE int place(int row, int chunk) { return row * HEAD_DIM + (chunk ^ row / (8 / SWAPPED) % SWAPPED) * 8; }
 
-/* `place(row + own row, chunk + own chunk)`, given `own`, the place of these; row is a multiple of 8, own chunk 0 or 1 and chunk even. */
-DEVICE int further(int own, int row, int chunk) {
-    return (own ^ chunk % SWAPPED * 8) + row * HEAD_DIM + chunk / SWAPPED * SWAPPED * 8;
+/* `place(row + own row, chunk + own chunk)`, given `own`, the place of these; row is a multiple of 8, own chunk 0 or 1 and chunk even.
+   In bytes, so that all but the exclusive or is a constant part of an address. */
+DEVICE const void *further(const Storage *slot, int own, int row, int chunk) {
+    return (const char *)slot + (2 * own ^ chunk % SWAPPED * 16) + (row * HEAD_DIM + chunk / SWAPPED * SWAPPED * 8) * 2;
 }
 
-/* A thread's chunks of a row from global memory; zeros if it is not present, and beyond head_dim. */
-DEVICE void copy_row(Storage *slot, int row, int thread, const Storage *from, int present, int head_dim) {
-#pragma unroll
-    for (int pass = 0; pass < CHUNKS / ROW_LANES; pass++) {
-        int chunk = pass * ROW_LANES + thread % ROW_LANES;
-        Storage *to = slot + place(row, chunk);
+/* A thread's chunks of the row at `position`; zeros if that is -1, and beyond head_dim. Strides are below 2^32 bytes if VECTOR. */
+DEVICE void copy_row(Storage *slot, int row, const Storage *from, long long stride, int position, int head_dim) {
+    int lane = thread_number() % ROW_LANES;
 #if VECTOR
-        copy_async_or_zero(to, from + chunk * 8, present && chunk * 8 < head_dim);
+    const char *source = (const char *)(from + lane * 8) + (unsigned long long)(unsigned)position * (unsigned)(stride * 2);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk += ROW_LANES)
+        copy_async_or_zero(slot + place(row, chunk + lane), source + chunk * 16,
+                           position >= 0 && (chunk + lane) * 8 < head_dim);
 #else
-        for (int i = 0; i < 8; i++)
-            to[i] = present && chunk * 8 + i < head_dim ? LOAD(from + chunk * 8 + i) : 0;
+    for (int chunk = lane; chunk < CHUNKS; chunk += ROW_LANES)
+        for (int i = 0; i < 8; i++) {
+            int present = position >= 0 && chunk * 8 + i < head_dim;
+            slot[place(row, chunk) + i] = present ? LOAD(from + position * stride + chunk * 8 + i) : 0;
+        }
 #endif
-    }
 }
 
 DEVICE void copy_queries(Storage *slot, const Call *call, const Tile *tile, int batch) {
     const Storage *from = (const Storage *)call->query.data + batch * call->query.batch + tile->head * call->query.head;
-    int thread = thread_number();
+    int first = thread_number() / ROW_LANES;
 #pragma unroll
-    for (int pass = 0; pass < TILE_ROWS * ROW_LANES / THREADS; pass++) {
-        int row = pass * (THREADS / ROW_LANES) + thread / ROW_LANES;
-        copy_row(slot, row, thread, from + (tile->row + row * (long long)call->step) * call->query.row, row < tile->rows, call->head_dim);
+    for (int i = 0; i < TILE_ROWS / COPIED; i++) {
+        int row = first + i * COPIED;
+        copy_row(slot, row, from, call->query.row, row < tile->rows ? tile->row + row * call->step : -1, call->head_dim);
     }
     copy_async_commit();
 }
 
+/* Positions are read ahead: copies that follow each other at once are faster. */
 DEVICE void copy_keys(Storage *slot, const Storage *from, long long stride, const Note *note, int head_dim) {
-    int thread = thread_number();
+    int first = thread_number() / ROW_LANES, position[KEY_TILE / COPIED];
 #pragma unroll
-    for (int pass = 0; pass < KEY_TILE * ROW_LANES / THREADS; pass++) {
-        int row = pass * (THREADS / ROW_LANES) + thread / ROW_LANES;
-        int position = note->position[row];
-        copy_row(slot, row, thread, from + position * stride, position >= 0, head_dim);
-    }
+    for (int i = 0; i < KEY_TILE / COPIED; i++)
+        position[i] = note->position[first + i * COPIED];
+#pragma unroll
+    for (int i = 0; i < KEY_TILE / COPIED; i++)
+        copy_row(slot, first + i * COPIED, from, stride, position[i], head_dim);
     copy_async_commit();
-}
-
-DEVICE int warp_least(int x) {
-    for (int mask = 16; mask; mask /= 2)
-        x = least(x, (int)shuffle_word_xor(x, mask));
-    return x;
 }
 
 /* Notes of two tiles of keys, from number `tile` on. */
@@ -145,7 +146,11 @@ DEVICE void note_keys(Shared *shared, const Call *call, int tile) {
         Note *note = &shared->note[(tile + i / KEY_TILE) % NOTES];
         note->position[i % KEY_TILE] = position;
         note->bias[i % KEY_TILE] = bias;
-        int nearest = warp_least(position < 0 ? ANYWHERE : position), farthest = -warp_least(-position);
+        int nearest = position < 0 ? ANYWHERE : position, farthest = position;
+        if (call->causal)
+            nearest = least_of_warp(nearest), farthest = most_of_warp(farthest);
+        else
+            nearest = ballot(position >= 0) ? 0 : ANYWHERE;
         int biased = ballot(bias != 0.0f) != 0, part = i % KEY_TILE / 32;
         if (i % 32 == 0)
             note->nearest[part] = nearest, note->farthest[part] = farthest, note->biased[part] = biased;
@@ -158,7 +163,7 @@ DEVICE void hold_queries(Rows *rows, const Storage *queries) {
     for (int f = 0; f < (HELD ? FRAGMENTS : 0); f++)
 #pragma unroll
         for (int k = 0; k < HEAD_DIM / 16; k++)
-            load_matrices_4(rows->query[f][k], queries + further(own, f * 16, k * 2));
+            load_matrices_4(rows->query[f][k], further(queries, own, f * 16, k * 2));
 }
 
 /* score[row][key] = q.k */
@@ -181,11 +186,11 @@ DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
                 for (int i = 0; i < 4; i++)
                     query[f][i] = rows->query[HELD ? f : 0][k][i];
             else
-                load_matrices_4(query[f], queries + further(own_query, f * 16, k * 2));
+                load_matrices_4(query[f], further(queries, own_query, f * 16, k * 2));
 #pragma unroll
         for (int n = 0; n < KEY_TILE / 16; n++) {
             unsigned key[4];
-            load_matrices_4(key, keys + further(own, n * 16, k * 2));
+            load_matrices_4(key, further(keys, own, n * 16, k * 2));
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; f++) {
                 mma(score[f][n * 2], query[f], key);
@@ -196,8 +201,8 @@ DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
 }
 
 /* Scores with scale and bias in place of products; NEVER for keys after a row, if there may be any. */
-DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Rows *rows, const Call *call, const Tile *tile, const Note *note,
-                          float scale, int compare) {
+DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Call *call, const Tile *tile, const Note *note, float scale,
+                          int compare) {
     int lane = lane_number();
 #pragma unroll
     for (int n = 0; n < KEY_TILE / 8; n++) {
@@ -225,22 +230,20 @@ DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
     }
 }
 
-/* Raises the maxima to `top` (times `factor`) if any in the warp is too low by more than SLACK, and scales what was summed. */
-DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*top)[2]) {
-    int raise = 0;
-#pragma unroll
-    for (int f = 0; f < FRAGMENTS; f++)
-        raise |= top[f][0] > rows->maximum[f][0] + SLACK || top[f][1] > rows->maximum[f][1] + SLACK;
-    if (!ballot(raise))
-        return;
+/* Raises the maxima to the scores times `factor`, and scales what was summed accordingly. */
+DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*score)[KEY_TILE / 8][4], float factor) {
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float raised = fmaxf(top[f][h], shuffle_xor(top[f][h], 1));
-            raised = fmaxf(rows->maximum[f][h], fmaxf(raised, shuffle_xor(raised, 2)));
-            float keep = exp2_fast(rows->maximum[f][h] - raised);
-            rows->maximum[f][h] = raised;
+            float top = NEVER;
+#pragma unroll
+            for (int n = 0; n < KEY_TILE / 8; n++)
+                top = fmaxf(top, fmaxf(score[f][n][h * 2], score[f][n][h * 2 + 1]));
+            top = fmaxf(top, shuffle_xor(top, 1));
+            top = fmaxf(rows->maximum[f][h], fmaxf(top, shuffle_xor(top, 2)) * factor);
+            float keep = exp2_fast(rows->maximum[f][h] - top);
+            rows->maximum[f][h] = top;
             total[f][h] *= keep;
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++)
@@ -248,34 +251,26 @@ DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*top)[2]) {
         }
 }
 
-/* weight = 2^(factor * score - m), in the form of left factors of products with the values. */
-DEVICE void weigh(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, float (*total)[2], float (*score)[KEY_TILE / 8][4], float factor) {
-    float top[FRAGMENTS][2];
+/* weight = 2^(factor * score - m), in the form of left factors of products with the values, and their sums. Returns whether any of
+   these is too large, as none is after `raise_maxima`. */
+DEVICE int weigh(unsigned (*weight)[KEY_TILE / 16][4], float (*added)[2], const Rows *rows, float (*score)[KEY_TILE / 8][4],
+                 float factor) {
+    int large = 0;
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float most_yet = fmaxf(score[f][0][h * 2], score[f][0][h * 2 + 1]);
+            added[f][h] = 0.0f;
 #pragma unroll
-            for (int n = 1; n < KEY_TILE / 8; n++)
-                most_yet = fmaxf(most_yet, fmaxf(score[f][n][h * 2], score[f][n][h * 2 + 1]));
-            top[f][h] = most_yet * factor;
-        }
-    raise_maxima(rows, total, top);
-#pragma unroll
-    for (int f = 0; f < FRAGMENTS; f++) {
-        float added[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int n = 0; n < KEY_TILE / 8; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
+            for (int n = 0; n < KEY_TILE / 8; n++) {
                 float low = exp2_fast(score[f][n][h * 2] * factor - rows->maximum[f][h]);
                 float high = exp2_fast(score[f][n][h * 2 + 1] * factor - rows->maximum[f][h]);
-                added[h] += low + high;
+                added[f][h] += low + high;
                 weight[f][n / 2][n % 2 * 2 + h] = pack(low, high);
             }
-        total[f][0] += added[0], total[f][1] += added[1];
-    }
+            large |= added[f][h] > MOST_ADDED;
+        }
+    return ballot(large) != 0;
 }
 
 /* sum[row] += weight[row][key] * value[key] */
@@ -286,7 +281,7 @@ DEVICE void add_values(Rows *rows, unsigned (*weight)[KEY_TILE / 16][4], const S
 #pragma unroll
         for (int n = 0; n < CHUNKS / 2; n++) {
             unsigned value[4];
-            load_matrices_4_transposed(value, values + further(own, k * 16, n * 2));
+            load_matrices_4_transposed(value, further(values, own, k * 16, n * 2));
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; f++) {
                 mma(rows->sum[f][n * 2], weight[f][k], value);
@@ -400,17 +395,25 @@ DEVICE int any_seen(const Shared *shared, const Call *call, const Note *note) {
     return last >= first && nearest <= (call->causal ? shared->tile.row + last * call->step : ANYWHERE - 1);
 }
 
-/* Weights of the keys for the warp's rows. */
+/* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. */
 DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *shared, const Call *call, const Note *note,
-                   const Storage *queries, const Storage *keys) {
-    float score[FRAGMENTS][KEY_TILE / 8][4], scale = call->scale * LOG2_E;
-    multiply_keys(score, rows, queries, keys);
+                   const Storage *queries, const Storage *keys, int raise) {
+    float (*total)[2] = shared->total[thread_number()], added[FRAGMENTS][2], scale = call->scale * LOG2_E;
     int farthest = most(note->farthest[0], note->farthest[1]);
     int compare = call->causal && farthest > shared->tile.row + first_row() * call->step;
     int plain = !compare && !note->biased[0] && !note->biased[1] && scale >= 0.0f;
-    if (!plain)
-        finish_scores(score, rows, call, &shared->tile, note, scale, compare);
-    weigh(weight, rows, shared->total[thread_number()], score, plain ? scale : 1.0f);
+    do {
+        float score[FRAGMENTS][KEY_TILE / 8][4];
+        multiply_keys(score, rows, queries, keys);
+        if (!plain)
+            finish_scores(score, call, &shared->tile, note, scale, compare);
+        if (raise)
+            raise_maxima(rows, total, score, plain ? scale : 1.0f);
+        raise = weigh(weight, added, rows, score, plain ? scale : 1.0f);
+    } while (raise);
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+        total[f][0] += added[f][0], total[f][1] += added[f][1];
 }
 
 DEVICE void compute_tile(const Call *call, const Tile *tile, int batch, Shared *shared, Storage *slots) {
@@ -444,7 +447,7 @@ DEVICE void compute_tile(const Call *call, const Tile *tile, int batch, Shared *
         int seen = any_seen(shared, call, note);
         unsigned weight[FRAGMENTS][KEY_TILE / 16][4];
         if (seen)
-            attend(weight, &rows, shared, call, note, queries, keys);
+            attend(weight, &rows, shared, call, note, queries, keys, j == 0 && call->first);
         if (SLOTS > 2 && more)
             copy_async_wait(1);
         else

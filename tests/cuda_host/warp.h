@@ -116,6 +116,14 @@ static inline uint32_t host_shuffle(uint32_t value, int from, const char *place)
     return result;
 }
 
+static inline int host_least(int x, const char *place) {
+    for (int mask = WARP / 2; mask; mask /= 2) {
+        int other = (int)host_shuffle((uint32_t)x, host.current ^ mask, place);
+        x = other < x ? other : x;
+    }
+    return x;
+}
+
 static inline uint32_t host_ballot(int condition, const char *place) {
     uint32_t result;
     host_together(&BALLOT, &result, &condition, 0, place);
@@ -142,6 +150,8 @@ static inline int host_below(int delta) { return host.current % WARP >= delta ? 
 #define shuffle_up(value, delta) host_float(host_shuffle(host_bits(value), host_below(delta), HOST_PLACE))
 #define shuffle_word(word, lane) host_shuffle(word, lane, HOST_PLACE)
 #define shuffle_word_xor(word, mask) host_shuffle(word, host.current ^ (mask), HOST_PLACE)
+#define least_of_warp(x) host_least(x, HOST_PLACE)
+#define most_of_warp(x) (~host_least(~(x), HOST_PLACE))
 
 #define load_matrix(out, row) host_load(0, 0, out, row, HOST_PLACE)
 #define load_matrices_2(out, row) host_load(1, 0, out, row, HOST_PLACE)
