@@ -73,12 +73,13 @@ class Entry:
 ANYWHERE: dict[str, Capability] = dict.fromkeys(STORAGE, OLDEST)
 TENSOR_CORES: dict[str, Capability] = {"float16": (7, 5), "bfloat16": (8, 0)}
 
-TWO_SLOTS = (("SLOTS", 2),)
+TWO_SLOTS, NOT_HELD = (("SLOTS", 2),), (("HELD", 0),)
 AMPERE: Capability = (8, 0)
 
 MMA_FORWARD = (
     Sizes((128,), 256, 1, 128, 192, since=(12, 0)),
-    Sizes((128,), 128, 2, 128, 320, since=(9, 0)),
+    Sizes((96,), 128, 2, 128, 192, since=(12, 0)),
+    Sizes((96, 128), 128, 2, 128, 320, NOT_HELD, since=(9, 0)),
     Sizes((128,), 256, 1, 128, 192, since=(8, 9)),
     Sizes((128,), 128, 2, 128, 256, TWO_SLOTS, since=(8, 7)),
     Sizes((128,), 256, 1, 128, 192, since=(8, 6)),

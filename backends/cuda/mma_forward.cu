@@ -13,13 +13,14 @@
 
    Dynamic shared memory, in rows of HEAD_DIM elements: SLOTS * KEY_TILE, and TILE_ROWS more unless HELD.
 
-       HEAD_DIM   capability                  TILE_ROWS   THREADS   BLOCKS   SLOTS   dynamic bytes
-       16 - 64    any                         128         128       3        3       384 * HEAD_DIM
-       96         any                         128         128       2        3       36864
-       128        8.0, 8.7                    128         128       2        2       65536
-       128        9.0, 10.x                   128         128       2        3       81920
-       128        7.5, 8.6, 8.9, 11.x, 12.x   128         256       1        3       49152
-       any        any                         64          128       4 or 2   3       384 * HEAD_DIM */
+       HEAD_DIM   capability                  TILE_ROWS   THREADS   BLOCKS   SLOTS   HELD   dynamic bytes
+       16 - 64    any                         128         128       2        3       yes    384 * HEAD_DIM
+       96         8.x, 12.x                   128         128       2        3       yes    36864
+       96         9.0, 10.x, 11.x             128         128       2        3       no     61440
+       128        8.0, 8.7                    128         128       2        2       no     65536
+       128        9.0, 10.x, 11.x             128         128       2        3       no     81920
+       96, 128    7.5; 128 also 8.6, 8.9, 12  128         256       1        3       yes    384 * HEAD_DIM
+       any        any                         64          128       4 or 2   3       yes    384 * HEAD_DIM */
 #include "dilated.cuh"
 
 #ifndef SLOTS
@@ -27,9 +28,6 @@
 #endif
 
 #define KEY_TILE 64
-#ifndef K_UNROLL
-#define K_UNROLL 4
-#endif
 #define NOTES 4
 #define WARPS (THREADS / 32)
 #define FRAGMENTS (TILE_ROWS / 16 / WARPS)
@@ -37,7 +35,9 @@
 #define ROW_LANES (CHUNKS == 12 ? 4 : CHUNKS < 8 ? CHUNKS : 8)
 #define COPIED (THREADS / ROW_LANES)
 #define SWAPPED (HEAD_DIM % 64 == 0 ? 8 : HEAD_DIM % 32 == 0 ? 4 : 2)
+#ifndef HELD
 #define HELD (FRAGMENTS * HEAD_DIM <= 192)
+#endif
 
 #if THREADS > KEY_TILE * ROW_LANES || THREADS % 32 || TILE_ROWS % (16 * WARPS)
 #error "THREADS must be full warps that share TILE_ROWS by 16 rows, and no more than copy KEY_TILE rows at a time"
@@ -177,7 +177,7 @@ DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 score[f][n][i] = 0.0f;
-#pragma unroll(HELD ? HEAD_DIM / 16 : K_UNROLL)
+#pragma unroll(HELD ? HEAD_DIM / 16 : 4)
     for (int k = 0; k < HEAD_DIM / 16; k++) {
         unsigned query[FRAGMENTS][4];
 #pragma unroll
