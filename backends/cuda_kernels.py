@@ -93,15 +93,16 @@ MMA_FORWARD = (
 )
 MMA_BACKWARD = Sizes((16, 32, 64), 128, 2, 128), Sizes((96, 128), 128, 2, 64)
 FP32_FORWARD = Sizes((16, 32, 64), 64, 4, 64), Sizes((96, 128), 128, 2, 64)
-FP32_BACKWARD = Sizes((16, 32, 64), 128, 3, 64), Sizes((96, 128), 128, 2, 64)
+FP32_DQUERY = Sizes((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),)), Sizes((96, 128), 128, 3, 64, 0, (("OF_KEYS", 0),))
+FP32_DKEYVALUE = Sizes((16, 32, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Sizes((96, 128), 128, 2, 64, 0, (("OF_KEYS", 1),))
 
 TABLE = (
     Entry("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
     Entry("dquery", "mma_backward.cu", "mma_dquery", TENSOR_CORES, MMA_BACKWARD),
     Entry("dkeyvalue", "mma_backward.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
     Entry("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
-    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_BACKWARD),
-    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_BACKWARD),
+    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),
+    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_DKEYVALUE),
     Entry("dots", "row_dots.cu", "row_dots", ANYWHERE, (Sizes(HEAD_DIMS, 128, 8, 64),)),
 )
 """Kernels on tensor cores before those that compute in fp32 on any device, tall tiles before low ones. The sources say why the

@@ -41,7 +41,9 @@ LARGE = [
 ]
 
 
-def run(case: Case, role: str, order: str = "forward", seed: int = 0, vector: bool | None = None) -> dict[str, Tensor]:
+def run(
+    case: Case, role: str, order: str = "forward", seed: int = 0, vector: bool | None = None, capability: int = 0
+) -> dict[str, Tensor]:
     """The gradients that `role` computes of `case`, given what a forward in fp32 arithmetic has made of it."""
     problem, tensors = case.problem(), make_tensors(case)
     options = dict(is_causal=case.is_causal, key_padding_mask=tensors.mask, scale=case.scale)
@@ -52,7 +54,7 @@ def run(case: Case, role: str, order: str = "forward", seed: int = 0, vector: bo
     given = dict(query=tensors.query, key=tensors.key, value=tensors.value, dout=tensors.dout, **grads)
     aligned = all(fits(x) for x in given.values())
     kernel = kernel_for(role, "float32", case.head_dim, MAXWELL, aligned if vector is None else vector)
-    kernel = storing(kernel, case.dtype)
+    kernel = storing(kernel, case.dtype, capability)
     given |= dict(lse=lse.contiguous(), delta=delta.float().contiguous(), mask=tensors.mask)
     launcher = HostLauncher(order, seed)
     for i, group in enumerate(schedule(problem, kernel.tile_rows).groups):
@@ -64,10 +66,11 @@ def run(case: Case, role: str, order: str = "forward", seed: int = 0, vector: bo
     return {"d" + name[1]: x for name, x in grads.items() if "d" + name[1] in NAMES[role]}
 
 
-def storing(kernel: Kernel, dtype: str) -> Kernel:
-    """The fp32 kernel for tensors of another dtype, whatever else would be chosen for those."""
+def storing(kernel: Kernel, dtype: str, capability: int) -> Kernel:
+    """The fp32 kernel for tensors of another dtype, whatever else would be chosen for those, as compiled for a capability."""
     storage = {"float32": 0, "float16": 1, "bfloat16": 2}[dtype]
-    return replace(kernel, defines=tuple((name, storage if name == "STORAGE" else x) for name, x in kernel.defines))
+    defines = [(name, storage if name == "STORAGE" else x) for name, x in kernel.defines]
+    return replace(kernel, defines=(*defines, ("__CUDA_ARCH__", capability)))
 
 
 def fits(x: Tensor) -> bool:
@@ -91,8 +94,9 @@ def test_problems(case: Case, role: str) -> None:
 
 @pytest.mark.parametrize("role", NAMES)
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
-def test_larger_problems(case: Case, role: str) -> None:
-    judge(case, run(case, role))
+@pytest.mark.parametrize("capability", [610, 900])
+def test_larger_problems(case: Case, role: str, capability: int) -> None:
+    judge(case, run(case, role, capability=capability))
 
 
 @pytest.mark.parametrize("role", NAMES)
@@ -101,6 +105,6 @@ def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, role: str) ->
     sizes = dict(batch=1, heads=2, kv_heads=1, seq=140, head_dim=32)
     case = Case(feature="bits", variant="", pattern=NESTED, is_causal=True, mask="random", dtype=dtype, **sizes)
     want = run(case, role)
-    for order, seed, vector in [("reverse", 0, True), ("random", 1, True), ("random", 2, False)]:
-        for name, x in run(case, role, order, seed, vector).items():
+    for order, seed, vector, capability in [("reverse", 0, True, 0), ("random", 1, True, 900), ("random", 2, False, 0)]:
+        for name, x in run(case, role, order, seed, vector, capability).items():
             assert torch.equal(x, want[name])

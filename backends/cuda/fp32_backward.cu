@@ -3,29 +3,59 @@
        P  = count * exp(scale * (own[0] . other[0]) - lse)               dS = P * (own[1] . other[1] - delta)
        gradient of own[0] = scale * sum over others of dS * other[0]     gradient of own[1] = sum over others of P * other[1]
 
-   fp32_dquery      own = query, dout    other = key, value    the second gradient is not wanted
-   fp32_dkeyvalue   own = key, value     other = query, dout, of one query head after the other
+   fp32_dquery      OF_KEYS 0    own = query, dout    other = key, value    the second gradient is not wanted
+   fp32_dkeyvalue   OF_KEYS 1    own = key, value     other = query, dout, of one query head after the other
    count = how often the query sees the key; delta = rowsum(dout * out).
 
    A tile's own rows meet its others 64 at a time. All matrices go through shared memory in thin slices, two buffers in turn: a
    slice is computed with while the next one is on its way from global memory. The sums stay in registers, of a thread 8 rows
    by HEAD_DIM / 16 columns; P, then dS in its place, is the only matrix that is whole in shared memory.
 
-   TILE_ROWS 64 and THREADS 128 for every HEAD_DIM; BLOCKS 3, for a HEAD_DIM of 96 and 128: 2. Shared memory: 32 KB. */
-#include "dilated.cuh"
+   TILE_ROWS 64 and THREADS 128 for every HEAD_DIM; BLOCKS of fp32_dquery 4, of fp32_dkeyvalue 3; for a HEAD_DIM of 96 and 128 one
+   less. Shared memory: 32 KB, or 40 KB with thicker slices. */
+#include "stored.cuh"
 
-#if TILE_ROWS != 64 || THREADS != 128
-#error "tiles of 64 rows, blocks of 128 threads"
+#if TILE_ROWS != 64 || THREADS != 128 || !defined(OF_KEYS)
+#error "tiles of 64 rows, blocks of 128 threads; OF_KEYS 0 or 1"
 #endif
 
 #define LOG2E 1.4426950408889634f
 
-/* A slice is either 8 columns of the own and the other rows, or 8 other rows with all columns. Pitches, in float4, are such that
-   eight rows one below the other lie in different banks. */
-enum { SLICE = 8, ROW = SLICE / 4 + 1, SIDE = 64 * ROW, QUADS = HEAD_DIM / 4, WEIGHTS = 17 };
-enum { COLUMNS = HEAD_DIM / 16, AHEAD = HEAD_DIM > 64 ? 2 : 1, LOADS = AHEAD > 2 ? AHEAD : 2 };
+/* A slice is either SLICE columns of the own and the other rows (ACROSS), or SLICE other rows with all columns (ALONG): thicker ones
+   where three blocks of 41 KB find room. Pitches, in float4, are such that eight rows one below the other lie in different banks. */
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
+#define SLICE 16
+#else
+#define SLICE 8
+#endif
+enum { ROW = SLICE / 4 + 1, SIDE = 64 * ROW, QUADS = HEAD_DIM / 4, WEIGHTS = 17, COLUMNS = HEAD_DIM / 16 };
+enum { SHARES = SLICE / 8, PIECES = (SLICE * QUADS + THREADS - 1) / THREADS, AHEAD = PIECES > 2 * SHARES ? PIECES : 2 * SHARES };
 enum { ACROSS, ALONG };
 
+/* From sm_80 on, slices are copied to shared memory behind the computation's back; else they pass through registers. */
+#if STORAGE == 0 && VECTOR && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define COPIES 1
+#else
+#define COPIES 0
+#endif
+
+/* What a block works on: a tile, and the query head that it meets; own, other: where the head begins in the tensors, in elements. It
+   is in shared memory, as registers are short; a pointer from there would not be known to point to global memory. */
+typedef struct {
+    long long own[2], other[2];
+    Tile tile;
+    int batch, query_head, last_head;
+} Work;
+
+/* The slices: which buffer is being read, and what this thread loads of the next slice across: of one own row, and up to column
+   `stop` of one other row. */
+typedef struct {
+    int turn, stop;
+    const Storage *own, *other;
+    Stored ahead[AHEAD];
+} Stream;
+
+SHARED Work work;
 SHARED Keys keys;
 SHARED int item;
 /* Of 64 others, and of the next 64. lses and deltas are those of the queries: the others, or, in [0], the own rows. */
@@ -34,97 +64,97 @@ SHARED float biases[64], lses[64], deltas[2][64];
 SHARED float4 weights[64 * WEIGHTS];
 SHARED float4 slices[2][2 * SIDE];
 
-#if STORAGE == 0
-typedef float4 Quad;
-#else
-typedef uint2 Quad;
-#endif
-
-/* The rows of one head: number p is at data + p * row. */
-typedef struct {
-    const Storage *data;
-    long long row;
-} Rows;
-
-/* What a block works on: its tile, and the head whose rows it meets. */
-typedef struct {
-    Rows own[2], other[2];
-    int first, rows, batch, query_head;
-} Work;
-
-DEVICE Rows rows_of(const View *view, int batch, int head) {
-    Rows rows = {(const Storage *)view->data + batch * view->batch + head * view->head, view->row};
-    return rows;
+/* The views of keys and values, or of queries and gradients of out. */
+DEVICE const View *view_of(const Call *call, int of_keys, int pair) {
+    return of_keys ? pair ? &call->value : &call->key : pair ? &call->dout : &call->query;
 }
 
-#if STORAGE == 0
-DEVICE float4 widen(Quad quad) { return quad; }
-DEVICE Quad make_quad(Storage a, Storage b, Storage c, Storage d) { return make_float4(a, b, c, d); }
-#else
-DEVICE float4 widen(Quad quad) { return make_float4(low_of(quad.x), high_of(quad.x), low_of(quad.y), high_of(quad.y)); }
-DEVICE Quad make_quad(Storage a, Storage b, Storage c, Storage d) {
-    return make_uint2(a | (unsigned)b << 16, c | (unsigned)d << 16);
-}
-#endif
+DEVICE long long head_of(const View *view, int batch, int head) { return batch * view->batch + head * view->head; }
 
-/* Four elements of a row, 0 beyond the true head_dim and for a row that is not there. */
-DEVICE Quad load_quad(const Rows *rows, int position, int column, int head_dim) {
-    Quad quad = make_quad(0, 0, 0, 0);
-    if (position < 0 || column >= head_dim)
-        return quad;
-    const Storage *place = rows->data + position * rows->row + column;
-#if VECTOR
-    return LOAD((const Quad *)place);
+/* The row at `position` of a head that begins at `head`. */
+DEVICE const Storage *row_in(const View *view, long long head, int position) {
+    return row_at((const Storage *)view->data + head, position, view->row);
+}
+
+/* What this thread loads as number `piece`: four numbers, of which `count` exist. They will lie at `target` of the next slice. */
+DEVICE void begin(Stream *stream, int piece, const Storage *place, int count, int target) {
+#if COPIES
+    copy_async_or_zero(slices[stream->turn ^ 1] + target, place, count > 0);
 #else
-    Storage element[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        element[i] = column + i < head_dim ? LOAD(place + i) : (Storage)0;
-    return make_quad(element[0], element[1], element[2], element[3]);
+    stream->ahead[piece] = load_four(place, count);
 #endif
 }
 
-/* Adds to, or writes, `count` elements of a gradient's row. */
-DEVICE void write(Storage *place, const float *sum, int count, int column, const Call *call) {
-#pragma unroll
-    for (int i = 0; i < count; i++)
-        if (column + i < call->head_dim)
-            STORE(place + column + i, to_storage(call->first ? sum[i] : sum[i] + from_storage(LOAD(place + column + i))));
-}
+DEVICE void end(const Stream *stream, int piece, int target) { slices[stream->turn][target] = numbers(stream->ahead[piece]); }
 
-/* What a thread loads of a slice: a quad of an own row and of another (ACROSS), or one or two quads of other rows (ALONG). */
 DEVICE int side_row(int thread) { return (thread >> 4) * 8 + (thread & 7); }
-DEVICE int side_quad(int thread) { return thread >> 3 & 1; }
+DEVICE int side_quad(int thread, int share) { return (thread >> 3 & 1) + 2 * share; }
 
-DEVICE void fetch(Quad *ahead, const Call *call, const Work *work, int kind, int pair, int slice, int buffer) {
-    int thread = thread_index();
-    if (kind == ACROSS) {
-        int row = side_row(thread), column = slice * SLICE + side_quad(thread) * 4;
-        int position = row < work->rows ? work->first + row * call->step : -1;
-        ahead[0] = load_quad(&work->own[pair], position, column, call->head_dim);
-        ahead[1] = load_quad(&work->other[pair], positions[buffer][row], column, call->head_dim);
-        return;
-    }
+DEVICE void begin_across(Stream *stream, const Call *call, int slice) {
+    int thread = anew(thread_index());
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        int row = (thread + i * THREADS) / QUADS, column = (thread + i * THREADS) % QUADS * 4;
-        if (row < SLICE)
-            ahead[i] = load_quad(&work->other[pair], positions[buffer][slice * SLICE + row], column, call->head_dim);
+    for (int i = 0; i < SHARES; i++) {
+        int target = side_row(thread) * ROW + side_quad(thread, i), column = slice * SLICE + 4 * side_quad(thread, i);
+        begin(stream, 2 * i, stream->own + column, call->head_dim - column, target);
+        begin(stream, 2 * i + 1, stream->other + column, stream->stop - column, target + SIDE);
     }
 }
 
-DEVICE void put(const Quad *ahead, float4 *slice, int kind) {
-    int thread = thread_index();
-    if (kind == ACROSS) {
-        float4 *place = slice + side_row(thread) * ROW + side_quad(thread);
-        place[0] = widen(ahead[0]);
-        place[SIDE] = widen(ahead[1]);
-        return;
-    }
+DEVICE void end_across(const Stream *stream) {
+    int thread = anew(thread_index());
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (thread + i * THREADS < SLICE * QUADS)
-            slice[thread + i * THREADS] = widen(ahead[i]);
+    for (int i = 0; i < SHARES; i++) {
+        int target = side_row(thread) * ROW + side_quad(thread, i);
+        end(stream, 2 * i, target);
+        end(stream, 2 * i + 1, target + SIDE);
+    }
+}
+
+/* The first slice of pair `pair`. Where there is no own row, the first one stands for it: what becomes of it is not written. Other
+   rows that are not there are 0. */
+DEVICE void start_across(Stream *stream, const Call *call, int pair, int buffer) {
+    int row = side_row(anew(thread_index())), other = positions[buffer][row];
+    int own = work.tile.row + (row < work.tile.rows ? row * call->step : 0);
+    stream->stop = other >= 0 ? call->head_dim : 0;
+    stream->own = row_in(view_of(call, OF_KEYS, pair), work.own[pair], own);
+    stream->other = row_in(view_of(call, !OF_KEYS, pair), work.other[pair], other);
+    begin_across(stream, call, 0);
+}
+
+DEVICE void begin_along(Stream *stream, const Call *call, int pair, int slice, int buffer) {
+    int thread = anew(thread_index());
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        int target = thread + i * THREADS, row = target / QUADS, column = target % QUADS * 4;
+        if ((i + 1) * THREADS > SLICE * QUADS && row >= SLICE)
+            return;
+        int position = positions[buffer][slice * SLICE + row];
+        const Storage *place = row_in(view_of(call, !OF_KEYS, pair), work.other[pair] + column, position);
+        begin(stream, i, place, position < 0 ? 0 : call->head_dim - column, target);
+    }
+}
+
+DEVICE void end_along(const Stream *stream) {
+    int thread = anew(thread_index());
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+        if ((i + 1) * THREADS <= SLICE * QUADS || thread + i * THREADS < SLICE * QUADS)
+            end(stream, i, thread + i * THREADS);
+}
+
+/* The next slice is there for all threads, and the one before it is done with. */
+DEVICE void turn_over(Stream *stream, int kind) {
+    stream->turn ^= 1;
+#if COPIES
+    copy_async_commit();
+    copy_async_wait(0);
+#else
+    if (kind == ACROSS)
+        end_across(stream);
+    else
+        end_along(stream);
+#endif
+    synchronize();
 }
 
 /* A thread's place in the 8 by 16 threads of a block. Neighbours of a warp, which is 4 by 8, alternate between row and column:
@@ -134,17 +164,18 @@ DEVICE int thread_column(int thread) {
     return (thread & 1) | (thread >> 2 & 1) << 1 | (thread >> 4 & 1) << 2 | (thread >> 6 & 1) << 3;
 }
 
-/* score[i][j] += own row (thread_row + 8 i) . other row (thread_column + 16 j), of 8 columns. */
+/* score[i][j] += own row (thread_row + 8 i) . other row (thread_column + 16 j), of the slice's columns. Four at a time: registers
+   are short. */
 DEVICE void multiply_across(const float4 *own, const float4 *other, float score[8][4]) {
-#pragma unroll
-    for (int k = 0; k < SLICE / 4; k++) {
+#pragma unroll 1
+    for (const float4 *stop = own + SLICE / 4; own < stop; own++, other++) {
         float4 b[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            b[j] = other[16 * j * ROW + k];
+            b[j] = other[16 * j * ROW];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float4 a = own[8 * i * ROW + k];
+            float4 a = own[8 * i * ROW];
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 score[i][j] += a.x * b[j].x;
@@ -206,19 +237,19 @@ DEVICE void multiply_along(const float4 *weight, const float *other, float sum[8
 }
 
 /* lse and delta of a query. One that sees nothing has an lse of +inf here: its weights are 0, its gradient is nothing. */
-DEVICE void load_query(const Call *call, const Work *work, long long position, float *lse, float *delta) {
-    long long query = ((long long)work->batch * call->heads + work->query_head) * call->seq + position;
+DEVICE void load_query(const Call *call, long long position, float *lse, float *delta) {
+    long long query = ((long long)work.batch * call->heads + work.query_head) * call->seq + position;
     float x = LOAD(call->lse + query);
     *lse = x == NEVER ? INFINITY : x;
     *delta = x == NEVER ? 0.0f : LOAD(call->delta + query);
 }
 
-DEVICE int ignored(const Call *call, const Work *work, long long position) {
-    return call->mask && LOAD(call->mask + work->batch * call->mask_batch + position * call->mask_row);
+DEVICE int ignored(const Call *call, long long position) {
+    return call->mask && LOAD(call->mask + work.batch * call->mask_batch + position * call->mask_row);
 }
 
 /* Where the others from number `start` on are, and what their scores need, a thread each. */
-DEVICE void prepare(const Call *call, const Work *work, int of_keys, int start, int buffer) {
+DEVICE void prepare(const Call *call, int start, int buffer) {
     int thread = thread_index(), index = start + thread, position = -1, branch;
     if (thread >= 64)
         return;
@@ -226,40 +257,40 @@ DEVICE void prepare(const Call *call, const Work *work, int of_keys, int start, 
     if (index < keys.total) {
         position = key_position(&keys, index, &branch);
         bias = key_bias(&keys, position, branch, call->once);
-        if (of_keys)
-            load_query(call, work, position, &lse, &delta);
-        if (bias == NEVER || (of_keys ? lse == INFINITY : ignored(call, work, position)))
+        if (OF_KEYS)
+            load_query(call, position, &lse, &delta);
+        if (bias == NEVER || (OF_KEYS ? lse == INFINITY : ignored(call, position)))
             bias = NEVER, position = -1;
     }
     positions[buffer][thread] = position;
     biases[thread] = bias;
-    if (of_keys)
+    if (OF_KEYS)
         lses[thread] = lse, deltas[buffer][thread] = delta;
 }
 
 /* The same of the own rows, where they are the queries. */
-DEVICE void prepare_own(const Call *call, const Work *work) {
+DEVICE void prepare_own(const Call *call) {
     int thread = thread_index();
     float lse = INFINITY, delta = 0.0f;
     if (thread >= 64)
         return;
-    if (thread < work->rows)
-        load_query(call, work, work->first + thread * (long long)call->step, &lse, &delta);
+    if (thread < work.tile.rows)
+        load_query(call, work.tile.row + thread * (long long)call->step, &lse, &delta);
     lses[thread] = lse, deltas[0][thread] = delta;
 }
 
 /* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. */
-DEVICE void weigh(const Call *call, const Work *work, int of_keys, int buffer, float score[8][4]) {
-    int row = thread_row(thread_index()), column = thread_column(thread_index());
+DEVICE void weigh(const Call *call, int buffer, float score[8][4]) {
+    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        int other = column + 16 * j, position = positions[buffer][other];
+        int other = column + 16 * j;
+        unsigned ahead = positions[buffer][other] - work.tile.row - (unsigned)row * call->step;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = biases[other];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int own = work->first + (row + 8 * i) * call->step;
-            float power = (score[i][j] * call->scale - lses[of_keys ? other : row + 8 * i]) * LOG2E + bias;
-            if (call->causal && (of_keys ? position < own : own < position))
+        for (int i = 0; i < 8; i++, ahead -= 8 * call->step) {
+            float power = (score[i][j] * call->scale - lses[OF_KEYS ? other : row + 8 * i]) * LOG2E + bias;
+            if (call->causal && (OF_KEYS ? (int)ahead < 0 : (int)ahead > 0))
                 power = NEVER;
             weight[8 * i] = exp2_fast(power);
         }
@@ -267,21 +298,20 @@ DEVICE void weigh(const Call *call, const Work *work, int of_keys, int buffer, f
 }
 
 /* dS in the place of P, from the gradients of P. */
-DEVICE void weigh_gradients(int of_keys, int buffer, float gradient[8][4]) {
-    int row = thread_row(thread_index()), column = thread_column(thread_index());
+DEVICE void weigh_gradients(int buffer, float gradient[8][4]) {
+    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            weight[8 * i] *= gradient[i][j] - (of_keys ? deltas[buffer][other] : deltas[0][row + 8 * i]);
+            weight[8 * i] *= gradient[i][j] - (OF_KEYS ? deltas[buffer][other] : deltas[0][row + 8 * i]);
     }
 }
 
-/* Scores of pair `pair`: slice after slice, and fetches what comes then. */
-DEVICE void score(float result[8][4], Quad *ahead, int *turn, const Call *call, const Work *work, int pair, int buffer, int kind,
-                  int next) {
+/* result = scores of pair `pair`. Its first slice has begun; ends with that of `next` begun: a pair's scores, or, ALONG, its rows. */
+DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind, int next, int buffer) {
     int row = thread_row(thread_index()), column = thread_column(thread_index());
     int count = (call->head_dim + SLICE - 1) / SLICE;
 #pragma unroll
@@ -290,124 +320,158 @@ DEVICE void score(float result[8][4], Quad *ahead, int *turn, const Call *call, 
         for (int j = 0; j < 4; j++)
             result[i][j] = 0.0f;
 #pragma unroll 1
-    for (int slice = 0; slice < count; slice++, *turn ^= 1) {
-        put(ahead, slices[*turn], ACROSS);
-        synchronize();
-        if (slice + 1 < count)
-            fetch(ahead, call, work, ACROSS, pair, slice + 1, buffer);
+    for (int slice = 1; slice <= count; slice++) {
+        turn_over(stream, ACROSS);
+        if (slice < count)
+            begin_across(stream, call, slice);
+        else if (kind == ACROSS)
+            start_across(stream, call, next, buffer);
         else
-            fetch(ahead, call, work, kind, next, 0, buffer);
-        multiply_across(slices[*turn] + row * ROW, slices[*turn] + SIDE + column * ROW, result);
+            begin_along(stream, call, next, 0, buffer);
+        const float4 *own = slices[stream->turn];
+        multiply_across(own + row * ROW, own + SIDE + column * ROW, result);
     }
 }
 
-/* sum += weights^T other[pair], of which there are `left`; fetches the first columns of pair `next` in buffer `then`, or nothing
-   if that is negative. */
-DEVICE void gather(float sum[8][COLUMNS], Quad *ahead, int *turn, const Call *call, const Work *work, int pair, int buffer, int left,
+/* sum += weights^T other[pair], of which there are `left`. Ends with the scores of `next` begun in buffer `then`, if that is not
+   negative. */
+DEVICE void gather(float sum[8][COLUMNS], Stream *stream, const Call *call, int pair, int buffer, int left,
                    int next, int then) {
     int row = thread_row(thread_index());
     int count = least((left + SLICE - 1) / SLICE, 64 / SLICE);
 #pragma unroll 1
-    for (int slice = 0; slice < count; slice++, *turn ^= 1) {
-        put(ahead, slices[*turn], ALONG);
-        synchronize();
+    for (int slice = 0; slice < count; slice++) {
+        turn_over(stream, ALONG);
         if (slice + 1 < count)
-            fetch(ahead, call, work, ALONG, pair, slice + 1, buffer);
+            begin_along(stream, call, pair, slice + 1, buffer);
         else if (then >= 0)
-            fetch(ahead, call, work, ACROSS, next, 0, then);
-        multiply_along(weights + slice * SLICE * WEIGHTS + row, (const float *)slices[*turn], sum);
+            start_across(stream, call, next, then);
+        multiply_along(weights + slice * SLICE * WEIGHTS + row, (const float *)slices[stream->turn], sum);
     }
 }
 
 /* The gradients of a tile from one query head. */
-DEVICE void meet(const Call *call, const Work *work, int of_keys, int *turn, float first[8][COLUMNS], float second[8][COLUMNS]) {
+DEVICE void meet(const Call *call, Stream *stream, float first[8][COLUMNS], float second[8][COLUMNS]) {
     float result[8][4];
-    Quad ahead[LOADS];
     int buffer = 0;
-    prepare(call, work, of_keys, 0, 0);
+    if (!keys.total)
+        return;
+    prepare(call, 0, 0);
     synchronize();
-    fetch(ahead, call, work, ACROSS, 0, 0, 0);
+    start_across(stream, call, 0, 0);
 #pragma unroll 1
-    for (int start = 0; start < keys.total; start += 64, buffer ^= 1) {
-        int left = keys.total - start;
-        score(result, ahead, turn, call, work, 0, buffer, of_keys ? ALONG : ACROSS, 1);
-        weigh(call, work, of_keys, buffer, result);
-        if (of_keys)
-            gather(second, ahead, turn, call, work, 1, buffer, left, 1, buffer);
-        score(result, ahead, turn, call, work, 1, buffer, ALONG, 0);
+    for (int left = keys.total; left > 0; left -= 64, buffer ^= 1) {
+        score(result, stream, call, OF_KEYS ? ALONG : ACROSS, 1, buffer);
+        weigh(call, buffer, result);
+#if OF_KEYS
+        gather(second, stream, call, 1, buffer, left, 1, buffer);
+#endif
+        score(result, stream, call, ALONG, 0, buffer);
         if (left > 64)
-            prepare(call, work, of_keys, start + 64, buffer ^ 1);
-        weigh_gradients(of_keys, buffer, result);
-        gather(first, ahead, turn, call, work, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
+            prepare(call, keys.total - left + 64, buffer ^ 1);
+        weigh_gradients(buffer, result);
+        gather(first, stream, call, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
 }
 
+/* Writes numbers to a gradient, or adds to it: the first `count` of four, or one. */
+DEVICE void write_four(const Call *call, Storage *place, float4 x, int count) {
+    if (!call->first) {
+        float4 old = numbers(load_four(place, count));
+        x = make_float4(old.x + x.x, old.y + x.y, old.z + x.z, old.w + x.w);
+    }
+    store_four(place, x, count);
+}
+
+DEVICE void write_one(const Call *call, Storage *place, float x) {
+    STORE(place, to_storage(call->first ? x : from_storage(LOAD(place)) + x));
+}
+
 /* Writes a gradient of the tile's own rows. */
-DEVICE void write_sums(const Call *call, const Work *work, const View *view, int head, float factor, float sum[8][COLUMNS]) {
+DEVICE void write_sums(const Call *call, const View *view, float factor, float sum[8][COLUMNS]) {
+    long long head = head_of(view, work.batch, work.tile.head);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (row_of(i) >= work->rows)
+        if (row_of(i) >= work.tile.rows)
             continue;
-        long long position = work->first + row_of(i) * (long long)call->step;
-        Storage *row = (Storage *)view->data + work->batch * view->batch + position * view->row + head * view->head;
+        Storage *row = (Storage *)row_in(view, head, work.tile.row + row_of(i) * call->step);
 #pragma unroll
-        for (int e = 0; e < COLUMNS; e++) {
-            float value = factor * sum[i][e];
-            write(row, &value, 1, column_of(e), call);
+        for (int e = 0; e + 4 <= COLUMNS; e += 4) {
+            float4 x = make_float4(factor * sum[i][e], factor * sum[i][e + 1], factor * sum[i][e + 2], factor * sum[i][e + 3]);
+            write_four(call, row + column_of(e), x, call->head_dim - column_of(e));
         }
+#pragma unroll
+        for (int e = COLUMNS / 4 * 4; e < COLUMNS; e++)
+            if (column_of(e) < call->head_dim)
+                write_one(call, row + column_of(e), factor * sum[i][e]);
     }
 }
 
 /* Keys that are ignored have no gradient. */
-DEVICE void forget_masked(const Call *call, const Work *work, float sum[8][COLUMNS]) {
+DEVICE void forget_masked(const Call *call, float sum[8][COLUMNS]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        long long position = work->first + row_of(i) * (long long)call->step;
-        if (row_of(i) < work->rows && ignored(call, work, position))
+        long long position = work.tile.row + row_of(i) * (long long)call->step;
+        if (row_of(i) < work.tile.rows && ignored(call, position))
 #pragma unroll
             for (int e = 0; e < COLUMNS; e++)
                 sum[i][e] = 0.0f;
     }
 }
 
-/* All tiles of a block. */
-DEVICE void gradients(const Call *call, int of_keys) {
+/* The next tile of the block, before its first query head; 0 when none is left. */
+DEVICE int next_work(const Call *call) {
     Tile tile;
-    int batch, turn = 0, per_head = call->heads / call->kv_heads;
-    start_tiles(&item);
-    while (next_tile(call, &item, &tile, &batch)) {
-        float first[8][COLUMNS] = {{0}}, second[8][COLUMNS] = {{0}};
-        int last = tile.row + (tile.rows - 1) * call->step;
-        int kv_head = of_keys ? tile.head : tile.head / per_head;
-        Work work;
-        work.first = tile.row, work.rows = tile.rows, work.batch = batch;
-        int from = of_keys ? tile.head * per_head : tile.head, heads = of_keys ? per_head : 1;
-#pragma unroll 1
-        for (work.query_head = from; work.query_head < from + heads; work.query_head++) {
-            Rows query = rows_of(&call->query, batch, work.query_head), dout = rows_of(&call->dout, batch, work.query_head);
-            Rows key = rows_of(&call->key, batch, kv_head), value = rows_of(&call->value, batch, kv_head);
-            work.own[0] = of_keys ? key : query, work.own[1] = of_keys ? value : dout;
-            work.other[0] = of_keys ? query : key, work.other[1] = of_keys ? dout : value;
-            synchronize();
-            if (thread_index() == 0)
-                find_keys(&keys, call, tile.row, serving(call, tile.set, work.query_head), of_keys && call->causal ? tile.row : 0,
-                          !of_keys && call->causal ? last + 1 : call->seq);
-            if (!of_keys)
-                prepare_own(call, &work);
-            synchronize();
-            meet(call, &work, of_keys, &turn, first, second);
+    int batch;
+    if (!next_tile(call, &item, &tile, &batch))
+        return 0;
+    if (thread_index() == 0) {
+        int heads = OF_KEYS ? call->heads / call->kv_heads : 1;
+        work.tile = tile, work.batch = batch;
+        work.query_head = tile.head * heads - 1, work.last_head = tile.head * heads + heads - 1;
+    }
+    return 1;
+}
+
+/* The tile meets the next query head. */
+DEVICE void next_head(const Call *call) {
+    synchronize();
+    if (thread_index() == 0) {
+        int query_head = ++work.query_head, kv_head = query_head / (call->heads / call->kv_heads);
+        int row = work.tile.row, last = row + (work.tile.rows - 1) * call->step;
+        for (int pair = 0; pair < 2; pair++) {
+            work.own[pair] = head_of(view_of(call, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
+            work.other[pair] = head_of(view_of(call, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);
         }
-        if (of_keys && call->mask)
-            forget_masked(call, &work, first), forget_masked(call, &work, second);
-        write_sums(call, &work, of_keys ? &call->dkey : &call->dquery, tile.head, call->scale, first);
-        if (of_keys)
-            write_sums(call, &work, &call->dvalue, tile.head, 1.0f, second);
+        find_keys(&keys, call, row, serving(call, work.tile.set, query_head), OF_KEYS && call->causal ? row : 0,
+                  !OF_KEYS && call->causal ? last + 1 : call->seq);
+    }
+    synchronize();
+}
+
+/* All tiles of a block. */
+DEVICE void gradients(const Call *call) {
+    Stream stream;
+    stream.turn = 0;
+    start_tiles(&item);
+    while (next_work(call)) {
+        float first[8][COLUMNS] = {{0}}, second[8][COLUMNS] = {{0}};
+        do {
+            next_head(call);
+            if (!OF_KEYS)
+                prepare_own(call);
+            meet(call, &stream, first, second);
+        } while (work.query_head < work.last_head);
+        if (OF_KEYS && call->mask)
+            forget_masked(call, first), forget_masked(call, second);
+        write_sums(call, OF_KEYS ? &call->dkey : &call->dquery, call->scale, first);
+        if (OF_KEYS)
+            write_sums(call, &call->dvalue, 1.0f, second);
     }
 }
 
-#ifndef WITHOUT_DQUERY
-KERNEL(fp32_dquery) { gradients(&call, 0); }
-#endif
-#ifndef WITHOUT_DKEYVALUE
-KERNEL(fp32_dkeyvalue) { gradients(&call, 1); }
+#if OF_KEYS
+KERNEL(fp32_dkeyvalue) { gradients(&call); }
+#else
+KERNEL(fp32_dquery) { gradients(&call); }
 #endif
