@@ -47,10 +47,10 @@ typedef struct {
     int batch, query_head, last_head;
 } Work;
 
-/* The slices: which buffer is being read, and what this thread loads of the next slice across: of one own row, and up to column
-   `stop` of one other row. */
+/* The slices: where the one that is being read begins, 0 or 2 * SIDE, and what this thread loads of the next one across: of one own
+   row, and up to column `stop` of one other row. */
 typedef struct {
-    int turn, stop;
+    int slice, stop;
     const Storage *own, *other;
     Stored ahead[AHEAD];
 } Stream;
@@ -62,7 +62,7 @@ SHARED int item;
 SHARED int positions[2][64];
 SHARED float biases[64], lses[64], deltas[2][64];
 SHARED float4 weights[64 * WEIGHTS];
-SHARED float4 slices[2][2 * SIDE];
+SHARED float4 slices[4 * SIDE];
 
 /* The views of keys and values, or of queries and gradients of out. */
 DEVICE const View *view_of(const Call *call, int of_keys, int pair) {
@@ -79,22 +79,22 @@ DEVICE const Storage *row_in(const View *view, long long head, int position) {
 /* What this thread loads as number `piece`: four numbers, of which `count` exist. They will lie at `target` of the next slice. */
 DEVICE void begin(Stream *stream, int piece, const Storage *place, int count, int target) {
 #if COPIES
-    copy_async_or_zero(slices[stream->turn ^ 1] + target, place, count > 0);
+    copy_async_or_zero(slices + 2 * SIDE - stream->slice + target, place, count > 0);
 #else
     stream->ahead[piece] = load_four(place, count);
 #endif
 }
 
-DEVICE void end(const Stream *stream, int piece, int target) { slices[stream->turn][target] = numbers(stream->ahead[piece]); }
+DEVICE void end(const Stream *stream, int piece, int target) { slices[stream->slice + target] = numbers(stream->ahead[piece]); }
 
 DEVICE int side_row(int thread) { return (thread >> 4) * 8 + (thread & 7); }
 DEVICE int side_quad(int thread, int share) { return (thread >> 3 & 1) + 2 * share; }
 
-DEVICE void begin_across(Stream *stream, const Call *call, int slice) {
+DEVICE void begin_across(Stream *stream, const Call *call, int from) {
     int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < SHARES; i++) {
-        int target = side_row(thread) * ROW + side_quad(thread, i), column = slice * SLICE + 4 * side_quad(thread, i);
+        int target = side_row(thread) * ROW + side_quad(thread, i), column = from + 4 * side_quad(thread, i);
         begin(stream, 2 * i, stream->own + column, call->head_dim - column, target);
         begin(stream, 2 * i + 1, stream->other + column, stream->stop - column, target + SIDE);
     }
@@ -121,16 +121,16 @@ DEVICE void start_across(Stream *stream, const Call *call, int pair, int buffer)
     begin_across(stream, call, 0);
 }
 
-DEVICE void begin_along(Stream *stream, const Call *call, int pair, int slice, int buffer) {
+DEVICE void begin_along(Stream *stream, const Call *call, int pair, int from, int buffer) {
     int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
-        int target = thread + i * THREADS, row = target / QUADS, column = target % QUADS * 4;
+        unsigned target = thread + i * THREADS, row = target / QUADS, column = target % QUADS * 4;
         if ((i + 1) * THREADS > SLICE * QUADS && row >= SLICE)
             return;
-        int position = positions[buffer][slice * SLICE + row];
+        int position = positions[buffer][from + row];
         const Storage *place = row_in(view_of(call, !OF_KEYS, pair), work.other[pair] + column, position);
-        begin(stream, i, place, position < 0 ? 0 : call->head_dim - column, target);
+        begin(stream, i, place, position < 0 ? 0 : call->head_dim - (int)column, target);
     }
 }
 
@@ -144,7 +144,7 @@ DEVICE void end_along(const Stream *stream) {
 
 /* The next slice is there for all threads, and the one before it is done with. */
 DEVICE void turn_over(Stream *stream, int kind) {
-    stream->turn ^= 1;
+    stream->slice = 2 * SIDE - stream->slice;
 #if COPIES
     copy_async_commit();
     copy_async_wait(0);
@@ -279,7 +279,7 @@ DEVICE void prepare_own(const Call *call) {
     lses[thread] = lse, deltas[0][thread] = delta;
 }
 
-/* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. */
+/* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. lse is subtracted before anything is rounded: both may be large. */
 DEVICE void weigh(const Call *call, int buffer, float score[8][4]) {
     int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
@@ -289,7 +289,7 @@ DEVICE void weigh(const Call *call, int buffer, float score[8][4]) {
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = biases[other];
 #pragma unroll
         for (int i = 0; i < 8; i++, ahead -= 8 * call->step) {
-            float power = (score[i][j] * call->scale - lses[OF_KEYS ? other : row + 8 * i]) * LOG2E + bias;
+            float power = fmaf(score[i][j], call->scale, -lses[OF_KEYS ? other : row + 8 * i]) * LOG2E + bias;
             if (call->causal && (OF_KEYS ? (int)ahead < 0 : (int)ahead > 0))
                 power = NEVER;
             weight[8 * i] = exp2_fast(power);
@@ -313,22 +313,21 @@ DEVICE void weigh_gradients(int buffer, float gradient[8][4]) {
 /* result = scores of pair `pair`. Its first slice has begun; ends with that of `next` begun: a pair's scores, or, ALONG, its rows. */
 DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind, int next, int buffer) {
     int row = thread_row(thread_index()), column = thread_column(thread_index());
-    int count = (call->head_dim + SLICE - 1) / SLICE;
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
             result[i][j] = 0.0f;
 #pragma unroll 1
-    for (int slice = 1; slice <= count; slice++) {
+    for (int next_column = SLICE; next_column < call->head_dim + SLICE; next_column += SLICE) {
         turn_over(stream, ACROSS);
-        if (slice < count)
-            begin_across(stream, call, slice);
+        if (next_column < call->head_dim)
+            begin_across(stream, call, next_column);
         else if (kind == ACROSS)
             start_across(stream, call, next, buffer);
         else
             begin_along(stream, call, next, 0, buffer);
-        const float4 *own = slices[stream->turn];
+        const float4 *own = slices + stream->slice;
         multiply_across(own + row * ROW, own + SIDE + column * ROW, result);
     }
 }
@@ -337,16 +336,15 @@ DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind
    negative. */
 DEVICE void gather(float sum[8][COLUMNS], Stream *stream, const Call *call, int pair, int buffer, int left,
                    int next, int then) {
-    int row = thread_row(thread_index());
-    int count = least((left + SLICE - 1) / SLICE, 64 / SLICE);
+    int row = thread_row(thread_index()), end = least(left, 64);
 #pragma unroll 1
-    for (int slice = 0; slice < count; slice++) {
+    for (int from = 0; from < end; from += SLICE) {
         turn_over(stream, ALONG);
-        if (slice + 1 < count)
-            begin_along(stream, call, pair, slice + 1, buffer);
+        if (from + SLICE < end)
+            begin_along(stream, call, pair, from + SLICE, buffer);
         else if (then >= 0)
             start_across(stream, call, next, then);
-        multiply_along(weights + slice * SLICE * WEIGHTS + row, (const float *)slices[stream->turn], sum);
+        multiply_along(weights + from * WEIGHTS + row, (const float *)(slices + stream->slice), sum);
     }
 }
 
@@ -452,7 +450,7 @@ DEVICE void next_head(const Call *call) {
 /* All tiles of a block. */
 DEVICE void gradients(const Call *call) {
     Stream stream;
-    stream.turn = 0;
+    stream.slice = 0;
     start_tiles(&item);
     while (next_work(call)) {
         float first[8][COLUMNS] = {{0}}, second[8][COLUMNS] = {{0}};
