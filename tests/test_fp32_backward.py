@@ -43,7 +43,7 @@ LARGE = [
 
 
 def forward(case: Case, tensors: Tensors) -> tuple[Tensor, Tensor]:
-    """out and lse of scores that are rounded as the kernels round them, product by product and sum by sum: large scores cancel."""
+    """out and lse of scores rounded as the kernels round them, product by product and sum by sum; large ones must cancel."""
     q, k, v = (x.float().transpose(1, 2) for x in tensors.qkv)
     k, v = (x.repeat_interleave(case.heads // x.shape[1], dim=1) for x in (k, v))
     scores = torch.zeros(*q.shape[:3], case.seq)
