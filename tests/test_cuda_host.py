@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from host_compile import SHIM
-from host_launcher import ORDERS, HostLauncher, KernelError
+from host_launcher import ORDERS, HostLauncher, KernelError, call_spans
 from numpy.typing import NDArray
+
+from dilkit import Pattern
+from dilkit.backends.cuda_call import make_call
+from dilkit.problem import Problem
+from dilkit.tiles import schedule
 
 CALL = np.dtype([("in", np.uint64), ("out", np.uint64), ("counter", np.uint64), ("what", np.int32)], align=True)
 THREADS, BLOCKS, DYNAMIC = 128, 6, 512
@@ -110,7 +116,7 @@ def test_memory_that_is_not_the_kernels_or_not_of_one_array(what: int, said: str
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("what", range(12))
+@pytest.mark.parametrize("what", range(14))
 def test_races(what: int, order: str) -> None:
     if what % 2 == 0:
         run("racing", what, order=order, checked=True)
@@ -138,6 +144,21 @@ def test_turns_of_rows_in_the_same_banks_are_counted(stride: int, turns: int) ->
     run("striding", stride, launcher)
     assert launcher.matrices == BLOCKS * THREADS // 32 * 4
     assert launcher.conflicts == launcher.matrices * (turns - 1)
+
+
+def test_a_call_says_what_memory_is_its_own() -> None:
+    problem = Problem(pattern=Pattern.dense(), batch=2, seq=5, heads=4, kv_heads=2, head_dim=3)
+    packed, out, mask = torch.zeros(2, 5, 8, 3, dtype=torch.float16), torch.zeros(2, 5, 4, 3), torch.zeros(2, 7, dtype=torch.bool)
+    tensors = dict(query=packed[:, :, :4], key=packed[:, :, 4:6], out=out, lse=torch.zeros(2, 4, 5), mask=mask[:, :5])
+    (group,) = schedule(problem, 64).groups
+    call = make_call(problem, tensors, group, 3, {"tiles": 4096}, first=True)
+    found = {name: (address, size, constant) for address, size, name, constant in call_spans(call[()], 2)}
+    last = {"query": packed[1, 4, 3, 2:], "key": packed[1, 4, 5, 2:], "mask": mask[1, 4:]}
+    for name, end in last.items():
+        first = tensors[name].data_ptr()
+        assert found.pop(name) == (first, end.data_ptr() + end.element_size() - first, True)
+    assert found.pop("lse") == (tensors["lse"].data_ptr(), tensors["lse"].nbytes, False)
+    assert found == {"out": (out.data_ptr(), out.numel() * 2, False), "tiles": (4096, 48, True)}
 
 
 def test_more_local_variables_than_there_is_room_for_are_refused() -> None:

@@ -13,7 +13,7 @@ typedef struct {
     int64_t constant;
 } Range;
 
-/* What the launcher says. Blocks first_block, first_block + block_step, ... below `blocks` are computed by this copy of the library. */
+/* What the launcher says. This copy of the library computes blocks first_block, first_block + block_step, ... below `blocks`. */
 typedef struct {
     int blocks, first_block, block_step, order;
     uint64_t seed;

@@ -1,9 +1,9 @@
-/* Every access that the compiled kernel makes, when it is compiled with HOST_CHECKED: the compiler calls these functions before each
-   (-fsanitize=thread, with no runtime but this one). Shared memory: inside one array, and no race. All other memory: of the launch,
-   or the kernel's own.
+/* Every access that a kernel makes, when it is compiled with HOST_CHECKED: the compiler has these functions called before each
+   (-fsanitize=thread, with no runtime but this one). Shared memory: inside one array, and no race. All other memory: of the
+   launch, or the kernel's own.
 
-   A race: two threads touch a byte, one of them writes, and neither `synchronize` lies between nor, in one warp, `synchronize_warp`.
-   Nothing else orders memory: that lanes ran in some order is an accident. */
+   A race: two threads touch a byte, one of them writes, and no `synchronize` lies between; in one warp, no `synchronize_warp`
+   either. Nothing else orders memory: that lanes ran in some order is an accident. */
 #ifndef DILKIT_HOST_CHECK
 #define DILKIT_HOST_CHECK
 
@@ -126,7 +126,8 @@ UNCHECKED static void host_touch(const void *pointer, int64_t bytes, int writes,
     if (host_within(p, bytes, __start_shared, __stop_shared))
         host_touch_shared(p, bytes, writes, site);
     else if (!host_within(p, bytes, host.stacks, host.stacks + (int64_t)THREADS * STACK) &&
-             !host_within(p, bytes, __ehdr_start, _end) && !host_within(p, bytes, host.call, (const char *)host.call + host.call_bytes))
+             !host_within(p, bytes, __ehdr_start, _end) &&
+             !host_within(p, bytes, host.call, (const char *)host.call + host.call_bytes))
         host_check(p, bytes, 1, writes, "read or written without LOAD or STORE");
 }
 

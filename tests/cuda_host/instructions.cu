@@ -93,7 +93,7 @@ KERNEL(products) {
     store_floats(call.out + lane * 4, make_float4(sum[0], sum[1], sum[2], sum[3]));
 }
 
-/* Thread t copies 16 bytes three times, each time a group, and looks at the first word of all three after waiting for all but `amount`. */
+/* Thread t copies 16 bytes three times, each a group, and looks at a word of all three after waiting for all but `amount`. */
 KERNEL(copies) {
     SHARED uint4 place[3][THREADS];
     int t = thread_index();

@@ -15,7 +15,8 @@ KERNEL(list_keys) {
             synchronize();
             if (thread_index() == 0) {
                 unsigned set = serving(&call, tile.set, tile.head * heads + h);
-                find_keys(&keys, &call, tile.row, set, BY_KEYS && call.causal ? tile.row : 0, !BY_KEYS && call.causal ? last + 1 : call.seq);
+                int lowest = BY_KEYS && call.causal ? tile.row : 0, highest = !BY_KEYS && call.causal ? last + 1 : call.seq;
+                find_keys(&keys, &call, tile.row, set, lowest, highest);
                 STORE((int *)call.dquery.data + place, keys.total);
             }
             synchronize();

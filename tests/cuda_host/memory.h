@@ -55,7 +55,8 @@ UNCHECKED static __attribute__((noinline)) void host_find_range(uintptr_t addres
     if (!near)
         host_fail("out of bounds: %d bytes at %p are before all tensors of the call (%s)", (int)bytes, (void *)address, place);
     else if (host_in_range(near, address, bytes))
-        host_fail("written, though it is only to be read: byte %lld of %s (%s)", (long long)(address - near->low), near->name, place);
+        host_fail("written, though it is only to be read: byte %lld of %s (%s)", (long long)(address - near->low), near->name,
+                  place);
     else
         host_fail("out of bounds: %d bytes at byte %lld of %s, which has %lld (%s)", (int)bytes, (long long)(address - near->low),
                   near->name, (long long)near->bytes, place);

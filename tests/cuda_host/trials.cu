@@ -136,6 +136,15 @@ KERNEL(racing) {
         if (t == THREADS - 6 || what == 11)
             a[5] = 2;
     }
+    if (t < 32 && (what == 12 || what == 13)) {
+        x += b[5];
+        if (what == 12)
+            synchronize_warp();
+        else
+            x += shuffle(x, 0); /* threads wait for each other, but memory is in no order */
+        if (t == 0)
+            b[5] = 2;
+    }
     STORE(call.out + block_index() * THREADS + t, x);
 }
 

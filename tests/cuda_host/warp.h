@@ -64,9 +64,9 @@ static inline float host_element(uint32_t word, int e, int bfloat) {
     return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
 }
 
-/* out (16 x 8) += in[0] (16 x k) in[1] (k x 8), k = 8 * count. Lane i holds, with g = i / 4 and t = i % 4 * 2: of the left matrix rows g
-   and g + 8 at columns t, t + 1, then both at 8 columns further; of the right one rows t, t + 1 of column g, then 8 further; of the
-   sum rows g and g + 8 at columns t, t + 1. */
+/* out (16 x 8) += in[0] (16 x k) in[1] (k x 8), k = 8 * count. Lane i holds, with g = i / 4 and t = i % 4 * 2: of the left matrix
+   rows g and g + 8 at columns t, t + 1, then both at 8 columns further; of the right one rows t, t + 1 of column g, then 8 further;
+   of the sum rows g and g + 8 at columns t, t + 1. */
 UNCHECKED static void host_multiply(Lane *lanes, const Together *together) {
     float left[16][16], right[16][8], sum[16][8];
     for (int i = 0; i < WARP; i++) {
@@ -130,7 +130,8 @@ static inline uint32_t host_ballot(int condition, const char *place) {
     return result;
 }
 
-UNCHECKED static __attribute__((noinline)) void host_load(int index, int transposed, unsigned *out, const void *row, const char *place) {
+UNCHECKED static __attribute__((noinline)) void host_load(int index, int transposed, unsigned *out, const void *row,
+                                                          const char *place) {
     const Together *together = &LOAD_MATRICES[transposed][index];
     if (host.current % WARP < 8 * together->count) {
         host_check_shared(row, place);
