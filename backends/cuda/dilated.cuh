@@ -60,9 +60,10 @@ typedef struct {
 DEVICE int least(int a, int b) { return a < b ? a : b; }
 DEVICE int most(int a, int b) { return a < b ? b : a; }
 
-/* Whether `position` is congruent to `row` modulo `rate`. */
+/* Whether `position` is congruent to `row` modulo `rate`. Most rates are powers of two, and a division takes long. */
 DEVICE int congruent(int position, int row, int rate) {
-    return rate == 1 || (unsigned)(position < row ? row - position : position - row) % (unsigned)rate == 0;
+    int apart = position - row;
+    return rate & (rate - 1) ? (unsigned)(apart < 0 ? -apart : apart) % (unsigned)rate == 0 : !(apart & (rate - 1));
 }
 
 /* Before the first `next_tile` of a block. `item` is in shared memory, of the block. */

@@ -148,14 +148,6 @@ DEVICE void fetch_columns(uint4 *buffer, const Columns *columns, int column, Vie
     }
 }
 
-/* What all lanes of a warp have at least. */
-DEVICE int least_of_warp(int value) {
-#pragma unroll
-    for (int mask = 16; mask; mask /= 2)
-        value = least(value, (int)shuffle_word_xor((unsigned)value, mask));
-    return value;
-}
-
 /* Notes column number `index`. All threads call it, each for a column. */
 DEVICE void note_column(Columns *columns, int index, int position, float bias, float shift, float delta, int causal) {
     int slot = index % RING;
@@ -167,7 +159,7 @@ DEVICE void note_column(Columns *columns, int index, int position, float bias, f
         columns->biased[slot / 32] = biased;
     if (!causal)
         return;
-    int low = least_of_warp(position < 0 ? 0x7fffffff : position), high = -least_of_warp(-position);
+    int low = least_of_warp(position < 0 ? 0x7fffffff : position), high = most_of_warp(position);
     if (slot % 32 == 0)
         columns->lowest[slot / 32] = low, columns->highest[slot / 32] = high;
 }
