@@ -11,8 +11,8 @@
    slice is computed with while the next one is on its way from global memory. The sums stay in registers, of a thread 8 rows
    by HEAD_DIM / 16 columns; P, then dS in its place, is the only matrix that is whole in shared memory.
 
-   TILE_ROWS 64 and THREADS 128 for every HEAD_DIM; BLOCKS of fp32_dquery 4, of fp32_dkeyvalue 3; for a HEAD_DIM of 96 and 128 one
-   less. Shared memory: 32 KB, or 40 KB with thicker slices. */
+   TILE_ROWS 64 and THREADS 128 for every HEAD_DIM. BLOCKS of fp32_dquery: 3, with a HEAD_DIM up to 64 on sm_90 and sm_100 4; of
+   fp32_dkeyvalue: 3, from a HEAD_DIM of 96 on 2. Shared memory: 32 KB, with thicker slices 40 KB. */
 #include "stored.cuh"
 
 #if TILE_ROWS != 64 || THREADS != 128 || !defined(OF_KEYS)
@@ -21,8 +21,9 @@
 
 #define LOG2E 1.4426950408889634f
 
-/* A slice is either SLICE columns of the own and the other rows (ACROSS), or SLICE other rows with all columns (ALONG): thicker ones
-   where three blocks of 41 KB find room. Pitches, in float4, are such that eight rows one below the other lie in different banks. */
+/* A slice is either SLICE columns of the own and the other rows (ACROSS), or SLICE other rows with all columns (ALONG): thicker
+   ones where three blocks of 40 KB find room. Pitches, in float4, are such that eight rows one below the other lie in different
+   banks. */
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
 #define SLICE 16
 #else
@@ -39,16 +40,16 @@ enum { ACROSS, ALONG };
 #define COPIES 0
 #endif
 
-/* What a block works on: a tile, and the query head that it meets; own, other: where the head begins in the tensors, in elements. It
-   is in shared memory, as registers are short; a pointer from there would not be known to point to global memory. */
+/* What a block works on: a tile, and the query head that it meets; own, other: where the head begins in the tensors, in elements.
+   It is in shared memory, as registers are short; a pointer from there would not be known to point to global memory. */
 typedef struct {
     long long own[2], other[2];
     Tile tile;
     int batch, query_head, last_head;
 } Work;
 
-/* The slices: where the one that is being read begins, 0 or 2 * SIDE, and what this thread loads of the next one across: of one own
-   row, and up to column `stop` of one other row. */
+/* The slices: where the one that is being read begins, 0 or 2 * SIDE, and what this thread loads of the next one across: of one
+   own row, and up to column `stop` of one other row. */
 typedef struct {
     int slice, stop;
     const Storage *own, *other;
@@ -110,8 +111,8 @@ DEVICE void end_across(const Stream *stream) {
     }
 }
 
-/* The first slice of pair `pair`. Where there is no own row, the first one stands for it: what becomes of it is not written. Other
-   rows that are not there are 0. */
+/* The first slice of pair `pair`. Where there is no own row, the first one stands for it: what becomes of it is not written.
+   Other rows that are not there are 0. */
 DEVICE void start_across(Stream *stream, const Call *call, int pair, int buffer) {
     int row = side_row(anew(thread_index())), other = positions[buffer][row];
     int own = work.tile.row + (row < work.tile.rows ? row * call->step : 0);
@@ -193,13 +194,15 @@ DEVICE void multiply_across(const float4 *own, const float4 *other, float score[
 }
 
 /* Column number e of a thread: quads of 64 columns, then a pair or a single one of what is left. */
-DEVICE int column_of(int e) {
-    int column = thread_column(thread_index()), whole = e / 4 * 64, left = COLUMNS - e / 4 * 4;
+DEVICE int column_of(int thread, int e) {
+    int column = thread_column(thread), whole = e / 4 * 64, left = COLUMNS - e / 4 * 4;
     return whole + (left >= 4 ? column * 4 : column * left) + e % 4;
 }
 
-DEVICE void load_columns(const float *row, float x[COLUMNS]) {
-    int column = thread_column(thread_index());
+/* Own row number i of a thread, of its 8 in the sums. */
+DEVICE int row_of(int thread, int i) { return i / 4 * 32 + thread_row(thread) * 4 + i % 4; }
+
+DEVICE void load_columns(const float *row, int column, float x[COLUMNS]) {
 #pragma unroll
     for (int e = 0; e + 4 <= COLUMNS; e += 4) {
         float4 quad = *(const float4 *)(row + 16 * e + 4 * column);
@@ -213,15 +216,12 @@ DEVICE void load_columns(const float *row, float x[COLUMNS]) {
 #endif
 }
 
-/* Own row number i of a thread, of its 8 in the sums. */
-DEVICE int row_of(int i) { return i / 4 * 32 + thread_row(thread_index()) * 4 + i % 4; }
-
-/* sum += weights^T other, of 8 other rows. */
-DEVICE void multiply_along(const float4 *weight, const float *other, float sum[8][COLUMNS]) {
+/* sum += weights^T other, of the slice's rows. */
+DEVICE void multiply_along(const float4 *weight, const float *other, int column, float sum[8][COLUMNS]) {
 #pragma unroll
     for (int k = 0; k < SLICE; k++) {
         float x[COLUMNS];
-        load_columns(other + k * HEAD_DIM, x);
+        load_columns(other + k * HEAD_DIM, column, x);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float4 w = weight[k * WEIGHTS + half * 8];
@@ -250,7 +250,7 @@ DEVICE int ignored(const Call *call, long long position) {
 
 /* Where the others from number `start` on are, and what their scores need, a thread each. */
 DEVICE void prepare(const Call *call, int start, int buffer) {
-    int thread = thread_index(), index = start + thread, position = -1, branch;
+    int thread = anew(thread_index()), index = start + thread, position = -1, branch;
     if (thread >= 64)
         return;
     float bias = NEVER, lse = INFINITY, delta = 0.0f;
@@ -279,7 +279,8 @@ DEVICE void prepare_own(const Call *call) {
     lses[thread] = lse, deltas[0][thread] = delta;
 }
 
-/* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. lse is subtracted before anything is rounded: both may be large. */
+/* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. lse is subtracted before anything is rounded: both may be
+   large. */
 DEVICE void weigh(const Call *call, int buffer, float score[8][4]) {
     int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
@@ -310,9 +311,10 @@ DEVICE void weigh_gradients(int buffer, float gradient[8][4]) {
     }
 }
 
-/* result = scores of pair `pair`. Its first slice has begun; ends with that of `next` begun: a pair's scores, or, ALONG, its rows. */
+/* result = scores of a pair whose first slice has begun. Ends with that of pair `next` begun: of its scores, or, ALONG, its other
+   rows. */
 DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind, int next, int buffer) {
-    int row = thread_row(thread_index()), column = thread_column(thread_index());
+    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
@@ -336,7 +338,7 @@ DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind
    negative. */
 DEVICE void gather(float sum[8][COLUMNS], Stream *stream, const Call *call, int pair, int buffer, int left,
                    int next, int then) {
-    int row = thread_row(thread_index()), end = least(left, 64);
+    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread), end = least(left, 64);
 #pragma unroll 1
     for (int from = 0; from < end; from += SLICE) {
         turn_over(stream, ALONG);
@@ -344,7 +346,7 @@ DEVICE void gather(float sum[8][COLUMNS], Stream *stream, const Call *call, int 
             begin_along(stream, call, pair, from + SLICE, buffer);
         else if (then >= 0)
             start_across(stream, call, next, then);
-        multiply_along(weights + from * WEIGHTS + row, (const float *)(slices + stream->slice), sum);
+        multiply_along(weights + from * WEIGHTS + row, (const float *)(slices + stream->slice), column, sum);
     }
 }
 
@@ -388,29 +390,31 @@ DEVICE void write_one(const Call *call, Storage *place, float x) {
 /* Writes a gradient of the tile's own rows. */
 DEVICE void write_sums(const Call *call, const View *view, float factor, float sum[8][COLUMNS]) {
     long long head = head_of(view, work.batch, work.tile.head);
+    int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (row_of(i) >= work.tile.rows)
+        if (row_of(thread, i) >= work.tile.rows)
             continue;
-        Storage *row = (Storage *)row_in(view, head, work.tile.row + row_of(i) * call->step);
+        Storage *row = (Storage *)row_in(view, head, work.tile.row + row_of(thread, i) * call->step);
 #pragma unroll
         for (int e = 0; e + 4 <= COLUMNS; e += 4) {
             float4 x = make_float4(factor * sum[i][e], factor * sum[i][e + 1], factor * sum[i][e + 2], factor * sum[i][e + 3]);
-            write_four(call, row + column_of(e), x, call->head_dim - column_of(e));
+            write_four(call, row + column_of(thread, e), x, call->head_dim - column_of(thread, e));
         }
 #pragma unroll
         for (int e = COLUMNS / 4 * 4; e < COLUMNS; e++)
-            if (column_of(e) < call->head_dim)
-                write_one(call, row + column_of(e), factor * sum[i][e]);
+            if (column_of(thread, e) < call->head_dim)
+                write_one(call, row + column_of(thread, e), factor * sum[i][e]);
     }
 }
 
 /* Keys that are ignored have no gradient. */
 DEVICE void forget_masked(const Call *call, float sum[8][COLUMNS]) {
+    int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        long long position = work.tile.row + row_of(i) * (long long)call->step;
-        if (row_of(i) < work.tile.rows && ignored(call, position))
+        long long position = work.tile.row + row_of(thread, i) * (long long)call->step;
+        if (row_of(thread, i) < work.tile.rows && ignored(call, position))
 #pragma unroll
             for (int e = 0; e < COLUMNS; e++)
                 sum[i][e] = 0.0f;
