@@ -24,7 +24,7 @@
 #define PIECES (HEAD_DIM / 8)
 
 /* Columns of a buffer; those of them whose scores are in registers at a time; those that are described ahead. */
-#define COLUMNS (HEAD_DIM > 64 ? 32 : 64)
+#define COLUMNS (TILE_ROWS / 2)
 #define CHUNK 16
 #define RING (2 * THREADS)
 
@@ -139,10 +139,14 @@ DEVICE int warp_is_idle(const Tile *tile) { return (int)(this_thread() / 32 * RO
 
 /* Begins to copy the columns from number `column` on of a head of two tensors. */
 DEVICE void fetch_columns(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head, int head_dim) {
+    unsigned thread = this_thread();
     Rows a = rows_of(of_a, batch, anew(head)), b = rows_of(of_b, batch, anew(head));
-#pragma unroll 1
-    for (int i = (int)this_thread(); i < COLUMNS * PIECES; i += THREADS) {
-        int row = i / PIECES, piece = i % PIECES, position = columns->position[(column + row) % RING];
+#pragma unroll
+    for (int n = 0; n < COLUMNS * PIECES; n += THREADS) {
+        int i = n + (int)thread, row = i / PIECES, piece = i % PIECES;
+        if (COLUMNS * PIECES % THREADS != 0 && i >= COLUMNS * PIECES)
+            continue;
+        int position = columns->position[(column + row) % RING];
         fetch(buffer + place(row, piece), a, position, piece, head_dim);
         fetch(buffer + COLUMNS * PIECES + place(row, piece), b, position, piece, head_dim);
     }
