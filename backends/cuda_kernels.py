@@ -91,7 +91,11 @@ MMA_FORWARD = (
     Sizes((16, 32, 64), 128, 4, 64, 192, since=AMPERE),
     Sizes((16, 32, 64), 128, 2, 64, 192),
 )
-MMA_BACKWARD = Sizes((16, 32, 64), 128, 2, 128), Sizes((96, 128), 128, 2, 64)
+MMA_BACKWARD = (
+    *(Sizes((64,), 128, 3, 64, before=(8, 0)), Sizes((128,), 64, 3, 32, before=(8, 0))),
+    *(Sizes((16,), 128, 4, 128), Sizes((32,), 128, 3, 128), Sizes((64,), 128, 2, 128), Sizes((96, 128), 128, 2, 64)),
+)
+MMA_DQUERY = Sizes((96,), 128, 3, 64, since=(8, 0)), *MMA_BACKWARD
 FP32_FORWARD = Sizes((16, 32, 64), 64, 4, 64), Sizes((96, 128), 128, 2, 64)
 FP32_DQUERY = (
     Sizes((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0), before=(12, 0)),
@@ -101,7 +105,7 @@ FP32_DKEYVALUE = Sizes((16, 32, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Sizes((9
 
 TABLE = (
     Entry("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
-    Entry("dquery", "mma_backward.cu", "mma_dquery", TENSOR_CORES, MMA_BACKWARD),
+    Entry("dquery", "mma_backward.cu", "mma_dquery", TENSOR_CORES, MMA_DQUERY),
     Entry("dkeyvalue", "mma_backward.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
     Entry("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
     Entry("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),

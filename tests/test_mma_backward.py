@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,8 +20,8 @@ from dilkit.tools.conformance import LIMITS, expected
 from dilkit.tools.problems import PROBLEMS, Case
 from dilkit.tools.tensors import make_tensors
 
-AMPERE = 8, 0
-RESULTS = {"dquery": ("dq",), "dkeyvalue": ("dk", "dv")}
+AMPERE, TURING = (8, 0), (7, 5)
+ROLES = {"dquery": ("dq",), "dkeyvalue": ("dk", "dv")}
 
 SMALL = [case for case in PROBLEMS if case.dtype in ("float16", "bfloat16") and case.gradients]
 DEEP = Pattern([256, 512], [1, 2])
@@ -46,15 +47,16 @@ LARGER = [
 
 @dataclass(frozen=True)
 class Way:
-    """How a kernel is run: in which order its threads, with 16-byte loads or (None) if the tensors allow them."""
+    """How kernels are run: those of which device, with 16-byte loads or (None) if the tensors allow them, in which order."""
 
+    capability: tuple[int, int] = AMPERE
     vector: bool | None = None
     launcher: HostLauncher = field(default_factory=HostLauncher)
     blocks: int = 3
 
 
-def gradients(case: Case, role: str, way: Way) -> dict[str, Tensor]:
-    """What `role` computes of `case`, from what a forward in fp32 arithmetic has made of it."""
+def gradients(case: Case, way: Way, roles: Sequence[str] = tuple(ROLES)) -> dict[str, Tensor]:
+    """What the kernels of `roles` compute of `case`, from what a forward in fp32 arithmetic has made of it."""
     problem, tensors = case.problem(), make_tensors(case)
     options = dict(is_causal=case.is_causal, key_padding_mask=tensors.mask, scale=case.scale)
     out, lse = dilated_attention(*tensors.qkv, case.pattern, backend="native", return_lse=True, **options)
@@ -63,13 +65,15 @@ def gradients(case: Case, role: str, way: Way) -> dict[str, Tensor]:
     found = {name: torch.full(x.shape, torch.nan, dtype=x.dtype) for name, x in found.items()}
     given = dict(query=tensors.query, key=tensors.key, value=tensors.value, dout=tensors.dout, **found)
     vector = way.vector if way.vector is not None else all(fits(x) for x in given.values())
-    kernel = kernel_for(role, case.dtype, case.head_dim, AMPERE, vector)
     given |= dict(lse=lse.contiguous(), delta=delta.float().contiguous(), mask=tensors.mask)
-    launch_groups(kernel, problem, given, way)
-    return {"d" + name[1]: x for name, x in found.items() if "d" + name[1] in RESULTS[role]}
+    for role in roles:
+        kernel = kernel_for(role, case.dtype, case.head_dim, way.capability, vector)
+        launch_groups(kernel, problem, given, way)
+    return {"d" + name[1]: x for name, x in found.items() if any("d" + name[1] in ROLES[role] for role in roles)}
 
 
 def launch_groups(kernel: Kernel, problem: Problem, given: dict[str, Tensor | None], way: Way) -> None:
+    assert kernel.source == "mma_backward.cu"
     for i, group in enumerate(schedule(problem, kernel.tile_rows).groups):
         tiles = group.query_tiles if kernel.name == "mma_dquery" else group.key_tiles
         counter = np.zeros(1, np.int32)
@@ -91,24 +95,38 @@ def judge(case: Case, found: dict[str, Tensor]) -> None:
         assert error <= LIMITS[name] * want.error[name], f"{name}: {error:.3g}, plain torch {want.error[name]:.3g}"
 
 
-@pytest.mark.parametrize("role", RESULTS)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_problems(case: Case, role: str) -> None:
-    judge(case, gradients(case, role, Way(launcher=HostLauncher("random", len(case.name)))))
+def test_problems(case: Case) -> None:
+    judge(case, gradients(case, Way(launcher=HostLauncher("random", len(case.name)))))
 
 
-@pytest.mark.parametrize("role", RESULTS)
 @pytest.mark.parametrize("case", LARGER, ids=lambda case: case.name)
-def test_larger_problems(case: Case, role: str) -> None:
-    judge(case, gradients(case, role, Way()))
+def test_larger_problems(case: Case) -> None:
+    judge(case, gradients(case, Way()))
 
 
-@pytest.mark.parametrize("role", RESULTS)
-@pytest.mark.parametrize("head_dim", [32, 128])
-def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, role: str) -> None:
-    sizes = dict(batch=1, heads=2, kv_heads=1, seq=300, head_dim=head_dim)
-    case = Case(feature="bits", variant="", pattern=DEEP, is_causal=True, mask="random", dtype="float16", **sizes)
-    want = gradients(case, role, Way())
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_the_sizes_for_turing(head_dim: int) -> None:
+    sizes = dict(pattern=DEEP, seq=300, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
+    case = Case(feature="turing", variant="", is_causal=True, mask="random", **sizes)
+    judge(case, gradients(case, Way(TURING)))
+
+
+@pytest.mark.parametrize(("head_dim", "capability"), [(32, AMPERE), (64, TURING), (128, AMPERE)])
+def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability: tuple[int, int]) -> None:
+    sizes = dict(pattern=DEEP, seq=200, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
+    case = Case(feature="bits", variant="", is_causal=True, mask="random", **sizes)
+    want = gradients(case, Way(capability))
     for order, seed, vector, blocks in [("reverse", 0, True, 1), ("random", 1, True, 5), ("random", 2, False, 2)]:
-        for name, x in gradients(case, role, Way(vector, HostLauncher(order, seed), blocks)).items():
+        for name, x in gradients(case, Way(capability, vector, HostLauncher(order, seed), blocks)).items():
             assert torch.equal(x, want[name])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "capability", "vector"), [(16, AMPERE, False), (64, AMPERE, True), (96, AMPERE, False), (128, TURING, True)]
+)
+def test_every_access_is_checked(head_dim: int, capability: tuple[int, int], vector: bool) -> None:
+    """No race, nothing out of bounds, in tiles that follow one another, with several query heads and buffers turned over."""
+    sizes = dict(pattern=DEEP, seq=230, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
+    case = Case(feature="checked", variant="", is_causal=True, mask="random", **sizes)
+    judge(case, gradients(case, Way(capability, vector, HostLauncher("random", 1, checked=True), blocks=1)))

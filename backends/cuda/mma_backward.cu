@@ -5,30 +5,33 @@
    mma_dquery      over query_tiles    dquery = scale dS K
    mma_dkeyvalue   over key_tiles      dkey = scale dS^T Q, dvalue = P^T dout, over all query heads of the tile's key head
 
-   The rows of a tile are the m of every product, and their fragments stay in registers: a warp has 16 or 32 of them. What they
-   meet ("columns", by position) passes through two buffers of shared memory. A product q.k leaves its sums just where the next
-   product wants its left operand, so P and dS never leave the registers. One barrier a buffer.
+   The rows of a tile are the m of every product, 16 or 32 of them a warp's, and their fragments stay in registers. What they meet
+   ("columns", by position) passes through the two halves of a buffer in shared memory, with one barrier a half. A product q.k
+   leaves its sums just where the next product wants its left operand, so P and dS never leave the registers.
 
-   HEAD_DIM     16   32   64   96  128
-   THREADS     128  128  128  128  128
-   TILE_ROWS   128  128  128   64   64
-   BLOCKS        2    2    2    2    2      all capabilities from 7.5; no dynamic shared memory */
-#include "dilated.cuh"
+   HEAD_DIM     16   32   64   96  128      on sm_75    64  128
+   THREADS     128  128  128  128  128                 128   64
+   TILE_ROWS   128  128  128   64   64                  64   32
+   BLOCKS        4    3    2    2    2                   3    3      mma_dquery from sm_80 on: 3 for 96
+   No dynamic shared memory, 13 to 41 KB of static: what registers let reside on a multiprocessor fits into it.
+   32 rows a warp take half the shared memory's time that 16 take, but registers hold no more than 16 beyond HEAD_DIM 64. */
+#include "stored.cuh"
 
 #define LOG2E 1.4426950408889634f
 
-#define WARPS (THREADS / 32)
-#define ROWS (TILE_ROWS / WARPS)
+/* Rows of a warp, and 16 x 16 squares of them: one below another, and side by side. Pieces of 8 elements in a row. */
+#define ROWS (TILE_ROWS / (THREADS / 32))
 #define PARTS (ROWS / 16)
 #define STEPS (HEAD_DIM / 16)
 #define PIECES (HEAD_DIM / 8)
 
-/* Columns of a buffer; those of them whose scores are in registers at a time; those that are described ahead. */
+/* Columns of half a buffer, and those that are noted ahead: THREADS at a time, while those of two halves are still needed. The
+   whole buffer holds the tile's rows of two tensors, or one gradient of them in fp32. Scores are in registers for CHUNK columns. */
 #define COLUMNS (TILE_ROWS / 2)
-#define CHUNK 16
 #define RING (2 * THREADS)
+#define CHUNK 16
 
-/* Steps of own values whose fragments mma_dkeyvalue has registers for. */
+/* Squares of own values, side by side, that mma_dkeyvalue has registers for. */
 #define HELD (PARTS * STEPS > 7 ? STEPS - 1 : STEPS)
 #define SPARE (STEPS - HELD ? STEPS - HELD : 1)
 
@@ -38,8 +41,8 @@ typedef struct {
     long long row;
 } Rows;
 
-/* What is known of the columns, by number modulo RING: where they are (-1: nowhere, to be read as 0), and the terms of their scores.
-   lowest, highest: of the positions of 32 columns. biased: a bit for each of them that has a bias. */
+/* What is known of the columns, by number modulo RING: where they are (-1: nowhere, to be read as 0), and two terms of each: what
+   is added to its scores, and delta. lowest, highest: of the positions of 32 columns. biased: a bit for each of them with a bias. */
 typedef struct {
     int position[RING], lowest[RING / 32], highest[RING / 32];
     unsigned biased[RING / 32];
@@ -66,9 +69,10 @@ DEVICE int place(int row, int piece) {
     return row * PIECES + (piece ^ twist);
 }
 
-/* The place of 16 x 16 elements that `first` is, in this lane's row of them, and `step` times 16 elements to the right. The lanes
-   load, in this order, rows 0-7 and 8-15 of the left half, then of the right half. `from` is a multiple of 16 rows. */
+/* A square in shared memory: what a thread loads of it, rows 0-7 and 8-15 of the left half, then of the right half. */
 DEVICE int square_place(unsigned thread) { return place(thread % 16, thread % 32 / 16); }
+
+/* The same of the square that is `step` squares to the right. */
 DEVICE int step_right(int from, int step) {
     int within = HEAD_DIM % 64 == 0 ? 7 : HEAD_DIM % 32 == 0 ? 3 : 1;
     return (from ^ (2 * step & within)) + (2 * step & ~within);
@@ -76,7 +80,7 @@ DEVICE int step_right(int from, int step) {
 
 /* Begins to copy a piece of the row at `position` to `to`; 0 for a position of -1 and beyond head_dim. */
 DEVICE void fetch(uint4 *to, Rows from, int position, int piece, int head_dim) {
-    Storage *source = from.data + most(position, 0) * from.row + piece * 8;
+    const Storage *source = row_at(from.data, most(position, 0), from.row) + piece * 8;
 #if VECTOR
     int present = position >= 0 && piece * 8 < head_dim;
     copy_async_or_zero(to, present ? source : from.data, present);
@@ -98,16 +102,17 @@ DEVICE void fetch(uint4 *to, Rows from, int position, int piece, int head_dim) {
 /* Where row r of the tile is; beyond the last, there. */
 DEVICE int own_position(const Call *call, const Tile *tile, int r) { return tile->row + least(r, tile->rows - 1) * call->step; }
 
-/* The row of the tile that is in half `h` of a thread's sums of part m. */
-DEVICE int own_row(unsigned thread, int m, int h) { return thread / 32 * ROWS + m * 16 + h * 8 + thread % 32 / 4; }
+/* Rows of the tile: the first of a thread's warp; the one in half `h` of a thread's sums of part m. */
+DEVICE int first_row(unsigned thread) { return thread / 32 * ROWS; }
+DEVICE int own_row(unsigned thread, int m, int h) { return first_row(thread) + m * 16 + h * 8 + thread % 32 / 4; }
 
 /* The fragments of this warp's rows of a head of two tensors, by way of `buffer`, which is free before and after. */
 DEVICE void load_own(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch, int head,
                      const Call *call, const Tile *tile) {
     unsigned thread = this_thread();
     Rows from_a = rows_of(of_a, batch, head), from_b = rows_of(of_b, batch, head);
-#pragma unroll 1
-    for (int i = (int)thread; i < TILE_ROWS * PIECES; i += THREADS) {
+#pragma unroll 4
+    for (unsigned i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
         int row = i / PIECES, piece = i % PIECES, position = row < tile->rows ? own_position(call, tile, row) : -1;
         fetch(buffer + place(row, piece), from_a, position, piece, call->head_dim);
         fetch(buffer + TILE_ROWS * PIECES + place(row, piece), from_b, position, piece, call->head_dim);
@@ -119,37 +124,32 @@ DEVICE void load_own(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *bu
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
-            int own = step_right((thread / 32 * ROWS + m * 16) * PIECES + square_place(thread), k);
+            int own = step_right((first_row(thread) + m * 16) * PIECES + square_place(thread), k);
             load_matrices_4(a[m][k], buffer + own);
             load_matrices_4(b[m][k], buffer + TILE_ROWS * PIECES + own);
         }
     synchronize();
 }
 
-/* Which half of the buffer the columns from number `column` on pass through: where it begins. */
+/* Where the half of the buffer begins that the columns from number `column` on pass through. */
 DEVICE int half_of(int column) { return column / COLUMNS % 2 * (2 * COLUMNS * PIECES); }
 
-/* Where a thread's piece of the chunk from number `column` on is. */
-DEVICE int lane_place(int column, unsigned thread) {
-    return half_of(column) + column % COLUMNS * PIECES + square_place(thread);
-}
-
-/* Whether the tile ends before this warp's rows. */
-DEVICE int warp_is_idle(const Tile *tile) { return (int)(this_thread() / 32 * ROWS) >= tile->rows; }
-
 /* Begins to copy the columns from number `column` on of a head of two tensors. */
-DEVICE void fetch_columns(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head, int head_dim) {
+DEVICE void fetch_columns(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head,
+                          int head_dim) {
     unsigned thread = this_thread();
     Rows a = rows_of(of_a, batch, anew(head)), b = rows_of(of_b, batch, anew(head));
+    uint4 *half = buffer + half_of(column);
 #pragma unroll
-    for (int n = 0; n < COLUMNS * PIECES; n += THREADS) {
-        int i = n + (int)thread, row = i / PIECES, piece = i % PIECES;
-        if (COLUMNS * PIECES % THREADS != 0 && i >= COLUMNS * PIECES)
+    for (unsigned n = 0; n < COLUMNS * PIECES; n += THREADS) {
+        int row = (n + thread) / PIECES, piece = (n + thread) % PIECES;
+        if (COLUMNS * PIECES % THREADS && row >= COLUMNS)
             continue;
         int position = columns->position[(column + row) % RING];
-        fetch(buffer + place(row, piece), a, position, piece, head_dim);
-        fetch(buffer + COLUMNS * PIECES + place(row, piece), b, position, piece, head_dim);
+        fetch(half + place(row, piece), a, position, piece, head_dim);
+        fetch(half + COLUMNS * PIECES + place(row, piece), b, position, piece, head_dim);
     }
+    copy_async_commit();
 }
 
 /* Notes column number `index`. All threads call it, each for a column. */
@@ -168,67 +168,54 @@ DEVICE void note_column(Columns *columns, int index, int position, float bias, f
         columns->lowest[slot / 32] = low, columns->highest[slot / 32] = high;
 }
 
-/* Where this thread keeps what it has no registers for: a fragment of step k >= HELD. */
+/* Where a thread keeps what it has no registers for: its fragment of square k >= HELD of part m. */
 DEVICE int spare_place(int m, int k) { return ((k - HELD) * PARTS + m) * THREADS + this_thread(); }
 
-/* sum[part][column / 8] = own rows times columns: products over head_dim. `lane`: where this lane's first column is. Fragments from
-   step `held` on are in `spare`. */
-DEVICE void score(float (*sum)[CHUNK / 8][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *buffer, int lane) {
+/* sum[part][column / 8] = own rows times a chunk of columns: products over head_dim. `lane`: where this thread's piece of their
+   first square is. Fragments from square `held` on are in `spare`. */
+DEVICE void score(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *buffer, int lane) {
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sum[m][n][e] = 0.0f;
+        for (int e = 0; e < 4; e++)
+            sum[m][0][e] = sum[m][1][e] = 0.0f;
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        unsigned left[PARTS][4];
+        unsigned halves[4];
+        load_matrices_4(halves, buffer + step_right(lane, k));
+        unsigned low[2] = {halves[0], halves[2]}, high[2] = {halves[1], halves[3]};
 #pragma unroll
         for (int m = 0; m < PARTS; m++) {
-            uint4 words = k < held ? make_uint4(own[m][k][0], own[m][k][1], own[m][k][2], own[m][k][3]) : spare[spare_place(m, k)];
-            left[m][0] = words.x, left[m][1] = words.y, left[m][2] = words.z, left[m][3] = words.w;
-        }
-#pragma unroll
-        for (int n = 0; n < CHUNK / 16; n++) {
-            unsigned halves[4];
-            load_matrices_4(halves, buffer + step_right(lane, k) + n * 16 * PIECES);
-            unsigned low[2] = {halves[0], halves[2]}, high[2] = {halves[1], halves[3]};
-#pragma unroll
-            for (int m = 0; m < PARTS; m++) {
-                mma(sum[m][2 * n], left[m], low);
-                mma(sum[m][2 * n + 1], left[m], high);
+            unsigned left[4] = {own[m][k][0], own[m][k][1], own[m][k][2], own[m][k][3]};
+            if (k >= held) {
+                uint4 kept = spare[spare_place(m, k)];
+                left[0] = kept.x, left[1] = kept.y, left[2] = kept.z, left[3] = kept.w;
             }
+            mma(sum[m][0], left, low);
+            mma(sum[m][1], left, high);
         }
     }
 }
 
-/* sum[part][element / 8] += weights times columns: products over the columns of a chunk. */
-DEVICE void gather(float (*sum)[2 * STEPS][4], unsigned (*weight)[CHUNK / 16][4], const uint4 *buffer, int lane) {
+/* sum[part][element / 8] += weights, rounded, times a chunk of columns: products over the columns. */
+DEVICE void gather(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint4 *buffer, int lane) {
+    unsigned left[PARTS][4];
     lane = anew(lane);
-#pragma unroll
-    for (int n = 0; n < STEPS; n++)
-#pragma unroll
-        for (int k = 0; k < CHUNK / 16; k++) {
-            unsigned right[4];
-            load_matrices_4_transposed(right, buffer + step_right(lane, n) + k * 16 * PIECES);
-#pragma unroll
-            for (int m = 0; m < PARTS; m++) {
-                mma(sum[m][2 * n], weight[m][k], right);
-                mma(sum[m][2 * n + 1], weight[m][k], right + 2);
-            }
-        }
-}
-
-/* Sums of scores as the left operand of the next product. */
-DEVICE void round_off(unsigned (*weight)[CHUNK / 16][4], float (*sum)[CHUNK / 8][4]) {
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; n++)
+        for (int i = 0; i < 4; i++)
+            left[m][i] = pack(weight[m][i / 2][i % 2 * 2], weight[m][i / 2][i % 2 * 2 + 1]);
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-                weight[m][n / 2][n % 2 * 2 + h] = pack(sum[m][n][2 * h], sum[m][n][2 * h + 1]);
+    for (int n = 0; n < STEPS; n++) {
+        unsigned right[4];
+        load_matrices_4_transposed(right, buffer + step_right(lane, n));
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) {
+            mma(sum[m][2 * n], left[m], right);
+            mma(sum[m][2 * n + 1], left[m], right + 2);
+        }
+    }
 }
 
 DEVICE void clear(float (*sum)[2 * STEPS][4]) {
@@ -285,19 +272,19 @@ DEVICE void deposit(Rows to, float (*sum)[2 * STEPS][4], float factor, uint4 *bu
             }
     synchronize();
 #pragma unroll 1
-    for (int i = (int)thread; i < TILE_ROWS * PIECES; i += THREADS) {
+    for (unsigned i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
         int row = i / PIECES, piece = i % PIECES, count = call->head_dim - piece * 8, position = own_position(call, tile, row);
         if (row >= tile->rows || count <= 0)
             continue;
         int live = (!lse || LOAD(lse + position) != NEVER) && (!mask || !LOAD(mask + position * call->mask_row));
-        Storage *place_of = to.data + position * to.row + piece * 8;
+        Storage *there = to.data + position * to.row + piece * 8;
         float sums[8];
 #pragma unroll
         for (int e = 0; e < 8; e++)
             sums[e] = live ? floats[place(row, piece) * 8 + e] : 0.0f;
         if (!call->first)
-            add_piece(sums, place_of, count);
-        write_piece(place_of, sums, count);
+            add_piece(sums, there, count);
+        write_piece(there, sums, count);
     }
     synchronize();
 }
@@ -319,9 +306,9 @@ DEVICE void note_query(Columns *columns, const Keys *keys, const Call *call, int
 }
 
 /* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the ring on). */
-DEVICE void differentiate_keys(float (*p)[CHUNK / 8][4], float (*ds)[CHUNK / 8][4], const Columns *columns, int slot, float scale2) {
+DEVICE void differentiate_keys(float (*p)[2][4], float (*ds)[2][4], const Columns *columns, int slot, float scale2) {
 #pragma unroll
-    for (int n = 0; n < CHUNK / 8; n++) {
+    for (int n = 0; n < 2; n++) {
         float4 terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
 #pragma unroll
         for (int m = 0; m < PARTS; m++)
@@ -333,8 +320,8 @@ DEVICE void differentiate_keys(float (*p)[CHUNK / 8][4], float (*ds)[CHUNK / 8][
     }
 }
 
-/* 0 in `weights` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
-DEVICE void hide_later(float (*weights)[CHUNK / 8][4], const Columns *columns, int slot, int sign, const Call *call, const Tile *tile) {
+/* 0 in `weight` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
+DEVICE void hide_later(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Call *call, const Tile *tile) {
     unsigned thread = this_thread();
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
@@ -342,17 +329,18 @@ DEVICE void hide_later(float (*weights)[CHUNK / 8][4], const Columns *columns, i
         for (int h = 0; h < 2; h++) {
             int own = own_position(call, tile, own_row(thread, m, h));
 #pragma unroll
-            for (int n = 0; n < CHUNK / 8; n++)
+            for (int n = 0; n < 2; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     if ((own - columns->position[slot + n * 8 + thread % 4 * 2 + e]) * sign > 0)
-                        weights[m][n][2 * h + e] = 0.0f;
+                        weight[m][n][2 * h + e] = 0.0f;
         }
 }
 
-/* The first and the last row of this warp, by position. */
-DEVICE int first_of_warp(const Call *call, const Tile *tile) { return own_position(call, tile, (int)(this_thread() / 32 * ROWS)); }
-DEVICE int last_of_warp(const Call *call, const Tile *tile) { return own_position(call, tile, (int)(this_thread() / 32 * ROWS) + ROWS - 1); }
+/* Whether the tile ends before this warp's rows; the first and the last of them, by position. */
+DEVICE int warp_is_idle(const Tile *tile) { return first_row(this_thread()) >= tile->rows; }
+DEVICE int warp_begin(const Call *call, const Tile *tile) { return own_position(call, tile, first_row(this_thread())); }
+DEVICE int warp_end(const Call *call, const Tile *tile) { return own_position(call, tile, first_row(this_thread()) + ROWS - 1); }
 
 KERNEL(mma_dkeyvalue) {
     SHARED int item, batch, heads_end;
@@ -367,24 +355,25 @@ KERNEL(mma_dkeyvalue) {
         unsigned own_key[PARTS][STEPS][4], own_value[PARTS][STEPS][4];
         float dkey[PARTS][2 * STEPS][4], dvalue[PARTS][2 * STEPS][4];
         if (thread_index() == 0)
-            tile = found, batch = element, heads_end = (tile.head + 1) * (group_of(&call));
+            tile = found, batch = element, heads_end = (found.head + 1) * group_of(&call);
         synchronize();
         clear(dkey), clear(dvalue);
         load_own(own_key, own_value, buffer, call.key, call.value, batch, tile.head, &call, &tile);
 #pragma unroll
-        for (int m = 0; m < PARTS; m++)
+        for (int k = HELD; k < STEPS; k++)
 #pragma unroll
-            for (int k = HELD; k < STEPS; k++)
-                spare[spare_place(m, k)] = make_uint4(own_value[m][k][0], own_value[m][k][1], own_value[m][k][2], own_value[m][k][3]);
+            for (int m = 0; m < PARTS; m++) {
+                const unsigned *kept = own_value[m][k];
+                spare[spare_place(m, k)] = make_uint4(kept[0], kept[1], kept[2], kept[3]);
+            }
 #pragma unroll 1
         for (int head = heads_end - group_of(&call); head < heads_end; head++) {
             if (thread_index() == 0)
                 find_keys(&keys, &call, tile.row, serving(&call, tile.set, head), call.causal ? tile.row : 0, call.seq);
             synchronize();
-            note_query(&columns, &keys, &call, batch, head, (int)this_thread());
+            note_query(&columns, &keys, &call, batch, head, this_thread());
             synchronize();
             fetch_columns(buffer, &columns, 0, call.query, call.dout, batch, head, call.head_dim);
-            copy_async_commit();
 #pragma unroll 1
             for (int column = 0; column < keys.total; column += CHUNK) {
                 if (column % COLUMNS == 0) {
@@ -392,17 +381,15 @@ KERNEL(mma_dkeyvalue) {
                     copy_async_wait(0);
                     synchronize();
                     if (next < keys.total)
-                        fetch_columns(buffer + half_of(next), &columns, next, call.query, call.dout, batch, head, call.head_dim);
-                    copy_async_commit();
+                        fetch_columns(buffer, &columns, next, call.query, call.dout, batch, head, call.head_dim);
                     if (after < keys.total && after % THREADS == 0)
-                        note_query(&columns, &keys, &call, batch, head, after + (int)this_thread());
+                        note_query(&columns, &keys, &call, batch, head, after + this_thread());
                 }
-                int lane = lane_place(column, this_thread()), slot = column % RING;
-                if (warp_is_idle(&tile) || (call.causal && columns.highest[slot / 32] < first_of_warp(&call, &tile)))
+                int slot = column % RING, lane = half_of(column) + column % COLUMNS * PIECES + square_place(this_thread());
+                if (warp_is_idle(&tile) || (call.causal && columns.highest[slot / 32] < warp_begin(&call, &tile)))
                     continue;
-                int diagonal = call.causal && columns.lowest[slot / 32] < last_of_warp(&call, &tile);
-                float p[PARTS][CHUNK / 8][4], ds[PARTS][CHUNK / 8][4];
-                unsigned weight[PARTS][CHUNK / 16][4];
+                int diagonal = call.causal && columns.lowest[slot / 32] < warp_end(&call, &tile);
+                float p[PARTS][2][4], ds[PARTS][2][4];
                 score(ds, own_value, HELD, spare, buffer + COLUMNS * PIECES, lane);
                 score(p, own_key, STEPS, 0, buffer, lane);
                 synchronize_warp();
@@ -411,11 +398,9 @@ KERNEL(mma_dkeyvalue) {
                     hide_later(p, &columns, slot, 1, &call, &tile);
                     hide_later(ds, &columns, slot, 1, &call, &tile);
                 }
-                round_off(weight, p);
-                gather(dvalue, weight, buffer + COLUMNS * PIECES, lane);
+                gather(dvalue, p, buffer + COLUMNS * PIECES, lane);
                 synchronize_warp();
-                round_off(weight, ds);
-                gather(dkey, weight, buffer, lane);
+                gather(dkey, ds, buffer, lane);
             }
             copy_async_wait(0);
             synchronize();
@@ -455,11 +440,11 @@ DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, cons
 }
 
 /* From scores and dout.v to dS, of queries (rows) and keys (columns from number `slot` of the ring on). */
-DEVICE void differentiate_queries(float (*ds)[CHUNK / 8][4], float (*p)[CHUNK / 8][4], const Columns *columns, int slot, float scale2,
+DEVICE void differentiate_queries(float (*ds)[2][4], float (*p)[2][4], const Columns *columns, int slot, float scale2,
                                   float (*shift)[2], float (*delta)[2]) {
     int biased = columns->biased[slot / 32] != 0;
 #pragma unroll
-    for (int n = 0; n < CHUNK / 8; n++) {
+    for (int n = 0; n < 2; n++) {
         float4 terms = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (biased)
             terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
@@ -476,7 +461,7 @@ DEVICE void differentiate_queries(float (*ds)[CHUNK / 8][4], float (*p)[CHUNK / 
 }
 
 KERNEL(mma_dquery) {
-    SHARED int item, batch;
+    SHARED int item, batch, key_head;
     SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
@@ -489,17 +474,16 @@ KERNEL(mma_dquery) {
         float dquery[PARTS][2 * STEPS][4], shift[PARTS][2], delta[PARTS][2];
         if (thread_index() == 0) {
             int end = call.causal ? own_position(&call, &found, found.rows - 1) + 1 : call.seq;
-            tile = found, batch = element;
-            find_keys(&keys, &call, tile.row, (unsigned)tile.set, 0, end);
+            tile = found, batch = element, key_head = found.head / group_of(&call);
+            find_keys(&keys, &call, found.row, found.set, 0, end);
         }
         synchronize();
         clear(dquery);
         row_terms(shift, delta, line_of(&call, batch, tile.head), &call, &tile);
         load_own(own_query, own_dout, buffer, call.query, call.dout, batch, tile.head, &call, &tile);
-        note_key(&columns, &keys, &call, batch, (int)this_thread());
+        note_key(&columns, &keys, &call, batch, this_thread());
         synchronize();
-        fetch_columns(buffer, &columns, 0, call.key, call.value, batch, tile.head / group_of(&call), call.head_dim);
-        copy_async_commit();
+        fetch_columns(buffer, &columns, 0, call.key, call.value, batch, key_head, call.head_dim);
 #pragma unroll 1
         for (int column = 0; column < keys.total; column += CHUNK) {
             if (column % COLUMNS == 0) {
@@ -507,24 +491,21 @@ KERNEL(mma_dquery) {
                 copy_async_wait(0);
                 synchronize();
                 if (next < keys.total)
-                    fetch_columns(buffer + half_of(next), &columns, next, call.key, call.value, batch, tile.head / group_of(&call), call.head_dim);
-                copy_async_commit();
+                    fetch_columns(buffer, &columns, next, call.key, call.value, batch, key_head, call.head_dim);
                 if (after < keys.total && after % THREADS == 0)
-                    note_key(&columns, &keys, &call, batch, after + (int)this_thread());
+                    note_key(&columns, &keys, &call, batch, after + this_thread());
             }
-            int lane = lane_place(column, this_thread()), slot = column % RING;
-            if (warp_is_idle(&tile) || (call.causal && columns.lowest[slot / 32] > last_of_warp(&call, &tile)))
+            int slot = column % RING, lane = half_of(column) + column % COLUMNS * PIECES + square_place(this_thread());
+            if (warp_is_idle(&tile) || (call.causal && columns.lowest[slot / 32] > warp_end(&call, &tile)))
                 continue;
-            int diagonal = call.causal && columns.highest[slot / 32] > first_of_warp(&call, &tile);
-            float p[PARTS][CHUNK / 8][4], ds[PARTS][CHUNK / 8][4];
-            unsigned weight[PARTS][CHUNK / 16][4];
+            int diagonal = call.causal && columns.highest[slot / 32] > warp_begin(&call, &tile);
+            float p[PARTS][2][4], ds[PARTS][2][4];
             score(p, own_query, STEPS, 0, buffer, lane);
             score(ds, own_dout, STEPS, 0, buffer + COLUMNS * PIECES, lane);
             differentiate_queries(ds, p, &columns, slot, call.scale * LOG2E, shift, delta);
             if (diagonal)
                 hide_later(ds, &columns, slot, -1, &call, &tile);
-            round_off(weight, ds);
-            gather(dquery, weight, buffer, lane);
+            gather(dquery, ds, buffer, lane);
         }
         copy_async_wait(0);
         synchronize();
