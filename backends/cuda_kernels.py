@@ -92,10 +92,11 @@ MMA_FORWARD = (
     Sizes((16, 32, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = (
-    *(Sizes((64,), 128, 3, 64, before=(8, 0)), Sizes((128,), 64, 3, 32, before=(8, 0))),
-    *(Sizes((16,), 128, 4, 128), Sizes((32,), 128, 3, 128), Sizes((64,), 128, 2, 128), Sizes((96, 128), 128, 2, 64)),
+    *(Sizes((16,), 128, 4, 128), Sizes((32,), 128, 3, 128), Sizes((64,), 128, 2, 128, since=AMPERE)),
+    *(Sizes((16, 32), 128, 4, 64), Sizes((64,), 128, 3, 64), Sizes((96,), 128, 2, 64), Sizes((128,), 128, 2, 64, since=AMPERE)),
+    Sizes((128,), 64, 3, 32),
 )
-MMA_DQUERY = Sizes((96,), 128, 3, 64, since=(8, 0)), *MMA_BACKWARD
+MMA_DQUERY = Sizes((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
 FP32_FORWARD = Sizes((16, 32, 64), 64, 4, 64), Sizes((96, 128), 128, 2, 64)
 FP32_DQUERY = (
     Sizes((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0), before=(12, 0)),

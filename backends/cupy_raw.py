@@ -131,10 +131,10 @@ class CupyRaw(Backend):
         return found
 
     def _suited(self, role: str, problem: Problem, tensors: Mapping[str, Tensor | None]) -> Kernel:
-        """The kernel of `role`; of those that attend, the one with tall tiles where these suit and occupy the device."""
+        """The kernel of `role`: the one with tall tiles where these suit and occupy the device."""
         vector = _vectors(tensors)
         tall = self._kernel(role, problem, vector)
-        if role != "forward" or tall.tile_rows <= LOW_ROWS:
+        if tall.tile_rows <= LOW_ROWS:
             return tall
         tiles = tall_tiles(problem, tall.tile_rows, LOW_ROWS)
         enough = tiles and tiles * problem.batch >= self.launcher.resident(tall, _device(tensors))

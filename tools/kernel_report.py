@@ -75,8 +75,8 @@ def builds(
 ) -> list[Build]:
     """Every compilation that launches ask for, those for equal devices, dtypes and sizes next to each other."""
     found: dict[Any, dict[str, Kernel]] = {}
-    asked = [(role, MOST_ROWS) for role in ROLES] + [("forward", LOW_ROWS)]
-    for capability, dtype, head_dim, vector, (role, rows) in product(capabilities, dtypes, head_dims, vectors, asked):
+    heights = MOST_ROWS, LOW_ROWS
+    for capability, dtype, head_dim, vector, role, rows in product(capabilities, dtypes, head_dims, vectors, ROLES, heights):
         kernel = kernel_for(role, dtype, head_dim, capability, vector, rows)
         alike = kernel.source, tuple(kernel.macros.items()), capability, dtype, head_dim, vector
         found.setdefault(alike, {})[kernel.name] = kernel

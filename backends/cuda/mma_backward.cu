@@ -9,10 +9,11 @@
    ("columns", by position) passes through the two halves of a buffer in shared memory, with one barrier a half. A product q.k
    leaves its sums just where the next product wants its left operand, so P and dS never leave the registers.
 
-   HEAD_DIM     16   32   64   96  128      on sm_75    64  128
-   THREADS     128  128  128  128  128                 128   64
-   TILE_ROWS   128  128  128   64   64                  64   32
-   BLOCKS        4    3    2    2    2                   3    3      mma_dquery from sm_80 on: 3 for 96
+   HEAD_DIM     16   32   64   96  128      low tiles    16   32   64      on sm_75    64  128
+   THREADS     128  128  128  128  128                 128  128  128                 128   64
+   TILE_ROWS   128  128  128   64   64                  64   64   64                  64   32
+   BLOCKS        4    3    2    2    2                   4    4    3                   3    3
+   mma_dquery has 3 blocks for HEAD_DIM 96 from sm_80 on.
    No dynamic shared memory, 13 to 41 KB of static: what registers let reside on a multiprocessor fits into it.
    32 rows a warp take half the shared memory's time that 16 take, but registers hold no more than 16 beyond HEAD_DIM 64. */
 #include "stored.cuh"
@@ -69,8 +70,10 @@ DEVICE int place(int row, int piece) {
     return row * PIECES + (piece ^ twist);
 }
 
-/* A square in shared memory: what a thread loads of it, rows 0-7 and 8-15 of the left half, then of the right half. */
+/* What a thread loads of a square in shared memory: rows 0-7 and 8-15 of the left half, then of the right half; or, for columns that
+   lie as rows, the halves of rows 0-7, then of 8-15. */
 DEVICE int square_place(unsigned thread) { return place(thread % 16, thread % 32 / 16); }
+DEVICE int turned_place(unsigned thread) { return place(thread % 32 / 16 * 8 + thread % 8, thread / 8 % 2); }
 
 /* The same of the square that is `step` squares to the right. */
 DEVICE int step_right(int from, int step) {
@@ -171,9 +174,10 @@ DEVICE void note_column(Columns *columns, int index, int position, float bias, f
 /* Where a thread keeps what it has no registers for: its fragment of square k >= HELD of part m. */
 DEVICE int spare_place(int m, int k) { return ((k - HELD) * PARTS + m) * THREADS + this_thread(); }
 
-/* sum[part][column / 8] = own rows times a chunk of columns: products over head_dim. `lane`: where this thread's piece of their
-   first square is. Fragments from square `held` on are in `spare`. */
-DEVICE void score(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *buffer, int lane) {
+/* sum[part][column / 8] = own rows times the columns at `chunk`: products over head_dim. Fragments from square `held` on are in
+   `spare`. */
+DEVICE void score(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *chunk) {
+    int first = turned_place(this_thread());
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
@@ -181,9 +185,8 @@ DEVICE void score(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const
             sum[m][0][e] = sum[m][1][e] = 0.0f;
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        unsigned halves[4];
-        load_matrices_4(halves, buffer + step_right(lane, k));
-        unsigned low[2] = {halves[0], halves[2]}, high[2] = {halves[1], halves[3]};
+        unsigned right[4];
+        load_matrices_4(right, chunk + step_right(first, k));
 #pragma unroll
         for (int m = 0; m < PARTS; m++) {
             unsigned left[4] = {own[m][k][0], own[m][k][1], own[m][k][2], own[m][k][3]};
@@ -191,16 +194,16 @@ DEVICE void score(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const
                 uint4 kept = spare[spare_place(m, k)];
                 left[0] = kept.x, left[1] = kept.y, left[2] = kept.z, left[3] = kept.w;
             }
-            mma(sum[m][0], left, low);
-            mma(sum[m][1], left, high);
+            mma(sum[m][0], left, right);
+            mma(sum[m][1], left, right + 2);
         }
     }
 }
 
-/* sum[part][element / 8] += weights, rounded, times a chunk of columns: products over the columns. */
-DEVICE void gather(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint4 *buffer, int lane) {
+/* sum[part][element / 8] += weights, rounded, times the columns at `chunk`: products over the columns. */
+DEVICE void gather(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint4 *chunk) {
     unsigned left[PARTS][4];
-    lane = anew(lane);
+    int first = square_place(this_thread());
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
@@ -209,7 +212,7 @@ DEVICE void gather(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint
 #pragma unroll
     for (int n = 0; n < STEPS; n++) {
         unsigned right[4];
-        load_matrices_4_transposed(right, buffer + step_right(lane, n));
+        load_matrices_4_transposed(right, chunk + step_right(first, n));
 #pragma unroll
         for (int m = 0; m < PARTS; m++) {
             mma(sum[m][2 * n], left[m], right);
@@ -385,22 +388,23 @@ KERNEL(mma_dkeyvalue) {
                     if (after < keys.total && after % THREADS == 0)
                         note_query(&columns, &keys, &call, batch, head, after + this_thread());
                 }
-                int slot = column % RING, lane = half_of(column) + column % COLUMNS * PIECES + square_place(this_thread());
+                int slot = column % RING;
                 if (warp_is_idle(&tile) || (call.causal && columns.highest[slot / 32] < warp_begin(&call, &tile)))
                     continue;
                 int diagonal = call.causal && columns.lowest[slot / 32] < warp_end(&call, &tile);
+                const uint4 *chunk = buffer + half_of(column) + column % COLUMNS * PIECES;
                 float p[PARTS][2][4], ds[PARTS][2][4];
-                score(ds, own_value, HELD, spare, buffer + COLUMNS * PIECES, lane);
-                score(p, own_key, STEPS, 0, buffer, lane);
+                score(ds, own_value, HELD, spare, chunk + COLUMNS * PIECES);
+                score(p, own_key, STEPS, 0, chunk);
                 synchronize_warp();
                 differentiate_keys(p, ds, &columns, slot, call.scale * LOG2E);
                 if (diagonal) {
                     hide_later(p, &columns, slot, 1, &call, &tile);
                     hide_later(ds, &columns, slot, 1, &call, &tile);
                 }
-                gather(dvalue, p, buffer + COLUMNS * PIECES, lane);
+                gather(dvalue, p, chunk + COLUMNS * PIECES);
                 synchronize_warp();
-                gather(dkey, ds, buffer, lane);
+                gather(dkey, ds, chunk);
             }
             copy_async_wait(0);
             synchronize();
@@ -495,17 +499,18 @@ KERNEL(mma_dquery) {
                 if (after < keys.total && after % THREADS == 0)
                     note_key(&columns, &keys, &call, batch, after + this_thread());
             }
-            int slot = column % RING, lane = half_of(column) + column % COLUMNS * PIECES + square_place(this_thread());
+            int slot = column % RING;
             if (warp_is_idle(&tile) || (call.causal && columns.lowest[slot / 32] > warp_end(&call, &tile)))
                 continue;
             int diagonal = call.causal && columns.highest[slot / 32] > warp_begin(&call, &tile);
+            const uint4 *chunk = buffer + half_of(column) + column % COLUMNS * PIECES;
             float p[PARTS][2][4], ds[PARTS][2][4];
-            score(p, own_query, STEPS, 0, buffer, lane);
-            score(ds, own_dout, STEPS, 0, buffer + COLUMNS * PIECES, lane);
+            score(p, own_query, STEPS, 0, chunk);
+            score(ds, own_dout, STEPS, 0, chunk + COLUMNS * PIECES);
             differentiate_queries(ds, p, &columns, slot, call.scale * LOG2E, shift, delta);
             if (diagonal)
                 hide_later(ds, &columns, slot, -1, &call, &tile);
-            gather(dquery, ds, buffer, lane);
+            gather(dquery, ds, chunk);
         }
         copy_async_wait(0);
         synchronize();
