@@ -99,7 +99,8 @@ MMA_BACKWARD = (
 MMA_DQUERY = Sizes((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
 FP32_FORWARD = Sizes((16, 32, 64), 64, 4, 64), Sizes((96, 128), 128, 2, 64)
 FP32_DQUERY = (
-    Sizes((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0), before=(12, 0)),
+    Sizes(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),), since=(12, 0)),
+    Sizes((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0)),
     Sizes(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),)),
 )
 FP32_DKEYVALUE = Sizes((16, 32, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Sizes((96, 128), 128, 2, 64, 0, (("OF_KEYS", 1),))
