@@ -49,12 +49,16 @@ typedef struct {
     int first, step, count, branch;
 } Run;
 
-/* The keys of a tile: `total` of them in `runs` runs. low, high: the segment of each branch that `row` is in. */
+/* The segment of branch number `branch` that a tile is in: `length` rows from `low` on. */
 typedef struct {
-    int row, total, runs;
-    unsigned set;
+    int low, length, rate, branch;
+} Span;
+
+/* The keys of a tile with `row`: `total` of them in `runs` runs, of the branches of `spans` spans. */
+typedef struct {
+    int row, total, runs, spans;
     Run run[2 * MAX_BRANCHES];
-    int low[MAX_BRANCHES], high[MAX_BRANCHES], rate[MAX_BRANCHES];
+    Span span[MAX_BRANCHES];
 } Keys;
 
 DEVICE int least(int a, int b) { return a < b ? a : b; }
@@ -98,13 +102,13 @@ DEVICE unsigned serving(const Call *call, unsigned set, int head) {
     return set & serve;
 }
 
-/* Appends the rows of branch b from `low` on and below `high`, both inside its segment. */
-DEVICE void append_run(Keys *keys, int b, int low, int high) {
-    int rate = keys->rate[b], ahead = (keys->row - low) % rate;
-    int first = low + (ahead < 0 ? ahead + rate : ahead);
+/* Appends the rows of a span from `low` on and below `high`, both inside of it. */
+DEVICE void append_run(Keys *keys, Span span, int low, int high) {
+    int ahead = (keys->row - low) % span.rate;
+    int first = low + (ahead < 0 ? ahead + span.rate : ahead);
     if (first >= high)
         return;
-    Run run = {first, rate, (high - first - 1) / rate + 1, b};
+    Run run = {first, span.rate, (high - first - 1) / span.rate + 1, span.branch};
     keys->run[keys->runs++] = run;
     keys->total += run.count;
 }
@@ -112,21 +116,24 @@ DEVICE void append_run(Keys *keys, int b, int low, int high) {
 /* Finds the keys of a tile with `row` and the branches `set` that are at `lowest` or after, and before `highest`.
    One thread calls it; `keys` is in shared memory. */
 DEVICE void find_keys(Keys *keys, const Call *call, int row, unsigned set, int lowest, int highest) {
-    keys->row = row, keys->set = set, keys->total = keys->runs = 0;
+    keys->row = row, keys->total = keys->runs = keys->spans = 0;
 #pragma unroll 1
     for (int b = 0; b < call->branch_count; b++) {
         if (!(set >> b & 1))
             continue;
         Branch branch = LOAD(call->branches + b);
         int low = row / branch.segment * branch.segment, high = least(low + branch.segment, call->seq);
-        keys->low[b] = low, keys->high[b] = high, keys->rate[b] = branch.rate;
         int covered_from = high, covered_to = high;
 #pragma unroll 1
-        for (int j = 0; j < b; j++)
-            if (set >> j & 1 && branch.rate % keys->rate[j] == 0)
-                covered_from = most(low, keys->low[j]), covered_to = least(high, keys->high[j]);
-        append_run(keys, b, most(low, lowest), least(covered_from, highest));
-        append_run(keys, b, most(covered_to, lowest), least(high, highest));
+        for (int i = 0; i < keys->spans; i++) {
+            Span other = keys->span[i];
+            if (branch.rate % other.rate == 0)
+                covered_from = most(low, other.low), covered_to = least(high, other.low + other.length);
+        }
+        Span span = {low, high - low, branch.rate, b};
+        keys->span[keys->spans++] = span;
+        append_run(keys, span, most(low, lowest), least(covered_from, highest));
+        append_run(keys, span, most(covered_to, lowest), least(high, highest));
     }
 }
 
@@ -143,20 +150,17 @@ DEVICE int key_position(const Keys *keys, int index, int *branch) {
 /* log2 of how many branches show the tile's rows the key at `position`, 0 if each key counts once; NEVER if a branch before
    `branch` shows it, for then it was met before. */
 DEVICE float key_bias(const Keys *keys, int position, int branch, int once) {
-    if (!(keys->set & (keys->set - 1)))
+    if (keys->spans < 2)
         return 0.0f;
-    int count = 0;
+    int count = 0, before = 0;
 #pragma unroll 1
-    for (int b = 0; b < MAX_BRANCHES && keys->set >> b; b++) {
-        if (!(keys->set >> b & 1) || position < keys->low[b] || position >= keys->high[b])
-            continue;
-        if (!congruent(position, keys->row, keys->rate[b]))
-            continue;
-        if (b < branch)
-            return NEVER;
-        count++;
+    for (int i = 0; i < keys->spans; i++) {
+        Span span = keys->span[i];
+        int shows = (unsigned)(position - span.low) < (unsigned)span.length && congruent(position, keys->row, span.rate);
+        count += shows;
+        before |= shows && span.branch < branch;
     }
-    return once ? 0.0f : log2f((float)count);
+    return before ? NEVER : once ? 0.0f : log2f((float)count);
 }
 
 #endif
