@@ -44,7 +44,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How a kernel is compiled for `head_dims`, on devices from capability `since` on: see `Kernel`.
+    """How a kernel is compiled for `head_dims`, on devices from capability `since` on and before `before`: see `Kernel`.
 
     `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element.
     """
@@ -56,6 +56,7 @@ class Sizes:
     shared_rows: int = 0
     defines: tuple[tuple[str, int], ...] = ()
     since: Capability = OLDEST
+    before: Capability = (99, 0)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def kernel_for(
         if entry.role != role or dtype not in entry.dtypes or capability < entry.dtypes[dtype]:
             continue
         for s in entry.sizes:
-            if size in s.head_dims and s.since <= capability and s.tile_rows <= most_rows:
+            if size in s.head_dims and s.since <= capability < s.before and s.tile_rows <= most_rows:
                 blocks = s.threads, s.blocks, s.tile_rows
                 return Kernel(entry.source, entry.name, *blocks, (*defines, *s.defines), s.shared_rows * size * 2)
     shown = f"{capability[0]}.{capability[1]}"
