@@ -39,6 +39,9 @@
 #define HELD (FRAGMENTS * HEAD_DIM <= 192)
 #endif
 
+/* Of q.k, 16 elements each: more at once would want registers that are not there. */
+#define STEPS (HELD ? HEAD_DIM / 16 : SWAPPED / 2)
+
 #if THREADS > KEY_TILE * ROW_LANES || THREADS % 32 || TILE_ROWS % (16 * WARPS)
 #error "THREADS must be full warps that share TILE_ROWS by 16 rows, and no more than copy KEY_TILE rows at a time"
 #endif
@@ -177,27 +180,29 @@ DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 score[f][n][i] = 0.0f;
-#pragma unroll(HELD ? HEAD_DIM / 16 : 4)
-    for (int k = 0; k < HEAD_DIM / 16; k++) {
-        unsigned query[FRAGMENTS][4];
+#pragma unroll 1
+    for (int from = 0; from < HEAD_DIM / 16; from += STEPS)
 #pragma unroll
-        for (int f = 0; f < FRAGMENTS; f++)
-            if (HELD)
-                for (int i = 0; i < 4; i++)
-                    query[f][i] = rows->query[HELD ? f : 0][k][i];
-            else
-                load_matrices_4(query[f], further(queries, own_query, f * 16, k * 2));
+        for (int k = 0; k < STEPS; k++) {
+            unsigned query[FRAGMENTS][4];
 #pragma unroll
-        for (int n = 0; n < KEY_TILE / 16; n++) {
-            unsigned key[4];
-            load_matrices_4(key, further(keys, own, n * 16, k * 2));
+            for (int f = 0; f < FRAGMENTS; f++)
+                if (HELD)
+                    for (int i = 0; i < 4; i++)
+                        query[f][i] = rows->query[HELD ? f : 0][k][i];
+                else
+                    load_matrices_4(query[f], further(queries + from * 16, own_query, f * 16, k * 2));
 #pragma unroll
-            for (int f = 0; f < FRAGMENTS; f++) {
-                mma(score[f][n * 2], query[f], key);
-                mma(score[f][n * 2 + 1], query[f], key + 2);
+            for (int n = 0; n < KEY_TILE / 16; n++) {
+                unsigned key[4];
+                load_matrices_4(key, further(keys + from * 16, own, n * 16, k * 2));
+#pragma unroll
+                for (int f = 0; f < FRAGMENTS; f++) {
+                    mma(score[f][n * 2], query[f], key);
+                    mma(score[f][n * 2 + 1], query[f], key + 2);
+                }
             }
         }
-    }
 }
 
 /* Scores with scale and bias in place of products; NEVER for keys after a row, if there may be any. */
