@@ -99,6 +99,13 @@ def test_ballot() -> None:
     np.testing.assert_array_equal(each(given, 13), np.repeat(np.array(want, np.uint32), 32))
 
 
+@pytest.mark.parametrize(("what", "of_warp"), [(14, np.min), (15, np.max)])
+def test_least_and_most_of_a_warp(what: int, of_warp: Any) -> None:
+    given = GENERATOR.integers(0, 2**32, 128, np.uint32)
+    want = of_warp(given.view(np.int32).reshape(-1, 32), axis=1).astype(np.int32).view(np.uint32)
+    np.testing.assert_array_equal(each(given, what), np.repeat(want, 32))
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_matrices_lie_in_registers_as_ptx_says(count: int, transposed: bool) -> None:

@@ -43,6 +43,8 @@ KERNEL(words) {
     case 11: out = shuffle_word(word, lane / 2 + call.amount); break;
     case 12: out = shuffle_word_xor(word, call.amount); break;
     case 13: out = ballot(word & 1); break;
+    case 14: out = (unsigned)least_of_warp((int)word); break;
+    case 15: out = (unsigned)most_of_warp((int)word); break;
     }
     STORE(call.out + place, out);
 }
