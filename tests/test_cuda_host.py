@@ -184,6 +184,13 @@ def test_without_a_switch_of_its_own_for_the_processor() -> None:
         run("diverging", 1, more=("HOST_UCONTEXT",))
 
 
+def test_more_shared_memory_than_any_gpu_has_is_refused() -> None:
+    macros = dict(THREADS=THREADS, BLOCKS=1, STORAGE=0)
+    kernel = SimpleNamespace(source=SHIM / "trials.cu", name="right", macros=macros, shared_bytes=229 * 1024)
+    with pytest.raises(KernelError, match="234496 bytes of dynamic shared memory: there are at most 233472"):
+        HostLauncher().launch(kernel, 1, np.zeros((), CALL), memory={})
+
+
 def test_a_compiler_error_is_told() -> None:
     kernel = SimpleNamespace(
         source=SHIM / "trials.cu", name="right", macros=dict(THREADS=-1, BLOCKS=1, STORAGE=0), shared_bytes=0

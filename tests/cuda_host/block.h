@@ -2,7 +2,7 @@
 #ifndef DILKIT_HOST_BLOCK
 #define DILKIT_HOST_BLOCK
 
-enum { WARP = 32, MAX_THREADS = 1024, STACK = 128 * 1024, ERROR = 1024 };
+enum { WARP = 32, MAX_THREADS = 1024, STACK = 128 * 1024, ERROR = 1024, DYNAMIC_BYTES = 228 * 1024 };
 enum { FORWARD, REVERSE, RANDOM };
 
 /* Memory that a kernel may read, and unless it is `constant` also write. */
@@ -218,6 +218,10 @@ static void host_run_block(int block) {
 static int host_run(const char *kernel, void (*body)(const void *), const void *call, int64_t call_bytes, Launch *launch) {
     host.kernel = kernel, host.body = body, host.call = call, host.call_bytes = call_bytes, host.launch = *launch;
     host.random = launch->seed, host.failed = 0;
+    if (launch->shared_bytes > DYNAMIC_BYTES) {
+        host_fail("%d bytes of dynamic shared memory: there are at most %d", (int)launch->shared_bytes, DYNAMIC_BYTES);
+        return 1;
+    }
     host_forget_range();
     host_check_starts();
     if (!host.stacks)

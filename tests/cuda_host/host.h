@@ -37,11 +37,11 @@ extern char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attri
 
 DEVICE int anew(int x) { return x; }
 
-/* `host_launch` is what the launcher calls: 0, or 1 with what went wrong in launch->error. */
+/* `host_launch_...` is what the launcher calls: 0, or 1 with what went wrong in launch->error. */
 #define KERNEL(name)                                                                                                              \
     static __attribute__((noinline)) void name(const Call call);                                                                  \
     static void host_thread_of_##name(const void *call) { name(*(const Call *)call); }                                            \
-    int host_launch_##name(const void *call, Launch *launch) {                                                              \
+    int host_launch_##name(const void *call, Launch *launch) {                                                                    \
         return host_run(#name, host_thread_of_##name, call, sizeof(Call), launch);                                                \
     }                                                                                                                             \
     static __attribute__((noinline)) void name(const Call call)

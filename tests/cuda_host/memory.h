@@ -2,7 +2,7 @@
 #ifndef DILKIT_HOST_MEMORY
 #define DILKIT_HOST_MEMORY
 
-enum { DYNAMIC_BYTES = 228 * 1024, GUARD = 1024, MAX_COPIES = 512, VECTOR_BYTES = 16 };
+enum { GUARD = 1024, MAX_COPIES = 512, VECTOR_BYTES = 16 };
 
 /* A gap lies before every array, so that what runs over an end is seen. */
 #define SHARED HOST_SHARED(__COUNTER__)
@@ -15,6 +15,7 @@ enum { DYNAMIC_BYTES = 228 * 1024, GUARD = 1024, MAX_COPIES = 512, VECTOR_BYTES 
 /* The checks want an alignment of 64 at most. */
 SHARED unsigned char host_dynamic_space[1024 + DYNAMIC_BYTES + GUARD] __attribute__((used));
 #define host_dynamic ((unsigned char *)(((uintptr_t)host_dynamic_space + 1023) & ~(uintptr_t)1023))
+
 static void host_touch_shared(const char *p, int64_t bytes, int writes, uint32_t site);
 
 extern char __start_shared[] __attribute__((visibility("hidden"))), __stop_shared[] __attribute__((visibility("hidden")));
@@ -25,9 +26,7 @@ static Range host_range[2];
 static void host_forget_range(void) { host_range[0] = host_range[1] = (Range){0}; }
 
 /* All bits set: a NaN in every format. */
-static void host_shared_starts(void) {
-    memset(__start_shared, 0xff, __stop_shared - __start_shared);
-}
+static void host_shared_starts(void) { memset(__start_shared, 0xff, __stop_shared - __start_shared); }
 
 static void host_shared_ends(void) {
     int bytes = (int)host.launch.shared_bytes, i = 0;
