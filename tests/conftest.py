@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _count(report: Any, counts: dict[tuple[str, str], Counter[str]], reasons: dict[str, Counter[str]]) -> None:
-    for key, value in report.user_properties:
+    for key, value in getattr(report, "user_properties", ()):  # a skipped file has none
         if key != MATRIX or report.when != "call":
             continue
         backend, feature, verdict, reason = value

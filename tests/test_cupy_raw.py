@@ -256,6 +256,10 @@ def test_too_many_tiles_are_refused(backend: CupyRaw, monkeypatch: pytest.Monkey
 class TestRefusals:
     """What is not computed, with all reasons."""
 
+    @pytest.fixture(autouse=True)
+    def everything_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("dilkit.backend._installed", lambda module: True)
+
     def refusals(self, **fields: Any) -> str:
         return "; ".join(map(str, CupyRaw().refusals(pose(**{**dict(device=Device.assume("sm_80")), **fields}))))
 
