@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dilkit import Pattern, dilated_attention
 from dilkit.backends.cuda_call import make_call
-from dilkit.backends.cuda_kernels import Kernel, kernel_for
+from dilkit.backends.cuda_kernels import LOW_ROWS, MOST_ROWS, Kernel, kernel_for
 from dilkit.problem import Problem
 from dilkit.tiles import schedule
 from dilkit.tools.conformance import LIMITS, expected
@@ -47,9 +47,11 @@ LARGER = [
 
 @dataclass(frozen=True)
 class Way:
-    """How kernels are run: those of which device, with 16-byte loads or (None) if the tensors allow them, in which order."""
+    """How kernels are run: those of which device and tiles, with 16-byte loads or (None) if the tensors allow them, in which
+    order."""
 
     capability: tuple[int, int] = AMPERE
+    most_rows: int = MOST_ROWS
     vector: bool | None = None
     launcher: HostLauncher = field(default_factory=HostLauncher)
     blocks: int = 3
@@ -67,7 +69,7 @@ def gradients(case: Case, way: Way, roles: Sequence[str] = tuple(ROLES)) -> dict
     vector = way.vector if way.vector is not None else all(fits(x) for x in given.values())
     given |= dict(lse=lse.contiguous(), delta=delta.float().contiguous(), mask=tensors.mask)
     for role in roles:
-        kernel = kernel_for(role, case.dtype, case.head_dim, way.capability, vector)
+        kernel = kernel_for(role, case.dtype, case.head_dim, way.capability, vector, way.most_rows)
         launch_groups(kernel, problem, given, way)
     return {"d" + name[1]: x for name, x in found.items() if any("d" + name[1] in ROLES[role] for role in roles)}
 
@@ -105,11 +107,11 @@ def test_larger_problems(case: Case) -> None:
     judge(case, gradients(case, Way()))
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_the_sizes_for_turing(head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "capability"), [(16, AMPERE), (32, AMPERE), (64, TURING), (96, TURING), (128, TURING)])
+def test_low_tiles(head_dim: int, capability: tuple[int, int]) -> None:
     sizes = dict(pattern=DEEP, seq=300, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
-    case = Case(feature="turing", variant="", is_causal=True, mask="random", **sizes)
-    judge(case, gradients(case, Way(TURING)))
+    case = Case(feature="low", variant="", is_causal=True, mask="random", **sizes)
+    judge(case, gradients(case, Way(capability, LOW_ROWS)))
 
 
 @pytest.mark.parametrize(("head_dim", "capability"), [(32, AMPERE), (64, TURING), (128, AMPERE)])
@@ -118,7 +120,7 @@ def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability
     case = Case(feature="bits", variant="", is_causal=True, mask="random", **sizes)
     want = gradients(case, Way(capability))
     for order, seed, vector, blocks in [("reverse", 0, True, 1), ("random", 1, True, 5), ("random", 2, False, 2)]:
-        for name, x in gradients(case, Way(capability, vector, HostLauncher(order, seed), blocks)).items():
+        for name, x in gradients(case, Way(capability, vector=vector, launcher=HostLauncher(order, seed), blocks=blocks)).items():
             assert torch.equal(x, want[name])
 
 
@@ -129,4 +131,4 @@ def test_every_access_is_checked(head_dim: int, capability: tuple[int, int], vec
     """No race, nothing out of bounds, in tiles that follow one another, with several query heads and buffers turned over."""
     sizes = dict(pattern=DEEP, seq=230, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
     case = Case(feature="checked", variant="", is_causal=True, mask="random", **sizes)
-    judge(case, gradients(case, Way(capability, vector, HostLauncher("random", 1, checked=True), blocks=1)))
+    judge(case, gradients(case, Way(capability, vector=vector, launcher=HostLauncher("random", 1, checked=True), blocks=1)))

@@ -26,8 +26,9 @@
 #define STEPS (HEAD_DIM / 16)
 #define PIECES (HEAD_DIM / 8)
 
-/* Columns of half a buffer, and those that are noted ahead: THREADS at a time, while those of two halves are still needed. The
-   whole buffer holds the tile's rows of two tensors, or one gradient of them in fp32. Scores are in registers for CHUNK columns. */
+/* Columns of half a buffer, and those that are noted ahead: THREADS at a time, while those of two halves are still needed, so that
+   THREADS is at least TILE_ROWS. The whole buffer holds the tile's rows of two tensors, or one gradient of them in fp32. Scores are
+   in registers for CHUNK columns. */
 #define COLUMNS (TILE_ROWS / 2)
 #define RING (2 * THREADS)
 #define CHUNK 16
@@ -43,7 +44,8 @@ typedef struct {
 } Rows;
 
 /* What is known of the columns, by number modulo RING: where they are (-1: nowhere, to be read as 0), and two terms of each: what
-   is added to its scores, and delta. lowest, highest: of the positions of 32 columns. biased: a bit for each of them with a bias. */
+   is added to its scores, and delta. lowest, highest: of the positions of 32 columns, if causal. biased: a bit for each of them that
+   has a bias. */
 typedef struct {
     int position[RING], lowest[RING / 32], highest[RING / 32];
     unsigned biased[RING / 32];
@@ -70,8 +72,8 @@ DEVICE int place(int row, int piece) {
     return row * PIECES + (piece ^ twist);
 }
 
-/* What a thread loads of a square in shared memory: rows 0-7 and 8-15 of the left half, then of the right half; or, for columns that
-   lie as rows, the halves of rows 0-7, then of 8-15. */
+/* Where what a thread loads of a square begins: the lanes have rows 0-7 and 8-15 of the left half, then of the right half; or, of
+   columns that lie as rows, the halves of rows 0-7, then of 8-15. */
 DEVICE int square_place(unsigned thread) { return place(thread % 16, thread % 32 / 16); }
 DEVICE int turned_place(unsigned thread) { return place(thread % 32 / 16 * 8 + thread % 8, thread / 8 % 2); }
 
