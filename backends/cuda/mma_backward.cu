@@ -26,9 +26,9 @@
 #define STEPS (HEAD_DIM / 16)
 #define PIECES (HEAD_DIM / 8)
 
-/* Columns of half a buffer, and those that are noted ahead: THREADS at a time, while those of two halves are still needed, so that
-   THREADS is at least TILE_ROWS. The whole buffer holds the tile's rows of two tensors, or one gradient of them in fp32. Scores are
-   in registers for CHUNK columns. */
+/* Columns of half a buffer, and those that are noted ahead: THREADS at a time, while those of two halves are still needed, so
+   THREADS is at least TILE_ROWS. The whole buffer holds the tile's rows of two tensors, or one gradient of them in fp32. Scores
+   are in registers for CHUNK columns. */
 #define COLUMNS (TILE_ROWS / 2)
 #define RING (2 * THREADS)
 #define CHUNK 16
@@ -44,8 +44,8 @@ typedef struct {
 } Rows;
 
 /* What is known of the columns, by number modulo RING: where they are (-1: nowhere, to be read as 0), and two terms of each: what
-   is added to its scores, and delta. lowest, highest: of the positions of 32 columns, if causal. biased: a bit for each of them that
-   has a bias. */
+   is added to its scores, and delta. lowest, highest: of the positions of 32 columns, if causal. biased: a bit for each of them
+   that has a bias. */
 typedef struct {
     int position[RING], lowest[RING / 32], highest[RING / 32];
     unsigned biased[RING / 32];
