@@ -14,7 +14,7 @@
    TILE_ROWS   128  128  128   64   64                  64   64   64                  64   32
    BLOCKS        4    3    2    2    2                   4    4    3                   3    3
    mma_dquery has 3 blocks for HEAD_DIM 96 from sm_80 on.
-   No dynamic shared memory, 13 to 41 KB of static: what registers let reside on a multiprocessor fits into it.
+   No dynamic shared memory, 9 to 41 KB of static: what registers let reside on a multiprocessor fits into it.
    32 rows a warp take half the shared memory's time that 16 take, but registers hold no more than 16 beyond HEAD_DIM 64. */
 #include "stored.cuh"
 
@@ -396,6 +396,7 @@ KERNEL(mma_dkeyvalue) {
                 int diagonal = call.causal && columns.lowest[slot / 32] < warp_end(&call, &tile);
                 const uint4 *chunk = buffer + half_of(column) + column % COLUMNS * PIECES;
                 float p[PARTS][2][4], ds[PARTS][2][4];
+                /* Where warps are synchronized, the compiler loads nothing ahead for which there are no registers. */
                 score(ds, own_value, HELD, spare, chunk + COLUMNS * PIECES);
                 score(p, own_key, STEPS, 0, chunk);
                 synchronize_warp();
