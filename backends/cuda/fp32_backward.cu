@@ -59,11 +59,14 @@ typedef struct {
 SHARED Work work;
 SHARED Keys keys;
 SHARED int item;
-/* Of 64 others, and of the next 64. lses and deltas are those of the queries: the others, or, in [0], the own rows. */
-SHARED int positions[2][64];
-SHARED float biases[64], lses[64], deltas[2][64];
+SHARED int positions[2][64]; /* of 64 others, and of the next 64 */
 SHARED float4 weights[64 * WEIGHTS];
 SHARED float4 slices[4 * SIDE];
+
+/* What is known of row number `row`, in the padding of the weights. BIAS is of the others; LSE and DELTA are of the queries, be
+   they the others or the own rows. Of the others there are two DELTA, by buffer. */
+enum { BIAS, LSE, DELTA };
+DEVICE float *note(int row, int what) { return (float *)weights + row * (4 * WEIGHTS) + 64 + what; }
 
 /* The views of keys and values, or of queries and gradients of out. */
 DEVICE const View *view_of(const Call *call, int of_keys, int pair) {
@@ -263,9 +266,9 @@ DEVICE void prepare(const Call *call, int start, int buffer) {
             bias = NEVER, position = -1;
     }
     positions[buffer][thread] = position;
-    biases[thread] = bias;
+    *note(thread, BIAS) = bias;
     if (OF_KEYS)
-        lses[thread] = lse, deltas[buffer][thread] = delta;
+        *note(thread, LSE) = lse, *note(thread, DELTA + buffer) = delta;
 }
 
 /* The same of the own rows, where they are the queries. */
@@ -276,7 +279,7 @@ DEVICE void prepare_own(const Call *call) {
         return;
     if (thread < work.tile.rows)
         load_query(call, work.tile.row + thread * (long long)call->step, &lse, &delta);
-    lses[thread] = lse, deltas[0][thread] = delta;
+    *note(thread, LSE) = lse, *note(thread, DELTA) = delta;
 }
 
 /* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. lse is subtracted before anything is rounded: both may be
@@ -287,10 +290,10 @@ DEVICE void weigh(const Call *call, int buffer, float score[8][4]) {
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
         unsigned ahead = positions[buffer][other] - work.tile.row - (unsigned)row * call->step;
-        float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = biases[other];
+        float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *note(other, BIAS);
 #pragma unroll
         for (int i = 0; i < 8; i++, ahead -= 8 * call->step) {
-            float power = fmaf(score[i][j], call->scale, -lses[OF_KEYS ? other : row + 8 * i]) * LOG2E + bias;
+            float power = fmaf(score[i][j], call->scale, -*note(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
             if (call->causal && (OF_KEYS ? (int)ahead < 0 : (int)ahead > 0))
                 power = NEVER;
             weight[8 * i] = exp2_fast(power);
@@ -307,7 +310,7 @@ DEVICE void weigh_gradients(int buffer, float gradient[8][4]) {
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            weight[8 * i] *= gradient[i][j] - (OF_KEYS ? deltas[buffer][other] : deltas[0][row + 8 * i]);
+            weight[8 * i] *= gradient[i][j] - (OF_KEYS ? *note(other, DELTA + buffer) : *note(row + 8 * i, DELTA));
     }
 }
 
