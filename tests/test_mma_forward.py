@@ -36,7 +36,7 @@ LARGER = [
         "two groups causal": dict(pattern=Pattern([256, 512, 960], [1, 2, 16]), seq=700, head_dim=120, is_causal=True),
         "dense mask": dict(pattern=Pattern.dense(), seq=515, head_dim=96, mask="random", dtype="float16"),
         "dense causal": dict(pattern=Pattern.dense(), seq=515, head_dim=64, is_causal=True, dtype="float16"),
-        "dense causal, a row more than a tile": dict(pattern=Pattern.dense(), seq=65, head_dim=64, is_causal=True, dtype="float16"),
+        "a row more than a tile": dict(pattern=Pattern.dense(), seq=65, head_dim=64, is_causal=True, dtype="float16"),
         "grouped heads": dict(pattern=DEEP, seq=600, heads=4, kv_heads=1, head_dim=32, mask="left", is_causal=True),
         "once": dict(pattern=Pattern([128, 384], [1, 3], overlap="once"), seq=500, head_dim=33),
         "16 of 16": dict(pattern=DEEP, seq=500, head_dim=16, dtype="float16"),

@@ -2,8 +2,8 @@
 
        score = log2(e) * scale * q.k + bias     out = sum of 2^(score - m) v / l     lse = ln(2) * (m + log2 l)
 
-   A warp has 16 * FRAGMENTS of the tile's rows, and takes KEY_TILE keys at a time: scores, weights and sums stay in its registers,
-   and so do the queries (HELD) where they fit. While it computes, the next keys and values are on their way to shared memory.
+   A warp has 16 * FRAGMENTS of the tile's rows, and takes KEY_TILE keys at a time: scores, weights and sums stay in its
+   registers, and so do the queries (HELD) where they fit. Meanwhile the next keys and values are on their way to shared memory.
    A lane holds, of each 16 rows, rows lane / 4 and 8 further, and of each 8 columns the two from lane % 4 * 2 on.
 
    Weights are relative to m, the largest score of a tile of keys some time ago. Only where the sum of weights shows that scores
@@ -87,13 +87,13 @@ DEVICE int first_row(void) { return thread_number() / 32 * (16 * FRAGMENTS); }
 /* Where a chunk of 8 elements of a row lies: any 8 rows from a multiple of 8 on have the same chunk in different banks. */
 DEVICE int place(int row, int chunk) { return row * HEAD_DIM + (chunk ^ row / (8 / SWAPPED) % SWAPPED) * 8; }
 
-/* `place(row + own row, chunk + own chunk)`, given `own`, the place of these; row is a multiple of 8, own chunk 0 or 1 and chunk even.
-   In bytes, so that all but the exclusive or is a constant part of an address. */
+/* `place(row + own row, chunk + own chunk)`, given `own`, the place of these; row is a multiple of 8, own chunk 0 or 1, chunk
+   even. In bytes, so that all but the exclusive or is a constant part of an address. */
 DEVICE const void *further(const Storage *slot, int own, int row, int chunk) {
     return (const char *)slot + (2 * own ^ chunk % SWAPPED * 16) + (row * HEAD_DIM + chunk / SWAPPED * SWAPPED * 8) * 2;
 }
 
-/* A thread's chunks of the row at `position`; zeros if that is -1, and beyond head_dim. Strides are below 2^32 bytes if VECTOR. */
+/* A thread's chunks of the row at `position`; zeros if that is -1, or beyond head_dim. Strides of VECTOR are below 2^32 bytes. */
 DEVICE void copy_row(Storage *slot, int row, const Storage *from, long long stride, int position, int head_dim) {
     int lane = thread_number() % ROW_LANES;
 #if VECTOR
@@ -256,8 +256,8 @@ DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*score)[KEY_TILE 
         }
 }
 
-/* weight = 2^(factor * score - m), in the form of left factors of products with the values, and their sums. Returns whether any of
-   these is too large, as none is after `raise_maxima`. */
+/* weight = 2^(factor * score - m), in the form of left factors of products with the values, and their sums. Returns whether any
+   of these is too large, as none is after `raise_maxima`. */
 DEVICE int weigh(unsigned (*weight)[KEY_TILE / 16][4], float (*added)[2], const Rows *rows, float (*score)[KEY_TILE / 8][4],
                  float factor) {
     int large = 0;
@@ -359,7 +359,8 @@ DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Call *call, const 
             float part = total > 0.0f ? 1.0f / total : total;
             int row = first_row() + f * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && row < tile->rows)
-                STORE(lse + tile->row + row * call->step, total > 0.0f ? LN_2 * (rows->maximum[f][h] + log2f(total)) : NEVER + total);
+                STORE(lse + tile->row + row * call->step,
+                      total > 0.0f ? LN_2 * (rows->maximum[f][h] + log2f(total)) : NEVER + total);
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++) {
                 unsigned *to = (unsigned *)(stage + place(row, n)) + lane % 4;
@@ -396,7 +397,8 @@ DEVICE void begin_tile(Shared *shared, const Call *call, const Tile *tile, int b
 
 /* Whether any row of the warp sees any of the keys. */
 DEVICE int any_seen(const Shared *shared, const Call *call, const Note *note) {
-    int first = first_row(), last = least(first + 16 * FRAGMENTS, shared->tile.rows) - 1, nearest = least(note->nearest[0], note->nearest[1]);
+    int first = first_row(), last = least(first + 16 * FRAGMENTS, shared->tile.rows) - 1;
+    int nearest = least(note->nearest[0], note->nearest[1]);
     return last >= first && nearest <= (call->causal ? shared->tile.row + last * call->step : ANYWHERE - 1);
 }
 
@@ -422,7 +424,8 @@ DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *sha
 }
 
 DEVICE void compute_tile(const Call *call, const Tile *tile, int batch, Shared *shared, Storage *slots) {
-    Storage *queries = slots + (HELD ? SLOTS - 2 : SLOTS) * KEY_TILE * HEAD_DIM, *values = slots + (SLOTS - 1) * KEY_TILE * HEAD_DIM;
+    Storage *queries = slots + (HELD ? SLOTS - 2 : SLOTS) * KEY_TILE * HEAD_DIM;
+    Storage *values = slots + (SLOTS - 1) * KEY_TILE * HEAD_DIM;
     copy_queries(queries, call, tile, batch);
     if (thread_index() == 0)
         begin_tile(shared, call, tile, batch);
