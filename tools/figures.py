@@ -134,7 +134,7 @@ def _demo_whole(result: Result) -> str:
 KINDS = {
     "bench": Kind(("problem", "method", "lengths", "interrupted"), _bench_short, _bench_whole),
     "demo": Kind(("training", "scaling"), _demo_short, _demo_whole),
-    "kernels": Kind(("nvrtc", "fields", "rows"), kernel_report.verdict, _kernels_whole),
+    "kernels": Kind(("nvrtc", "quick", "fields", "rows"), kernel_report.verdict, _kernels_whole),
     "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
     "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), _figures, _suite_whole),
     "suite-gpu": Kind(("figures", "cases", "backends", "quick", "interrupted"), _figures, _suite_whole),
