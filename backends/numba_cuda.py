@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.cuda_tables import KEYS, QUERIES, tables
-from dilkit.backends.numba_tilings import MAX_HEAD_DIM, Tiling, tiling_for
+from dilkit.backends.numba_call import Group, Options, Sizes, Tiling, View, mask_of, view
+from dilkit.backends.numba_tilings import MAX_HEAD_DIM, tiling_for
 from dilkit.problem import Problem
 from dilkit.tiles import MAX_BRANCHES, MAX_SEQ, TILE
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 MAX_BLOCKS = 2**31 - 1
 """Blocks of a launch."""
 
-QKV = tuple["Tensor", "Tensor", "Tensor"]
+Given = tuple["Tensor", "Tensor", "Tensor", "Tensor | None"]
+"""Query, key and value, and the key padding mask."""
 
 
 class Launcher(Protocol):
@@ -32,7 +34,7 @@ class Launcher(Protocol):
         ...
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
-        """Run so many blocks after what was launched before. `arguments` are tensors, all on one device, and numbers."""
+        """Run so many blocks after what was launched before. `arguments` are those of `numba_call`, all on one device."""
         ...
 
     def capturing(self, device: torch.device) -> bool:
@@ -52,12 +54,11 @@ class DeviceLauncher:
 
         from dilkit.backends.numba_kernels import compiled
 
-        device = arguments[0].device
+        device = _device(arguments)
         with cuda.gpus[device.index]:
             stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
             kernel = compiled(role, dtype, tiling, torch.cuda.get_device_capability(device))
-            given = [cuda.as_cuda_array(x.detach(), sync=False) if isinstance(x, torch.Tensor) else x for x in arguments]
-            kernel[blocks, (tiling.across, tiling.down), stream](*given)
+            kernel[blocks, (tiling.across, tiling.down), stream](*map(_as_arrays, arguments))
 
     def capturing(self, device: torch.device) -> bool:
         import torch
@@ -100,7 +101,7 @@ class NumbaCuda(Backend):
 
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = torch.empty((problem.batch, problem.heads, problem.seq), dtype=torch.float32, device=query.device)
-        self._run("forward", problem, (query, key, value), key_padding_mask, out, lse)
+        self._run("forward", problem, (query, key, value, key_padding_mask), view(out), lse)
         return out, lse
 
     def backward(
@@ -116,28 +117,30 @@ class NumbaCuda(Backend):
     ) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
-        qkv, lse = (query, key, value), lse.contiguous()
+        lse = lse.contiguous()
         delta = torch.empty_like(lse)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in qkv)
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
         tiling = self.launcher.tiling("dots", problem.head_dim)
-        self._launch("dots", problem, tiling, -(-lse.numel() // tiling.threads), dout, out, delta)
-        self._run("dquery", problem, qkv, key_padding_mask, dout, lse, delta, dq)
-        self._run("dkeyvalue", problem, qkv, key_padding_mask, dout, lse, delta, dk, dv)
+        blocks = -(-lse.numel() // tiling.threads)
+        self._launch("dots", problem, tiling, blocks, _sizes(problem), view(dout), view(out), delta)
+        given = query, key, value, key_padding_mask
+        self._run("dquery", problem, given, view(dout), lse, delta, view(dq))
+        self._run("dkeyvalue", problem, given, view(dout), lse, delta, view(dk), view(dv))
         return dq, dk, dv
 
-    def _run(self, role: str, problem: Problem, qkv: QKV, mask: Tensor | None, *rest: Tensor) -> None:
+    def _run(self, role: str, problem: Problem, given: Given, *rest: Any) -> None:
         """A launch for each group of branches. The tiles of the first have every row, so it writes; later ones add to that."""
-        tiling, device = self.launcher.tiling(role, problem.head_dim), qkv[0].device
-        kind = KEYS if role == "dkeyvalue" else QUERIES
-        found = tables(problem, tiling.rows, kind, device, self.launcher.capturing(device))
+        query, key, value, key_padding_mask = given
+        tiling, kind = self.launcher.tiling(role, problem.head_dim), KEYS if role == "dkeyvalue" else QUERIES
+        found = tables(problem, tiling.rows, kind, query.device, self.launcher.capturing(query.device))
         _keep_while_used(found.data)
-        options = int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale
-        masking = _bytes(found.data if mask is None else mask), int(mask is not None)
+        options = Options(int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale)
+        common = mask_of(key_padding_mask, found.data), view(query), view(key), view(value)
         for i, table in enumerate(found.groups):
             tiles = _records(found.data, table.tiles, table.tile_count)
             branches = _records(found.data, table.branches, len(table.group.branches))
-            grouping = tiles, branches, table.group.step, int(i == 0)
-            self._launch(role, problem, tiling, table.tile_count * problem.batch, *qkv, *masking, *grouping, *options, *rest)
+            group, blocks = Group(tiles, branches, table.group.step, int(i == 0)), table.tile_count * problem.batch
+            self._launch(role, problem, tiling, blocks, _sizes(problem), options, group, *common, *rest)
 
     def _launch(self, role: str, problem: Problem, tiling: Tiling, blocks: int, *arguments: Any) -> None:
         if blocks > MAX_BLOCKS:
@@ -146,17 +149,30 @@ class NumbaCuda(Backend):
             self.launcher.launch(role, problem.dtype, tiling, blocks, arguments)
 
 
+def _as_arrays(x: Any) -> Any:
+    """`x` with its tensors, on whatever level, as numba's arrays of the same memory."""
+    import torch
+    from numba import cuda
+
+    if isinstance(x, torch.Tensor):
+        return cuda.as_cuda_array(x.detach(), sync=False)
+    return type(x)(*map(_as_arrays, x)) if isinstance(x, tuple) else x
+
+
+def _device(arguments: tuple[Any, ...]) -> torch.device:
+    """Where they all are: of every kernel, some argument is a view."""
+    device: torch.device = next(x for x in arguments if isinstance(x, View)).numbers.device
+    return device
+
+
+def _sizes(problem: Problem) -> Any:
+    return Sizes(problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim)
+
+
 def _records(data: Tensor, address: int, count: int) -> Tensor:
     """The tiles or branches that lie at `address` inside `data`, int32 `(count, 4)`."""
     first = (address - data.data_ptr()) // TILE.itemsize
     return data[first : first + count]
-
-
-def _bytes(x: Tensor) -> Tensor:
-    """What kernels take as a mask: bytes. Where there is no mask, anything will do."""
-    import torch
-
-    return x.view(torch.uint8)
 
 
 def _keep_while_used(data: Tensor) -> None:

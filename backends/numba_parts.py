@@ -4,8 +4,9 @@ A tile in shared memory is an array `(rows, quads, 4)`: rows of numbers in quads
 instruction. Each row has a quad more than it needs, so that threads reading neighbouring rows use different banks. A thread of
 a block of `down x across` threads has the rows `y, y + down, ...` of a product and the columns, or the quads of columns,
 `x, x + across, ...`. Loops over sizes that are known when a kernel is compiled are unrolled, and local arrays become registers.
+The loops in which the time goes are `while` loops: a `range` counts in two numbers, which the compiler does not see through.
 
-Nothing here uses `cuda`: the kernels pass the numbers of their threads and do all synchronising.
+Nothing here uses `cuda` inside a function: the kernels pass the numbers of their threads and do all synchronising.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numba import config, cuda
-from numpy import float32, uint32
+from numpy import float32, uint64
 
 SIMULATED: bool = config.ENABLE_CUDASIM
 """Whether kernels run in numba's simulator, on the CPU: decided by `NUMBA_ENABLE_CUDASIM` before numba is first imported."""
@@ -90,7 +91,7 @@ def key_bias(keys, branch_count, chosen, row, position, branch, once):
     count = 0
     for b in range(branch_count):
         inside = chosen >> b & 1 and keys.spans[b, 0] <= position < keys.spans[b, 1]
-        if inside and uint32(abs(position - row)) % uint32(keys.spans[b, 2]) == 0:
+        if inside and abs(position - row) % keys.spans[b, 2] == 0:
             if b < branch:
                 return NEVER
             count += 1
@@ -98,20 +99,18 @@ def key_bias(keys, branch_count, chosen, row, position, branch, once):
 
 
 @device
-def place_keys(positions, biases, thread, threads, keys, start, branch_count, chosen, row, once):
-    """Positions and biases of the keys from number `start` on: as many as there is room for, -1 and NEVER past the last."""
-    for k in range(thread, positions.shape[0], threads):
-        index, run = start + k, 0
-        position, bias = -1, NEVER
-        if index < keys.sizes[0]:
-            while index >= keys.runs[run, 2]:
-                index -= keys.runs[run, 2]
-                run += 1
-            position, bias = keys.runs[run, 0] + index * keys.runs[run, 1], ZERO
-            if chosen & (chosen - 1):
-                bias = key_bias(keys, branch_count, chosen, row, position, keys.runs[run, 3], once)
-        positions[k] = position
-        biases[k] = bias
+def find_key(keys, index, branch_count, chosen, row, once):
+    """Position and bias of key number `index`; -1 and NEVER past the last."""
+    if index >= keys.sizes[0]:
+        return -1, NEVER
+    run = 0
+    while index >= keys.runs[run, 2]:
+        index -= keys.runs[run, 2]
+        run += 1
+    position = keys.runs[run, 0] + index * keys.runs[run, 1]
+    if chosen & (chosen - 1) == 0:
+        return position, ZERO
+    return position, key_bias(keys, branch_count, chosen, row, position, keys.runs[run, 3], once)
 
 
 @device
@@ -125,23 +124,23 @@ def serving(branches, head):
 
 
 @device
-def place_rows(positions, thread, threads, row, step, rows):
-    """Positions of the rows of a tile, -1 past the last."""
-    for r in range(thread, positions.shape[0], threads):
-        positions[r] = row + r * step if r < rows else -1
+def masked(mask, batch, position):
+    """Whether the key at `position` is to be ignored."""
+    return mask.given and mask.numbers[uint64(batch * mask.batch + position * mask.row)] != 0
 
 
 @device
-def load(tile, source, batch, head, positions, start, x, y, across, down):
+def load(tile, source, batch, head, columns, positions, start, x, y, across, down):
     """tile[r] = source[batch, positions[start + r], head], zeros where there is no such row or column."""
-    columns = source.shape[3]
     for i in range(tile.shape[0] // down):
         r = y + i * down
         position = positions[start + r]
+        place = batch * source.batch + head * source.head + max(position, 0) * source.row
+        there = columns if position >= 0 else 0
         for j in range((tile.shape[1] - 1) * 4 // across):
             c = x + j * across
-            found = float32(source[batch, max(position, 0), head, min(c, columns - 1)])
-            tile[r, c // 4, c % 4] = found if position >= 0 and c < columns else ZERO
+            found = float32(source.numbers[uint64(place + min(c, columns - 1))])
+            tile[r, c // 4, c % 4] = found if c < there else ZERO
 
 
 @device
@@ -151,17 +150,30 @@ def column(x, j, across):
 
 
 @device
-def store(target, sums, factor, add, batch, head, positions, x, y, across, down):
+def fetch(sums, source, batch, head, columns, positions, x, y, across, down):
+    """sums = source[batch, positions[r], head]: the rows and columns of a thread that there are."""
+    for i in range(sums.shape[0]):
+        position = positions[y + i * down]
+        place = batch * source.batch + head * source.head + max(position, 0) * source.row
+        for j in range(sums.shape[1]):
+            c = column(x, j, across)
+            if position >= 0 and c < columns:
+                sums[i, j] = float32(source.numbers[uint64(place + c)])
+
+
+@device
+def store(target, sums, factor, add, batch, head, columns, positions, x, y, across, down):
     """target[batch, positions[r], head] = factor * sums, or += if `add`: the rows and columns of a thread that there are."""
     for i in range(sums.shape[0]):
         position = positions[y + i * down]
+        place = batch * target.batch + head * target.head + max(position, 0) * target.row
         for j in range(sums.shape[1]):
             c = column(x, j, across)
-            if position >= 0 and c < target.shape[3]:
+            if position >= 0 and c < columns:
                 number = factor * sums[i, j]
                 if add:
-                    number += float32(target[batch, position, head, c])
-                target[batch, position, head, c] = number
+                    number += float32(target.numbers[uint64(place + c)])
+                target.numbers[uint64(place + c)] = number
 
 
 @device
@@ -175,7 +187,8 @@ def fill(products, number):
 @device
 def add_dots(products, rows, others, x, y, across, down):
     """products[i, j] += rows[r] . others[c], the scalar product of two rows: r = y + i * down, c = x + j * across."""
-    for d in range(rows.shape[1] - 1):
+    d = 0
+    while d < rows.shape[1] - 1:
         for i in range(products.shape[0]):
             r = y + i * down
             a0, a1, a2, a3 = rows[r, d, 0], rows[r, d, 1], rows[r, d, 2], rows[r, d, 3]
@@ -187,17 +200,18 @@ def add_dots(products, rows, others, x, y, across, down):
                 total += a2 * others[c, d, 2]
                 total += a3 * others[c, d, 3]
                 products[i, j] = total
+        d += 1
 
 
 @device
-def to_scores(scores, scale, biases, met, start, offsets, own, direction, x, y, across, down):
-    """scores = scale * scores + bias of the column + offset of the row; NEVER where (met - own) * direction > 0."""
+def to_scores(scores, scale, biases, met, start, offsets, limits, reverse, x, across):
+    """scores = scale * scores + bias of the column + offset of the row; NEVER where `met` exceeds the row's limit, or, with
+    `reverse`, is below it."""
     for i in range(scores.shape[0]):
-        position = own[y + i * down]
         for j in range(scores.shape[1]):
             c = start + x + j * across
-            score = scores[i, j] * scale + biases[c] + offsets[i]
-            scores[i, j] = NEVER if (met[c] - position) * direction > 0 else score
+            hidden = met[c] < limits[i] if reverse else met[c] > limits[i]
+            scores[i, j] = NEVER if hidden else scores[i, j] * scale + (biases[c] + offsets[i])
 
 
 @device
@@ -212,7 +226,8 @@ def place(tile, numbers, x, y, across, down):
 @device
 def add_weighted(sums, weights, values, x, y, across, down):
     """sums[i] += sum over k of weights[r, k] * values[k], in the thread's quads of columns: r = y + i * down."""
-    for k in range(weights.shape[1] - 1):
+    k = 0
+    while k < weights.shape[1] - 1:
         for i in range(sums.shape[0]):
             r = y + i * down
             w0, w1, w2, w3 = weights[r, k, 0], weights[r, k, 1], weights[r, k, 2], weights[r, k, 3]
@@ -225,3 +240,4 @@ def add_weighted(sums, weights, values, x, y, across, down):
                     total += w2 * values[k * 4 + 2, c, u]
                     total += w3 * values[k * 4 + 3, c, u]
                     sums[i, q * 4 + u] = total
+        k += 1

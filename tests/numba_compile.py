@@ -2,12 +2,14 @@
 
     python tests/numba_compile.py 6.1 float32 64
 
-For each kernel: its PTX's 16-byte loads from shared memory, bytes of local memory, and, where ptxas is installed, its report.
+For each kernel: its PTX's 16-byte loads from shared memory, local arrays that are no registers (depots), parameters, into
+how many of them a launch packs its arguments, and, where ptxas is installed, its report.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,11 +20,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
 from numba import cuda
+from numba.cuda import dispatcher
 
+from dilkit import Pattern
 from dilkit.backends.cuda_report import usages
+from dilkit.backends.numba_cuda import NumbaCuda
 from dilkit.backends.numba_kernels import KERNELS, signature
 from dilkit.backends.numba_tilings import tiling_for
+from dilkit.problem import Problem
 
 
 def main(shown: str, dtype: str, head_dim: str) -> int:
@@ -40,7 +47,45 @@ def facts(role: str, dtype: str, head_dim: int, capability: tuple[int, int]) -> 
     tiling = tiling_for(role, head_dim)
     ptx, _ = cuda.compile_ptx(KERNELS[role](tiling), signature(role, dtype), cc=capability, device=False)
     known = {"threads": tiling.threads, "vector_loads": ptx.count("ld.shared.v4"), "depots": ptx.count("__local_depot")}
+    parameters = len(re.findall(r"^\s*\.param ", ptx, re.MULTILINE))
+    known |= {"parameters": parameters, "packed": packed(role, dtype, head_dim)}
     return {**known, **assembled(ptx, f"sm_{capability[0]}{capability[1]}")}
+
+
+def packed(role: str, dtype: str, head_dim: int) -> int:
+    """Into how many parameters numba packs the arguments that the backend hands over for a kernel."""
+    problem = Problem(pattern=Pattern([8], [1]), seq=8, heads=2, head_dim=head_dim, dtype=dtype)
+    x = torch.zeros(1, 8, 2, head_dim, dtype=getattr(torch, dtype))
+    launcher = mock.Mock(tiling=tiling_for, capturing=lambda device: False)
+    backend = NumbaCuda(launcher)
+    backend.backward(x, x, x, x, *backend.forward(x, x, x, problem), problem)
+    given = next(call.args[-1] for call in launcher.launch.call_args_list if call.args[0] == role)
+    taken: list[Any] = []
+    with mock.patch("numba.cuda.dispatcher.wrap_arg", OnDevice):
+        for of_type, value in zip(signature(role, dtype).args, given, strict=True):
+            dispatcher._Kernel._prepare_args(Packer(), of_type, value, 0, [], taken)
+    return len(taken)
+
+
+class Packer:
+    """As much of a kernel as packing takes."""
+
+    extensions = ()
+
+    def _prepare_args(self, *args: Any) -> None:
+        dispatcher._Kernel._prepare_args(self, *args)
+
+
+class OnDevice:
+    """A tensor as numba sees one on a device."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.size, self.shape, self.ptr = x.numel(), tuple(x.shape), x.data_ptr()
+        self.dtype = SimpleNamespace(itemsize=x.element_size())
+        self._layout = SimpleNamespace(strides_in_bytes=tuple(stride * x.element_size() for stride in x.stride()))
+
+    def to_device(self, retr: list[Any], stream: Any) -> OnDevice:
+        return self
 
 
 def assembled(ptx: str, architecture: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     python tests/numba_simulator.py [--share I/N] [--all]
 
-By default the case of each feature with the fewest operations, of those with some rows, and with one batch element unless the
-feature is the batch; with --all, every case.
+By default a case of each feature, the one with the fewest operations, made smaller still; with --all, every case, and one
+for each size of tile that GPUs have.
 Exit code 1 if one fails. The simulator has to be chosen before numba is imported, hence a process of its own.
 """
 
@@ -22,35 +22,50 @@ from typing import Any
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 warnings.simplefilter("error")
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from numba.cuda.simulator import kernel, kernelapi  # noqa: E402
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: E402
 
-from dilkit import register_backend  # noqa: E402
+from dilkit import Pattern, register_backend  # noqa: E402
+from dilkit.backends.numba_call import Tiling  # noqa: E402
 from dilkit.backends.numba_cuda import NumbaCuda  # noqa: E402
 from dilkit.backends.numba_kernels import compiled  # noqa: E402
-from dilkit.backends.numba_tilings import Tiling  # noqa: E402
+from dilkit.backends.numba_tilings import TABLE, tiling_for  # noqa: E402
 from dilkit.tools.conformance import Result, check  # noqa: E402
 from dilkit.tools.problems import PROBLEMS, Case  # noqa: E402
 
-SHORT_WAIT = 1e-5
+SHORT_WAIT = 1e-4
 """Seconds."""
 
-SOME_ROWS = 15
+AS_ON_GPUS = "tiling"
+SOME_ROWS, FEW_ROWS = 15, 24
 
 
 class SimulatorLauncher:
-    """The kernels of every size, with tiles that suit a simulator: four threads, and several tiles even in short sequences."""
+    """The kernels with tiles that suit a simulator: eight threads, and several tiles even in short sequences. Features named
+    `AS_ON_GPUS` have the tiles that GPUs have."""
+
+    as_on_gpus = False
 
     def tiling(self, role: str, head_dim: int) -> Tiling:
-        return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, keys=4, down=2, across=2)
+        if self.as_on_gpus:
+            return tiling_for(role, head_dim)
+        return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, keys=4, down=4, across=2)
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
-        given = (FakeCUDAArray(x.detach().numpy()) if isinstance(x, torch.Tensor) else x for x in arguments)
+        given = (FakeCUDAArray(x) if isinstance(x, np.ndarray) else x for x in map(as_arrays, arguments))
         compiled(role, dtype, tiling, None)[blocks, (tiling.across, tiling.down)](*given)
 
     def capturing(self, device: torch.device) -> bool:
         return False
+
+
+def as_arrays(x: Any) -> Any:
+    """`x` with its tensors, on whatever level, as numpy's arrays of the same memory."""
+    if isinstance(x, torch.Tensor):
+        return x.detach().numpy()
+    return type(x)(*map(as_arrays, x)) if isinstance(x, tuple) else x
 
 
 class Simulated(NumbaCuda):
@@ -68,25 +83,38 @@ def main() -> int:
     args = parser.parse_args()
     number, shares = map(int, args.share.split("/"))
     hasten()
-    register_backend(Simulated(SimulatorLauncher()))
-    cases = [case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes] if args.all else list(smallest())
-    results = [run(case) for case in cases[number - 1 :: shares]]
+    launcher = SimulatorLauncher()
+    register_backend(Simulated(launcher))
+    able = [*wide(), *(case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes)]
+    cases = able if args.all else list(smallest())
+    results = []
+    for case in cases[number - 1 :: shares]:
+        launcher.as_on_gpus = case.feature == AS_ON_GPUS
+        results.append(run(case))
     failed = [result.case.name for result in results if result.verdict != "passed"]
     print(f"{len(results) - len(failed)} of {len(results)} cases passed {' '.join(failed)}")
     return bool(failed or not results)
 
 
 def smallest() -> Iterator[Case]:
-    """Of each feature the case with the fewest operations, in fp32; one in fp16; and one token."""
+    """Of each feature the case with the fewest operations, cut to few rows and columns, in fp32; one in fp16; and one token."""
     cheapest: dict[str, Case] = {}
     for case in PROBLEMS:
         if case.dtype == "float32" and case.seq >= SOME_ROWS:
             known = cheapest.setdefault(case.feature, case)
             cheapest[case.feature] = min(known, case, key=lambda c: c.problem().flops() * (1 + 2 * c.gradients))
     for feature, case in cheapest.items():
-        yield case if feature == "batch" else replace(case, batch=1)
-    yield replace(cheapest["plain"], dtype="float16", batch=1)
+        sizes = dict(seq=min(case.seq, FEW_ROWS), head_dim=min(case.head_dim, 8))
+        yield replace(case, **sizes) if feature == "batch" else replace(case, **sizes, batch=1)
+    yield replace(cheapest["plain"], dtype="float16", batch=1, seq=FEW_ROWS)
     yield next(case for case in PROBLEMS if case.seq == 1 and case.dtype == "float32")
+
+
+def wide() -> Iterator[Case]:
+    """A case for each tiling that GPUs have: more rows and keys than one tile has."""
+    for size in sorted({tiling.head_dim for row in TABLE.values() for tiling in row}):
+        sizes = dict(seq=75, heads=1, batch=1, head_dim=size - 1)
+        yield Case(feature=AS_ON_GPUS, variant=str(size), pattern=Pattern([75, 75], [1, 2]), is_causal=True, **sizes)
 
 
 def run(case: Case) -> Result:
@@ -105,7 +133,8 @@ def hasten() -> None:
     is_alive = kernel.BlockThread.is_alive
 
     def asked_slowly(thread: Any) -> bool:
-        time.sleep(SHORT_WAIT)
+        if thread.thread_id == 0:
+            time.sleep(SHORT_WAIT)
         return is_alive(thread)
 
     def caller(frame: FrameType) -> list[Any]:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends import numba_cuda
+from dilkit.backends.numba_call import Options, Tiling, View, view
 from dilkit.backends.numba_cuda import DeviceLauncher, NumbaCuda
-from dilkit.backends.numba_tilings import TABLE, Tiling, tiling_for
+from dilkit.backends.numba_tilings import TABLE, tiling_for
 from dilkit.device import Device
 from dilkit.problem import Problem
 from dilkit.tiles import schedule
@@ -53,6 +54,7 @@ def check_code(found: dict[str, dict[str, Any]]) -> None:
     """Registers hold what is summed, 16 bytes are read at once, and a block fits on any GPU."""
     assert sorted(found) == sorted(TABLE)
     for role, facts in found.items():
+        assert facts["packed"] == facts["parameters"], f"{role}: a launch would pass the wrong arguments"
         assert facts["depots"] == 0, f"{role}: local arrays lie in local memory"
         assert role == "dots" or facts["vector_loads"] > 0, f"{role}: nothing is read four numbers at a time"
         assert facts.get("stack", 0) == facts.get("spills", 0) == 0, f"{role}: {facts}"
@@ -84,8 +86,8 @@ def test_threads_share_tiles_evenly(tiling: Tiling) -> None:
     assert tiling.rows % tiling.down == tiling.keys % tiling.down == 0
     assert tiling.keys % tiling.across == tiling.keys % 4 == 0
     assert tiling.head_dim % (4 * tiling.across) == 0
-    assert tiling.window % tiling.keys == 0
-    assert tiling.window >= tiling.threads
+    assert tiling.threads % tiling.keys == 0
+    assert tiling.threads >= tiling.rows
 
 
 def test_a_head_dim_takes_the_next_tiling() -> None:
@@ -137,17 +139,16 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
     assert len(groups) > 1
     for i, (launch, group) in enumerate(zip(recorder.launches, groups, strict=True)):
         assert (launch.role, launch.dtype, launch.blocks) == ("forward", "float32", 2 * len(group.query_tiles))
-        given_q, given_k, given_v, mask, is_masked, tiles, branches, step, first, causal, once, scale, *rest = launch.arguments
-        assert given_q is q
-        assert given_k is k
-        assert given_v is v
-        assert (is_masked, step, first, causal, once, scale) == (masked, group.step, int(i == 0), 1, 0, 0.25)
-        assert ignored is None or mask.data_ptr() == ignored.data_ptr()
-        assert mask.dtype == torch.uint8
+        sizes, options, (tiles, branches, step, first), mask, *views, given_lse = launch.arguments
+        assert sizes == (2, 500, 4, 2, 64)
+        assert options == (1, 0, 0.25)
+        assert (step, first) == (group.step, int(i == 0))
         assert tiles.tolist() == numbers(group.query_tiles)
         assert branches.tolist() == numbers(group.branches)
-        assert rest[0] is out
-        assert rest[1] is lse
+        assert (mask.given, mask.numbers.dtype, mask.numbers.dim()) == (masked, torch.uint8, 1)
+        assert ignored is None or (mask.numbers.data_ptr(), mask.batch, mask.row) == (ignored.data_ptr(), 500, 1)
+        assert [x.numbers.data_ptr() for x in views] == [x.data_ptr() for x in (q, k, v, out)]
+        assert given_lse is lse
 
 
 def test_backward_writes_delta_then_the_gradients() -> None:
@@ -166,13 +167,27 @@ def test_backward_writes_delta_then_the_gradients() -> None:
     for launch, group in zip(rest, (*groups, *groups), strict=True):
         tiles = group.query_tiles if launch.role == "dquery" else group.key_tiles
         assert launch.blocks == 2 * len(tiles)
-        *_, given_lse, given_delta = launch.arguments[:15]
+        assert launch.arguments[2].tiles.tolist() == numbers(tiles)
+        dout, given_lse, given_delta, *written = launch.arguments[7:]
+        assert dout.numbers.data_ptr() == q.data_ptr()
         assert given_lse.is_contiguous()
         assert given_delta is delta
-        written = launch.arguments[15:]
-        assert [x.data_ptr() for x in written] == [
-            x.data_ptr() for x in (results[:1] if launch.role == "dquery" else results[1:])
-        ]
+        expected = results[:1] if launch.role == "dquery" else results[1:]
+        assert [x.numbers.data_ptr() for x in written] == [x.data_ptr() for x in expected]
+
+
+def test_a_view_reaches_from_the_first_number_to_the_last() -> None:
+    whole = torch.arange(3.0 * 5 * 4 * 8, requires_grad=True)
+    x = whole.view(3, 5, 4, 8).transpose(1, 2)[1:, 1:, ::2, 2:6]
+    numbers, *strides = view(x)
+    assert strides == [160, 8, 64]
+    assert not numbers.requires_grad
+    assert numbers.data_ptr() == x.data_ptr()
+    assert (numbers[0], numbers[-1]) == (x[0, 0, 0, 0], x[-1, -1, -1, -1])
+    index = torch.tensor(strides) @ torch.tensor([1, 2, 1]) + 3
+    assert numbers[index] == x[1, 2, 1, 3]
+    expanded = torch.ones(1, 1, 4).expand(2, 7, 3, 4)
+    assert (view(expanded).numbers.tolist(), view(expanded)[1:]) == ([1.0] * 4, (0, 0, 0))
 
 
 def test_a_group_without_tiles_is_not_launched() -> None:
@@ -252,10 +267,11 @@ def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, device.index))
     x = torch.ones(3, requires_grad=True).as_subclass(OnDevice)
     tiling = tiling_for("forward", 64)
-    DeviceLauncher().launch("forward", "float32", tiling, 7, (x, 5, 0.5))
+    DeviceLauncher().launch("forward", "float32", tiling, 7, (Options(1, 0, 0.5), View(x, 8, 4, 1), x, 7))
+    array = "array", x.data_ptr()
     assert fake.events == [
         ("compiled", 1, ("forward", "float32", tiling, (6, 1))),
-        ("launched", 1, (7, (tiling.across, tiling.down), ("stream", 71)), (("array", x.data_ptr()), 5, 0.5)),
+        ("launched", 1, (7, (tiling.across, tiling.down), ("stream", 71)), (Options(1, 0, 0.5), View(array, 8, 4, 1), array, 7)),
     ]
 
 
