@@ -39,7 +39,22 @@ SHORT_WAIT = 1e-4
 """Seconds."""
 
 AS_ON_GPUS = "tiling"
-SOME_ROWS, FEW_ROWS = 15, 24
+TOGETHER = (
+    Case(feature="branches together", variant="nested", pattern=Pattern([24, 48], [1, 2]), seq=48, heads=2, head_dim=8, batch=1),
+    Case(
+        feature="branches together",
+        variant="met again causal",
+        pattern=Pattern([32, 40], [2, 1]),
+        seq=40,
+        heads=1,
+        head_dim=8,
+        batch=1,
+        is_causal=True,
+    ),
+)
+"""Branches of one group: those of the list have segments too short for the rows of a tile."""
+
+SOME_ROWS, FEW_ROWS = 15, 20
 
 
 class SimulatorLauncher:
@@ -85,7 +100,7 @@ def main() -> int:
     hasten()
     launcher = SimulatorLauncher()
     register_backend(Simulated(launcher))
-    able = [*wide(), *(case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes)]
+    able = [*wide(), *TOGETHER, *(case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes)]
     cases = able if args.all else list(smallest())
     results = []
     for case in cases[number - 1 :: shares]:
@@ -106,6 +121,7 @@ def smallest() -> Iterator[Case]:
     for feature, case in cheapest.items():
         sizes = dict(seq=min(case.seq, FEW_ROWS), head_dim=min(case.head_dim, 8))
         yield replace(case, **sizes) if feature == "batch" else replace(case, **sizes, batch=1)
+    yield from TOGETHER
     yield replace(cheapest["plain"], dtype="float16", batch=1, seq=FEW_ROWS)
     yield next(case for case in PROBLEMS if case.seq == 1 and case.dtype == "float32")
 
