@@ -6,6 +6,7 @@ handed over without a copy, and kernels run on torch's current stream. Arithmeti
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dilkit.backend import Backend, Limits, Refusal
@@ -58,7 +59,10 @@ class DeviceLauncher:
         with cuda.gpus[device.index]:
             stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
             kernel = compiled(role, dtype, tiling, torch.cuda.get_device_capability(device))
-            kernel[blocks, (tiling.across, tiling.down), stream](*map(_as_arrays, arguments))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # numba warns of launches of few blocks; short sequences have no more
+                configured = kernel[blocks, (tiling.across, tiling.down), stream]
+            configured(*map(_as_arrays, arguments))
 
     def capturing(self, device: torch.device) -> bool:
         import torch
