@@ -235,8 +235,8 @@ DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Call *call, con
     }
 }
 
-/* Raises the maxima to the scores times `factor`, and scales what was summed accordingly. */
-DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*score)[KEY_TILE / 8][4], float factor) {
+/* Raises the maxima to the scores, and scales what was summed accordingly. */
+DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*score)[KEY_TILE / 8][4]) {
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -246,7 +246,7 @@ DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*score)[KEY_TILE 
             for (int n = 0; n < KEY_TILE / 8; n++)
                 top = fmaxf(top, fmaxf(score[f][n][h * 2], score[f][n][h * 2 + 1]));
             top = fmaxf(top, shuffle_xor(top, 1));
-            top = fmaxf(rows->maximum[f][h], fmaxf(top, shuffle_xor(top, 2)) * factor);
+            top = fmaxf(rows->maximum[f][h], fmaxf(top, shuffle_xor(top, 2)));
             float keep = exp2_fast(rows->maximum[f][h] - top);
             rows->maximum[f][h] = top;
             total[f][h] *= keep;
@@ -402,7 +402,8 @@ DEVICE int any_seen(const Shared *shared, const Call *call, const Note *note) {
     return last >= first && nearest <= (call->causal ? shared->tile.row + last * call->step : ANYWHERE - 1);
 }
 
-/* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. */
+/* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to scores
+   as they are rounded: a product in a fused operation may exceed its rounded self, by far where it is huge, and each time anew. */
 DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *shared, const Call *call, const Note *note,
                    const Storage *queries, const Storage *keys, int raise) {
     float (*total)[2] = shared->total[thread_number()], added[FRAGMENTS][2], scale = call->scale * LOG2_E;
@@ -412,11 +413,11 @@ DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *sha
     do {
         float score[FRAGMENTS][KEY_TILE / 8][4];
         multiply_keys(score, rows, queries, keys);
-        if (!plain)
+        if (raise || !plain)
             finish_scores(score, call, &shared->tile, note, scale, compare);
         if (raise)
-            raise_maxima(rows, total, score, plain ? scale : 1.0f);
-        raise = weigh(weight, added, rows, score, plain ? scale : 1.0f);
+            raise_maxima(rows, total, score);
+        raise = weigh(weight, added, rows, score, raise || !plain ? 1.0f : scale);
     } while (raise);
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
