@@ -90,6 +90,8 @@ def _load(kernel: Kernel, device: torch.device) -> _Loaded:
         module = cupy.cuda.Module()
         module.load(code)
         function = module.get_function(kernel.name)
+        # Blocks share what a multiprocessor has: all of it, or fewer run at once than registers allow.
+        driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
         if kernel.shared_bytes:
             limit = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             driver.funcSetAttribute(function.ptr, limit, kernel.shared_bytes)

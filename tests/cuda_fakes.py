@@ -61,6 +61,7 @@ class FakeCupy:
         self.device, self.stream, self.capturing, self.occupancy = 0, stream, False, 3
         driver = SimpleNamespace(
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="dynamic shared memory",
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carve-out",
             funcSetAttribute=lambda function, what, value: self.note("attribute", function, what, value),
             occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy,
         )

@@ -39,12 +39,15 @@ def test_a_kernel_is_loaded_once_on_each_device(cupy: FakeCupy) -> None:
     assert cupy.of("load") == [("load", 0, code), ("load", 1, code)]
 
 
-def test_only_dynamic_shared_memory_is_asked_for(cupy: FakeCupy) -> None:
+def test_shared_memory_comes_before_caches_and_dynamic_one_is_asked_for(cupy: FakeCupy) -> None:
     launcher = CupyLauncher()
     launcher.resident(KERNEL, FIRST)
-    assert cupy.of("attribute") == []
+    assert cupy.of("attribute") == [("attribute", 0, "<kernel>", "carve-out", 100)]
     launcher.resident(LARGE, SECOND)
-    assert cupy.of("attribute") == [("attribute", 1, "<large>", "dynamic shared memory", 70_000)]
+    assert cupy.of("attribute")[1:] == [
+        ("attribute", 1, "<large>", "carve-out", 100),
+        ("attribute", 1, "<large>", "dynamic shared memory", 70_000),
+    ]
 
 
 def test_resident_blocks_are_what_fits_on_all_multiprocessors(cupy: FakeCupy) -> None:
@@ -83,4 +86,5 @@ def test_the_true_cupy_takes_our_arguments() -> None:
     assert callable(true.cuda.Module().load)
     assert callable(true.cuda.Module().get_function)
     assert {"funcSetAttribute", "occupancyMaxActiveBlocksPerMultiprocessor"} <= set(dir(true.cuda.driver))
-    assert isinstance(true.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int)
+    for name in ("MAX_DYNAMIC_SHARED_SIZE_BYTES", "PREFERRED_SHARED_MEMORY_CARVEOUT"):
+        assert isinstance(getattr(true.cuda.driver, f"CU_FUNC_ATTRIBUTE_{name}"), int)

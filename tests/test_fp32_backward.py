@@ -103,6 +103,7 @@ def judge(case: Case, found: dict[str, Tensor]) -> None:
         assert error <= LIMITS[name] * want.error[name], f"{name}: {error:.3g}, plain torch {want.error[name]:.3g}"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("role", NAMES)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_problems(case: Case, role: str) -> None:

@@ -97,6 +97,7 @@ def judge(case: Case, found: dict[str, Tensor]) -> None:
         assert error <= LIMITS[name] * want.error[name], f"{name}: {error:.3g}, plain torch {want.error[name]:.3g}"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_problems(case: Case) -> None:
     judge(case, gradients(case, Way(launcher=HostLauncher("random", len(case.name)))))

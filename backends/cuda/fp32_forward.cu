@@ -268,11 +268,14 @@ DEVICE void start_state(State *state, const Call *call, const Work *work, int ro
     }
 }
 
-DEVICE void finish(const State *state, const Call *call, const Work *work, int row, int column) {
+DEVICE void finish(State *state, const Call *call, const Work *work, int row, int column) {
     Storage *out = (Storage *)call->out.data + work->out;
 #pragma unroll
+    for (int i = 0; i < PART; i++)
+        state->total[i] = row_sum(state->total[i]);
+#pragma unroll
     for (int i = 0; i < PART; i++) {
-        float total = row_sum(state->total[i]), share = total > 0.0f ? 1.0f / total : 0.0f;
+        float total = state->total[i], share = total > 0.0f ? 1.0f / total : 0.0f;
         int position = work->tile.row + (row + i) * call->step;
         if (row + i >= work->tile.rows)
             continue;
