@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_cuda_conformance import TENSOR_CORES, OnHost
 
 from dilkit import register_backend, unregister_backend
 from dilkit.backends.native import Native
@@ -98,6 +99,18 @@ def test_both_ends_of_the_longest_sequence_are_checked(monkeypatch: pytest.Monke
     found = suite_gpu.Suite(quick=True, repeats=1).long()
     assert found["verdict"] == "wrong"
     assert found["reasons"] == ["the last tokens: 512 results differ"]
+
+
+@pytest.mark.kernels
+def test_the_suite_measures_the_kernels_themselves(tmp_path: Path) -> None:
+    """From the command to the `.cu` files and back, all but the GPU."""
+    own = OnHost(TENSOR_CORES)
+    own.name = "cupy_raw"  # type: ignore[misc]
+    register_backend(own)
+    assert run(tmp_path) == 0
+    result = json.loads((tmp_path / "suite.json").read_text())
+    assert {case["entries"]["cupy_raw"]["verdict"] for case in result["cases"]} == {"measured"}
+    assert result["long"][0]["verdict"] == "measured"
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
