@@ -19,6 +19,12 @@
 #error "tiles of 64 rows, blocks of 128 threads; OF_KEYS 0 or 1"
 #endif
 
+/* Element by element, the compiler finds too few registers there for three blocks. */
+#if OF_KEYS && STORAGE == 0 && !VECTOR && HEAD_DIM == 64 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#undef BLOCKS
+#define BLOCKS 2
+#endif
+
 #define LOG2E 1.4426950408889634f
 
 /* A slice is either SLICE columns of the own and the other rows (ACROSS), or SLICE other rows with all columns (ALONG): thicker
