@@ -9,10 +9,11 @@ NATIVE := $(wildcard backends/native*.c backends/native*.h)
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-.PHONY: help demo test sanitize sanitize-cuda kernels simulate lint docs wheel clean
+.PHONY: help demo test slow sanitize sanitize-cuda kernels simulate lint docs wheel clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
+	@echo "make slow      the tests that 'make test' has no time for, but for those of 'make kernels'"
 	@echo "make sanitize  the C of the CPU kernel under AddressSanitizer, UBSan and ThreadSanitizer"
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
@@ -28,6 +29,9 @@ demo: .venv/built
 
 test: .venv/built
 	$(PYTEST) $(ARGS)
+
+slow: .venv/built
+	$(PYTEST) -m slow $(ARGS)
 
 sanitize: .venv/built
 	$(BIN)/python tests/sanitize/run.py $(ARGS)

@@ -77,7 +77,7 @@ def _random_case(seed: int) -> Case:
     return Case(feature="soak", variant=str(seed), pattern=Pattern(lengths, rates, **options), dtype=dtype, **sizes, **flags)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", [0, 1, 2, *(pytest.param(block, marks=pytest.mark.slow) for block in range(3, 10))])
 def test_two_hundred_random_problems(block: int) -> None:
     for seed in range(20 * block, 20 * block + 20):
         case = _random_case(seed)

@@ -40,9 +40,9 @@ def simulate(*options: str) -> str:
 
 
 @needs_numba
-@pytest.mark.parametrize("share", ["1/2", "2/2"])
+@pytest.mark.parametrize("share", ["1/2", pytest.param("2/2", marks=pytest.mark.kernels)])
 def test_kernels_agree_with_the_oracle_in_the_simulator(share: str) -> None:
-    """A case of every feature, forward and gradients; the run tells of each, and fails if one does."""
+    """A case of every other feature, with `make kernels` of every one, forward and gradients; the run tells of each."""
     print(simulate("--share", share))
 
 
@@ -65,9 +65,7 @@ def check_code(found: dict[str, dict[str, Any]]) -> None:
 
 @needs_numba
 @needs_nvvm
-@pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim"), [("6.1", "float32", 64), ("8.0", "float16", 128), ("9.0", "float32", 128)]
-)
+@pytest.mark.parametrize(("capability", "dtype", "head_dim"), [("6.1", "float32", 64)])
 def test_kernels_compile_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
     check_code(compiled(capability, dtype, head_dim))
 

@@ -125,6 +125,7 @@ def checkout_files() -> list:
     return inside + [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_the_wheel_has_everything_and_works_alone(tmp_path):
     """Build it from a copy of the checkout, install it into an empty folder, and use it from there."""
     source = checkout(tmp_path / "source")

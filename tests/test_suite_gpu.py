@@ -79,7 +79,8 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert figures.KINDS["suite-gpu"].short(printed) in page
 
 
-def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path) -> None:
+def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_gpu, "DTYPES", ("float32",))
     register_backend(Wrong())
     assert run(tmp_path) == 1
     result = json.loads((tmp_path / "suite.json").read_text())
@@ -130,7 +131,8 @@ def test_kernels_are_known_only_within_the_block() -> None:
     assert not set(names) & set(list_backends())
 
 
-def test_a_published_result_has_its_page(tmp_path: Path) -> None:
+def test_a_published_result_has_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_gpu, "DTYPES", ("float32",))
     assert "dilkit bench --suite gpu" in figures.gpu_suites(tmp_path)
     assert run(tmp_path / "run") == 0
     (tmp_path / "run" / "suite.json").rename(tmp_path / "gpu-test.json")
