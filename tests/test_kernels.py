@@ -23,10 +23,11 @@ WIDE = [
     for dtype in ("float32", "float16")
     for build in builds([capability], [128], [dtype], [capability == (9, 0)])
 ]
-USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES, *WIDE]))
+USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES]))
+AT_LENGTH = [pytest.param(build, marks=pytest.mark.kernels) for build in WIDE]
 
 
-@pytest.mark.parametrize("build", USUAL, ids=lambda build: build.name)
+@pytest.mark.parametrize("build", [*USUAL, *AT_LENGTH], ids=lambda build: build.name)
 def test_a_kernel_compiles_and_fits(build: Build) -> None:
     """`make kernels` holds every size of every kernel to the same."""
     rows = rows_of(build)

@@ -56,7 +56,12 @@ LIST = [case for at, case in enumerate(PROBLEMS) if case.feature == "mix" or at 
 """Each variant in one dtype, the next in the next."""
 
 
-@pytest.mark.parametrize(("at", "case"), [*enumerate(LIST)], ids=[case.name for case in LIST])
+def first_of_three(at: int, case: Case) -> Any:
+    """Two cases of three wait for the slow tests: every case is computed by the backends anyway."""
+    return pytest.param(at, case, marks=[pytest.mark.slow] if at % 3 else [])
+
+
+@pytest.mark.parametrize(("at", "case"), [first_of_three(at, case) for at, case in enumerate(LIST)], ids=[c.name for c in LIST])
 def test_problem_list_over_ranks(at: int, case: Case) -> None:
     able = [name for name in ABLE if check(name, case).verdict == "passed"]
     backend = able[at % len(able)]
@@ -78,7 +83,7 @@ def test_every_schedule_and_dtype(backend: str, schedule: str, dtype: str) -> No
         assert_counted(found, make_tensors(case))
 
 
-@pytest.mark.parametrize("world_size", [*range(1, 9), 16])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, *(pytest.param(p, marks=pytest.mark.slow) for p in (6, 7, 16))])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_world_size(world_size: int, schedule: str) -> None:
     case = replace(CASE, is_causal=True)
@@ -138,7 +143,9 @@ def test_anything(data: st.DataObject) -> None:
 
 
 @BACKENDS
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", *(pytest.param(d, marks=pytest.mark.slow) for d in ("float64", "float16"))]
+)
 def test_branches_one_by_one_give_the_same_bits_for_every_world_size(backend: str, dtype: str) -> None:
     small = replace(CASE, dtype=dtype, is_causal=True, kv_heads=2)
     # Many segments: how a backend cuts up its work may depend on how many problems it is given at once.
