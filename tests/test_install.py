@@ -51,6 +51,7 @@ def test_the_sdist_has_what_a_build_and_a_test_run_need(sdist):
     assert not [name for name in names if name.endswith((".so", ".pyc")) or name in written_by_cython]
 
 
+@pytest.mark.slow
 def test_dilkit_works_in_a_new_environment(environment, tmp_path):
     where = "print(dilkit.__file__, dilkit._plan.__file__, importlib.resources.files('dilkit') / 'py.typed')"
     for path in succeed(str(environment), "-c", f"import dilkit._plan, importlib.resources; {where}", cwd=tmp_path).split():

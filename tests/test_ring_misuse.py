@@ -235,7 +235,8 @@ def test_the_table_of_faults_covers_all_exchanges(schedule: str) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "number", "kind"),
-    [(*at, kind) for at in FAULTY for kind in ("drop", "kill")] + [(*at, "delay") for at in FAULTY if at[0] == "scatter"],
+    [(*at, kind) for at in FAULTY for kind in ("drop", "kill")]
+    + [pytest.param(*at, "delay", marks=pytest.mark.slow) for at in FAULTY if at[0] == "scatter"],
 )
 def test_a_fault_at_every_exchange(schedule: str, number: int, kind: str) -> None:
     found = with_fault(schedule, Fault(kind, ODD, number, seconds=TIMEOUT * 1.3))
