@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -19,6 +20,8 @@ from dilkit import environment
 from dilkit.tools.interrupt import INTERRUPTED
 
 COMMANDS = ("info", "plan", "verify", "bench", "tune", "draw", "demo")
+GRACE = 5.0
+"""Seconds that the other ranks leave the first one to say what is wrong; launchers end them as soon as it has."""
 DONE, NO, BAD_INPUT = 0, 1, 2
 
 _EXIT_CODES = """\
@@ -82,8 +85,11 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _fail(prog: str, message: str, code: int) -> int:
+    """Only the first rank tells. The others give it time: a launcher ends the whole job as soon as one rank has failed."""
     if environment.first_of_all():
         print(f"{prog}: {message}", file=sys.stderr)
+    else:
+        time.sleep(GRACE)
     return code
 
 
