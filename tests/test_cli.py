@@ -361,6 +361,25 @@ def test_verify_computes_large_cases_again(
     assert "computed 3 times more: 2 DIFFER" in text
 
 
+def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
+    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None
+) -> None:
+    class WrongWhenLarge(Native):
+        name = "wrong_when_large"
+
+        def forward(self, query: Any, *arguments: Any) -> Any:
+            out, lse = super().forward(query, *arguments)
+            return (out + 1 if query.shape[1] == 64 else out), lse
+
+    register_backend(WrongWhenLarge())
+    try:
+        report = json_output(capsys, "verify", "--backend", "wrong_when_large", "--repeats", "2", code=1)
+    finally:
+        unregister_backend("wrong_when_large")
+    assert report["cases"] == few_problems + 1
+    assert [failure["case"] for failure in report["backends"]["wrong_when_large"]["failures"]] == ["large-causal-float32"]
+
+
 def test_results_that_change_are_counted() -> None:
     class Restless(Native):
         name = "restless"

@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
     group.add_argument(
-        "--suite", choices=tuple(SUITES), help="a fixed set of measurements with targets; takes about half an hour"
+        "--suite",
+        choices=tuple(SUITES),
+        help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
     job.add_arguments(parser)
