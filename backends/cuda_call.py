@@ -45,12 +45,12 @@ _NOWHERE = 0, 0, 0, 0
 def make_call(
     problem: Problem,
     tensors: Mapping[str, Tensor | None],
-    group: Group,
-    tile_count: int,
-    addresses: Mapping[str, int],
-    first: bool,
+    group: Group | None = None,
+    tile_count: int = 0,
+    addresses: Mapping[str, int] | None = None,
+    first: bool = True,
 ) -> NDArray[np.void]:
-    """The `CALL` of one launch over `group`: an array of no dimensions, which CuPy passes by value.
+    """The `CALL` of one launch over `group`, or over rows as they come: an array of no dimensions, which CuPy passes by value.
 
     `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
     `branches` and, if there is one, `counter` lie on the device. `first`: whether no earlier group has written the results.
@@ -58,8 +58,8 @@ def make_call(
     views = [number for name in VIEWS for number in _view(tensors.get(name))]
     lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
     plain = [0 if x is None else x.data_ptr() for x in (lse, delta, mask)]
-    places = [addresses.get(name, 0) for name in ADDRESSES]
-    table = tile_count, len(group.branches), group.step
+    places = [(addresses or {}).get(name, 0) for name in ADDRESSES]
+    table = (tile_count, len(group.branches), group.step) if group else (0, 0, 1)
     sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
     flags = problem.is_causal, problem.pattern.overlap == "once", first
     mask_strides = (0, 0) if mask is None else mask.stride()

@@ -92,17 +92,26 @@ class CupyRaw(Backend):
         delta = torch.empty_like(lse)
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
         tensors = dict(query=query, key=key, value=value, out=out, dout=dout, lse=lse, delta=delta, mask=key_padding_mask)
-        self._run("dots", QUERIES, tensors, problem)
+        self._dots(tensors, problem)
         self._run("dquery", QUERIES, {**tensors, "dquery": dq}, problem)
         self._run("dkeyvalue", KEYS, {**tensors, "dkey": dk, "dvalue": dv}, problem)
         return dq, dk, dv
 
     def _run(self, role: str, kind: str, tensors: Mapping[str, Tensor | None], problem: Problem) -> None:
-        """Launch the kernel of `role` over the tiles of `kind`, group after group; `dots` needs no more than the first."""
+        """Launch the kernel of `role` over the tiles of `kind`, group after group."""
         kernel = self._suited(role, problem, tensors)
         found = self._tables(kernel, kind, tensors, problem)
-        for i, table in enumerate(found.groups[:1] if role == "dots" else found.groups):
+        for i, table in enumerate(found.groups):
             self._launch(kernel, table, tensors, problem, first=i == 0)
+
+    def _dots(self, tensors: Mapping[str, Tensor | None], problem: Problem) -> None:
+        """Launch the kernel that takes rows as they come, so that it needs neither tiles nor branches."""
+        kernel, device = self._kernel("dots", problem, _vectors(tensors)), _device(tensors)
+        rows = problem.batch * problem.heads * problem.seq
+        if rows:
+            at_least = kernel.threads // 16  # rows that a block takes at a time
+            blocks = min(-(-rows // at_least), self.launcher.resident(kernel, device))
+            self.launcher.launch(kernel, blocks, make_call(problem, tensors), device)
 
     def _launch(self, kernel: Kernel, table: Table, tensors: Mapping[str, Tensor | None], problem: Problem, first: bool) -> None:
         import torch
@@ -115,7 +124,7 @@ class CupyRaw(Backend):
             return
         blocks = min(items, self.launcher.resident(kernel, device))
         addresses = dict(tiles=table.tiles, branches=table.branches)
-        if items > blocks and kernel.name != "row_dots":  # which takes rows as they come, not tiles
+        if items > blocks:
             counter = torch.zeros(1, dtype=torch.int32, device=device)
             addresses["counter"] = counter.data_ptr()
         call = make_call(problem, tensors, table.group, table.tile_count, addresses, first)

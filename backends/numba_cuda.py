@@ -60,7 +60,7 @@ class DeviceLauncher:
             stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
             kernel = compiled(role, dtype, tiling, torch.cuda.get_device_capability(device))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # numba warns of launches of few blocks; short sequences have no more
+                warnings.filterwarnings("ignore", "Grid size")  # of few blocks: short sequences have no more
                 configured = kernel[blocks, (tiling.across, tiling.down), stream]
             configured(*map(_as_arrays, arguments))
 

@@ -245,7 +245,7 @@ class FakeNumba:
         return self
 
     def __getitem__(self, configuration: tuple[Any, ...]) -> Any:
-        warnings.warn("few blocks", stacklevel=2)
+        warnings.warn("Grid size 7 will likely result in GPU under-utilization", stacklevel=2)
         return lambda *arguments: self.events.append(("launched", self.device, configuration, arguments))
 
 

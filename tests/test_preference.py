@@ -113,7 +113,7 @@ def test_branches_of_different_heads_share_no_keys() -> None:
         ("sm_62", "also sum in float16"),
         ("sm_70", "tensor cores of 7.0"),
         ("sm_75", "no flash attention below 8.0"),
-        ("sm_80", "1.2 to 1.35 times less work"),
+        ("sm_80", "up to 1.3 times less work"),
         ("sm_90", "exponentials bound every kernel"),
         ("sm_100", "matmul instructions that this generation has of its own"),
     ],

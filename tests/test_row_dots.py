@@ -10,7 +10,6 @@ from host_launcher import HostLauncher
 
 from dilkit.backends.cuda_call import make_call
 from dilkit.backends.cuda_kernels import STORAGE, kernel_for
-from dilkit.tiles import schedule
 from dilkit.tools.problems import Case
 
 ROUNDINGS = 8
@@ -27,8 +26,7 @@ def test_right_for_every_row(dtype: str, head_dim: int, vector: bool, sizes: dic
     out, dout = torch.randn(2, problem.batch, problem.seq, problem.heads, head_dim).to(getattr(torch, dtype))
     delta = torch.full((problem.batch, problem.heads, problem.seq), torch.nan)
     kernel = kernel_for("dots", dtype, head_dim, (5, 2), vector)
-    group = schedule(problem, kernel.tile_rows).groups[0]
-    call = make_call(problem, dict(out=out, dout=dout, delta=delta), group, 0, {}, first=True)
+    call = make_call(problem, dict(out=out, dout=dout, delta=delta))
     HostLauncher("random", workers=1).launch(kernel, 2, call)
     products = (dout.double() * out.double()).transpose(1, 2)
     error, rounding = (delta - products.sum(-1)).abs(), torch.finfo(torch.float32).eps * products.abs().sum(-1)

@@ -88,6 +88,36 @@ def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path
     assert all("time" not in case["entries"]["cupy_raw"] for case in result["cases"])
 
 
+def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailsWhenAlone(StandIn):
+        """Passes the check, whose pieces are shorter, and has no memory for what is timed."""
+
+        def forward(self, query: Any, *arguments: Any) -> Any:
+            if query.shape[1] == TINY["B"][0] and checked:
+                raise MemoryError("no room")
+            return super().forward(query, *arguments)
+
+    checked: list[str] = []
+    admit = suite_gpu.Suite.admit
+
+    def admit_then_fail(*arguments: Any) -> dict[str, Any]:
+        entry = admit(*arguments)
+        checked.append("all that is to be timed")
+        return entry
+
+    register_backend(FailsWhenAlone())
+    monkeypatch.setattr(suite_gpu.Suite, "admit", admit_then_fail)
+    monkeypatch.setattr(suite_gpu, "_names", lambda: ["cupy_raw", "numba_cuda"])
+    found = suite_gpu.Suite(quick=True, repeats=1).case("B", "float32", 64, False, False)
+    assert found["entries"]["cupy_raw"]["verdict"] == "failed"
+    assert found["entries"]["cupy_raw"]["reasons"] == ["MemoryError: no room"]
+    assert found["entries"]["numba_cuda"]["verdict"] == "measured"
+    monkeypatch.setitem(TINY, "A", TINY["B"])
+    memory = suite_gpu.Suite(quick=True, repeats=1).memory("float32")["scratch_bytes"]
+    assert memory["cupy_raw"] is None
+    assert "numba_cuda" in memory
+
+
 def test_both_ends_of_the_longest_sequence_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     class LosesTheEnd(StandIn):
         def forward(self, query: Any, *arguments: Any) -> Any:
