@@ -22,14 +22,16 @@ _HOMES = {
     "PatternError": "pattern_checks",
     "Problem": "problem",
     "Refusal": "backend",
+    "TokenOrder": "orders",
     "dilated_attention": "attention",
     "explain": "selector",
     "list_backends": "registry",
+    "order": "orders",
     "register_backend": "registry",
     "unregister_backend": "registry",
     "use_backend": "selector",
 }
-_MODULES = ("attention", "backend", "device", "environment", "nn", "oracle", "pattern", "plan", "problem", "registry", "selector")
+_MODULES = ("attention", "backend", "device", "environment", "nn", "oracle", "orders", "pattern", "plan", "problem", "registry", "selector")
 
 __all__ = [*_HOMES, "__version__"]
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from dilkit.device import Device as Device
     from dilkit.nn import DilatedAttention as DilatedAttention
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention
+    from dilkit.orders import TokenOrder as TokenOrder
+    from dilkit.orders import order as order
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import Pattern as Pattern
     from dilkit.pattern_checks import PatternError as PatternError
