@@ -31,7 +31,20 @@ _HOMES = {
     "unregister_backend": "registry",
     "use_backend": "selector",
 }
-_MODULES = ("attention", "backend", "device", "environment", "nn", "oracle", "orders", "pattern", "plan", "problem", "registry", "selector")
+_MODULES = (
+    "attention",
+    "backend",
+    "device",
+    "environment",
+    "nn",
+    "oracle",
+    "orders",
+    "pattern",
+    "plan",
+    "problem",
+    "registry",
+    "selector",
+)
 
 __all__ = [*_HOMES, "__version__"]
 

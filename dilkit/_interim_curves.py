@@ -42,7 +42,7 @@ def hilbert(shape):
         h, w = shape
         cells = _gilbert2d(0, 0, w, 0, 0, h) if w >= h else _gilbert2d(0, 0, 0, h, w, 0)
         return np.array([y * w + x for x, y in cells])
-    plane = hilbert(shape[1:])
+    plane = _hilbert(shape[1:])
     return np.concatenate([i * len(plane) + (plane if i % 2 == 0 else plane[::-1]) for i in range(shape[0])])
 
 
@@ -64,3 +64,31 @@ def snake(shape):
         flat = cells.reshape(-1, *shape[axis:])
         flat[odd] = flat[odd][:, ::-1]
     return cells.ravel()
+
+
+# The signatures of the engines to come.
+_hilbert, _morton, _tiles, _snake = hilbert, morton, tiles, snake
+
+
+def hilbert(out, ndim, bits, threads):
+    out[:] = _hilbert((1 << bits,) * ndim)
+
+
+def generalised_hilbert(out, shape, threads):
+    out[:] = _hilbert(shape)
+
+
+def morton(out, shape, threads):
+    out[:] = _morton(shape)
+
+
+def tiles(out, shape, tile):
+    out[:] = _tiles(shape, tile)
+
+
+def snake(out, shape):
+    out[:] = _snake(shape)
+
+
+def invert(perm, out):
+    out[perm] = np.arange(len(perm), dtype=perm.dtype)
