@@ -27,6 +27,7 @@ _HOMES = {
     "explain": "selector",
     "list_backends": "registry",
     "order": "orders",
+    "ordered_dilated_attention": "ordered",
     "register_backend": "registry",
     "unregister_backend": "registry",
     "use_backend": "selector",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from dilkit.device import Device as Device
     from dilkit.nn import DilatedAttention as DilatedAttention
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention
+    from dilkit.ordered import ordered_dilated_attention as ordered_dilated_attention
     from dilkit.orders import TokenOrder as TokenOrder
     from dilkit.orders import order as order
     from dilkit.pattern import DilatedSegment as DilatedSegment

@@ -45,14 +45,27 @@ def dilated_attention(
     when no backend, or none of those asked for, can compute the call.
     """
     check_inputs(query, key, value, pattern, key_padding_mask)
-    boolean("is_causal", is_causal)
     boolean("return_lse", return_lse)
+    factor, call = told(query, key, value, pattern, is_causal, scale, backend)
+    out, lse = forward_op(query, key, value, key_padding_mask, factor, call)
+    return (out, lse) if return_lse else out
+
+
+def told(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    is_causal: bool,
+    scale: float | None,
+    backend: str | Sequence[str] | None,
+) -> tuple[float, str]:
+    """The scale, and the text of the other arguments, that the operators are told."""
+    boolean("is_causal", is_causal)
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else joined_names(backend)
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    call = encode_call(pattern, is_causal, requires_grad, names)
-    out, lse = forward_op(query, key, value, key_padding_mask, factor, call)
-    return (out, lse) if return_lse else out
+    return factor, encode_call(pattern, is_causal, requires_grad, names)
 
 
 def joined_names(backend: str | Sequence[str]) -> str:

@@ -12,24 +12,38 @@ from torch.nn import functional as F
 from dilkit.attention import dilated_attention
 from dilkit.checks import boolean, integer, real
 from dilkit.nn_checks import accept_only, check_mask, check_rows
+from dilkit.ordered import ordered_dilated_attention
+from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
+from dilkit.turns import order_or_orders, shown_orders
 
 
 class DilatedAttention(nn.Module):
     """`dilkit.dilated_attention` as a module without parameters: the inner attention of `MultiheadDilatedAttention`.
 
-    `scale` (default `head_dim ** -0.5`) and `backend` (default: automatic) as there.
-    Raises TypeError for a pattern that is none, TypeError or ValueError for a scale that is not a finite number.
+    `scale` (default `head_dim ** -0.5`) and `backend` (default: automatic) as there. With `order`, a `dilkit.order` of the grid
+    that the tokens come from, or `orders`, which the heads take in turn, it is `dilkit.ordered_dilated_attention`.
+    Raises TypeError for a pattern that is none, TypeError or ValueError for a scale that is not a finite number or for orders
+    that are none.
     """
 
-    def __init__(self, pattern: Pattern, *, scale: float | None = None, backend: str | Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        pattern: Pattern,
+        *,
+        order: TokenOrder | None = None,
+        orders: Sequence[TokenOrder] | None = None,
+        scale: float | None = None,
+        backend: str | Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         if not isinstance(pattern, Pattern):
             raise TypeError(
                 f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
             )
         self.pattern = pattern
+        self.orders = order_or_orders(order, orders)
         self.scale = None if scale is None else real("scale", scale)
         self.backend = backend
 
@@ -44,20 +58,14 @@ class DilatedAttention(nn.Module):
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`."""
-        return dilated_attention(
-            query,
-            key,
-            value,
-            self.pattern,
-            is_causal=is_causal,
-            key_padding_mask=key_padding_mask,
-            scale=self.scale,
-            backend=self.backend,
-            return_lse=return_lse,
-        )
+        options: dict[str, Any] = dict(is_causal=is_causal, key_padding_mask=key_padding_mask, return_lse=return_lse)
+        options |= dict(scale=self.scale, backend=self.backend)
+        if self.orders is not None:
+            return ordered_dilated_attention(query, key, value, self.pattern, self.orders, **options)
+        return dilated_attention(query, key, value, self.pattern, **options)
 
     def extra_repr(self) -> str:
-        options = {"scale": self.scale, "backend": self.backend}
+        options = {**shown_orders(self.orders), "scale": self.scale, "backend": self.backend}
         return str(self.pattern) + _shown({name: value for name, value in options.items() if value is not None})
 
 

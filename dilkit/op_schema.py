@@ -36,6 +36,11 @@ def decode_call(call: str) -> tuple[Pattern, bool, bool]:
     return Pattern.from_json(call.partition(";")[2]), call[1] == "1", call[2] == "1"
 
 
+def with_pattern(call: str, text: str) -> str:
+    """`call` for the pattern with the JSON text `text`."""
+    return call[: call.index(";") + 1] + text
+
+
 def backends_asked(call: str) -> str:
     """The names of the backends that a call asks for, comma-separated; empty when it asks for none."""
     return call[3 : call.index(";")]

@@ -74,7 +74,9 @@ def permutation(values: Any) -> Index:
     n = len(given)
     if given.min() != 0 or given.max() != n - 1 or not (np.bincount(given, minlength=n) == 1).all():
         raise ValueError(f"perm is no permutation: each of 0 to {n - 1} must be there once")
-    return given.astype(np.int32 if n < 2**31 else np.int64)
+    copy = empty(n)
+    copy[:] = given
+    return copy
 
 
 def empty(tokens: int) -> Index:
