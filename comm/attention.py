@@ -20,13 +20,17 @@ from dilkit.comm.exchange import BackwardExchange, ForwardExchange, Held
 from dilkit.comm.local import Range, local_backward, local_forward, local_ranges
 from dilkit.comm.partial import join_rows
 from dilkit.comm.plan import SCHEDULES, ExchangePlan, exchange_plan
+from dilkit.comm.reorder import Reordering, along_orders, row_major, told_of
 from dilkit.comm.ring import ring_backward, ring_forward
 from dilkit.comm.rows import add_rows
 from dilkit.comm.tables import Tables, tables_of
 from dilkit.comm.transport import Comm, check_comm
 from dilkit.op_rules import AUTOCAST_KEYS
+from dilkit.ordered import nothing
+from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.selector import requested_backends
+from dilkit.turns import Orders, as_orders, check_orders, first_head, head_texts
 
 STEP = "arguments of ring_dilated_attention"
 
@@ -45,6 +49,7 @@ def ring_dilated_attention(
     backend: str | Sequence[str] | None = None,
     schedule: str = "auto",
     fuse_branches: bool = True,
+    order: TokenOrder | Sequence[TokenOrder] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Dilated attention over the ranks of `comm`, exact: `dilkit.dilated_attention` of the shards put together.
@@ -56,6 +61,11 @@ def ring_dilated_attention(
     (`shard_cuts` says where to cut them so that little has to travel). All ranks call with equal arguments, and all of them run
     the backward pass if one does; what differs is found before any rows are sent, and raises on every rank.
 
+    With `order`, one or several that the heads take in turn, it is `dilkit.ordered_dilated_attention`: shards are of the
+    row-major sequence, rows travel to where they are along the order, in shards of the same lengths, and results travel back.
+    Where tokens can be put in order before they are shared out (`order` of `shard`, `load_shard`, `positions` and `unshard`),
+    leave it out here: nothing more travels then.
+
     `schedule` and `fuse_branches` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result as in
     `dilkit.dilated_attention`. Raises ValueError or TypeError for input that does not fit,
     and `PlanMismatch` on the other ranks and where ranks differ; `CommTimeout` or `PeerLost` when a rank does not answer.
@@ -63,24 +73,26 @@ def ring_dilated_attention(
     """
     check_comm(comm)
     arguments = _Arguments(
-        query, key, value, pattern, is_causal, key_padding_mask, scale, backend, schedule, fuse_branches, return_lse
+        query, key, value, pattern, is_causal, key_padding_mask, scale, backend, schedule, fuse_branches, order, return_lse
     )
     told = agree_on(comm, arguments.facts, ("rows",), STEP) if comm.size > 1 else [arguments.facts()]
-    query, key, value = (x.to(arguments.dtype) for x in (query, key, value))
     cuts = tuple(accumulate((facts["rows"] for facts in told), initial=0))
-    plan = exchange_plan(
-        pattern,
-        cuts,
-        query.shape[2],
-        key.shape[2],
-        is_causal=is_causal,
-        schedule=schedule,
-        fuse_branches=fuse_branches,
+    rows = [x.to(arguments.dtype) for x in (query, key, value)]
+    over = _Over(arguments, comm, cuts)
+    orders = arguments.orders
+    check_orders(orders, cuts[-1], key.shape[2], pattern, is_causal)
+    if all(order.is_identity for order in orders):
+        out, lse = over.attend(rows, pattern, key_padding_mask)
+        return (out, lse) if return_lse else out
+    job = Reordering(comm, orders, cuts, first_head(pattern), key.shape[2])
+    rows, masks = along_orders(job, rows, key_padding_mask)
+    found = (
+        over.attend(rows, pattern, masks[0]) if len(orders) == 1 or key_padding_mask is None else over.head_by_head(rows, masks)
     )
-    kernel = Kernel(arguments.factor, arguments.backends, arguments.requires_grad)
-    job = Job(kernel, comm, plan, len(query), query.device, return_lse)
-    out, lse = _RingAttention.apply(query, key, value, key_padding_mask, job)
-    return (out, lse) if return_lse else out
+    if not return_lse:
+        return row_major(job, found[0])[0]
+    out, lse = row_major(job, found[0], found[1].transpose(1, 2))
+    return out, lse.transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,13 @@ class _Arguments:
     backend: str | Sequence[str] | None
     schedule: str
     fuse_branches: bool
+    order: TokenOrder | Sequence[TokenOrder] | None
     return_lse: bool
+
+    @property
+    def orders(self) -> Orders:
+        """The orders of the heads; none where rows stay in their order."""
+        return () if self.order is None else as_orders("order", self.order)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,8 +165,42 @@ class _Arguments:
             scale=self.factor,
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
+            order="; ".join(map(told_of, self.orders)),
             return_lse=self.return_lse,
         )
+
+
+@dataclass(frozen=True)
+class _Over:
+    """Attention of this rank's rows, which lie along whatever order, as all ranks have agreed."""
+
+    arguments: _Arguments
+    comm: Comm
+    cuts: tuple[int, ...]
+
+    def attend(self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`(out, lse)` of query, key and value."""
+        told, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
+        options: dict[str, Any] = dict(is_causal=told.is_causal, schedule=told.schedule, fuse_branches=told.fuse_branches)
+        plan = exchange_plan(pattern, self.cuts, *heads, **options)
+        kernel = Kernel(told.factor, told.backends, told.requires_grad)
+        job = Job(kernel, self.comm, plan, len(rows[0]), rows[0].device, told.return_lse)
+        out, lse = _RingAttention.apply(*rows, mask, job)
+        return out, lse
+
+    def head_by_head(self, rows: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """`attend` with a mask for each key/value head.
+
+        Backward, autograd takes up the heads last to first, the same on all ranks, as it does nodes that are ready alike.
+        """
+        kv_heads = rows[1].shape[2]
+        texts = head_texts(self.arguments.pattern.to_json(), rows[0].shape[2], kv_heads)
+        split = (x.tensor_split(kv_heads, 2) for x in rows)
+        found = [
+            nothing(q) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask)
+            for q, k, v, mask, text in zip(*split, masks, texts, strict=True)
+        ]
+        return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 1)
 
 
 @dataclass(frozen=True)

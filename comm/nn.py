@@ -12,7 +12,9 @@ from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transport import Comm, check_comm
+from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
+from dilkit.turns import order_or_orders, shown_orders
 
 
 class RingDilatedAttention(nn.Module):
@@ -21,6 +23,7 @@ class RingDilatedAttention(nn.Module):
         MultiheadDilatedAttention(embed_dim, num_heads, RingDilatedAttention(pattern, comm))
 
     computes on shards `(batch, rows, embed_dim)` what the same module with `DilatedAttention(pattern)` computes on the whole.
+    `order` or `orders` as there: shards are of the row-major sequence, and rows travel there and back.
     """
 
     def __init__(
@@ -28,6 +31,8 @@ class RingDilatedAttention(nn.Module):
         pattern: Pattern,
         comm: Comm,
         *,
+        order: TokenOrder | None = None,
+        orders: Sequence[TokenOrder] | None = None,
         scale: float | None = None,
         backend: str | Sequence[str] | None = None,
         schedule: str = "auto",
@@ -42,6 +47,7 @@ class RingDilatedAttention(nn.Module):
         self.pattern, self.comm, self.schedule, self.fuse_branches = pattern, comm, schedule, fuse_branches
         self.scale = None if scale is None else real("scale", scale)
         self.backend = backend
+        self.orders = order_or_orders(order, orders)
 
     def forward(
         self,
@@ -66,6 +72,7 @@ class RingDilatedAttention(nn.Module):
             backend=self.backend,
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
+            order=self.orders,
             return_lse=return_lse,
         )
 
@@ -75,4 +82,5 @@ class RingDilatedAttention(nn.Module):
         return positions(rows, self.comm, device)
 
     def extra_repr(self) -> str:
-        return f"{self.pattern}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}"
+        orders = "".join(f", {name}={value!r}" for name, value in shown_orders(self.orders).items())
+        return f"{self.pattern}{orders}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}"

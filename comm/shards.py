@@ -14,37 +14,50 @@ from torch import Tensor
 from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
+from dilkit.comm.reorder import told_of
 from dilkit.comm.transport import Comm
+from dilkit.order_checks import check_tokens, wrong_length
+from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
 
 
-def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1) -> Tensor:
+def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, order: TokenOrder | None = None) -> Tensor:
     """This rank's part of `x`, which every rank holds whole, along `dim`: a copy; differentiable.
 
-    For short sequences and for tests. Of long ones no rank should hold all: see `load_shard`.
+    With `order`, its part of the tokens put in that order (`order.apply(x, dim)`): attention over ranks then goes along the order
+    with no rows to move. For short sequences and for tests. Of long ones no rank should hold all: see `load_shard`.
     """
     start, stop = _bounds(shard_cuts(x.shape[dim], comm.size, pattern), comm.rank)
+    if order is not None:
+        check_tokens(x, dim, order)
+        return x.index_select(dim, _part(order, start, stop).to(x.device))
     return x.narrow(dim, start, stop - start).clone(memory_format=torch.contiguous_format)
 
 
-def unshard(x: Tensor, comm: Comm, dim: int = 1) -> Tensor:
-    """The shards of all ranks put together along `dim`, on every rank; without gradients. `x` is this rank's."""
+def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None) -> Tensor:
+    """The shards of all ranks put together along `dim`, on every rank; without gradients. `x` is this rank's.
+
+    With the `order` that the tokens are in, they are put back into row-major order.
+    """
 
     def facts() -> dict[str, Any]:
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
         shape = x.movedim(dim, 0).shape
-        return dict(rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim)
+        return dict(rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=_told(order))
 
     counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "arguments of unshard")]
     x = x.detach().movedim(dim, 0)
     rows = x.reshape(len(x), prod(x.shape[1:])).repeat(comm.size, 1)
     whole = comm.exchange(rows, [len(x)] * comm.size, counts, "shards").wait()
-    return whole.view(len(whole), *x.shape[1:]).movedim(0, dim)
+    whole = whole.view(len(whole), *x.shape[1:]).movedim(0, dim)
+    return whole if order is None else order.restore(whole, dim)
 
 
-def load_shard(path: str | Path, comm: Comm, pattern: Pattern | None = None, dtype: Any = None) -> Tensor:
-    """This rank's part of a file of tokens, the only one that it reads: a tensor `(rows, ...)`.
+def load_shard(
+    path: str | Path, comm: Comm, pattern: Pattern | None = None, dtype: Any = None, order: TokenOrder | None = None
+) -> Tensor:
+    """This rank's part of a file of tokens, the only one that it reads: a tensor `(rows, ...)`; with `order`, as in `shard`.
 
     `path` is an `.npy` file of shape `(seq, ...)`, or a raw file of numbers of numpy dtype `dtype`, `(seq,)`.
     Raises ValueError for a raw file without `dtype` or an `.npy` file with one, and for fewer tokens than ranks.
@@ -58,17 +71,38 @@ def load_shard(path: str | Path, comm: Comm, pattern: Pattern | None = None, dty
     else:
         tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r")
     start, stop = _bounds(shard_cuts(len(tokens), comm.size, pattern), comm.rank)
-    return torch.from_numpy(tokens[start:stop].astype(tokens.dtype.newbyteorder("=")))
+    rows: Any = slice(start, stop)
+    if order is not None:
+        check_tokens(tokens, 0, order, f"the file {str(path)!r}")
+        rows = order.perm[start:stop]
+    return torch.from_numpy(tokens[rows].astype(tokens.dtype.newbyteorder("=")))
 
 
-def positions(rows: int, comm: Comm, device: torch.device | str | None = None) -> Tensor:
-    """The positions in the sequence of this rank's `rows` rows, int64 `(rows,)`: for rotary embeddings."""
-    counts = [
-        fact["rows"]
-        for fact in agree_on(comm, lambda: dict(rows=integer("rows", rows, at_least=0)), ("rows",), "positions of shards")
-    ]
+def positions(rows: int, comm: Comm, device: torch.device | str | None = None, order: TokenOrder | None = None) -> Tensor:
+    """The positions in the sequence of this rank's `rows` rows, int64 `(rows,)`: for rotary embeddings.
+
+    With the `order` that the tokens were put in before they were shared out, their row-major positions.
+    """
+
+    def facts() -> dict[str, Any]:
+        return dict(rows=integer("rows", rows, at_least=0), order=_told(order))
+
+    counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "positions of shards")]
     start = sum(counts[: comm.rank])
+    if order is not None:
+        if sum(counts) != len(order):
+            raise wrong_length(f"the shards have {sum(counts)} tokens", sum(counts), order)
+        return _part(order, start, start + rows).to(device)
     return torch.arange(start, start + rows, device=device)
+
+
+def _part(order: TokenOrder, start: int, stop: int) -> Tensor:
+    """The row-major positions of the tokens `start .. stop - 1` of an order, int64."""
+    return torch.from_numpy(order.perm[start:stop].astype(np.int64))
+
+
+def _told(order: TokenOrder | None) -> str:
+    return "" if order is None else told_of(order)
 
 
 def _bounds(cuts: Sequence[int], rank: int) -> tuple[int, int]:

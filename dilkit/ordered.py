@@ -77,13 +77,13 @@ def _head_by_head(
     rows = (x.tensor_split(key.shape[2], 2) for x in (query, key, value))
     texts = head_texts(pattern.to_json(), query.shape[2], key.shape[2])
     found = [
-        _nothing(q) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text))
+        nothing(q) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text))
         for q, k, v, mask, text in zip(*rows, masks, texts, strict=True)
     ]
     return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 1)
 
 
-def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
+def nothing(query: Tensor) -> tuple[Tensor, Tensor]:
     """What queries find that no branch serves; differentiable, with the gradient 0."""
     every = torch.ones_like(query, dtype=torch.bool)
     lse = query[..., 0].transpose(1, 2).to(lse_dtype(query.dtype))

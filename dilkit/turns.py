@@ -81,20 +81,26 @@ def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bo
     Head j of the `kv_heads` at hand is head `first + j` of the model and takes order `(first + j) mod len(orders)`; several
     heads of `x` may go with one of these.
     """
-    if len(orders) == 1:
-        return _moved(x, orders[0], inverse)
+    parts = deal_heads(x, len(orders), first, kv_heads)
+    moved = [order.restore(part) if inverse else order.apply(part) for order, part in zip(orders, parts, strict=True)]
+    return collect_heads(moved, first, kv_heads)
+
+
+def deal_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tensor]:
+    """The heads of `x` `(batch, seq, heads, ...)` by the order that they take: views `(batch, seq, heads of that order, ...)`."""
+    if orders == 1:
+        return [x]
     by_kv_head = x.view(*x.shape[:2], kv_heads, x.shape[2] // kv_heads, *x.shape[3:])
-    moved: list[Tensor] = [x] * kv_heads
-    for turn, order in enumerate(orders):
-        start = (turn - first) % len(orders)
-        if start < kv_heads:
-            moved[start :: len(orders)] = _moved(by_kv_head[:, :, start :: len(orders)], order, inverse).unbind(2)
-    return torch.stack(moved, 2).flatten(2, 3)
+    return [by_kv_head[:, :, (turn - first) % orders :: orders] for turn in range(orders)]
 
 
-def _moved(x: Tensor, order: TokenOrder, inverse: bool) -> Tensor:
-    found: Tensor = order.restore(x) if inverse else order.apply(x)
-    return found
+def collect_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
+    """What `deal_heads` dealt, put together again."""
+    if len(parts) == 1:
+        return parts[0]
+    by_order = [part.unbind(2) for part in parts]
+    heads = [by_order[(first + head) % len(parts)][head // len(parts)] for head in range(kv_heads)]
+    return torch.stack(heads, 2).flatten(2, 3)
 
 
 def head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
