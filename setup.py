@@ -28,6 +28,14 @@ EXTENSIONS = [
     Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
     Extension("dilkit._tiles", ["dilkit/_tiles.pyx"], extra_compile_args=["-O3"]),
     Extension("dilkit.comm._rows", ["comm/_rows.pyx"], extra_compile_args=["-O3"]),
+    Extension(
+        "dilkit._generalised",
+        ["dilkit/_generalised.pyx", "dilkit/generalised.c"],
+        depends=["dilkit/generalised.h"],
+        include_dirs=["dilkit"],
+        extra_compile_args=["-O3", "-pthread"],
+        extra_link_args=["-pthread"],
+    ),
     NATIVE,
 ]
 
