@@ -1,28 +1,20 @@
 /* The generalised Hilbert curve: through every cell of a box of any sides, each step to a neighbouring cell.
  *
- * A block is a box with an exit axis: the curve enters it at one corner and leaves it at the corner along that axis. Colour the cells
- * like a chess board: such a path can exist only if the exit axis is even, or if all sides are odd (or it is a line). Each rule below
- * cuts a block into blocks of which the same holds, whatever the sides, so that no step is ever other than one cell long:
+ * A block is a box with an exit axis: the curve enters it at one corner and leaves it at the next corner along that axis.
+ * Colour the cells like a chess board: such a path can only be if the exit axis is even or all sides are odd. Each rule cuts
+ * a block (w, h, d), w its exit axis, h and d the longer and the shorter of the others, into blocks of which that is true again:
  *
- *   halves   exit axis much longer than the others: two blocks, one after the other. The first is even.
- *   arch     one other axis longer than the third: out along it, across, and back. The even part of it is what the legs take.
- *   vault    three like sides: Hilbert's eight octants, where those that follow each other in a line are one block.
+ *   halves   w well longer than h: two blocks one after the other, the first of an even length.
+ *   arch     h well longer than d, or both odd: out along an even part of h, across w, and back.
+ *   vault    else one of h and d is even. Hilbert's eight octants, those in a line with each other as one block: out along an
+ *            even part of one of them, all along the other, which is even, across w, and both ways back.
  *
- * Blocks that differ in nothing but their place recur, so a small one is copied from where it was last written, plus an offset: the
- * array is its own table. Cuts are made at multiples of a power of two, so that most small blocks are alike.
+ * Blocks that differ in nothing but their place recur, so a small one is copied from where it was last written, plus an offset:
+ * the array is its own table. Most are alike, and as compact as Hilbert's, because sides are cut at a power of two near their half.
  */
 #include "generalised.h"
 
 #include <pthread.h>
-
-#if defined(__has_attribute)
-#if defined(__x86_64__) && defined(__GLIBC__) && __has_attribute(target_clones)
-#define WIDEST __attribute__((target_clones("avx2", "default")))
-#endif
-#endif
-#ifndef WIDEST
-#define WIDEST
-#endif
 
 enum { RECALLED = 1024, PLACES = 1024, CELLS_A_THREAD = 1 << 16, MOST_THREADS = 64 };
 
@@ -49,12 +41,12 @@ typedef struct {
     Place places[PLACES];
 } Walk;
 
-WIDEST static void shift32(int32_t *restrict to, const int32_t *restrict from, int32_t by, int64_t count) {
+static void shift32(int32_t *restrict to, const int32_t *restrict from, int32_t by, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         to[i] = from[i] + by;
 }
 
-WIDEST static void shift64(int64_t *restrict to, const int64_t *restrict from, int64_t by, int64_t count) {
+static void shift64(int64_t *restrict to, const int64_t *restrict from, int64_t by, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         to[i] = from[i] + by;
 }
@@ -92,10 +84,12 @@ static inline void part(Walk *walk, const Block *whole, const int64_t entry[3], 
 #define ALONG(side, count) (Side){(side).way, count}
 #define BACK(side, count) (Side){(side).way ^ 1, count}
 
-/* About half of a side: even unless the side is 2, and the coarser the longer the side. */
+/* The power of two nearest to half of a side of at least 2: even unless the side is 2. */
 static inline int64_t half(int64_t length) {
-    int64_t unit = length >= 24 ? 8 : length >= 8 ? 4 : 2;
-    return length == 2 ? 1 : (length + unit) / (2 * unit) * unit;
+    int64_t power = 2;
+    while (3 * length >= 8 * power)
+        power *= 2;
+    return length == 2 ? 1 : power;
 }
 
 static void halves(Walk *walk, const Block *block) {
@@ -136,12 +130,12 @@ static void cut(Walk *walk, Block block) {
     int64_t w = side[0].length, h = side[1].length, d = side[2].length;
     if (h == 1)
         line(walk, &block);
-    else if (w > 3 && 2 * w > 3 * h)
+    else if (3 * w > 4 * h)
         halves(walk, &block);
-    else if (d == 1 || 3 * h > 4 * d || (is_odd(side[1]) && is_odd(side[2])))
+    else if (3 * h > 4 * d || (is_odd(side[1]) && is_odd(side[2])))
         arch(walk, &block);
     else {
-        if (is_odd(side[2]))
+        if (!is_odd(side[1]))
             swap(&side[1], &side[2]);
         vault(walk, &block);
     }
@@ -175,20 +169,20 @@ static void visit(Walk *walk, Block block) {
     walk->at = start + count;
 }
 
-/* The longest axis is the exit axis if it can be. Else it is odd and another one even: then the curve goes along the longest axis only
- * as long as it is the longer of the two, and ends along the other one. */
+/* The longest axis is the exit axis if it can be. Else it is odd and another one even: the curve then goes along the longest
+ * axis for an even stretch, and ends along the other one. */
 static void visit_box(Walk *walk, Block box) {
-    Side *side = box.side;
-    if (is_odd(side[1]))
-        swap(&side[1], &side[2]);
-    Side a = side[0], b = side[1], c = side[2];
-    int64_t w = a.length, w1 = is_odd(a) && !is_odd(b) ? (w - b.length) / 8 * 8 : w;
-    if (w1 > 0)
-        part(walk, &box, AT(0, 0, 0), ALONG(a, w1), b, c);
-    else
-        w1 = 0;
-    if (w1 < w)
-        part(walk, &box, AT(w1, 0, 0), b, ALONG(a, w - w1), c);
+    if (is_odd(box.side[1]))
+        swap(&box.side[1], &box.side[2]);
+    Side a = box.side[0], b = box.side[1], c = box.side[2];
+    if (!is_odd(a) || is_odd(b)) {
+        visit(walk, box);
+        return;
+    }
+    int64_t stretch = (a.length - b.length / 4) / 8 * 8;
+    if (stretch)
+        part(walk, &box, AT(0, 0, 0), ALONG(a, stretch), b, c);
+    part(walk, &box, AT(stretch, 0, 0), b, ALONG(a, a.length - stretch), c);
 }
 
 void generalised_range(void *out, int bytes, const int64_t shape[3], int64_t first, int64_t last) {
