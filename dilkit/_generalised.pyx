@@ -15,7 +15,7 @@ def generalised_hilbert(integer[::1] out, shape, int threads=1):
     """Write `out[d]` = row-major index of the d-th cell along the curve, which starts at cell 0 and steps to a neighbour each time.
 
     `out`, int32 or int64, must be as long as `shape` has cells; `shape` is one to three sides of at least 1. Up to `threads` threads
-    write, which end with the call: the result is the same for any number. ValueError: sides or a length that do not fit.
+    write, one for every two million cells at most, which end with the call: the result is the same for any number. ValueError: sides or a length that do not fit.
     """
     cdef int64_t sides[3]
     cdef int64_t cells = 1

@@ -16,7 +16,7 @@
 
 #include <pthread.h>
 
-enum { RECALLED = 1024, PLACES = 1024, CELLS_A_THREAD = 1 << 16, MOST_THREADS = 64 };
+enum { RECALLED = 1024, PLACES = 1024, CELLS_A_THREAD = 1 << 21, MOST_THREADS = 64 };
 
 typedef struct {
     int way; /* 2 * axis, + 1 against it: index into Walk.stride */

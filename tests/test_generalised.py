@@ -76,11 +76,11 @@ def test_nothing_is_written_beside_the_array(shape):
         assert np.array_equal(np.sort(guarded[32 : 32 + cells]), np.arange(cells))
 
 
-@pytest.mark.parametrize("shape", [(1, 300_001), (601, 499), (33, 45, 80), (2, 131_073), (64, 64, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(601, 499), (1, 8_000_003), (2203, 2111), (171, 173, 205), (2, 3_000_001)], ids=str)
 def test_the_curve_does_not_depend_on_the_threads_or_the_width(shape):
     alone = curve(shape)
     assert np.array_equal(curve(shape, np.int64), alone)
-    for threads in (2, 3, 7, 1000):
+    for threads in (2, 3, 1000):
         assert np.array_equal(curve(shape, threads=threads), alone)
     assert np.array_equal(curve(shape, np.int64, threads=3), alone)
 
