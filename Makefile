@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYX := $(wildcard dilkit/*.pyx backends/*.pyx comm/*.pyx)
-NATIVE := $(wildcard backends/native*.c backends/native*.h)
+NATIVE := $(wildcard backends/native*.c backends/native*.h dilkit/[a-z]*.c dilkit/*.h)
 
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4

@@ -27,6 +27,14 @@ NATIVE = Extension(
 EXTENSIONS = [
     Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
     Extension("dilkit._tiles", ["dilkit/_tiles.pyx"], extra_compile_args=["-O3"]),
+    Extension(
+        "dilkit._curves",
+        ["dilkit/_curves.pyx", "dilkit/curves_hilbert.c", "dilkit/curves_boxes.c", "dilkit/curves_write.c"],
+        depends=["dilkit/curves.h", "dilkit/curves_write.h", "dilkit/curves_kernels.h"],
+        include_dirs=["dilkit"],
+        extra_compile_args=["-O3", "-pthread"],
+        extra_link_args=["-pthread"],
+    ),
     Extension("dilkit.comm._rows", ["comm/_rows.pyx"], extra_compile_args=["-O3"]),
     Extension(
         "dilkit._generalised",

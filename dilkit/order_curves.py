@@ -7,8 +7,7 @@ from math import prod
 
 import numpy as np
 
-from dilkit import _interim_curves as _curves
-from dilkit import _interim_curves as _generalised
+from dilkit import _curves, _generalised
 from dilkit.order_checks import empty
 from dilkit.plan import Index
 

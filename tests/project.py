@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 BUILT = (
     "*.so",
+    "_curves.c",
+    "_generalised.c",
     "_plan.c",
     "_tiles.c",
     "_native.c",

@@ -1,0 +1,49 @@
+/* The inner loops of curves_write.c for one type: INTEGER, and NAMED for the names. */
+
+WIDEST static void NAMED(cells)(
+    INTEGER *restrict out, const Grid *grid, const uint16_t *restrict cell, INTEGER origin, int64_t count) {
+    const INTEGER plane = (INTEGER)grid->plane, row = (INTEGER)grid->row;
+    const int bits = grid->bits, mask = (1 << bits) - 1;
+    for (int64_t i = 0; i < count; i++)
+        out[i] = origin + (cell[i] >> 2 * bits) * plane + (cell[i] >> bits & mask) * row + (cell[i] & mask);
+}
+
+/* At any alignment: all stores but the first and the last of a block are aligned, and those two overlap the others. */
+WIDEST static void NAMED(shifted)(
+    INTEGER *out, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks) {
+    typedef INTEGER Vector __attribute__((vector_size(VECTOR), aligned(sizeof(INTEGER)), may_alias));
+    enum { LANES = VECTOR / sizeof(INTEGER) };
+    for (int64_t block = 0; block < blocks; block++, out += cells) {
+        const INTEGER *from = table[block], shift = (INTEGER)by[block];
+        if (cells < LANES) {
+            for (int64_t i = 0; i < cells; i++)
+                out[i] = from[i] + shift;
+            continue;
+        }
+        *(Vector *)out = *(const Vector *)from + shift;
+#pragma GCC unroll 8
+        for (int64_t i = (int64_t)(-(uintptr_t)out % VECTOR / sizeof(INTEGER)); i <= cells - LANES; i += LANES)
+            *(Vector *)(out + i) = *(const Vector *)(from + i) + shift;
+        *(Vector *)(out + cells - LANES) = *(const Vector *)(from + cells - LANES) + shift;
+    }
+}
+
+WIDEST static void NAMED(line)(INTEGER *out, INTEGER from, INTEGER step, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        out[i] = from + (INTEGER)i * step;
+}
+
+WIDEST static void NAMED(ranks8)(INTEGER *restrict out, const int64_t *first, const uint16_t *const *rank, int64_t row, int64_t blocks) {
+    for (int64_t i = 0; i < blocks; i++)
+        for (int j = 0; j < 8; j++)
+            out[8 * i + j] = (INTEGER)first[i] + rank[i][row + j];
+}
+
+WIDEST static void NAMED(ranks16)(INTEGER *restrict out, const int64_t *first, const uint16_t *const *rank, int64_t row, int64_t blocks) {
+    for (int64_t i = 0; i < blocks; i++)
+        for (int j = 0; j < 16; j++)
+            out[16 * i + j] = (INTEGER)first[i] + rank[i][row + j];
+}
+
+#undef INTEGER
+#undef NAMED

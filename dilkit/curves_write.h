@@ -1,0 +1,62 @@
+/* How the engines of token orders write: blocks of cells into an array of int32 or int64, by one thread or several.
+ *
+ * A block is at most 512 cells of a grid, 1 << bits along a side. A cell of it is one number, its coordinates with `bits` bits each,
+ * the last axis lowest; in two dimensions a block has depth 1.
+ */
+#ifndef DILKIT_CURVES_WRITE_H
+#define DILKIT_CURVES_WRITE_H
+
+#include <stdint.h>
+
+enum { BLOCK_CELLS = 512 };
+
+typedef struct {
+    char *data;
+    int bytes;  /* of an element: 4 or 8 */
+    int stream; /* larger than caches: whole cache lines are written past them */
+} Target;
+
+/* Of a row-major grid: how far apart its planes and its rows are. */
+typedef struct {
+    int bits;
+    int64_t plane, row;
+} Grid;
+
+/* The row-major index of a cell of the block at the grid's start. */
+static inline int64_t place(const Grid *grid, int64_t cell) {
+    int64_t mask = (1 << grid->bits) - 1;
+    return (cell >> 2 * grid->bits) * grid->plane + (cell >> grid->bits & mask) * grid->row + (cell & mask);
+}
+
+Target target_of(void *data, int bytes, int64_t count);
+
+/* Room for elements as wide as those of `out`, at the same place in a cache line: what is loaded aligned is stored aligned. `data` is
+ * NULL without memory; `memory` is to be freed. */
+typedef struct {
+    char *data;
+    void *memory;
+} Table;
+
+Table new_table(const Target *out, int64_t count);
+
+/* out[at + i] = origin + place(cell[i]), for up to BLOCK_CELLS cells */
+void put_cells(const Target *out, int64_t at, const Grid *grid, const uint16_t *cell, int64_t origin, int64_t count);
+
+/* out[at + i * cells + j] = table[i][j] + by[i], for blocks of up to BLOCK_CELLS elements as wide as those of `out` */
+void put_blocks(const Target *out, int64_t at, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks);
+
+/* out[at + i] = from + i * step, for any count */
+void put_line(const Target *out, int64_t at, int64_t from, int64_t step, int64_t count);
+
+/* A row through neighbouring blocks: out[at + i * width + j] = first[i] + rank[i][row + j], up to BLOCK_CELLS in all; `width` is 8 or
+ * 16. */
+void put_ranks(
+    const Target *out, int64_t at, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks);
+
+typedef void (*Work)(const void *task, int64_t first, int64_t last);
+
+/* Calls work(task, first, last) for ranges that make up [0, units), in up to `threads` threads, which end with the call. Fewer than
+ * a few million `cells` are not worth a second thread. */
+void in_shares(Work work, const void *task, int64_t units, int64_t cells, int threads);
+
+#endif
