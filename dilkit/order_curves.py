@@ -22,7 +22,7 @@ def draw(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra
     cells = perm[extra_tokens:]
     if len(shape) == 1 or curve == "row-major" or prod(shape) == 1:
         cells[:] = np.arange(len(cells), dtype=perm.dtype)
-    elif curve == "tile":
+    elif tile is not None:
         _curves.tiles(cells, shape, tile)
     elif curve == "snake":
         _curves.snake(cells, shape)
