@@ -54,7 +54,7 @@ def _moves_of(order: TokenOrder, cuts: tuple[int, ...], rank: int, device: torch
     sent = np.diff(np.searchsorted(own_places, cuts))
     coming = order.perm[first:last]
     source = np.searchsorted(cuts[1:], coming, side="right")
-    arrival = np.argsort(source, kind="stable")
+    arrival = np.argsort(source, kind="stable").astype(coming.dtype)
     received = np.bincount(source, minlength=len(cuts) - 1)
     return Moves(_side(order.perm[own_places] - first, sent, device), _side(arrival, received, device))
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dilkit.op_schema import library
 from dilkit.order_checks import check_tokens
-from dilkit.rotary import must_not_cache
 
 if TYPE_CHECKING:
     from dilkit.orders import TokenOrder
@@ -46,11 +45,19 @@ def index_of(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:
     if device.type == "cpu":
         return _tensor(order, device, inverse)
     kept: Tensor = order.kept(("index", device, inverse), partial(_tensor, order, device, inverse))
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _CAPTURED[id(kept)] = kept
     return kept
 
 
+_CAPTURED: dict[int, Tensor] = {}
+"""Tables that CUDA graphs read: they must outlive the cache, and when a graph ends nobody can tell."""
+
+
 def _index(order: TokenOrder, x: Tensor, inverse: bool) -> Tensor:
-    return (_tensor if must_not_cache(x) else index_of)(order, x.device, inverse)
+    # A table made for a stand-in (fake tensors, torch.func) may be one itself.
+    stand_in = type(x) is not Tensor or torch._C._are_functorch_transforms_active()
+    return (_tensor if stand_in else index_of)(order, x.device, inverse)
 
 
 def _tensor(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:

@@ -183,7 +183,10 @@ class TokenOrder:
         return found
 
     def transposed(self) -> TokenOrder:
-        """The same curve through the grid with its axes reversed. Raises ValueError where there is no grid."""
+        """The same curve through the grid with its axes reversed. Raises ValueError where there is no grid.
+
+        A generalised Hilbert curve goes along the longest side, whichever axis that is: where sides differ, it stays the same.
+        """
         if self.spec is None:
             raise ValueError(f"{self!r} has no grid to transpose; sort the points with their axes reversed (coords[:, ::-1])")
         if len(self.shape) == 1:

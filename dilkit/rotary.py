@@ -43,7 +43,7 @@ def rotary_tables(x: Tensor, positions: Tensor | None = None, base: float = DEFA
     if positions is not None:
         _check_positions(positions, x)
         cos, sin = _cos_sin(positions, head_dim, base, dtype)
-    elif must_not_cache(x):
+    elif _must_not_cache(x):
         cos, sin = _cos_sin(torch.arange(x.shape[1], device=x.device), head_dim, base, dtype)
     else:
         cos, sin = _cached_cos_sin(x.shape[1], head_dim, base, dtype, x.device)
@@ -79,7 +79,7 @@ def _cached_cos_sin(seq: int, head_dim: int, base: float, dtype: torch.dtype, de
     return plan.cached(("rotary", seq, head_dim, base, dtype, device), make)
 
 
-def must_not_cache(x: Tensor) -> bool:
+def _must_not_cache(x: Tensor) -> bool:
     """Whether a table made now would be a stand-in (traced code, fake tensors, torch.func) or short-lived (CUDA graphs)."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._are_functorch_transforms_active():
         return True
