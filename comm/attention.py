@@ -30,7 +30,7 @@ from dilkit.ordered import nothing
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.selector import requested_backends
-from dilkit.turns import Orders, as_orders, check_orders, first_head, head_texts
+from dilkit.head_orders import Orders, as_orders, check_orders, first_head, head_texts
 
 STEP = "arguments of ring_dilated_attention"
 

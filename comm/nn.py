@@ -14,7 +14,7 @@ from dilkit.comm.shards import positions
 from dilkit.comm.transport import Comm, check_comm
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
-from dilkit.turns import order_or_orders, shown_orders
+from dilkit.head_orders import order_or_orders, shown_orders
 
 
 class RingDilatedAttention(nn.Module):

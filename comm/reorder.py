@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from dilkit.comm.rows import as_bytes, from_bytes
 from dilkit.comm.transport import Comm
 from dilkit.orders import TokenOrder
-from dilkit.turns import Orders, collect_heads, deal_heads
+from dilkit.head_orders import Orders, collect_heads, deal_heads
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _side(rows: Any, counts: Any, device: torch.device) -> Side:
 
 @dataclass(frozen=True)
 class Reordering:
-    """Heads whose rows move over the ranks of `comm`, each by the order that it takes (`dilkit.turns`)."""
+    """Heads whose rows move over the ranks of `comm`, each by the order that it takes (`dilkit.head_orders`)."""
 
     comm: Comm
     orders: Orders

@@ -16,7 +16,7 @@ from dilkit.ordered import ordered_dilated_attention
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
-from dilkit.turns import order_or_orders, shown_orders
+from dilkit.head_orders import order_or_orders, shown_orders
 
 
 class DilatedAttention(nn.Module):
@@ -58,8 +58,13 @@ class DilatedAttention(nn.Module):
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`."""
-        options: dict[str, Any] = dict(is_causal=is_causal, key_padding_mask=key_padding_mask, return_lse=return_lse)
-        options |= dict(scale=self.scale, backend=self.backend)
+        options: dict[str, Any] = dict(
+            is_causal=is_causal,
+            key_padding_mask=key_padding_mask,
+            scale=self.scale,
+            backend=self.backend,
+            return_lse=return_lse,
+        )
         if self.orders is not None:
             return ordered_dilated_attention(query, key, value, self.pattern, self.orders, **options)
         return dilated_attention(query, key, value, self.pattern, **options)

@@ -55,9 +55,10 @@ _CAPTURED: dict[int, Tensor] = {}
 
 
 def _index(order: TokenOrder, x: Tensor, inverse: bool) -> Tensor:
-    # A table made for a stand-in (fake tensors, torch.func) may be one itself.
-    stand_in = type(x) is not Tensor or torch._C._are_functorch_transforms_active()
-    return (_tensor if stand_in else index_of)(order, x.device, inverse)
+    if type(x) is not Tensor or torch._C._are_functorch_transforms_active():
+        # A table made for a stand-in may be one itself: it is not kept. vmap of older torch needs 64 bits.
+        return _tensor(order, x.device, inverse).long()
+    return index_of(order, x.device, inverse)
 
 
 def _tensor(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:

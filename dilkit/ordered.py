@@ -14,7 +14,7 @@ from dilkit.op import forward_op, lse_dtype
 from dilkit.op_schema import with_pattern
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
-from dilkit.turns import as_orders, check_orders, first_head, head_texts, move_heads
+from dilkit.head_orders import as_orders, check_orders, first_head, head_texts, move_heads
 
 
 def ordered_dilated_attention(
