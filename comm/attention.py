@@ -25,12 +25,12 @@ from dilkit.comm.ring import ring_backward, ring_forward
 from dilkit.comm.rows import add_rows
 from dilkit.comm.tables import Tables, tables_of
 from dilkit.comm.transport import Comm, check_comm
+from dilkit.head_orders import Orders, as_orders, check_orders, first_head, head_texts
 from dilkit.op_rules import AUTOCAST_KEYS
 from dilkit.ordered import nothing
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.selector import requested_backends
-from dilkit.head_orders import Orders, as_orders, check_orders, first_head, head_texts
 
 STEP = "arguments of ring_dilated_attention"
 

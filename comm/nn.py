@@ -12,9 +12,9 @@ from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transport import Comm, check_comm
+from dilkit.head_orders import order_or_orders, shown_orders
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
-from dilkit.head_orders import order_or_orders, shown_orders
 
 
 class RingDilatedAttention(nn.Module):

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from dilkit.comm.rows import as_bytes, from_bytes
 from dilkit.comm.transport import Comm
-from dilkit.orders import TokenOrder
 from dilkit.head_orders import Orders, collect_heads, deal_heads
+from dilkit.orders import TokenOrder
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dilkit.attention import check_inputs, told
 from dilkit.checks import boolean
+from dilkit.head_orders import as_orders, check_orders, first_head, head_texts, move_heads
 from dilkit.op import forward_op, lse_dtype
 from dilkit.op_schema import with_pattern
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
-from dilkit.head_orders import as_orders, check_orders, first_head, head_texts, move_heads
 
 
 def ordered_dilated_attention(
