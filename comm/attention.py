@@ -12,27 +12,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dilkit.attention import check_inputs, joined_names
-from dilkit.checks import boolean, one_of, real
 from dilkit.comm.agreement import agree_on
+from dilkit.comm.arguments import STEP, Arguments
 from dilkit.comm.compute import Kernel
 from dilkit.comm.exchange import BackwardExchange, ForwardExchange, Held
 from dilkit.comm.local import Range, local_backward, local_forward, local_ranges
 from dilkit.comm.partial import join_rows
-from dilkit.comm.plan import SCHEDULES, ExchangePlan, exchange_plan
-from dilkit.comm.reorder import Reordering, along_orders, row_major, told_of
+from dilkit.comm.plan import ExchangePlan, exchange_plan
+from dilkit.comm.reorder import Reordering, along_orders, row_major
 from dilkit.comm.ring import ring_backward, ring_forward
 from dilkit.comm.rows import add_rows
 from dilkit.comm.tables import Tables, tables_of
 from dilkit.comm.transport import Comm, check_comm
-from dilkit.head_orders import Orders, as_orders, check_orders, first_head, head_texts
-from dilkit.op_rules import AUTOCAST_KEYS
+from dilkit.head_orders import check_orders, first_head, head_texts
 from dilkit.ordered import nothing
 from dilkit.orders import TokenOrder
 from dilkit.pattern import Pattern
-from dilkit.selector import requested_backends
-
-STEP = "arguments of ring_dilated_attention"
 
 
 @torch.compiler.disable
@@ -72,7 +67,7 @@ def ring_dilated_attention(
     After one of these two, or a failure of this rank in the course of a pass, `comm` cannot be used again.
     """
     check_comm(comm)
-    arguments = _Arguments(
+    arguments = Arguments(
         query, key, value, pattern, is_causal, key_padding_mask, scale, backend, schedule, fuse_branches, order, return_lse
     )
     told = agree_on(comm, arguments.facts, ("rows",), STEP) if comm.size > 1 else [arguments.facts()]
@@ -86,9 +81,8 @@ def ring_dilated_attention(
         return (out, lse) if return_lse else out
     job = Reordering(comm, orders, cuts, first_head(pattern), key.shape[2])
     rows, masks = along_orders(job, rows, key_padding_mask)
-    found = (
-        over.attend(rows, pattern, masks[0]) if len(orders) == 1 or key_padding_mask is None else over.head_by_head(rows, masks)
-    )
+    one_mask = len(orders) == 1 or key_padding_mask is None
+    found = over.attend(rows, pattern, masks[0]) if one_mask else over.head_by_head(rows, masks)
     if not return_lse:
         return row_major(job, found[0])[0]
     out, lse = row_major(job, found[0], found[1].transpose(1, 2))
@@ -96,85 +90,10 @@ def ring_dilated_attention(
 
 
 @dataclass(frozen=True)
-class _Arguments:
-    """What one rank was called with."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    pattern: Pattern
-    is_causal: bool
-    mask: Tensor | None
-    scale: float | None
-    backend: str | Sequence[str] | None
-    schedule: str
-    fuse_branches: bool
-    order: TokenOrder | Sequence[TokenOrder] | None
-    return_lse: bool
-
-    @property
-    def orders(self) -> Orders:
-        """The orders of the heads; none where rows stay in their order."""
-        return () if self.order is None else as_orders("order", self.order)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What is computed in: under autocast, as `dilated_attention` does, in its dtype, but fp64 is left alone."""
-        device = self.query.device.type
-        if device not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device):
-            return self.query.dtype
-        double = any(x.dtype == torch.float64 for x in (self.query, self.key, self.value))
-        return torch.float64 if double else torch.get_autocast_dtype(device)
-
-    @property
-    def backends(self) -> str:
-        """The backends asked for, here or by `use_backend` or the environment. Raises for names that are not known."""
-        return ",".join(requested_backends(None if self.backend is None else joined_names(self.backend).split(",")))
-
-    @property
-    def factor(self) -> float:
-        return float(self.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale))
-
-    @property
-    def requires_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
-
-    def facts(self) -> dict[str, Any]:
-        """All that the ranks must agree on, and `rows`. Raises TypeError or ValueError for what can be seen to be wrong here."""
-        check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
-        boolean("is_causal", self.is_causal)
-        boolean("fuse_branches", self.fuse_branches)
-        boolean("return_lse", self.return_lse)
-        one_of("schedule", self.schedule, SCHEDULES)
-        _ = self.backends  # which may raise
-        batch, rows, heads, head_dim = self.query.shape
-        if rows == 0:
-            raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
-        return dict(
-            rows=rows,
-            batch=batch,
-            heads=heads,
-            kv_heads=self.key.shape[2],
-            head_dim=head_dim,
-            dtype=str(self.dtype),
-            device=self.query.device.type,
-            pattern=self.pattern.to_json(),
-            is_causal=self.is_causal,
-            key_padding_mask=self.mask is not None,
-            requires_grad=self.requires_grad,
-            scale=self.factor,
-            schedule=self.schedule,
-            fuse_branches=self.fuse_branches,
-            order="; ".join(map(told_of, self.orders)),
-            return_lse=self.return_lse,
-        )
-
-
-@dataclass(frozen=True)
 class _Over:
     """Attention of this rank's rows, which lie along whatever order, as all ranks have agreed."""
 
-    arguments: _Arguments
+    arguments: Arguments
     comm: Comm
     cuts: tuple[int, ...]
 

@@ -60,28 +60,58 @@ def losses(out: Tensor, lse: Tensor, weights: Sequence[Tensor], uses: str) -> Te
     return sum((parts[name] for name in uses.split("+")), start=torch.zeros(()))
 
 
-@pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-@pytest.mark.parametrize("uses", ["out", "lse", "out+lse"])
+@pytest.mark.parametrize(
+    ("name", "uses"), [("one", "out"), ("two", "lse"), ("three", "out+lse"), ("points", "lse"), ("identity", "out")]
+)
 def test_ranks_find_what_one_rank_finds(name: str, masked: bool, uses: str, poisoned: None) -> None:
     given, mask = tensors(), torch.rand(2, SEQ) < 0.3 if masked else None
     weights = torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64), torch.randn(2, HEADS, SEQ, dtype=torch.float64)
     whole = [x.clone().requires_grad_() for x in given]
     out, lse = ordered_dilated_attention(*whole, PATTERN, ORDERS[name], key_padding_mask=mask, return_lse=True)
     grads = torch.autograd.grad(losses(out, lse, weights, uses), whole, materialize_grads=True)
-    for cuts in (even_cuts(SEQ, 4), uneven_cuts(SEQ, 3)):
+    cuts = uneven_cuts(SEQ, 3)
 
-        def on_rank(comm: ThreadComm, cuts: tuple[int, ...] = cuts) -> tuple[Tensor, ...]:
-            rows = slice(*cuts[comm.rank : comm.rank + 2])
-            own = [x[:, rows].clone().requires_grad_() for x in given]
-            part = None if mask is None else mask[:, rows]
-            out, lse = ring_dilated_attention(*own, PATTERN, comm, order=ORDERS[name], key_padding_mask=part, return_lse=True)
-            loss = losses(out, lse, (weights[0][:, rows], weights[1][:, :, rows]), uses)
-            return out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss, own, materialize_grads=True)
+    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
+        rows = slice(*cuts[comm.rank : comm.rank + 2])
+        own = [x[:, rows].clone().requires_grad_() for x in given]
+        part = None if mask is None else mask[:, rows]
+        out, lse = ring_dilated_attention(*own, PATTERN, comm, order=ORDERS[name], key_padding_mask=part, return_lse=True)
+        loss = losses(out, lse, (weights[0][:, rows], weights[1][:, :, rows]), uses)
+        return out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss, own, materialize_grads=True)
 
-        every = run_threads(len(cuts) - 1, on_rank, timeout=TIMEOUT)
-        for found, expected in zip(zip(*every, strict=True), (out, lse.transpose(1, 2), *grads), strict=True):
-            torch.testing.assert_close(torch.cat(found, 1), expected.detach())
+    every = run_threads(3, on_rank, timeout=TIMEOUT)
+    for found, expected in zip(zip(*every, strict=True), (out, lse.transpose(1, 2), *grads), strict=True):
+        torch.testing.assert_close(torch.cat(found, 1), expected.detach())
+
+
+@pytest.mark.parametrize("cuts", [even_cuts(SEQ, 7), (0, SEQ)], ids=["7 ranks", "1 rank"])
+def test_any_number_of_ranks(cuts: tuple[int, ...]) -> None:
+    given = tensors()
+    for orders in ORDERS.values():
+
+        def on_rank(comm: ThreadComm, orders: Any = orders) -> Tensor:
+            return ring_dilated_attention(
+                *(x[:, slice(*cuts[comm.rank : comm.rank + 2])] for x in given), PATTERN, comm, order=orders
+            )
+
+        found = torch.cat(run_threads(len(cuts) - 1, on_rank, timeout=TIMEOUT), 1)
+        torch.testing.assert_close(found, ordered_dilated_attention(*given, PATTERN, orders))
+
+
+def test_when_some_ranks_have_lse_in_their_loss_and_others_out() -> None:
+    given, cuts = tensors(), even_cuts(SEQ, 3)
+    whole = [x.clone().requires_grad_() for x in given]
+    out, lse = ordered_dilated_attention(*whole, PATTERN, ORDERS["two"], return_lse=True)
+    expected = torch.autograd.grad(out[:, : cuts[1]].sum() + lse[:, :, cuts[1] :].sum(), whole)
+
+    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
+        own = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].clone().requires_grad_() for x in given]
+        results = ring_dilated_attention(*own, PATTERN, comm, order=ORDERS["two"], return_lse=True)
+        return torch.autograd.grad(results[0 if comm.rank == 0 else 1].sum(), own, materialize_grads=True)
+
+    for found, grad in zip(zip(*run_threads(3, on_rank, timeout=TIMEOUT), strict=True), expected, strict=True):
+        torch.testing.assert_close(torch.cat(found, 1), grad)
 
 
 @pytest.mark.parametrize("schedule", ["scatter", "gather", "ring"])

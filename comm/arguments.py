@@ -1,0 +1,97 @@
+"""What a rank is called with: what of it all ranks must agree on, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.attention import check_inputs, joined_names
+from dilkit.checks import boolean, one_of, real
+from dilkit.comm.plan import SCHEDULES
+from dilkit.comm.reorder import told_of
+from dilkit.head_orders import Orders, as_orders
+from dilkit.op_rules import AUTOCAST_KEYS
+from dilkit.orders import TokenOrder
+from dilkit.pattern import Pattern
+from dilkit.selector import requested_backends
+
+STEP = "arguments of ring_dilated_attention"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What one rank was called with."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    pattern: Pattern
+    is_causal: bool
+    mask: Tensor | None
+    scale: float | None
+    backend: str | Sequence[str] | None
+    schedule: str
+    fuse_branches: bool
+    order: TokenOrder | Sequence[TokenOrder] | None
+    return_lse: bool
+
+    @property
+    def orders(self) -> Orders:
+        """The orders of the heads; none where rows stay in their order."""
+        return () if self.order is None else as_orders("order", self.order)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in: under autocast, as `dilated_attention` does, in its dtype, but fp64 is left alone."""
+        device = self.query.device.type
+        if device not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device):
+            return self.query.dtype
+        double = any(x.dtype == torch.float64 for x in (self.query, self.key, self.value))
+        return torch.float64 if double else torch.get_autocast_dtype(device)
+
+    @property
+    def backends(self) -> str:
+        """The backends asked for, here or by `use_backend` or the environment. Raises for names that are not known."""
+        return ",".join(requested_backends(None if self.backend is None else joined_names(self.backend).split(",")))
+
+    @property
+    def factor(self) -> float:
+        return float(self.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale))
+
+    @property
+    def requires_grad(self) -> bool:
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
+
+    def facts(self) -> dict[str, Any]:
+        """All that the ranks must agree on, and `rows`. Raises TypeError or ValueError for what can be seen to be wrong here."""
+        check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
+        boolean("is_causal", self.is_causal)
+        boolean("fuse_branches", self.fuse_branches)
+        boolean("return_lse", self.return_lse)
+        one_of("schedule", self.schedule, SCHEDULES)
+        _ = self.backends  # which may raise
+        batch, rows, heads, head_dim = self.query.shape
+        if rows == 0:
+            raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
+        return dict(
+            rows=rows,
+            batch=batch,
+            heads=heads,
+            kv_heads=self.key.shape[2],
+            head_dim=head_dim,
+            dtype=str(self.dtype),
+            device=self.query.device.type,
+            pattern=self.pattern.to_json(),
+            is_causal=self.is_causal,
+            key_padding_mask=self.mask is not None,
+            requires_grad=self.requires_grad,
+            scale=self.factor,
+            schedule=self.schedule,
+            fuse_branches=self.fuse_branches,
+            order="; ".join(map(told_of, self.orders)),
+            return_lse=self.return_lse,
+        )
