@@ -25,6 +25,7 @@ NATIVE = Extension(
     extra_link_args=["-pthread", "-ldl"],
 )
 EXTENSIONS = [
+    Extension("dilkit._locality", ["dilkit/_locality.pyx"], extra_compile_args=["-O3"]),
     Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
     Extension("dilkit._tiles", ["dilkit/_tiles.pyx"], extra_compile_args=["-O3"]),
     Extension(

@@ -16,6 +16,7 @@ _HOMES = {
     "DilatedAttention": "nn",
     "DilatedSegment": "pattern",
     "Limits": "backend",
+    "LocalityReport": "locality",
     "MultiheadDilatedAttention": "nn",
     "NoBackendError": "selector",
     "Pattern": "pattern",
@@ -26,6 +27,7 @@ _HOMES = {
     "dilated_attention": "attention",
     "explain": "selector",
     "list_backends": "registry",
+    "locality_report": "locality",
     "order": "orders",
     "ordered_dilated_attention": "ordered",
     "register_backend": "registry",
@@ -37,6 +39,7 @@ _MODULES = (
     "backend",
     "device",
     "environment",
+    "locality",
     "nn",
     "oracle",
     "orders",
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
     from dilkit.backend import Limits as Limits
     from dilkit.backend import Refusal as Refusal
     from dilkit.device import Device as Device
+    from dilkit.locality import LocalityReport as LocalityReport
+    from dilkit.locality import locality_report as locality_report
     from dilkit.nn import DilatedAttention as DilatedAttention
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention
     from dilkit.ordered import ordered_dilated_attention as ordered_dilated_attention

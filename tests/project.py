@@ -18,12 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 BUILT = (
     "*.so",
-    "_curves.c",
-    "_generalised.c",
-    "_plan.c",
-    "_tiles.c",
-    "_native.c",
-    "_rows.c",
+    "_*.c",
     "__pycache__",
     "*.egg-info",
     ".git",

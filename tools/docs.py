@@ -30,6 +30,7 @@ from dilkit.problem import DTYPES, Problem
 from dilkit.registry import backends
 from dilkit.selector import ranked
 from dilkit.tools import cli, figures
+from dilkit.tools.order_figures import locality_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
@@ -37,10 +38,13 @@ OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
 PICTURED = ("ring",)
 """Suites whose page shows their picture."""
+_DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {
-    "pattern.png": ("--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4"),
-    "causal.png": ("--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4", "--causal"),
+    "pattern.png": (*_DRAWN, "--out"),
+    "causal.png": (*_DRAWN, "--causal", "--out"),
+    "order.png": ("order", "--shape", "64x64", "--curve", "hilbert", "--segments", "256", "--rates", "8", "--png"),
 }
+"""The commands that draw them, the file's name left out."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,10 +75,10 @@ def stale_pages(root: Path) -> dict[Path, str]:
 
 
 def draw(folder: Path) -> int:
-    """Draw the pictures of the pages into `folder`; the exit code of the first `dilkit draw` that fails, else 0."""
+    """Draw the pictures of the pages into `folder`; the exit code of the first command that fails, else 0."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, options in PICTURES.items():
-        if code := cli.main(["draw", *options, "--out", str(folder / name)]):
+    for name, command in PICTURES.items():
+        if code := cli.main([*command, str(folder / name)]):
             return code
     return 0
 
@@ -213,6 +217,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "environment": environment_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
     "kernels": lambda root: figures.kernels(root / "docs" / "results"),
+    "locality": locality_table,
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "picks": pick_table,
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
