@@ -7,16 +7,13 @@ from dataclasses import asdict
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dilkit.locality import locality_report
+from dilkit.orders import TokenOrder, order
 from dilkit.tools.arguments import numbers, whole
-from dilkit.tools.interrupt import load_torch
-from dilkit.tools.order_report import report_lines
+from dilkit.tools.order_report import reading, report_lines
 from dilkit.tools.text import print_json
-
-if TYPE_CHECKING:
-    from dilkit.locality import LocalityReport
-    from dilkit.orders import TokenOrder
 
 CURVES = ("row-major", "snake", "tile", "morton", "hilbert")
 MAX_TOKENS = 2**24
@@ -66,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report. Raises ValueError naming the argument that does not fit."""
     _check(args)
-    load_torch()
     block = args.block if args.window else None
     orders = {length: orders_of(args.shape, length, block, args.tile, args.extra_tokens) for length in args.segments}
     report = collect(args, orders)
@@ -76,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         length = args.segments[0]
         found = report["segments"][0]["curves"]
         pictured = {args.curve: orders[length][args.curve], "row-major": orders[length]["row-major"]}
-        save_picture([(order, found[curve]) for curve, order in pictured.items()], length, args.rates[-1], args.png)
+        save_picture([(o, found[curve]) for curve, o in pictured.items()], length, args.rates[-1], args.png)
     if args.json:
         print_json("order", report)
     else:
@@ -86,17 +82,11 @@ def run(args: argparse.Namespace) -> int:
 
 def collect(args: argparse.Namespace, orders: dict[int, dict[str, TokenOrder]]) -> dict[str, Any]:
     """The whole report as plain data."""
-    from dilkit.locality import locality_report
-    from dilkit.tools.order_report import reading
-
     options: dict[str, Any] = dict(window=args.window if args.window is None or len(args.window) > 1 else args.window[0])
     segments = []
     for length, by_curve in orders.items():
-        found: dict[str, LocalityReport] = {
-            curve: locality_report(order, length, args.rates, block=args.block, **options) for curve, order in by_curve.items()
-        }
-        curves = {curve: asdict(one) for curve, one in found.items()}
-        segments.append(dict(segment_length=length, reading=reading(curves, args.curve), curves=curves))
+        found = {c: asdict(locality_report(o, length, args.rates, block=args.block, **options)) for c, o in by_curve.items()}
+        segments.append(dict(segment_length=length, reading=reading(found, args.curve), curves=found))
     grid = dict(shape=args.shape, tokens=args.extra_tokens + prod(args.shape), extra_tokens=args.extra_tokens)
     return dict(**grid, curve=args.curve, segments=segments, png=str(args.png) if args.png else None)
 
@@ -108,8 +98,6 @@ def orders_of(
 
     With `block`, also an order "block-tile", whose tiles hold one block of so many tokens each.
     """
-    from dilkit.orders import order
-
     orders = {}
     for curve in CURVES:
         one = tile or segment_tile(shape, length)

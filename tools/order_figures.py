@@ -11,8 +11,15 @@ from dilkit.tools.order import orders_of
 from dilkit.tools.order_report import compactness_cells, distance_cell, label
 from dilkit.tools.text import markdown_table
 
-CASES = (((256, 256), 4096), ((256, 256), 1500), ((90, 160), 1024), ((32, 64, 64), 4096), ((33, 45, 80), 1024))
-"""Grid and segment length: whole blocks, a length that is no tile, a picture whose sides are no powers of two; two in space."""
+CASES = (
+    ((256, 256), 4096),
+    ((256, 256), 1500),
+    ((250, 250), 1024),
+    ((90, 160), 1024),
+    ((32, 64, 64), 4096),
+    ((33, 45, 80), 1024),
+)
+"""Grid and segment length: whole blocks; a length that is no tile; rows that no rate divides; a film's; two in space."""
 RATES = (4, 8, 16)
 WINDOWS = {2: 17, 3: 7}
 BLOCK = 128

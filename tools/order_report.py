@@ -92,6 +92,8 @@ def reading(curves: dict[str, Found], chosen: str) -> str:
     far = {1: "nearer", 0: "as near", -1: "farther"}[judged["dilated"]]
     shares = {part: f"near 48: {tiles[part]['near_48']:.3f}, {other[part]['near_48']:.3f}" for part in ("aligned", "shifted")}
     distance = ", ".join(_mean(found["kept"][-1]) for found in (tiles, other))
+    if rival != "row-major":
+        distance += f"; row-major: {_mean(curves['row-major']['kept'][-1])}"
     window = ""
     if other["window"]:
         listed = {label(found): found["active_blocks"] for found in (curves.get("block-tile", tiles), other, curves["row-major"])}
