@@ -28,6 +28,7 @@ BUILT = (
     "build",
     "dist",
     "dilkit-demo",
+    "dilkit-demo-image",
     "dilkit-bench",
 )
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from dilkit import environment
 from dilkit.tools import job
 from dilkit.tools.arguments import make_folder, whole
 from dilkit.tools.interrupt import load_torch
@@ -22,10 +23,16 @@ faster, the rest on whole contexts; it is always judged on whole contexts. Ctrl-
 is learnt is the same up to rounding. Rank 0 prints and writes; attention alone is not measured then. Open MPI's mpirun leaves
 no time after Ctrl-C: what is left is the report of the last judgement.
 
-`dilkit demo --sample "def "` then continues a text with the trained model."""
+`dilkit demo --sample "def "` then continues a text with the trained model.
 
-_TRAINING = ("text", "minutes", "steps", "context", "save", "comm", "world_size", "timeout")
+`dilkit demo --image` (or --image FILE) does something else: two small models fill in hidden patches of a photograph, alike in all
+but the order of their tokens, row-major or along a Hilbert curve. They are trained beside a strip down its middle and judged on
+it, with several seeds, and whichever order loses less is reported."""
+
+_TEXT = ("text", "context", "save", "comm", "world_size", "timeout")
+_LENGTH = ("minutes", "steps")
 _SAMPLING = ("checkpoint", "bytes", "temperature")
+_IMAGE = ("seeds",)
 _MODEL_FILE = "model.pt"
 MAX_SEED = 2**63 - 1
 """What torch takes."""
@@ -34,18 +41,28 @@ MAX_SEED = 2**63 - 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options whose default is None belong to training or to sampling alone; `run` fills them in."""
     parser.add_argument(
-        "--out", type=Path, default=Path("dilkit-demo"), metavar="DIR", help="folder of the results (default %(default)s)"
+        "--out", type=Path, metavar="DIR", help="folder of the results (default dilkit-demo; with --image dilkit-demo-image)"
     )
-    parser.add_argument("--seed", type=whole(0), default=0, help="of weights, windows and samples (default 0)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of weights, windows or crops, and samples (default 0)")
     parser.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's choice)")
     training = parser.add_argument_group("training")
     training.add_argument("--text", nargs="+", metavar="PATH", help="files and folders to learn from, at least two files in all")
     length = training.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=_positive, metavar="M", help="of training (default 2)")
-    length.add_argument("--steps", type=whole(1), metavar="N", help="end after N steps of training instead")
+    length.add_argument("--minutes", type=_positive, metavar="M", help="of training (default 2; with --image see --steps)")
+    length.add_argument(
+        "--steps",
+        type=whole(1),
+        metavar="N",
+        help="end after N steps of training instead (with --image: of each model, by default 600)",
+    )
     training.add_argument("--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192)")
     training.add_argument("--save", type=Path, metavar="FILE", help=f"write the model here (default: {_MODEL_FILE} in --out)")
     job.add_arguments(parser)
+    image = parser.add_argument_group("photograph")
+    image.add_argument(
+        "--image", nargs="?", const="", metavar="FILE", help="learn from this picture (default: one that matplotlib brings)"
+    )
+    image.add_argument("--seeds", type=whole(3), metavar="N", help="seeds to train with, at least 3 (default 3), from --seed on")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
     sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help=f"the model (default: {_MODEL_FILE} in --out)")
@@ -55,13 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and measure, or sample; 0, or 130 when interrupted. Raises ValueError or OSError for input that will not do."""
-    sampling = args.sample is not None
-    for name in _TRAINING if sampling else _SAMPLING:
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')}: has no meaning {'with' if sampling else 'without'} --sample")
+    _check_meaning(args)
     if args.seed > MAX_SEED:
         raise ValueError(f"--seed: {args.seed} is too large; at most {MAX_SEED}")
-    if sampling:
+    if args.image is not None:
+        return _run_image(args)
+    _fill(args, out=Path("dilkit-demo"))
+    if args.sample is not None:
         load_torch()
         from dilkit.tools.demo_sample import sample
 
@@ -77,6 +94,31 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.tools.demo_job import train_and_measure
 
     return train_and_measure(args)
+
+
+def _run_image(args: argparse.Namespace) -> int:
+    _fill(args, out=Path("dilkit-demo-image"), seeds=3)
+    if args.seed > MAX_SEED - args.seeds + 1:
+        raise ValueError(f"--seed: {args.seed} is too large; at most {MAX_SEED - args.seeds + 1} with --seeds {args.seeds}")
+    started = environment.launch()
+    if started is not None and started.size > 1:
+        raise ValueError(f"--image: trains in one process; start it without {started.launcher}")
+    make_folder("--out", args.out)
+    load_torch()
+    from dilkit.tools.demo_image import train_and_compare
+
+    return train_and_compare(args)
+
+
+def _check_meaning(args: argparse.Namespace) -> None:
+    """Raise ValueError for an option that would be ignored."""
+    image, sampling = args.image is not None, args.sample is not None
+    refused = {"with --image": (*_TEXT, "sample") if image else (), "without --image": () if image else _IMAGE}
+    refused |= {"with --sample": (*_TEXT, *_LENGTH) if sampling else (), "without --sample": () if sampling else _SAMPLING}
+    for when, names in refused.items():
+        for name in names:
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')}: has no meaning {when}")
 
 
 def _fill(args: argparse.Namespace, **defaults: Any) -> None:

@@ -23,13 +23,13 @@ def draw_loss(results: Data, path: Path) -> None:
     curve, points = results["training"]["train_curve"], results["training"]["points"]
     seconds, losses = [x for x, _, _ in curve], [bits for *_, bits in curve]
     axis.plot(seconds, losses, ".", color=DILATED, alpha=0.2, markersize=4, markeredgewidth=0)
-    axis.plot(seconds, _running_mean(losses, max(len(losses) // 50, 1)), color=DILATED, linewidth=1.8, label="training text")
+    axis.plot(seconds, running_mean(losses, max(len(losses) // 50, 1)), color=DILATED, linewidth=1.8, label="training text")
     axis.plot([p["seconds"] for p in points], [p["held_out"] for p in points], "o", color=DENSE, label="held-out text", **_DOT)
     for point in (points[:1] + points[-1:])[: len(points)]:
         _label(axis, f"{point['held_out']:.2f}", (point["seconds"], point["held_out"]), DENSE, (8, 8))
     axis.set_ylim(0, 9)
     axis.legend(frameon=False, loc="lower left", labelcolor=INK)
-    _finish(axis, "Bits per byte in the course of training", "seconds of training")
+    finish(axis, "Bits per byte in the course of training", "seconds of training")
     figure.savefig(path)
 
 
@@ -52,7 +52,7 @@ def draw_scaling(results: Data, path: Path) -> None:
                 text = f"{kind}\n{_number(value)} {unit}" + ("" if tokens == rows[-1]["tokens"] else "\n(longer: left out)")
                 _label(axis, text, (tokens, value), color, (10, 14 if kind == upper else -14))
         axis.set_ylim(top=axis.get_ylim()[1] * 1.6)
-        _finish(axis, f"{title}, {unit}", "tokens")
+        finish(axis, f"{title}, {unit}", "tokens")
     figure.savefig(path)
 
 
@@ -84,7 +84,7 @@ def _log_axes(axis: Axes, tokens: list[int]) -> None:
         axis.set_xlim(tokens[0] / 1.2, tokens[-1] * 2.6)
 
 
-def _finish(axis: Axes, title: str, x_label: str) -> None:
+def finish(axis: Axes, title: str, x_label: str) -> None:
     """The look that both pictures share."""
     axis.set_title(title, loc="left", color=INK, fontsize=12, weight="bold", pad=12)
     axis.set_xlabel(x_label, color=GREY)
@@ -95,7 +95,7 @@ def _finish(axis: Axes, title: str, x_label: str) -> None:
         spine.set_visible(False)
 
 
-def _running_mean(values: list[float], width: int) -> list[float]:
+def running_mean(values: list[float], width: int) -> list[float]:
     """The mean of each value and up to `width - 1` before it."""
     parts = [values[max(i - width + 1, 0) : i + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in parts]

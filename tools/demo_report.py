@@ -67,7 +67,7 @@ _INTERRUPTED = "\n**Interrupted while {}: this is what there was by then.**\n"
 
 def write(results: dict[str, Any], out: Path, draw: bool = True) -> list[str]:
     """Write report.json, report.md and, where matplotlib can be imported, loss.png and scaling.png. Returns what was not done."""
-    undrawn = _why_undrawn() if draw else "not yet drawn"
+    undrawn = why_undrawn() if draw else "not yet drawn"
     save(results, out / "report.json")
     write_text(out / "report.md", markdown(results, drawn=not undrawn))
     if undrawn:
@@ -82,7 +82,7 @@ def write(results: dict[str, Any], out: Path, draw: bool = True) -> list[str]:
     return []
 
 
-def _why_undrawn() -> str:
+def why_undrawn() -> str:
     """What keeps matplotlib from being imported; empty when nothing does."""
     try:
         importlib.import_module("matplotlib.figure")

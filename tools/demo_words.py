@@ -19,8 +19,8 @@ def facts(results: Data) -> list[str]:
     """What is trained, on what, and which backend computes it and why."""
     text, model, training = results["text"], results["model"], results["training"]
     sizes = f"{model['layers']} layers, width {model['width']}, {model['heads']} heads, {model['context']:,} bytes of context"
-    learnt = f"{_count(text['train_files'], 'file')} ({_size(text['train_bytes'])})"
-    held_out = f"{_count(len(text['held_out_files']), 'other')} ({_size(text['held_out_bytes'])})"
+    learnt = f"{counted(text['train_files'], 'file')} ({_size(text['train_bytes'])})"
+    held_out = f"{counted(len(text['held_out_files']), 'other')} ({_size(text['held_out_bytes'])})"
     rows = [
         ("text", f"{text['source']}: {learnt} to learn from, {held_out} held out"),
         ("model", f"{model['parameters'] / 1e6:.2f} M parameters: {sizes}"),
@@ -31,14 +31,14 @@ def facts(results: Data) -> list[str]:
         ),
         ("windows", curriculum(results)),
         *_ranks(results),
-        *_verdicts(results["backend"]),
+        *verdicts(results["backend"]),
     ]
     return [f"{name:<11}{line}" for name, line in rows]
 
 
 def _where(results: Data) -> str:
-    threads, ranks = _count(results["environment"]["threads"], "thread"), results.get("ranks")
-    return f"{_count(ranks['world_size'], 'rank')} of {threads}" if ranks else threads
+    threads, ranks = counted(results["environment"]["threads"], "thread"), results.get("ranks")
+    return f"{counted(ranks['world_size'], 'rank')} of {threads}" if ranks else threads
 
 
 def _ranks(results: Data) -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ def _ranks(results: Data) -> list[tuple[str, str]]:
     context, size = results["model"]["context"], ranks["world_size"]
     parts = [stop - start for start, stop in pairwise(ranks["cuts"])]
     largest = f"{max(parts):,}" if len({*parts}) == 1 else f"{min(parts):,} to {max(parts):,}"
-    line = f"{_count(size, 'rank')} ({ranks['transport']}), each with {largest} bytes of a window of {context:,}"
+    line = f"{counted(size, 'rank')} ({ranks['transport']}), each with {largest} bytes of a window of {context:,}"
     shorter = results["training"]["short_window_bytes"] < context
     return [("ranks", f"{line}; shorter windows are cut over all of them, too" if shorter else line)]
 
@@ -94,7 +94,8 @@ def curriculum(results: Data) -> str:
     return f"{short:,} bytes for the first {share:.0%} of training, then {context:,} bytes; held out always {context:,} bytes"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number of things."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -104,13 +105,13 @@ def _size(count: int) -> str:
 
 def _length(budget: Data) -> str:
     return (
-        _count(budget["steps"], "step")
+        counted(budget["steps"], "step")
         if budget["steps"]
         else f"{budget['seconds'] / 60:g} minute{'s' * (budget['seconds'] != 60)}"
     )
 
 
-def _verdicts(backend: Data) -> list[tuple[str, str]]:
+def verdicts(backend: Data) -> list[tuple[str, str]]:
     """Every backend with its verdict and reasons, the one that is picked first."""
     width = max((len(b["name"]) for b in backend["backends"]), default=0)
     lines = [f"{b['name']:<{width}} {b['verdict']}{_reasons(b)}" for b in backend["backends"]]
@@ -125,17 +126,18 @@ def _reasons(decision: Data) -> str:
 def curve_line(point: Data) -> str:
     """One evaluation in the course of training."""
     train = "" if point["train"] is None else f"{point['train']:.3f}"
-    return f"{_clock(point['seconds']):>8}  {point['tokens']:>12,}   {train:>8}   {point['held_out']:>8.3f}"
+    return f"{clock(point['seconds']):>8}  {point['tokens']:>12,}   {train:>8}   {point['held_out']:>8.3f}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02}"
 
 
 def speed(seconds: float, loss: float, tokens_per_second: float) -> str:
     """How training is going, for the progress bar."""
-    return f"{_clock(seconds)}  {loss:.2f} bits/byte  {tokens_per_second:,.0f} tokens/s"
+    return f"{clock(seconds)}  {loss:.2f} bits/byte  {tokens_per_second:,.0f} tokens/s"
 
 
 def markdown_point(point: Data) -> str:
@@ -151,7 +153,7 @@ def outcome(results: Data) -> str:
         return "held out: not judged after training"
     return (
         f"held out: {training['before']:.2f} -> {training['after']:.2f} bits per byte "
-        f"in {training['seconds']:.0f} s: {_count(training['steps'], 'step')}, {training['tokens_per_second']:,.0f} tokens/s"
+        f"in {training['seconds']:.0f} s: {counted(training['steps'], 'step')}, {training['tokens_per_second']:,.0f} tokens/s"
     )
 
 

@@ -1,0 +1,141 @@
+"""The photograph of the image demo: a strip down its middle is held out, what lies on both sides of it is trained on."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SAMPLE = "grace_hopper.jpg"
+"""Of matplotlib's sample data: a portrait in the public domain, 512 x 600 pixels."""
+MAX_SIDE = 640
+"""Larger pictures are reduced to this, or a patch of a few pixels would show next to nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Photograph:
+    """A picture `(rows, columns, 3)` in fp32, 0 to 1, and the side of the square crops that are taken from it, in pixels.
+
+    Crops to train on lie left or right of the strip, which is one crop wide; those to judge on lie in it, one below the other.
+    Raises ValueError for a picture too small for a crop in each of the three parts.
+    """
+
+    source: str
+    pixels: Tensor
+    crop: int
+
+    def __post_init__(self) -> None:
+        rows, columns, _ = self.pixels.shape
+        if rows < self.crop or columns < 3 * self.crop:
+            raise ValueError(
+                f"--image: {self.source} has {columns} x {rows} pixels; at least {3 * self.crop} x {self.crop} are needed, "
+                f"a crop of {self.crop} x {self.crop} to judge on between two to train on: give a larger picture"
+            )
+
+    @property
+    def strip(self) -> tuple[int, int]:
+        """The first column that is held out, and the first after it that is not."""
+        start = (self.pixels.shape[1] - self.crop) // 2
+        return start, start + self.crop
+
+    @property
+    def held_out_rows(self) -> tuple[int, int]:
+        """The rows of the held-out crops: as many crops as fit, in the middle."""
+        rows = self.pixels.shape[0]
+        used = rows // self.crop * self.crop
+        return (rows - used) // 2, (rows - used) // 2 + used
+
+    def train_pixels(self) -> Tensor:
+        """All pixels that are trained on, `(pixels, 3)`."""
+        start, stop = self.strip
+        return torch.cat([self.pixels[:, :start].flatten(0, 1), self.pixels[:, stop:].flatten(0, 1)])
+
+    def held_out_crops(self) -> Tensor:
+        """What is judged on, `(crops, side, side, 3)`, from top to bottom."""
+        (top, bottom), (start, stop) = self.held_out_rows, self.strip
+        return self.pixels[top:bottom, start:stop].unflatten(0, (-1, self.crop))
+
+    def random_crop(self, generator: torch.Generator) -> Tensor:
+        """A crop to train on, `(side, side, 3)`: anywhere beside the strip, turned or mirrored, its colours exchanged at random.
+
+        These changes make many pictures of one: what is learnt must hold for all of them.
+        """
+        (start, stop), (rows, columns, _) = self.strip, self.pixels.shape
+        places = [*range(start - self.crop + 1), *range(stop, columns - self.crop + 1)]
+        column = places[_draw(len(places), generator)]
+        row = _draw(rows - self.crop + 1, generator)
+        crop = self.pixels[row : row + self.crop, column : column + self.crop]
+        if _draw(2, generator):
+            crop = crop.transpose(0, 1)
+        crop = crop.flip([axis for axis in (0, 1) if _draw(2, generator)])
+        return crop[..., torch.randperm(3, generator=generator)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, without the pixels."""
+        rows, columns, _ = self.pixels.shape
+        places = dict(held_out_columns=list(self.strip), held_out_rows=list(self.held_out_rows))
+        return dict(source=self.source, rows=rows, columns=columns, crop=self.crop, **places)
+
+
+def load_photograph(path: str, crop: int) -> Photograph:
+    """The picture in the file `path`, or the sample for an empty one, at most `MAX_SIDE` pixels long and wide.
+
+    Raises ValueError, in one line that names the way out, for what is no picture, too small, or needs a missing package.
+    """
+    image, ops = _pillow("Image"), _pillow("ImageOps")
+    source = path or SAMPLE
+    try:
+        with image.open(path or _sample()) as opened:
+            picture = ops.exif_transpose(opened).convert("RGBA")
+    except image.UnidentifiedImageError:
+        raise ValueError(f"--image: {source!r} is no picture that Pillow can open; give a PNG or JPEG file") from None
+    except (OSError, SyntaxError, image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"--image: {source!r} cannot be read: {reason}; give a whole PNG or JPEG file") from None
+    opaque = image.alpha_composite(image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    opaque.thumbnail((MAX_SIDE, MAX_SIDE), image.Resampling.LANCZOS)
+    pixels = torch.from_numpy(np.array(opaque, dtype=np.float32) / 255)
+    return Photograph(Path(source).name, pixels, crop)
+
+
+def _pillow(module: str) -> Any:
+    try:
+        return importlib.import_module(f"PIL.{module}")
+    except ImportError as error:
+        raise ValueError(f"--image: pictures are read by Pillow (pip install 'dilkit[plot]'): {error}") from None
+
+
+def _sample() -> Path:
+    way_out = "name a picture: --image FILE"
+    try:
+        from matplotlib.cbook import get_sample_data
+    except ImportError as error:
+        raise ValueError(
+            f"--image: the sample comes with matplotlib (pip install 'dilkit[plot]'): {error}; or {way_out}"
+        ) from None
+    path = Path(get_sample_data(SAMPLE, asfileobj=False))
+    if not path.is_file():
+        raise ValueError(f"--image: this matplotlib comes without its sample {SAMPLE}; {way_out}")
+    return path
+
+
+def _draw(below: int, generator: torch.Generator) -> int:
+    return int(torch.randint(below, (), generator=generator))
+
+
+def to_patches(crops: Tensor, patch: int) -> Tensor:
+    """`(n, side, side, 3)` -> `(n, cells, patch * patch * 3)`, cells row-major."""
+    blocks = crops.unflatten(2, (-1, patch)).unflatten(1, (-1, patch))
+    return blocks.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def to_pixels(patches: Tensor, patch: int) -> Tensor:
+    """The inverse of `to_patches`."""
+    side = int(patches.shape[1] ** 0.5)
+    blocks = patches.unflatten(1, (side, side)).unflatten(3, (patch, patch, 3))
+    return blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)

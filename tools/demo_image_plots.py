@@ -1,0 +1,131 @@
+"""The image demo's pictures: the reconstruction, the losses, and what one patch sees under each order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, NullLocator
+from torch import Tensor
+
+from dilkit.tools.demo_image_model import CURVES
+from dilkit.tools.demo_image_sight import Sight
+from dilkit.tools.demo_image_train import MASKS, Task, Twins
+from dilkit.tools.demo_image_words import NAMES
+from dilkit.tools.demo_plots import DENSE, DILATED, GREY, INK, finish
+from dilkit.tools.terminal import COLOURS
+
+Data = dict[str, Any]
+
+HUES = {"row-major": DENSE, "hilbert": DILATED}
+_HIDDEN = 0.82
+"""The grey of a hidden patch."""
+_GUESS_NAMES = {"mean": "mean visible patch", "nearest": "nearest visible patch", "weighted": "weighted by distance"}
+
+
+def draw_loss(results: Data, path: Path) -> None:
+    """Held-out loss against steps, a thin line a seed and a thick one for their median; what guesses lose as dashed lines."""
+    figure = Figure(figsize=(9, 4.8), layout="constrained", dpi=150)
+    axis = figure.subplots()
+    axis.set_yscale("log")
+    trainings = [training for training in results["training"]["twins"] if training["points"]]
+    ends = {}
+    for curve in CURVES:
+        courses = [[(p["step"], p["held_out"][curve]) for p in training["points"]] for training in trainings]
+        for course in courses:
+            axis.plot(*zip(*course, strict=True), color=HUES[curve], linewidth=0.9, alpha=0.45)
+        whole = [course for course, training in zip(courses, trainings, strict=True) if training["finished"]] or courses[:1]
+        middle = [(points[0][0], median(loss for _, loss in points)) for points in zip(*whole, strict=True)]
+        axis.plot(*zip(*middle, strict=True), "o-", color=HUES[curve], linewidth=2.2, markersize=6, markeredgecolor="white")
+        ends[curve] = middle[-1]
+    steps = results["training"]["steps"]
+    axis.set_xlim(0, steps * 1.32)
+    labels = [(f"{NAMES[curve]} {loss:.3f}", loss, HUES[curve], "bold") for curve, (_, loss) in ends.items()]
+    for name, guess in results["baselines"].items():
+        axis.axhline(guess["loss"], xmax=1 / 1.32, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+        labels.append((_GUESS_NAMES[name] + f" {guess['loss']:.3f}", guess["loss"], GREY, "normal"))
+    _labels(axis, labels, steps * 1.015)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.set_yticks([tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1) if axis.get_ylim()[0] <= tick <= axis.get_ylim()[1]])
+    finish(axis, "Held-out loss: thin lines are seeds, thick ones their median", "steps of training")
+    figure.savefig(path)
+
+
+def _labels(axis: Axes, labels: list[tuple[str, float, str, str]], x: float) -> None:
+    """Text at the heights of the values, moved apart where it would overlap."""
+    bottom, top = (torch.tensor(y).log().item() for y in axis.get_ylim())
+    gap, height = 0.062 * (top - bottom), -float("inf")
+    for text, value, color, weight in sorted(labels, key=lambda label: label[1]):
+        height = max(height + gap, torch.tensor(value).log().item())
+        axis.text(x, torch.tensor(height).exp().item(), text, color=color, weight=weight, va="center", fontsize=9)
+
+
+def draw_reconstruction(task: Task, twins: Twins, path: Path) -> None:
+    """The photograph with its held-out strip, and the strip: with hidden patches, filled in under each order, as it is."""
+    crops = len(task.held_out) // MASKS
+    patches, hidden = task.held_out[:crops], task.hidden[:crops]
+    known = torch.where(hidden[..., None], torch.nan, patches)
+    strips = {"what the models see": torch.nan_to_num(task.pixels(known), nan=_HIDDEN)}
+    for curve in CURVES:
+        filled = torch.where(hidden[..., None], twins.predict(curve, patches, hidden), patches)
+        loss = (filled - patches)[hidden].square().mean().item()
+        strips[f"{NAMES[curve]}: {task.decibels(loss):.1f} dB"] = task.pixels(filled)
+    strips["as it is"] = task.pixels(patches)
+    rows, columns = task.photo.pixels.shape[:2]
+    (top, bottom), (start, stop) = task.photo.held_out_rows, task.photo.strip
+    widths = [columns / rows, *[(stop - start) / (bottom - top)] * len(strips)]
+    figure = Figure(figsize=(5.6 * sum(widths) + 0.8, 6.1), layout="constrained", dpi=150)
+    axes = figure.subplots(1, len(widths), width_ratios=widths)
+    _picture(axes[0], task.photo.pixels, "the photograph; the strip is held out")
+    for color, width in (("white", 2.4), (INK, 0.9)):
+        frame: Data = dict(fill=False, edgecolor=color, linewidth=width)
+        axes[0].add_patch(Rectangle((start - 0.5, top - 0.5), stop - start, bottom - top, **frame))
+    for axis, (title, pixels) in zip(axes[1:], strips.items(), strict=True):
+        _picture(axis, pixels.flatten(0, 1), title)
+    figure.savefig(path)
+
+
+def draw_sight(task: Task, sight: Sight, path: Path) -> None:
+    """The patches that a query sees in one head, coloured by in how many branches; a row a query, a column an order."""
+    figure = Figure(figsize=(8.6, 9.2), layout="constrained", dpi=150)
+    axes = figure.subplots(len(sight.queries), len(CURVES))
+    crops, side, most = task.photo.held_out_crops(), task.config.patch, 1
+    faded = 0.55 + 0.45 * crops[len(crops) // 2].mean(-1, keepdim=True).expand(-1, -1, 3)
+    for row, (where, query) in zip(axes, sight.queries.items(), strict=True):
+        for axis, curve in zip(row, CURVES, strict=True):
+            seen = sight.of(query, curve)
+            most = max(most, int(seen.max()))
+            _picture(axis, _tinted(faded, seen, side), f"{NAMES[curve]}: a patch {where} sees {int((seen > 0).sum())}")
+            y, x = (side * place - 0.5 for place in divmod(query, task.config.grid))
+            axis.add_patch(Rectangle((x, y), side, side, facecolor="white", edgecolor=INK, linewidth=1.6))
+    kinds = [Patch(facecolor="white", edgecolor=INK, linewidth=1.6, label="the patch that looks")]
+    kinds += [Patch(color=_hue(n), label=f"{n} branch{'es' * (n > 1)}") for n in range(1, most + 1)]
+    figure.legend(handles=kinds, loc="outside lower center", ncols=len(kinds), frameon=False, labelcolor=INK)
+    figure.suptitle("What one patch sees in one head, by the number of branches", color=INK, fontsize=12, weight="bold")
+    figure.savefig(path)
+
+
+def _hue(count: int) -> str:
+    return COLOURS[min(count + 1, len(COLOURS) - 1)]
+
+
+def _tinted(pixels: Tensor, counts: Tensor, patch: int) -> Tensor:
+    """`pixels` `(side, side, 3)`, each patch with a count above 0 in its colour."""
+    tinted = pixels.clone()
+    for count in range(1, int(counts.max()) + 1):
+        chosen = (counts == count).repeat_interleave(patch, 0).repeat_interleave(patch, 1)
+        tinted[chosen] = 0.12 * tinted[chosen] + 0.88 * torch.tensor(to_rgb(_hue(count)))
+    return tinted
+
+
+def _picture(axis: Axes, pixels: Tensor, title: str) -> None:
+    axis.imshow(pixels.numpy(), interpolation="nearest")
+    axis.set_title(title, color=INK, fontsize=9.5)
+    axis.set_axis_off()
