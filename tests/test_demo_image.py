@@ -219,6 +219,17 @@ def test_sight() -> None:
     assert sight.neighbours_seen("row-major", 1) < sight.neighbours_seen("hilbert", 1) < 1
 
 
+def test_interrupted_before_anything_was_judged(picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Twins, "_judge", interrupt)
+    assert demo(picture, tmp_path) == 130
+    assert json.loads((tmp_path / "report.json").read_text())["outcome"] is None
+    assert "no seed was trained to its end" in (tmp_path / "report.md").read_text()
+    assert {path.name for path in tmp_path.glob("*.png")} == {"sight.png"}
+
+
 @pytest.mark.parametrize("steps_before", [0, 6])
 def test_interrupted_run_reports_what_there_is(
     picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps_before: int

@@ -34,6 +34,7 @@ _LENGTH = ("minutes", "steps")
 _SAMPLING = ("checkpoint", "bytes", "temperature")
 _IMAGE = ("seeds",)
 _MODEL_FILE = "model.pt"
+IMAGE_STEPS = 500
 MAX_SEED = 2**63 - 1
 """What torch takes."""
 
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=whole(1),
         metavar="N",
-        help="end after N steps of training instead (with --image: of each model, by default 600)",
+        help=f"end after N steps of training instead (with --image: of each model, by default {IMAGE_STEPS})",
     )
     training.add_argument("--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192)")
     training.add_argument("--save", type=Path, metavar="FILE", help=f"write the model here (default: {_MODEL_FILE} in --out)")
@@ -98,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_image(args: argparse.Namespace) -> int:
     _fill(args, out=Path("dilkit-demo-image"), seeds=3)
+    if args.minutes is None:
+        _fill(args, steps=IMAGE_STEPS)
     if args.seed > MAX_SEED - args.seeds + 1:
         raise ValueError(f"--seed: {args.seed} is too large; at most {MAX_SEED - args.seeds + 1} with --seeds {args.seeds}")
     started = environment.launch()

@@ -22,8 +22,6 @@ from dilkit.tools.demo_image_sight import Sight
 from dilkit.tools.demo_image_train import BATCH, CURVE_POINTS, MASKS, Task, Twins
 from dilkit.tools.interrupt import INTERRUPTED
 
-STEPS = 600
-"""Of each training, where neither --steps nor --minutes says otherwise."""
 _TRIAL_STEPS = 4
 _BAR = "{percentage:5.0f} % |{bar:30}| {desc}"
 
@@ -37,26 +35,24 @@ class Job:
     """One run of the image demo. Making it does all that can fail for bad input, before any time is spent."""
 
     def __init__(self, args: argparse.Namespace, config: ImageConfig) -> None:
-        self.args, self.config, self.stage, self.interrupted = args, config, "starting", ""
+        self.args, self.config, self.interrupted = args, config, ""
         self.task = Task(load_photograph(args.image, config.crop), config)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         self.trace = explain(config.problem(BATCH))
         self.sight, self.baselines = Sight(config), self.task.baselines()
         self.parameters = sum(p.numel() for p in PatchTransformer(config, config.order(CURVES[0])).parameters())
-        self.steps, self.twins = args.steps or STEPS, list[Twins]()
+        self.steps, self.twins = args.steps or 0, list[Twins]()
 
     def run(self) -> int:
         """Train, compare, report; the exit code."""
         try:
-            self.stage = "training"
-            if self.args.minutes:
-                self.steps = self._steps_in(60 * self.args.minutes)
+            self.steps = self.steps or self._steps_in(60 * self.args.minutes)
             self.describe()
             self.train()
         except KeyboardInterrupt:
-            self.interrupted = self.stage
-            self.say(f"\ninterrupted while {self.stage}")
+            self.interrupted = "training"
+            self.say("\ninterrupted while training")
         self.report()
         return INTERRUPTED if self.interrupted else 0
 

@@ -53,7 +53,14 @@ def draw_loss(results: Data, path: Path) -> None:
     _labels(axis, labels, steps * 1.015)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axis.yaxis.set_minor_locator(NullLocator())
-    axis.set_yticks([tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1) if axis.get_ylim()[0] <= tick <= axis.get_ylim()[1]])
+    axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= steps])
+    axis.set_yticks(
+        [
+            tick
+            for tick in (m * 10.0**e for e in range(-5, 3) for m in (1, 1.5, 2, 3, 5, 7))
+            if axis.get_ylim()[0] <= tick <= axis.get_ylim()[1]
+        ]
+    )
     finish(axis, "Held-out loss: thin lines are seeds, thick ones their median", "steps of training")
     figure.savefig(path)
 
@@ -104,8 +111,8 @@ def draw_sight(task: Task, sight: Sight, path: Path) -> None:
             most = max(most, int(seen.max()))
             _picture(axis, _tinted(faded, seen, side), f"{NAMES[curve]}: a patch {where} sees {int((seen > 0).sum())}")
             y, x = (side * place - 0.5 for place in divmod(query, task.config.grid))
-            axis.add_patch(Rectangle((x, y), side, side, facecolor="white", edgecolor=INK, linewidth=1.6))
-    kinds = [Patch(facecolor="white", edgecolor=INK, linewidth=1.6, label="the patch that looks")]
+            axis.add_patch(Rectangle((x, y), side, side, facecolor=COLOURS[-1], edgecolor=INK, linewidth=1.6))
+    kinds = [Patch(facecolor=COLOURS[-1], edgecolor=INK, linewidth=1.6, label="the patch that looks")]
     kinds += [Patch(color=_hue(n), label=f"{n} branch{'es' * (n > 1)}") for n in range(1, most + 1)]
     figure.legend(handles=kinds, loc="outside lower center", ncols=len(kinds), frameon=False, labelcolor=INK)
     figure.suptitle("What one patch sees in one head, by the number of branches", color=INK, fontsize=12, weight="bold")

@@ -19,7 +19,7 @@ MASKS = 3
 """How many times each held-out crop is judged, other patches being hidden each time."""
 CURVE_POINTS = 4
 """How often a training is judged in its course, besides before it."""
-PEAK_RATE, FINAL_SHARE, WARM_UP = 4e-3, 0.02, 0.05
+PEAK_RATE, FINAL_SHARE, WARM_UP = 3e-3, 0.02, 0.05
 _JUDGED_SEED = 0
 """All seeds of a training are judged on the same."""
 
