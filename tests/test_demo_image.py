@@ -34,6 +34,12 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib's figures there are no pictures, which take most of a small run's time."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A picture of 70 x 40 pixels with slopes, edges and some noise."""
@@ -78,13 +84,15 @@ def test_all_results_are_written(picture: Path, tmp_path: Path, capsys: pytest.C
     assert all(f"| {guess['loss']:.4f} | {guess['decibels']:.2f} |" in markdown for guess in report["baselines"].values())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_json_is_all_that_is_printed(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo(picture, tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "report.json").read_text())
 
 
-def test_minutes_become_steps(picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["demo", "--image", str(picture), "--minutes", "0.01", "--threads", "1", "--out", str(tmp_path)]
+@pytest.mark.usefixtures("undrawn")
+def test_minutes_become_steps(picture: Path, tmp_path: Path) -> None:
+    arguments = ["demo", "--image", str(picture), "--minutes", "0.004", "--threads", "1", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     training = json.loads((tmp_path / "report.json").read_text())["training"]
     assert training["steps"] >= 4
@@ -256,10 +264,8 @@ def test_interrupted_run_reports_what_there_is(
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_missing_matplotlib_is_said(
-    picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+@pytest.mark.usefixtures("undrawn")
+def test_missing_matplotlib_is_said(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo(picture, tmp_path) == 0
     assert "no pictures: import of matplotlib.figure halted" in capsys.readouterr().out
     assert ".png)" not in (tmp_path / "report.md").read_text()
@@ -273,17 +279,39 @@ def test_the_sample_is_a_photograph() -> None:
     assert 0.2 < photo.pixels.std() < 0.5
 
 
-def test_pictures_of_other_kinds(tmp_path: Path) -> None:
-    Image.new("L", (60, 30), 51).save(tmp_path / "grey.jpg")
-    assert load_photograph(str(tmp_path / "grey.jpg"), 16).pixels.flatten().unique().tolist() == pytest.approx([0.2])
-    Image.new("RGBA", (60, 30), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert load_photograph(str(tmp_path / "clear.png"), 16).pixels.min() == 1
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "CMYK", "I;16", "F"])
+def test_pictures_of_other_kinds(tmp_path: Path, mode: str) -> None:
+    """All are read, and have light and dark as the picture has."""
+    slope = np.broadcast_to(np.arange(60) * 4, (30, 60)).astype(np.uint8)
+    path = tmp_path / ("picture.tif" if mode in ("CMYK", "F") else "picture.png")
+    if mode == "I;16":
+        Image.fromarray(slope.astype(np.uint16) * 257).save(path)
+    else:
+        Image.fromarray(slope).convert(mode).save(path)
+    pixels = load_photograph(str(path), 16).pixels
+    assert pixels.shape == (30, 60, 3)
+    assert pixels[:, :10].mean() < 0.1
+    assert pixels[:, 20:40].mean() == pytest.approx(0.46, abs=0.1)
+    assert pixels[:, 50:].mean() > 0.8
+
+
+def test_what_is_clear_is_white_and_what_is_turned_is_upright(tmp_path: Path) -> None:
+    picture = Image.effect_noise((60, 30), 90).convert("RGBA")
+    picture.paste((0, 0, 0, 0), (0, 0, 10, 10))
+    picture.save(tmp_path / "clear.png")
+    assert load_photograph(str(tmp_path / "clear.png"), 16).pixels[:10, :10].min() == 1
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("RGB", (30, 60)).save(tmp_path / "turned.jpg", exif=exif)
+    Image.effect_noise((30, 60), 90).save(tmp_path / "turned.jpg", exif=exif)
     assert load_photograph(str(tmp_path / "turned.jpg"), 16).pixels.shape == (30, 60, 3)
-    Image.new("RGB", (1280, 640)).save(tmp_path / "large.png")
-    assert load_photograph(str(tmp_path / "large.png"), 16).pixels.shape == (320, 640, 3)
+
+
+@pytest.mark.parametrize(
+    ("size", "reduced"), [((1280, 640), (640, 320)), ((1600, 32), (800, 16)), ((96, 2000), (48, 1000))], ids=str
+)
+def test_large_pictures_are_reduced(tmp_path: Path, size: tuple[int, int], reduced: tuple[int, int]) -> None:
+    Image.effect_noise(size, 200).save(tmp_path / "large.png")
+    assert load_photograph(str(tmp_path / "large.png"), 16).pixels.shape == (*reduced[::-1], 3)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +321,7 @@ def test_pictures_of_other_kinds(tmp_path: Path) -> None:
         (["--image", "folder"], "--image: 'folder' cannot be read: Is a directory"),
         (["--image", "text.png"], "--image: 'text.png' is no picture that Pillow can open"),
         (["--image", "half.png"], "--image: 'half.png' cannot be read: "),
+        (["--image", "grey.png"], "--image: the strip down its middle of grey.png is all of one colour"),
         (["--image", "small.png"], "--image: small.png has 47 x 16 pixels; at least 48 x 16 are needed"),
         (["--image", "--text", "a"], "--text: has no meaning with --image"),
         (["--image", "--context", "128"], "--context: has no meaning with --image"),
@@ -316,6 +345,7 @@ def test_bad_input_is_named(
     Path("folder").mkdir()
     Path("text.png").write_text("no picture")
     Image.new("RGB", (47, 16)).save("small.png")
+    Image.new("RGB", (60, 30)).save("grey.png")
     Image.effect_noise((90, 90), 50).save("half.png")
     Path("half.png").write_bytes(Path("half.png").read_bytes()[:2000])
     assert cli.main(["demo", *arguments]) == 2

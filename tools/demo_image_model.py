@@ -93,7 +93,7 @@ class Block(nn.Module):
     def __init__(self, config: ImageConfig, token_order: TokenOrder) -> None:
         super().__init__()
         width = config.width
-        inner = AxialRotary(Ordered(DilatedAttention(config.pattern), token_order), config.grid, width // config.heads)
+        inner = AxialRotary(DilatedAttention(config.pattern, order=token_order), config.grid, width // config.heads)
         self.attention_norm = nn.LayerNorm(width)
         self.attention = MultiheadDilatedAttention(width, config.heads, inner)
         self.mlp_norm = nn.LayerNorm(width)
@@ -102,18 +102,6 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))[0]
         return x + self.mlp(self.mlp_norm(x))
-
-
-class Ordered(nn.Module):
-    """Interim."""
-
-    def __init__(self, inner: nn.Module, token_order: TokenOrder) -> None:
-        super().__init__()
-        self.inner, self.order = inner, token_order
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        moved = [self.order.apply(x) for x in (query, key, value)]
-        return self.order.restore(self.inner(*moved, **options))
 
 
 class PatchTransformer(nn.Module):

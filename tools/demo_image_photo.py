@@ -16,6 +16,9 @@ SAMPLE = "grace_hopper.jpg"
 MAX_SIDE = 640
 """Larger pictures are reduced to this, or a patch of a few pixels would show next to nothing."""
 
+_LEAST_CONTRAST = 2 / 255
+"""A standard deviation below which there is nothing to learn, nor to judge."""
+
 
 @dataclass(frozen=True, eq=False)
 class Photograph:
@@ -83,24 +86,49 @@ class Photograph:
 
 
 def load_photograph(path: str, crop: int) -> Photograph:
-    """The picture in the file `path`, or the sample for an empty one, at most `MAX_SIDE` pixels long and wide.
+    """The picture in the file `path`, or the sample for an empty one, reduced to about `MAX_SIDE` pixels.
 
     Raises ValueError, in one line that names the way out, for what is no picture, too small, or needs a missing package.
     """
     image, ops = _pillow("Image"), _pillow("ImageOps")
-    source = path or SAMPLE
+    file, source = path or _sample(), path or SAMPLE
     try:
-        with image.open(path or _sample()) as opened:
-            picture = ops.exif_transpose(opened).convert("RGBA")
+        with image.open(file) as opened:
+            picture = _in_bytes(ops.exif_transpose(opened)).convert("RGBA")
     except image.UnidentifiedImageError:
         raise ValueError(f"--image: {source!r} is no picture that Pillow can open; give a PNG or JPEG file") from None
-    except (OSError, SyntaxError, image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"--image: {source!r} cannot be read: {reason}; give a whole PNG or JPEG file") from None
     opaque = image.alpha_composite(image.new("RGBA", picture.size, "white"), picture).convert("RGB")
-    opaque.thumbnail((MAX_SIDE, MAX_SIDE), image.Resampling.LANCZOS)
-    pixels = torch.from_numpy(np.array(opaque, dtype=np.float32) / 255)
-    return Photograph(Path(source).name, pixels, crop)
+    reduced = opaque.resize(_reduced(opaque.width, opaque.height, crop), image.Resampling.LANCZOS)
+    pixels = torch.from_numpy(np.array(reduced, dtype=np.float32) / 255)
+    photo = Photograph(Path(source).name, pixels, crop)
+    _check_contrast(photo)
+    return photo
+
+
+def _in_bytes(picture: Any) -> Any:
+    """A picture of one deep channel, which Pillow would cut off at 255, stretched to 0 to 255; any other as it is."""
+    if picture.mode[0] not in "IF":
+        return picture
+    values = np.asarray(picture, dtype=np.float64)
+    values = (values - values.min()) / max(values.max() - values.min(), 1e-9)
+    return _pillow("Image").fromarray((255 * values).round().astype(np.uint8))
+
+
+def _check_contrast(photo: Photograph) -> None:
+    for what, part in (("strip down its middle", photo.held_out_crops()), ("rest", photo.train_pixels())):
+        if part.flatten(0, -2).std(0).max() < _LEAST_CONTRAST:
+            raise ValueError(
+                f"--image: the {what} of {photo.source} is all of one colour: nothing to predict; give another picture"
+            )
+
+
+def _reduced(columns: int, rows: int, crop: int) -> tuple[int, int]:
+    """The size of what is learnt from: no side above `MAX_SIDE`, but for a long picture whose other side would be too short."""
+    scale = min(1.0, max(MAX_SIDE / max(columns, rows), crop / rows, 3 * crop / columns))
+    return max(round(scale * columns), 1), max(round(scale * rows), 1)
 
 
 def _pillow(module: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +27,9 @@ Data = dict[str, Any]
 HUES = {"row-major": DENSE, "hilbert": DILATED}
 _HIDDEN = 0.82
 """The grey of a hidden patch."""
+_TICKS = [factor * 10.0**power for power in range(-5, 3) for factor in (1, 1.5, 2, 3, 5, 7)]
+_ROOM = 1.32
+"""The width of the loss picture with the labels, in widths without."""
 _GUESS_NAMES = {"mean": "mean visible patch", "nearest": "nearest visible patch", "weighted": "weighted by distance"}
 
 
@@ -34,48 +38,65 @@ def draw_loss(results: Data, path: Path) -> None:
     figure = Figure(figsize=(9, 4.8), layout="constrained", dpi=150)
     axis = figure.subplots()
     axis.set_yscale("log")
-    trainings = [training for training in results["training"]["twins"] if training["points"]]
-    ends = {}
+    steps, labels = results["training"]["steps"], []
+    axis.set_xlim(0, steps * _ROOM)
     for curve in CURVES:
-        courses = [[(p["step"], p["held_out"][curve]) for p in training["points"]] for training in trainings]
-        for course in courses:
-            axis.plot(*zip(*course, strict=True), color=HUES[curve], linewidth=0.9, alpha=0.45)
-        whole = [course for course, training in zip(courses, trainings, strict=True) if training["finished"]] or courses[:1]
-        middle = [(points[0][0], median(loss for _, loss in points)) for points in zip(*whole, strict=True)]
-        axis.plot(*zip(*middle, strict=True), "o-", color=HUES[curve], linewidth=2.2, markersize=6, markeredgecolor="white")
-        ends[curve] = middle[-1]
-    steps = results["training"]["steps"]
-    axis.set_xlim(0, steps * 1.32)
-    labels = [(f"{NAMES[curve]} {loss:.3f}", loss, HUES[curve], "bold") for curve, (_, loss) in ends.items()]
+        loss = _draw_courses(axis, results["training"]["twins"], curve)
+        labels.append((f"{NAMES[curve]} {loss:.3f}", loss, HUES[curve], "bold"))
     for name, guess in results["baselines"].items():
-        axis.axhline(guess["loss"], xmax=1 / 1.32, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-        labels.append((_GUESS_NAMES[name] + f" {guess['loss']:.3f}", guess["loss"], GREY, "normal"))
-    _labels(axis, labels, steps * 1.015)
+        axis.axhline(guess["loss"], xmax=1 / _ROOM, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+        labels.append((f"{_GUESS_NAMES[name]} {guess['loss']:.3f}", guess["loss"], GREY, "normal"))
+    _draw_labels(axis, labels, steps * 1.015)
+    axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= steps])
+    bottom, top = axis.get_ylim()
+    axis.set_yticks([tick for tick in _TICKS if bottom <= tick <= top])
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axis.yaxis.set_minor_locator(NullLocator())
-    axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= steps])
-    axis.set_yticks(
-        [
-            tick
-            for tick in (m * 10.0**e for e in range(-5, 3) for m in (1, 1.5, 2, 3, 5, 7))
-            if axis.get_ylim()[0] <= tick <= axis.get_ylim()[1]
-        ]
-    )
     finish(axis, "Held-out loss: thin lines are seeds, thick ones their median", "steps of training")
     figure.savefig(path)
 
 
-def _labels(axis: Axes, labels: list[tuple[str, float, str, str]], x: float) -> None:
+def _draw_courses(axis: Axes, trainings: list[Data], curve: str) -> float:
+    """A thin line for each seed, a thick one for the median of the finished ones (or the first); the end of the latter."""
+    judged = [training for training in trainings if training["points"]]
+    courses = [[(point["step"], point["held_out"][curve]) for point in training["points"]] for training in judged]
+    for course in courses:
+        axis.plot(*zip(*course, strict=True), color=HUES[curve], linewidth=0.9, alpha=0.45)
+    whole = [course for course, training in zip(courses, judged, strict=True) if training["finished"]] or courses[:1]
+    middle = [(points[0][0], median(loss for _, loss in points)) for points in zip(*whole, strict=True)]
+    axis.plot(*zip(*middle, strict=True), "o-", color=HUES[curve], linewidth=2.2, markersize=6, markeredgecolor="white")
+    return middle[-1][1]
+
+
+def _draw_labels(axis: Axes, labels: list[tuple[str, float, str, str]], x: float) -> None:
     """Text at the heights of the values, moved apart where it would overlap."""
-    bottom, top = (torch.tensor(y).log().item() for y in axis.get_ylim())
-    gap, height = 0.062 * (top - bottom), -float("inf")
+    bottom, top = map(math.log, axis.get_ylim())
+    gap, height = 0.062 * (top - bottom), -math.inf
     for text, value, color, weight in sorted(labels, key=lambda label: label[1]):
-        height = max(height + gap, torch.tensor(value).log().item())
-        axis.text(x, torch.tensor(height).exp().item(), text, color=color, weight=weight, va="center", fontsize=9)
+        height = max(height + gap, math.log(value))
+        axis.text(x, math.exp(height), text, color=color, weight=weight, va="center", fontsize=9)
 
 
 def draw_reconstruction(task: Task, twins: Twins, path: Path) -> None:
     """The photograph with its held-out strip, and the strip: with hidden patches, filled in under each order, as it is."""
+    strips = _strips(task, twins)
+    rows, columns = task.photo.pixels.shape[:2]
+    (top, bottom), (start, stop) = task.photo.held_out_rows, task.photo.strip
+    widths = [columns / rows, *[(stop - start) / (bottom - top)] * len(strips)]
+    height = min(5.6, 13 / sum(widths))
+    figure = Figure(figsize=(height * sum(widths) + 0.8, height + 0.5), layout="constrained", dpi=150)
+    axes = figure.subplots(1, len(widths), width_ratios=widths)
+    _picture(axes[0], task.photo.pixels, "the photograph; the strip is held out")
+    for color, width in (("white", 2.4), (INK, 0.9)):
+        frame: Data = dict(fill=False, edgecolor=color, linewidth=width)
+        axes[0].add_patch(Rectangle((start - 0.5, top - 0.5), stop - start, bottom - top, **frame))
+    for axis, (title, pixels) in zip(axes[1:], strips.items(), strict=True):
+        _picture(axis, pixels, title)
+    figure.savefig(path)
+
+
+def _strips(task: Task, twins: Twins) -> dict[str, Tensor]:
+    """The held-out crops one below the other, `(rows, columns, 3)`, by title."""
     crops = len(task.held_out) // MASKS
     patches, hidden = task.held_out[:crops], task.hidden[:crops]
     known = torch.where(hidden[..., None], torch.nan, patches)
@@ -85,18 +106,7 @@ def draw_reconstruction(task: Task, twins: Twins, path: Path) -> None:
         loss = (filled - patches)[hidden].square().mean().item()
         strips[f"{NAMES[curve]}: {task.decibels(loss):.1f} dB"] = task.pixels(filled)
     strips["as it is"] = task.pixels(patches)
-    rows, columns = task.photo.pixels.shape[:2]
-    (top, bottom), (start, stop) = task.photo.held_out_rows, task.photo.strip
-    widths = [columns / rows, *[(stop - start) / (bottom - top)] * len(strips)]
-    figure = Figure(figsize=(5.6 * sum(widths) + 0.8, 6.1), layout="constrained", dpi=150)
-    axes = figure.subplots(1, len(widths), width_ratios=widths)
-    _picture(axes[0], task.photo.pixels, "the photograph; the strip is held out")
-    for color, width in (("white", 2.4), (INK, 0.9)):
-        frame: Data = dict(fill=False, edgecolor=color, linewidth=width)
-        axes[0].add_patch(Rectangle((start - 0.5, top - 0.5), stop - start, bottom - top, **frame))
-    for axis, (title, pixels) in zip(axes[1:], strips.items(), strict=True):
-        _picture(axis, pixels.flatten(0, 1), title)
-    figure.savefig(path)
+    return {title: pixels.flatten(0, 1) for title, pixels in strips.items()}
 
 
 def draw_sight(task: Task, sight: Sight, path: Path) -> None:

@@ -30,7 +30,7 @@ class Task:
     def __init__(self, photo: Photograph, config: ImageConfig) -> None:
         self.photo, self.config = photo, config
         seen = photo.train_pixels()
-        self.mean, self.deviation = seen.mean(0), max((seen - seen.mean(0)).square().mean().sqrt().item(), 1e-3)
+        self.mean, self.deviation = seen.mean(0), (seen - seen.mean(0)).square().mean().sqrt().item()
         generator = torch.Generator().manual_seed(_JUDGED_SEED)
         self.held_out = self.patches(photo.held_out_crops()).repeat(MASKS, 1, 1)
         self.hidden = self.hide(len(self.held_out), generator)
