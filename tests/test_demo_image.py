@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from dilkit import Pattern
-from dilkit.tools import cli, demo_image, demo_image_outcome, demo_image_photo
+from dilkit.tools import cli, demo_image, demo_image_outcome, demo_image_photo, demo_image_words
 from dilkit.tools.demo_image_baselines import baselines
 from dilkit.tools.demo_image_model import CURVES, ImageConfig, PatchTransformer
 from dilkit.tools.demo_image_photo import Photograph, load_photograph, to_patches, to_pixels
@@ -192,20 +192,21 @@ def trainings(*losses: tuple[float, float]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("losses", "median", "spread", "stands_out"),
+    ("losses", "median", "spread", "stands_out", "said"),
     [
-        ([(0.5, 0.3), (0.6, 0.3), (0.5, 0.4)], -0.2, 0.1, True),
-        ([(0.3, 0.5), (0.3, 0.6), (0.4, 0.5)], 0.2, 0.1, True),
-        ([(0.5, 0.3), (0.8, 0.6), (0.5, 0.3)], -0.2, 0.3, False),
-        ([(0.5, 0.3), (0.5, 0.51), (0.5, 0.3)], -0.2, 0.21, False),
-        ([(0.5, 0.1)], -0.4, 0.0, False),
+        ([(0.5, 0.3), (0.6, 0.3), (0.5, 0.4)], -0.2, 0.1, True, "Hilbert order is better for every seed, by 0.2000"),
+        ([(0.3, 0.5), (0.3, 0.6), (0.4, 0.5)], 0.2, 0.1, True, "row-major order is better for every seed, by 0.2000"),
+        ([(0.5, 0.3), (0.8, 0.6), (0.5, 0.3)], -0.2, 0.3, False, "does not exceed the spread over seeds, 0.3000"),
+        ([(0.5, 0.3), (0.5, 0.51), (0.5, 0.3)], -0.2, 0.21, False, "Which is better depends on the seed"),
+        ([(0.5, 0.1)], -0.4, 0.0, False, "One seed says nothing"),
     ],
     ids=["hilbert", "row-major", "spread", "sign", "one-seed"],
 )
-def test_outcome(losses: list[tuple[float, float]], median: float, spread: float, stands_out: bool) -> None:
+def test_outcome(losses: list[tuple[float, float]], median: float, spread: float, stands_out: bool, said: str) -> None:
     unfinished = dict(seed=9, finished=False, points=[])
     found = demo_image_outcome.compare([*trainings(*losses), unfinished], lambda loss: -loss)
     assert found is not None
+    assert said in demo_image_words.outcome(dict(outcome=found))
     assert (found["median_difference"], found["spread"]) == (pytest.approx(median), pytest.approx(spread))
     assert found["stands_out"] is stands_out
     assert found["seeds"] == list(range(len(losses)))
@@ -234,7 +235,7 @@ def test_interrupted_before_anything_was_judged(picture: Path, tmp_path: Path, m
     monkeypatch.setattr(Twins, "_judge", interrupt)
     assert demo(picture, tmp_path) == 130
     assert json.loads((tmp_path / "report.json").read_text())["outcome"] is None
-    assert "no seed was trained to its end" in (tmp_path / "report.md").read_text()
+    assert "No seed was trained to its end" in (tmp_path / "report.md").read_text()
     assert {path.name for path in tmp_path.glob("*.png")} == {"sight.png"}
 
 

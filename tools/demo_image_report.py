@@ -27,8 +27,8 @@ row-major, or along a Hilbert curve.
 {facts}
 ```
 
-{device_name}, {threads} threads; Python {python}, torch {torch}, dilkit {dilkit}; {date}.
-{speeds}.
+{device_name}; Python {python}, torch {torch}, dilkit {dilkit}; {date}.
+{speed}.
 
 ## Losses
 
@@ -51,8 +51,8 @@ least one head, on average over all patches:
 
 {neighbours}
 
-This is one photograph, one model and one pattern: it shows what an order can do, not what it does elsewhere. `dilkit.order` and
-`DilatedAttention(pattern, order=...)` put any sequence of patches into an order.
+This is one photograph, one model and one pattern: it shows what an order can do, not what it does elsewhere. The attention alone
+is given the order, `DilatedAttention(pattern, order=dilkit.order((rows, columns)))`; all else stays row-major.
 """
 
 _INTERRUPTED = "\n**Interrupted while {}: this is what there was by then.**\n"
@@ -94,7 +94,7 @@ def markdown(results: dict[str, Any], drawn: Sequence[str]) -> str:
         interrupted=_INTERRUPTED.format(results["interrupted"]) if results["interrupted"] else "",
         outcome=words.outcome(results),
         facts="\n".join(words.facts(results)),
-        speeds=words.speeds(results),
+        speed=words.speed(results),
         reconstruction=shown["reconstruction.png"],
         loss=shown["loss.png"],
         sight=shown["sight.png"],

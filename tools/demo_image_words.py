@@ -66,22 +66,23 @@ def outcome(results: Data) -> str:
     """Which order has the lower loss, and whether that stands out from the spread over the seeds."""
     found = results["outcome"]
     if found is None:
-        return "no seed was trained to its end: nothing to compare"
+        return "No seed was trained to its end: nothing to compare"
     lower, higher = sorted(CURVES, key=found["medians"].__getitem__)
     medians, seeds = found["medians"], counted(len(found["seeds"]), "seed")
-    head = f"held-out loss, median of {seeds}: {NAMES[lower]} {medians[lower]:.4f}, {NAMES[higher]} {medians[higher]:.4f}"
+    head = f"Held-out loss, median of {seeds}: {NAMES[lower]} {medians[lower]:.4f}, {NAMES[higher]} {medians[higher]:.4f}"
     return f"{head}. {_judgement(found, NAMES[lower])}"
 
 
 def _judgement(found: Data, lower: str) -> str:
-    difference, spread = abs(found["median_difference"]), found["spread"]
+    difference, spread = abs(found["median_difference"]), f"the spread over seeds, {found['spread']:.4f}"
     if len(found["seeds"]) < 2:
         return "One seed says nothing of the spread"
+    same, size = len({x > 0 for x in found["differences"]}) == 1, f"{difference:.4f} in the median"
     if found["stands_out"]:
-        return f"{lower} order is better for every seed, by {difference:.4f} in the median; the spread over seeds is {spread:.4f}"
-    same = len({x > 0 for x in found["differences"]}) == 1
-    seeds = "has the same sign for all seeds, but does not exceed" if same and difference <= spread else "does not stand out from"
-    return f"The difference, {difference:.4f} in the median, {seeds} the spread over seeds, {spread:.4f}"
+        return f"{lower} order is better for every seed, by {size}, which exceeds {spread}"
+    if not same:
+        return f"Which is better depends on the seed: the difference, {size}, does not stand out from {spread}"
+    return f"The difference, {size}, has the same sign for all seeds, but does not exceed {spread}"
 
 
 def seed_rows(results: Data) -> list[list[str]]:
@@ -122,13 +123,14 @@ def sight_rows(results: Data) -> list[list[str]]:
     return [["order", *head], *rows]
 
 
-def speeds(results: Data) -> str:
-    """Milliseconds a step under each order."""
+def speed(results: Data) -> str:
+    """How long a step takes under each order, and with how many threads."""
     steps = sum(training["steps"] for training in results["training"]["twins"])
     if not steps:
-        return "no step was made"
+        return "No step was made"
     totals = {curve: sum(training["seconds"][curve] for training in results["training"]["twins"]) for curve in CURVES}
-    return ", ".join(f"{NAMES[curve]} {1e3 * seconds / steps:.0f} ms a step" for curve, seconds in totals.items())
+    times = " and ".join(f"{1e3 * seconds / steps:.0f} ms in {NAMES[curve]} order" for curve, seconds in totals.items())
+    return f"A step took {times}, on {counted(results['environment']['threads'], 'thread')}"
 
 
 def closing(out: Path, notes: list[str]) -> list[str]:
