@@ -36,7 +36,7 @@ BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULT
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
-PICTURED = ("ring",)
+PICTURED = ("ring", "orders")
 """Suites whose page shows their picture."""
 _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {
@@ -209,6 +209,13 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
+def order_suite(root: Path) -> str:
+    """The report of the suite of token orders, with its picture where there is a result to draw."""
+    folder = root / "docs" / "results"
+    picture = "![Nanoseconds a point: dilkit, a store loop, other packages](../images/orders.png)\n\n"
+    return picture * (folder / "orders.json").exists() + figures.suite(folder, "orders")
+
+
 GENERATORS: dict[str, Callable[[Path], str]] = {
     "api": api_reference,
     "api-comm": partial(api_reference, package=comm),
@@ -222,6 +229,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "picks": pick_table,
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
     "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
+    "suite-orders": order_suite,
     "suite-ring": lambda root: figures.suite(root / "docs" / "results", "ring"),
 }
 

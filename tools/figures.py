@@ -16,6 +16,7 @@ from dilkit.tools import (
     overhead,
     results,
     suite_gpu_report,
+    suite_orders_report,
     suite_report,
     suite_ring_report,
 )
@@ -138,11 +139,13 @@ KINDS = {
     "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
     "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), _figures, _suite_whole),
     "suite-gpu": Kind(("figures", "cases", "backends", "quick", "interrupted"), _figures, _suite_whole),
+    "suite-orders": Kind(("figures", "permutations", "packages", "quick", "interrupted"), _figures, _suite_whole),
     "suite-ring": Kind(("figures", "memory", "faults", "quick", "interrupted"), _figures, _suite_whole),
 }
 SUITES: dict[str, tuple[str, Any]] = {
     "cpu": ("suite", suite_report),
     "gpu": ("suite-gpu", suite_gpu_report),
+    "orders": ("suite-orders", suite_orders_report),
     "ring": ("suite-ring", suite_ring_report),
 }
 """By name: the kind of a suite's result, and the module of its report."""

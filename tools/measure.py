@@ -59,6 +59,7 @@ def time_interleaved(
     device: str = "cpu",
     progress: Callable[[], Any] | None = None,
     cold: bool = False,
+    before: Callable[[], Any] | None = None,
 ) -> dict[str, Samples]:
     """Time `functions` in rounds A B A B ..., so that whatever disturbs the machine disturbs all of them alike.
 
@@ -66,11 +67,14 @@ def time_interleaved(
     `min_time` seconds: short functions are called several times in it. Time is `perf_counter`, and CUDA events when `device`
     is "cuda". `progress` is called after every sample. Threads are as `torch.get_num_threads()` says; results are dropped.
     With `cold` ("cuda" only) each call finds the device's caches filled with something else, and time is that of calls alone.
+    `before` is called, untimed, before every sample: with it a sample is one call, so that `min_time` must be 0.
     """
     if cold and device != "cuda":
         raise ValueError(f'cold={cold} with device={device!r}: caches are flushed on "cuda" only')
     if repeats < 1 or warmup < 0 or min_time < 0:
         raise ValueError(f"repeats={repeats}, warmup={warmup}, min_time={min_time}: at least 1, 0 and 0 are needed")
+    if before is not None and min_time > 0:
+        raise ValueError(f"min_time={min_time} with before={before}: a sample is one call then; leave min_time out")
     clock = _cold_cuda_seconds if cold else _cuda_seconds if device == "cuda" else _cpu_seconds
     calls = {}
     for name, function in functions.items():
@@ -80,6 +84,8 @@ def time_interleaved(
     taken: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
+            if before is not None:
+                before()
             taken[name].append(clock(function, calls[name]) / calls[name])
             if progress is not None:
                 progress()
@@ -189,10 +195,16 @@ def _start_anew() -> int:
 
     Freed memory that the allocator keeps would be reused unseen, so it is given back to the system first.
     """
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    give_memory_back()
     Path("/proc/self/clear_refs").write_text("5")
     return _status_bytes("VmRSS")
+
+
+def give_memory_back() -> None:
+    """Give freed memory that the allocator keeps back to the system, where that can be done: with glibc."""
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def _status_bytes(field: str) -> int:

@@ -12,7 +12,12 @@ from dilkit.device import probe
 from dilkit.tools.arguments import make_folder
 from dilkit.tools.interrupt import INTERRUPTED, load_torch
 
-SUITES = {"cpu": "dilkit.tools.suite_cpu", "gpu": "dilkit.tools.suite_gpu", "ring": "dilkit.tools.suite_ring"}
+SUITES = {
+    "cpu": "dilkit.tools.suite_cpu",
+    "gpu": "dilkit.tools.suite_gpu",
+    "orders": "dilkit.tools.suite_orders",
+    "ring": "dilkit.tools.suite_ring",
+}
 """The modules of the suites. Each has `Suite(quick, repeats, budget)` with `steps()`, `LISTS`, `prepared()`, `judge`, `REPORT`,
 `wrong`, `QUICK`, `KIND` and `DEVICE`."""
 FITTING = ("suite", "quick", "repeats", "budget", "out", "json")

@@ -22,7 +22,7 @@ class Target:
 
     name: str
     must: float | None
-    aim: float
+    aim: float | None
     read: Callable[[Result], Values]
     unit: str = "x"
     lower: bool = False

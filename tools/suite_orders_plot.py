@@ -1,0 +1,37 @@
+"""The picture of the suite of token orders: time a point of dilkit, a store loop and the packages, in every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dilkit.tools.bench_plot import COLORS, FAINT, INK
+from dilkit.tools.suite_orders_targets import OURS, contests
+
+Result = dict[str, Any]
+
+
+def draw(result: Result, path: Path) -> None:
+    """Write the picture to `path`. Raises ImportError where matplotlib is missing."""
+    from matplotlib.figure import Figure
+
+    rows = [(title, row) for title, row in contests(result) if any("time" in entry for entry in row["entries"].values())]
+    figure = Figure(figsize=(10, 1.6 + 0.33 * max(len(rows), 1)), dpi=130, facecolor="white", layout="constrained")
+    axes = figure.subplots()
+    names = dict.fromkeys((OURS, *(who for _, row in rows for who in row["entries"])))
+    for color, who in zip(COLORS * 2, names, strict=False):
+        taken = [
+            (row["entries"][who]["ns_per_point"], y) for y, (_, row) in enumerate(rows) if "time" in row["entries"].get(who, {})
+        ]
+        if taken:
+            axes.scatter(*zip(*taken, strict=True), s=70 if who == OURS else 40, color=color, label=who, zorder=3)
+    axes.set_yticks(range(len(rows)), [title for title, _ in rows], fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel(f"nanoseconds a point, one thread ({result['environment']['device_name']})", fontsize=9.5, color=INK)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.grid(color=FAINT, linewidth=0.8)
+    axes.spines[:].set_visible(False)
+    axes.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.4, 1.12), ncols=4)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
