@@ -32,6 +32,6 @@ def draw(result: Result, path: Path) -> None:
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.grid(color=FAINT, linewidth=0.8)
     axes.spines[:].set_visible(False)
-    axes.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.4, 1.12), ncols=4)
+    figure.legend(frameon=False, fontsize=8.5, loc="outside upper center", ncols=4)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
