@@ -72,6 +72,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_peers, "PEERS", (Right(), Rows(), Broken(), Absent()))
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_orders_report, "draw", lambda *_: None)
+
+
 def run(out: Path, *arguments: str) -> int:
     return cli.main(["bench", "--suite", "orders", "--quick", "--repeats", "2", "--out", str(out), *arguments])
 
@@ -107,7 +112,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert "[orders.md](results/orders.md)" in figures.measurements(results)
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny", "undrawn")
 def test_packages_that_are_wrong_raise_or_are_absent_are_told_and_not_ranked(tmp_path: Path, capsys) -> None:
     assert run(tmp_path) == 0  # what others do wrong is no fault of ours
     result = json.loads((tmp_path / "suite.json").read_text())
@@ -132,7 +137,7 @@ def test_packages_that_are_wrong_raise_or_are_absent_are_told_and_not_ranked(tmp
     assert "| numpy-hilbert-curve | 1.2 | " in page
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny", "undrawn")
 def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -149,7 +154,7 @@ def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: py
     assert "INTERRUPTED" in suite_orders_report.text(kept)
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny", "undrawn")
 def test_a_wrong_order_of_ours_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dilkit, "encoder", Rows.encoder)
     assert run(tmp_path) == 1

@@ -195,6 +195,7 @@ def _start_anew() -> int:
 
     Freed memory that the allocator keeps would be reused unseen, so it is given back to the system first.
     """
+    gc.collect()
     give_memory_back()
     Path("/proc/self/clear_refs").write_text("5")
     return _status_bytes("VmRSS")
@@ -202,7 +203,6 @@ def _start_anew() -> int:
 
 def give_memory_back() -> None:
     """Give freed memory that the allocator keeps back to the system, where that can be done: with glibc."""
-    gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
