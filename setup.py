@@ -14,7 +14,7 @@ PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "c
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"]
 INSTRUCTION_SETS = {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]} if X86 else {}
-"""The flags that the file native_<name>.c alone is compiled with: which of them runs is decided where it runs."""
+"""The flags that the files <part>_<name>.c alone are compiled with: which of them runs is decided where it runs."""
 
 NATIVE = Extension(
     "dilkit.backends._native",
@@ -24,6 +24,16 @@ NATIVE = Extension(
     extra_compile_args=["-O3", "-pthread"],
     extra_link_args=["-pthread", "-ldl"],
 )
+POINTS = Extension(
+    "dilkit._points",
+    ["dilkit/_points.pyx", "dilkit/points_generic.c"],
+    depends=[str(path) for path in sorted(Path("dilkit").glob("points*.[ch]"))],
+    include_dirs=["dilkit"],
+    extra_compile_args=["-O3"],
+)
+DISPATCHED = {NATIVE.name: "backends/native", POINTS.name: "dilkit/points"}
+"""The extensions that choose an instruction set where they run: where their C files' names begin."""
+
 EXTENSIONS = [
     Extension("dilkit._locality", ["dilkit/_locality.pyx"], extra_compile_args=["-O3"]),
     Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
@@ -46,23 +56,25 @@ EXTENSIONS = [
         extra_link_args=["-pthread"],
     ),
     NATIVE,
+    POINTS,
 ]
 
 
 class BuildExtensions(build_ext):
-    """Compiles the CPU kernel once for each instruction set that the compiler knows, each file with its own flags."""
+    """Compiles what is dispatched once for each instruction set that the compiler knows, each file with its own flags."""
 
     def build_extension(self, ext):
-        if ext.name != NATIVE.name:
+        if ext.name not in DISPATCHED:
             return super().build_extension(ext)
-        known = {name: flags for name, flags in INSTRUCTION_SETS.items() if self.understands(flags)}
-        ext.sources += [f"backends/native_{name}.c" for name in known]
-        ext.define_macros += [(f"NATIVE_{name.upper()}", None) for name in known]
+        part = Path(DISPATCHED[ext.name])
+        sets = {name: flags for name, flags in INSTRUCTION_SETS.items() if Path(f"{part}_{name}.c").exists()}
+        known = {f"{part}_{name}.c": flags for name, flags in sets.items() if self.understands(flags)}
+        ext.sources += known
+        ext.define_macros += [(Path(source).stem.upper(), None) for source in known]
         compile_one = self.compiler._compile
 
         def with_own_flags(target, source, suffix, arguments, flags, *rest):
-            own = known.get(Path(source).stem.removeprefix("native_"), [])
-            compile_one(target, source, suffix, arguments, [*flags, *own], *rest)
+            compile_one(target, source, suffix, arguments, [*flags, *known.get(source, [])], *rest)
 
         with mock.patch.object(self.compiler, "_compile", with_own_flags):
             return super().build_extension(ext)

@@ -31,6 +31,7 @@ _HOMES = {
     "order": "orders",
     "ordered_dilated_attention": "ordered",
     "register_backend": "registry",
+    "sort_points": "points",
     "unregister_backend": "registry",
     "use_backend": "selector",
 }
@@ -45,6 +46,7 @@ _MODULES = (
     "orders",
     "pattern",
     "plan",
+    "points",
     "problem",
     "registry",
     "selector",
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import Pattern as Pattern
     from dilkit.pattern_checks import PatternError as PatternError
+    from dilkit.points import sort_points as sort_points
     from dilkit.problem import Problem as Problem
     from dilkit.registry import list_backends as list_backends
     from dilkit.registry import register_backend as register_backend

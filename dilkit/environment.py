@@ -34,7 +34,8 @@ CACHE_BYTES = Variable(
 )
 CPU_ISA = Variable(
     "DILKIT_CPU_ISA",
-    "Instruction set of the CPU kernel: `generic`, `avx2`, `avx512` or `avx512bf16`, as far as the machine has them.",
+    "Instruction set of the CPU kernel, and of the codes of points: `generic`, `avx2`, `avx512` or `avx512bf16`, as far as the "
+    "machine has them.",
     "the best there is",
 )
 CUDA_CACHE = Variable(
