@@ -34,27 +34,23 @@ POINTS = Extension(
 DISPATCHED = {NATIVE.name: "backends/native", POINTS.name: "dilkit/points"}
 """The extensions that choose an instruction set where they run: where their C files' names begin."""
 
+
+def curves(name, *sources):
+    """An extension of the core with C files beside it, which start threads."""
+    files = [f"dilkit/{source}" for source in (f"{name}.pyx", *sources)]
+    headers = sorted(str(path) for path in Path("dilkit").glob(f"{name.removeprefix('_')}*.h"))
+    flags = dict(extra_compile_args=["-O3", "-pthread"], extra_link_args=["-pthread"])
+    return Extension(f"dilkit.{name}", files, depends=headers, include_dirs=["dilkit"], **flags)
+
+
 EXTENSIONS = [
-    Extension("dilkit._locality", ["dilkit/_locality.pyx"], extra_compile_args=["-O3"]),
-    Extension("dilkit._plan", ["dilkit/_plan.pyx"], extra_compile_args=["-O3"]),
-    Extension("dilkit._tiles", ["dilkit/_tiles.pyx"], extra_compile_args=["-O3"]),
-    Extension(
-        "dilkit._curves",
-        ["dilkit/_curves.pyx", "dilkit/curves_hilbert.c", "dilkit/curves_boxes.c", "dilkit/curves_write.c"],
-        depends=["dilkit/curves.h", "dilkit/curves_write.h", "dilkit/curves_kernels.h"],
-        include_dirs=["dilkit"],
-        extra_compile_args=["-O3", "-pthread"],
-        extra_link_args=["-pthread"],
+    *(
+        Extension(f"dilkit.{name}", [f"dilkit/{name}.pyx"], extra_compile_args=["-O3"])
+        for name in ("_locality", "_plan", "_tiles")
     ),
+    curves("_curves", "curves_hilbert.c", "curves_boxes.c", "curves_write.c"),
+    curves("_generalised", "generalised.c"),
     Extension("dilkit.comm._rows", ["comm/_rows.pyx"], extra_compile_args=["-O3"]),
-    Extension(
-        "dilkit._generalised",
-        ["dilkit/_generalised.pyx", "dilkit/generalised.c"],
-        depends=["dilkit/generalised.h"],
-        include_dirs=["dilkit"],
-        extra_compile_args=["-O3", "-pthread"],
-        extra_link_args=["-pthread"],
-    ),
     NATIVE,
     POINTS,
 ]

@@ -110,8 +110,8 @@ cdef enum:
     DIGIT = 11
 
 
-def argsort(code_t[::1] codes, index_t[::1] perm, index_t[::1] rank):
-    """Write the stable order of codes, 0 or more, into `perm` and its inverse into `rank`.
+def argsort(const code_t[::1] codes, index_t[::1] perm):
+    """Write the stable order of codes, 0 or more, into `perm`.
 
     Radix sort, the last digits first, of the bits between the lowest and the highest in which codes differ. An item is a stretch
     of these bits above the code's index, so that it moves as one word; where they are too many for that, they are sorted by the
@@ -141,9 +141,6 @@ def argsort(code_t[::1] codes, index_t[::1] perm, index_t[::1] rank):
             for i in range(count):
                 perm[i] = <index_t>(here[i] & index_mask)
         low += width
-    with nogil:
-        for i in range(count):
-            rank[perm[i]] = <index_t>i
 
 
 cdef void scatter(const uint64_t[::1] items, uint64_t[::1] to, int shift, int bits) noexcept nogil:

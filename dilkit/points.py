@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from dilkit import _points, columns, environment
+from dilkit.automata import automaton
 from dilkit.checks import integer, one_of, real
 from dilkit.columns import Array
+from dilkit.order_checks import empty
 from dilkit.orders import TokenOrder
-from dilkit.turns import automaton
 
 CURVES = ("hilbert", "morton")
 
@@ -105,7 +106,9 @@ def sort_points(
     _run(_points.encode, curve, bits, axes, least, codes, threads)
     if batch is not None:
         codes = _with_batch(codes, ndim * bits, columns.integers("batch", batch))
-    return _sorted(codes, curve)
+    perm = empty(count)
+    _points.argsort(codes, perm)
+    return TokenOrder((count,), curve, perm)
 
 
 def instruction_set() -> str:
@@ -177,12 +180,3 @@ def _with_batch(codes: Array, bits: int, batch: Array) -> Array:
         raise ValueError(f"batch has the number {high}, and codes {bits} bits: together more than 63; pass a larger cell")
     keys: Array = batch.astype(np.int64) << bits | codes
     return keys
-
-
-def _sorted(codes: Array, curve: str) -> TokenOrder:
-    dtype: np.dtype[Any] = np.dtype(np.int32 if len(codes) < 2**31 else np.int64)
-    perm, rank = np.empty(len(codes), dtype), np.empty(len(codes), dtype)
-    _points.argsort(codes, perm, rank)
-    perm.setflags(write=False)
-    rank.setflags(write=False)
-    return TokenOrder((len(codes),), curve, perm, rank)

@@ -1,22 +1,22 @@
 /* Curves as automata: a point's bits go in, the highest first, and its code's bits come out. Included once an instruction set.
  *
- * A level is one bit of each axis, and one digit of ndim bits of the code. A curve goes through the 2^ndim parts of a cube in
- * turned copies of itself, so a level needs to know how the cube is turned: the state, a byte. With n a level's bits,
+ * A curve goes through the 2^ndim parts of a square or cube in turned copies of itself. So a level - a bit of each axis, a digit
+ * of ndim bits of the code - needs to know how its cube is turned: the state, a byte. With n what goes in at a step,
  *
- *     r = turns[state ^ n],     state' = state ^ r,     bits 4 and 5 of r are those that come out.
+ *     r = turns[state ^ n],     state' = state ^ r,     and a part of r is what comes out.
  *
- * A vector holds a byte for each of as many points, which take their steps side by side. Of the 256 entries few differ:
- * bits 4 and 5 of the index do not matter, bits 6 and 7 are 00, 01 or 11, and in 2-D always 00. So vectors look up 16 or 48.
+ * A step is two levels in 2-D and one in 3-D. No turn touches the parity of a level's bits, for flips come in pairs: it is the
+ * digit's last bit and goes past the automaton, in the place of the last axis. (The Morton curve never turns, and has the last
+ * axis itself there.) What flips are left is a matter of XOR: with n in encoding, with what comes out in decoding.
  *
- * In 3-D, flips of the axes come in pairs, so a state keeps those of the first two axes, in bits 0 and 1, and the parity of a
- * level's bits is not touched by any turn: it is the digit's last bit, and stands in for the third axis. Encoding, the flips
- * are part of the index; decoding, they apply to what comes out.
+ * A vector holds a byte for each of as many points, which take their steps side by side. It can look up 16 entries by the low
+ * bits of a byte, and bit 7 gives 0. The 256 of `turns` are 16 times 2 (2-D, by bit 7) or 3 (3-D, by bits 6 and 7: 00, 01, 11).
  */
 #include "points.h"
 
 #include <string.h>
 
-#if defined __AVX512BW__ || defined __AVX2__
+#if defined __AVX2__
 #include <immintrin.h>
 #elif defined __aarch64__
 #include <arm_neon.h>
@@ -24,239 +24,317 @@
 
 #define INLINE __attribute__((always_inline)) static inline
 
-enum { CHUNK = 512, AXIS_PLANES = 4, CODE_PLANES = 12 };
+enum { CHUNK = 512 };
 
 typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef uint16_t Words __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
-/* The bits of a chunk of points: 8 levels of an axis in a byte; of a code, 4 levels of 2 bits or 2 levels of 3. */
+/* The bytes of a chunk of numbers, the lowest first: 8 levels are one byte of an axis and ndim bytes of a code. */
 typedef struct {
-    uint8_t axis[3][AXIS_PLANES][CHUNK], code[CODE_PLANES][CHUNK];
+    uint8_t axis[3][8][CHUNK], code[12][CHUNK];
 } __attribute__((aligned(64))) Planes;
 
+#define PLANE(plane) (*(Bytes *)(plane))
 #define UP(x, by) ((Bytes)((Words)(x) << (by)))
 #define DOWN(x, by) ((Bytes)((Words)(x) >> (by)))
 
 typedef struct {
-    Bytes part[3];
-    const uint8_t *turns;
-} Turns;
+    Bytes each;             /* 16 entries, as often as a vector has room for them */
+    const uint8_t *entries; /* where nothing looks up in a vector */
+} Table;
 
-/* table[x & 15], and 0 where bit 7 is set. */
-#if defined __AVX512BW__ && VECTOR_BYTES == 64
-#define LOOKUP(table, x) ((Bytes)_mm512_shuffle_epi8((__m512i)(table), (__m512i)(x)))
-#elif defined __AVX2__ && VECTOR_BYTES == 32
-#define LOOKUP(table, x) ((Bytes)_mm256_shuffle_epi8((__m256i)(table), (__m256i)(x)))
-#elif defined __aarch64__ && VECTOR_BYTES == 16
-#define LOOKUP(table, x) ((Bytes)vqtbl1q_u8((uint8x16_t)(table), (uint8x16_t)((x) & 0x8F)))
-#endif
-
-#ifdef LOOKUP
-INLINE Bytes turn(const Turns *t, Bytes x, int ndim) {
-    Bytes r = LOOKUP(t->part[0], x);
-    if (ndim == 3)
-        r ^= LOOKUP(t->part[1], x + 0xC0) ^ LOOKUP(t->part[2], x ^ 0x80);
-    return r;
+static Table table_of(const uint8_t *entries) {
+    Table table = {.entries = entries};
+    for (int i = 0; i < VECTOR_BYTES; i++)
+        table.each[i] = entries[i & 15];
+    return table;
 }
+
+#if defined __AVX512BW__ && VECTOR_BYTES == 64
+#define SHUFFLE(table, x) ((Bytes)_mm512_shuffle_epi8((__m512i)(table), (__m512i)(x)))
+#elif defined __AVX2__ && VECTOR_BYTES == 32
+#define SHUFFLE(table, x) ((Bytes)_mm256_shuffle_epi8((__m256i)(table), (__m256i)(x)))
+#elif defined __aarch64__ && VECTOR_BYTES == 16
+#define SHUFFLE(table, x) ((Bytes)vqtbl1q_u8((uint8x16_t)(table), (uint8x16_t)((x) & 0x8F)))
 #else
-INLINE Bytes turn(const Turns *t, Bytes x, int ndim) {
+static Bytes byte_by_byte(const uint8_t *entries, Bytes x) {
     uint8_t each[VECTOR_BYTES];
-    (void)ndim;
     memcpy(each, &x, VECTOR_BYTES);
     for (int i = 0; i < VECTOR_BYTES; i++)
-        each[i] = t->turns[each[i]];
+        each[i] = entries[each[i]];
     memcpy(&x, each, VECTOR_BYTES);
     return x;
 }
 #endif
 
-static Turns prepare(const uint8_t *turns) {
-    Turns t = {.turns = turns};
-    for (int i = 0; i < VECTOR_BYTES; i++) {
-        t.part[0][i] = turns[i & 15];
-        t.part[1][i] = turns[0x40 | (i & 15)] ^ turns[i & 15];
-        t.part[2][i] = turns[0xC0 | (i & 15)];
-    }
-    return t;
+/* table[x] for x up to 15. */
+INLINE Bytes look_up(const Table *table, Bytes x) {
+#ifdef SHUFFLE
+    return SHUFFLE(table->each, x);
+#else
+    return byte_by_byte(table->entries, x);
+#endif
 }
 
-/* One level of encoding: n's bits in, the digit out; in 3-D n has the parity in bit 3 and the digit is in bits 3 to 5. */
-INLINE Bytes enter(const Turns *t, Bytes *state, Bytes n, int ndim) {
+typedef struct {
+    Table turns[3];
+    Table spread, gather; /* bits 3210 at 6420; bits 2 and 0 at 5 and 4 */
+} Tables;
+
+static Tables tables_of(const Points *p) {
+    static const uint8_t spread[] = {0, 1, 4, 5, 16, 17, 20, 21, 64, 65, 68, 69, 80, 81, 84, 85};
+    static const uint8_t gather[] = {0, 16, 0, 16, 32, 48, 32, 48, 0, 16, 0, 16, 32, 48, 32, 48};
+    Table first = table_of(p->turns), second = table_of(p->turns + (p->ndim == 2 ? 0x80 : 0x40)), third = table_of(p->turns + 0xC0);
+    if (p->ndim == 3)
+        second.each ^= first.each; /* what bit 6 changes, for the first one is looked up where it is set, too */
+    return (Tables){{first, second, third}, table_of(spread), table_of(gather)};
+}
+
+INLINE Bytes turn(const Tables *t, Bytes x, int ndim) {
+#ifdef SHUFFLE
+    Bytes r = SHUFFLE(t->turns[0].each, x);
+    if (ndim == 2)
+        return r ^ SHUFFLE(t->turns[1].each, x ^ 0x80);
+    return r ^ SHUFFLE(t->turns[1].each, x + 0xC0) ^ SHUFFLE(t->turns[2].each, x ^ 0x80);
+#else
+    return byte_by_byte(t->turns[0].entries, x & (uint8_t)(ndim == 2 ? 0x8F : 0xCF));
+#endif
+}
+
+/* A step of encoding. */
+INLINE Bytes enter(const Tables *t, Bytes *state, Bytes n, int ndim) {
     Bytes r = turn(t, *state ^ n, ndim);
     *state ^= r;
-    return ndim == 2 ? (Bytes)(r & 0x30) : (Bytes)((r | n) & 0x38);
+    return r;
 }
 
-/* Four levels, the lowest of each nibble of `level`. */
-INLINE void encode_four(const Turns *t, Bytes *state, const Bytes level[4], int high, uint8_t (*code)[CHUNK], int ndim) {
+/* A step of decoding: in bits 4 and 5 what comes out. The flips that apply to it are in bits 0 and 1 of the state. */
+INLINE Bytes leave(const Tables *t, Bytes *state, Bytes n, int ndim) {
+    Bytes before = *state, r = turn(t, (before & 0xFC) ^ n, ndim);
+    *state ^= r;
+    return (r ^ UP(before, 4)) & 0x30;
+}
+
+/* Four numbers of two bits, which are in bits 4 and 5, as a byte. */
+INLINE Bytes joined(const Bytes number[4]) { return UP(number[3], 2) | number[2] | DOWN(number[1], 2) | DOWN(number[0], 4); }
+
+/* Four levels of 2-D, the upper or the lower ones: `odd` and `even` have a step in each nibble, (x x last last). */
+INLINE Bytes encode_four_2(const Tables *t, Bytes *state, Bytes odd, Bytes even, Bytes last, int upper) {
+    Bytes first = enter(t, state, (upper ? DOWN(odd, 4) : odd) & 0x0F, 2) & 0x50;
+    Bytes second = enter(t, state, (upper ? DOWN(even, 4) : even) & 0x0F, 2) & 0x50;
+    return UP(first, 1) | DOWN(second, 3) | look_up(&t->spread, (upper ? DOWN(last, 4) : last) & 0x0F);
+}
+
+INLINE void encode_byte_2(const Tables *t, Bytes *state, Bytes x, Bytes last, int fours, uint8_t (*code)[CHUNK]) {
+    Bytes odd = (x & 0xCC) | (DOWN(last, 2) & 0x33), even = (UP(x, 2) & 0xCC) | (last & 0x33);
+    if (fours > 1)
+        PLANE(code[1]) = encode_four_2(t, state, odd, even, last, 1);
+    PLANE(code[0]) = encode_four_2(t, state, odd, even, last, 0);
+}
+
+/* Four levels of 3-D, in the upper or the lower nibbles of `level`, (last 0 x y): two levels' digits in a byte. */
+INLINE void encode_four_3(const Tables *t, Bytes *state, const Bytes level[4], int upper, Bytes two[2]) {
     Bytes digit[4];
 #pragma GCC unroll 4
-    for (int j = 3; j >= 0; j--)
-        digit[j] = enter(t, state, (high ? DOWN(level[j], 4) : level[j]) & 0x0F, ndim);
-    if (ndim == 2) {
-        *(Bytes *)code[0] = UP(digit[3], 2) | digit[2] | DOWN(digit[1], 2) | DOWN(digit[0], 4);
-    } else {
-        *(Bytes *)code[1] = digit[3] | DOWN(digit[2], 3);
-        *(Bytes *)code[0] = digit[1] | DOWN(digit[0], 3);
+    for (int j = 3; j >= 0; j--) {
+        Bytes n = (upper ? DOWN(level[j], 4) : level[j]) & 0x0F;
+        digit[j] = (enter(t, state, n, 3) | n) & 0x38;
     }
+    two[1] = digit[3] | DOWN(digit[2], 3);
+    two[0] = digit[1] | DOWN(digit[0], 3);
 }
 
-INLINE void encode_planes(const Points *p, Planes *planes, int ndim) {
-    const Turns t = prepare(p->turns);
-    const int fours = (p->bits + 3) / 4, per_four = ndim == 2 ? 1 : 2;
+INLINE void encode_byte_3(const Tables *t, Bytes *state, Bytes x, Bytes y, Bytes last, int fours, uint8_t (*code)[CHUNK]) {
+    Bytes level[4], two[4] = {{0}};
+    level[0] = (UP(x, 1) & 0x22) | (y & 0x11) | (UP(last, 3) & 0x88);
+    level[1] = (x & 0x22) | (DOWN(y, 1) & 0x11) | (UP(last, 2) & 0x88);
+    level[2] = (DOWN(x, 1) & 0x22) | (DOWN(y, 2) & 0x11) | (UP(last, 1) & 0x88);
+    level[3] = (DOWN(x, 2) & 0x22) | (DOWN(y, 3) & 0x11) | (last & 0x88);
+    if (fours > 1)
+        encode_four_3(t, state, level, 1, two + 2);
+    encode_four_3(t, state, level, 0, two);
+    PLANE(code[0]) = two[0] | (UP(two[1], 6) & 0xC0);
+    PLANE(code[1]) = (DOWN(two[1], 2) & 0x0F) | (UP(two[2], 4) & 0xF0);
+    PLANE(code[2]) = (DOWN(two[2], 4) & 0x03) | UP(two[3], 2);
+}
+
+INLINE void encode_planes(const Points *p, const Tables *t, Planes *planes, int ndim) {
+    const int fours = (p->bits + 3) / 4;
     for (int at = 0; at < CHUNK; at += VECTOR_BYTES) {
         Bytes state = (Bytes){0} + p->start;
         for (int byte = (fours - 1) / 2; byte >= 0; byte--) {
-            Bytes x = *(Bytes *)&planes->axis[0][byte][at], y = *(Bytes *)&planes->axis[1][byte][at], z = {0}, level[4];
-            if (ndim == 3)
-                z = *(Bytes *)&planes->axis[2][byte][at];
-            if (p->parity)
-                z ^= x ^ y;
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                level[j] = (j ? DOWN(x, j - 1) : UP(x, 1)) & 0x22;
-                level[j] |= DOWN(y, j) & 0x11;
-                if (ndim == 3)
-                    level[j] |= UP(z, 3 - j) & 0x88;
+            Bytes x = PLANE(&planes->axis[0][byte][at]), y = PLANE(&planes->axis[1][byte][at]);
+            if (ndim == 2) {
+                encode_byte_2(t, &state, x, p->parity ? (Bytes)(x ^ y) : y, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at]);
+            } else {
+                Bytes z = PLANE(&planes->axis[2][byte][at]);
+                encode_byte_3(t, &state, x, y, p->parity ? (Bytes)(x ^ y ^ z) : z, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at]);
             }
-            if (2 * byte + 1 < fours)
-                encode_four(&t, &state, level, 1, (uint8_t(*)[CHUNK]) & planes->code[(2 * byte + 1) * per_four][at], ndim);
-            encode_four(&t, &state, level, 0, (uint8_t(*)[CHUNK]) & planes->code[2 * byte * per_four][at], ndim);
         }
     }
 }
 
-/* One level of decoding: the digit in, in bits 4 and 5 the bits of the first two axes out. */
-INLINE Bytes leave(const Turns *t, Bytes *state, Bytes digit, int ndim) {
-    Bytes before = *state, r = turn(t, (ndim == 2 ? before : (Bytes)(before & 0xFC)) ^ digit, ndim);
-    *state ^= r;
-    return (ndim == 2 ? r : (Bytes)(r ^ UP(before, 4))) & 0x30;
+/* Four levels of a code of 2-D: a nibble each of x and of the last bits. */
+INLINE void decode_four_2(const Tables *t, Bytes *state, Bytes code, Bytes x[2], Bytes last[2]) {
+    Bytes upper = DOWN(code, 4) & 0x0F, lower = code & 0x0F;
+    x[1] = leave(t, state, upper, 2), x[0] = leave(t, state, lower, 2);
+    last[1] = look_up(&t->gather, upper), last[0] = look_up(&t->gather, lower);
 }
 
-/* Four levels: into `point` their bits of the first two axes, and into `last` those of the digits' last bits, in low nibbles. */
-INLINE void decode_four(
-    const Turns *t, Bytes *state, const uint8_t (*code)[CHUNK], Bytes *x, Bytes *y, Bytes *last, int high, int ndim
-) {
-    Bytes digit[4], point[4];
-    if (ndim == 2) {
-        Bytes all = *(const Bytes *)code[0];
-        digit[3] = DOWN(all, 6) & 3, digit[2] = DOWN(all, 4) & 3, digit[1] = DOWN(all, 2) & 3, digit[0] = all & 3;
-    } else {
-        Bytes upper = *(const Bytes *)code[1], lower = *(const Bytes *)code[0];
-        digit[3] = DOWN(upper, 3) & 7, digit[2] = upper & 7, digit[1] = DOWN(lower, 3) & 7, digit[0] = lower & 7;
-    }
-#pragma GCC unroll 4
-    for (int j = 3; j >= 0; j--)
-        point[j] = leave(t, state, digit[j], ndim);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        const int place = high ? j + 4 : j;
-        *x |= (place < 5 ? DOWN(point[j], 5 - place) : UP(point[j], place - 5)) & (uint8_t)(1 << place);
-        *y |= (place < 4 ? DOWN(point[j], 4 - place) : UP(point[j], place - 4)) & (uint8_t)(1 << place);
-        if (ndim == 3)
-            *last |= UP(digit[j], place) & (uint8_t)(1 << place);
-    }
+INLINE void decode_byte_2(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *last) {
+    Bytes xs[4] = {{0}}, lasts[4] = {{0}};
+    if (fours > 1)
+        decode_four_2(t, state, PLANE(code[1]), xs + 2, lasts + 2);
+    decode_four_2(t, state, PLANE(code[0]), xs, lasts);
+    *x = joined(xs), *last = joined(lasts);
 }
 
-INLINE void decode_planes(const Points *p, Planes *planes, int ndim) {
-    const Turns t = prepare(p->turns);
-    const int fours = (p->bits + 3) / 4, per_four = ndim == 2 ? 1 : 2;
+/* Two levels of a code of 3-D: x and y of both, in bits 7654 as (x x y y), and their last bits, in bits 5 and 4. */
+INLINE void decode_two_3(const Tables *t, Bytes *state, Bytes code, Bytes *xy, Bytes *last) {
+    Bytes upper = leave(t, state, DOWN(code, 3) & 7, 3), lower = leave(t, state, code & 7, 3);
+    *xy = (UP(upper, 2) & 0x80) | (UP(lower, 1) & 0x40) | (UP(upper, 1) & 0x20) | (lower & 0x10);
+    *last = (UP(code, 2) & 0x20) | (UP(code, 4) & 0x10);
+}
+
+INLINE void decode_byte_3(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *y, Bytes *last) {
+    const Bytes low = PLANE(code[0]), middle = PLANE(code[1]), high = PLANE(code[2]);
+    const Bytes second = (DOWN(low, 6) & 0x03) | (UP(middle, 2) & 0x3C), third = (DOWN(middle, 4) & 0x0F) | (UP(high, 4) & 0x30);
+    const Bytes two[4] = {low, second, third, DOWN(high, 2)};
+    Bytes xy[4] = {{0}}, lasts[4] = {{0}};
+#pragma GCC unroll 4
+    for (int k = 3; k >= 0; k--)
+        if (k < 2 || fours > 1)
+            decode_two_3(t, state, two[k], &xy[k], &lasts[k]);
+    *last = joined(lasts);
+    *x = (xy[3] & 0xC0) | (DOWN(xy[2], 2) & 0x30) | (DOWN(xy[1], 4) & 0x0C) | (DOWN(xy[0], 6) & 0x03);
+    *y = (UP(xy[3], 2) & 0xC0) | (xy[2] & 0x30) | (DOWN(xy[1], 2) & 0x0C) | (DOWN(xy[0], 4) & 0x03);
+}
+
+INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int ndim) {
+    const int fours = (p->bits + 3) / 4;
     for (int at = 0; at < CHUNK; at += VECTOR_BYTES) {
         Bytes state = (Bytes){0} + p->start;
         for (int byte = (fours - 1) / 2; byte >= 0; byte--) {
-            Bytes x = {0}, y = {0}, z = {0};
-            if (2 * byte + 1 < fours)
-                decode_four(&t, &state, (const uint8_t(*)[CHUNK]) & planes->code[(2 * byte + 1) * per_four][at], &x, &y, &z, 1, ndim);
-            decode_four(&t, &state, (const uint8_t(*)[CHUNK]) & planes->code[2 * byte * per_four][at], &x, &y, &z, 0, ndim);
-            *(Bytes *)&planes->axis[0][byte][at] = x, *(Bytes *)&planes->axis[1][byte][at] = y;
-            if (ndim == 3)
-                *(Bytes *)&planes->axis[2][byte][at] = p->parity ? (Bytes)(z ^ x ^ y) : z;
+            Bytes x, y, last;
+            if (ndim == 2) {
+                decode_byte_2(t, &state, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at], fours - 2 * byte, &x, &last);
+                y = p->parity ? (Bytes)(last ^ x) : last;
+            } else {
+                decode_byte_3(t, &state, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at], fours - 2 * byte, &x, &y, &last);
+                PLANE(&planes->axis[2][byte][at]) = p->parity ? (Bytes)(last ^ x ^ y) : last;
+            }
+            PLANE(&planes->axis[0][byte][at]) = x, PLANE(&planes->axis[1][byte][at]) = y;
         }
     }
 }
 
-/* Numbers into planes of `width` bits, and back; the numbers may lie unaligned. */
-#define READ(T)                                                                                                              \
-    typedef T Any_##T __attribute__((aligned(1), may_alias));                                                                \
-    INLINE T steps_##T(const char *from, int64_t stride, T least, int count, int width, int planes, uint8_t (*to)[CHUNK]) {  \
+/* Numbers of a chunk, T each, into planes of their bytes and back; what does not lie side by side as L goes through a line. */
+#define COLUMN(T, L)                                                                                                         \
+    INLINE T gather_##T##_##L(L *restrict to, const char *from, int64_t stride, T least, int count) {                        \
         T seen = 0;                                                                                                          \
-        for (int i = 0; i < count; i++)                                                                                      \
-            seen |= (T)(*(const Any_##T *)(from + i * stride) - least);                                                                  \
-        for (int k = 0; k < planes; k++) {                                                                                   \
-            const int shift = k * width;                                                                                     \
-            if (shift >= (int)(8 * sizeof(T)))                                                                               \
-                memset(to[k], 0, CHUNK);                                                                                     \
-            else                                                                                                             \
-                for (int i = 0; i < count; i++)                                                                              \
-                    to[k][i] = (uint8_t)((T)(*(const Any_##T *)(from + i * stride) - least) >> shift) & (uint8_t)((1 << width) - 1);      \
+        for (int i = 0; i < count; i++) {                                                                                    \
+            T number = (T)(*(const Any_##T *)(from + i * stride) - least);                                                   \
+            seen |= number, to[i] = (L)number;                                                                               \
         }                                                                                                                    \
         return seen;                                                                                                         \
     }                                                                                                                        \
-    static uint64_t read_##T(const char *from, int64_t stride, T least, int count, int width, int planes, uint8_t (*to)[CHUNK]) {     \
-        const int64_t size = sizeof(T);                                                                                      \
-        if (stride == size)                                                                                                  \
-            return steps_##T(from, size, least, count, width, planes, to);                                                          \
-        if (stride == 2 * size)                                                                                              \
-            return steps_##T(from, 2 * size, least, count, width, planes, to);                                                      \
-        if (stride == 3 * size)                                                                                              \
-            return steps_##T(from, 3 * size, least, count, width, planes, to);                                                      \
-        return steps_##T(from, stride, least, count, width, planes, to);                                                            \
+    INLINE void split_##T##_##L(const uint8_t *restrict from, int count, uint8_t (*restrict to)[CHUNK]) {                    \
+        for (int i = 0; i < count; i++)                                                                                      \
+            for (int k = 0; k < (int)sizeof(L); k++)                                                                         \
+                to[k][i] = from[i * (int)sizeof(L) + k];                                                                     \
     }                                                                                                                        \
-    INLINE void four_##T(const uint8_t (*from)[CHUNK], int width, int shift, int more, char *to, int64_t stride, int count) { \
-        for (int i = 0; i < count; i++) {                                                                                    \
-            uint32_t all = from[0][i] | (uint32_t)from[1][i] << width;                                                       \
-            if (sizeof(T) > 2)                                                                                               \
-                all |= (uint32_t)from[2][i] << 2 * width | (uint32_t)from[3][i] << 3 * width;                                \
-            Any_##T *place = (Any_##T *)(to + i * stride);                                                                   \
-            *place = (T)((more ? *place : 0) | (T)all << shift);                                                             \
+    INLINE void join_##T##_##L(uint8_t *restrict to, int count, uint8_t (*restrict from)[CHUNK]) {                           \
+        for (int i = 0; i < count; i++)                                                                                      \
+            for (int k = 0; k < (int)sizeof(L); k++)                                                                         \
+                to[i * (int)sizeof(L) + k] = from[k][i];                                                                     \
+    }                                                                                                                        \
+    INLINE void scatter_##T##_##L(char *restrict to, int64_t stride, int count, const L *restrict from) {                    \
+        for (int i = 0; i < count; i++)                                                                                      \
+            *(Any_##T *)(to + i * stride) = (T)from[i];                                                                      \
+    }                                                                                                                        \
+    static uint64_t read_##T##_##L(const char *from, int64_t stride, T least, int count, uint8_t (*to)[CHUNK]) {             \
+        const int64_t size = sizeof(T);                                                                                      \
+        L line[CHUNK];                                                                                                       \
+        T seen = 0;                                                                                                          \
+        if (stride == size && least == 0 && sizeof(T) == sizeof(L)) {                                                        \
+            for (int i = 0; i < count; i++)                                                                                  \
+                seen |= ((const Any_##T *)from)[i];                                                                          \
+            split_##T##_##L((const uint8_t *)from, count, to);                                                               \
+            return seen;                                                                                                     \
         }                                                                                                                    \
-    }                                                                                                                        \
-    INLINE void all_##T(const uint8_t (*from)[CHUNK], int width, int planes, char *to, int64_t stride, int count) {          \
-        four_##T(from, width, 0, 0, to, stride, count);                                                                      \
-        for (int k = 4; k < planes; k += 4)                                                                                  \
-            if (k * width < (int)(8 * sizeof(T)))                                                                            \
-                four_##T(from + k, width, k * width, 1, to, stride, count);                                                  \
-    }                                                                                                                        \
-    static void write_##T(const uint8_t (*from)[CHUNK], int width, int planes, char *to, int64_t stride, int count) {        \
-        const int64_t size = sizeof(T);                                                                                      \
         if (stride == size)                                                                                                  \
-            all_##T(from, width, planes, to, size, count);                                                                   \
+            seen = gather_##T##_##L(line, from, size, least, count);                                                         \
+        else if (stride == 2 * size)                                                                                         \
+            seen = gather_##T##_##L(line, from, 2 * size, least, count);                                                     \
+        else if (stride == 3 * size)                                                                                         \
+            seen = gather_##T##_##L(line, from, 3 * size, least, count);                                                     \
         else                                                                                                                 \
-            all_##T(from, width, planes, to, stride, count);                                                                 \
+            seen = gather_##T##_##L(line, from, stride, least, count);                                                       \
+        split_##T##_##L((const uint8_t *)line, count, to);                                                                   \
+        return seen;                                                                                                         \
+    }                                                                                                                        \
+    static void write_##T##_##L(char *to, int64_t stride, int count, uint8_t (*from)[CHUNK]) {                               \
+        const int64_t size = sizeof(T);                                                                                      \
+        L line[CHUNK];                                                                                                       \
+        if (stride == size && sizeof(T) == sizeof(L)) {                                                                      \
+            join_##T##_##L((uint8_t *)to, count, from);                                                                      \
+            return;                                                                                                          \
+        }                                                                                                                    \
+        join_##T##_##L((uint8_t *)line, count, from);                                                                        \
+        if (stride == size)                                                                                                  \
+            scatter_##T##_##L(to, size, count, line);                                                                        \
+        else                                                                                                                 \
+            scatter_##T##_##L(to, stride, count, line);                                                                      \
     }
 
-READ(uint8_t)
-READ(uint16_t)
-READ(uint32_t)
-READ(uint64_t)
+typedef uint8_t Any_uint8_t __attribute__((may_alias));
+typedef uint16_t Any_uint16_t __attribute__((aligned(1), may_alias));
+typedef uint32_t Any_uint32_t __attribute__((aligned(1), may_alias));
+typedef uint64_t Any_uint64_t __attribute__((aligned(1), may_alias));
 
-static uint64_t read_column(const Column *c, int64_t first, int count, int width, int planes, uint8_t (*to)[CHUNK]) {
+COLUMN(uint8_t, uint8_t)
+COLUMN(uint16_t, uint16_t)
+COLUMN(uint32_t, uint32_t)
+COLUMN(uint64_t, uint32_t)
+COLUMN(uint64_t, uint64_t)
+
+/* The bytes of the numbers from `first` on; returns their bits, all together. */
+static uint64_t read_column(const Column *c, int64_t first, int count, int planes, uint8_t (*to)[CHUNK]) {
     const char *from = c->data + first * c->stride;
+    for (int k = c->size; k < planes; k++)
+        memset(to[k], 0, CHUNK);
     switch (c->size) {
-    case 1: return read_uint8_t(from, c->stride, (uint8_t)c->least, count, width, planes, to);
-    case 2: return read_uint16_t(from, c->stride, (uint16_t)c->least, count, width, planes, to);
-    case 4: return read_uint32_t(from, c->stride, (uint32_t)c->least, count, width, planes, to);
-    default: return read_uint64_t(from, c->stride, (uint64_t)c->least, count, width, planes, to);
+    case 1: return read_uint8_t_uint8_t(from, c->stride, (uint8_t)c->least, count, to);
+    case 2: return read_uint16_t_uint16_t(from, c->stride, (uint16_t)c->least, count, to);
+    case 4: return read_uint32_t_uint32_t(from, c->stride, (uint32_t)c->least, count, to);
     }
+    if (planes <= 4)
+        return read_uint64_t_uint32_t(from, c->stride, c->least, count, to);
+    return read_uint64_t_uint64_t(from, c->stride, c->least, count, to);
 }
 
-static void write_column(const Column *c, int64_t first, int count, int width, int planes, const uint8_t (*from)[CHUNK]) {
+static void write_column(const Column *c, int64_t first, int count, int planes, uint8_t (*from)[CHUNK]) {
     char *to = c->data + first * c->stride;
+    for (int k = planes; k < c->size; k++)
+        memset(from[k], 0, CHUNK);
     switch (c->size) {
-    case 1: return write_uint8_t(from, width, planes, to, c->stride, count);
-    case 2: return write_uint16_t(from, width, planes, to, c->stride, count);
-    case 4: return write_uint32_t(from, width, planes, to, c->stride, count);
-    default: return write_uint64_t(from, width, planes, to, c->stride, count);
+    case 1: write_uint8_t_uint8_t(to, c->stride, count, from); return;
+    case 2: write_uint16_t_uint16_t(to, c->stride, count, from); return;
+    case 4: write_uint32_t_uint32_t(to, c->stride, count, from); return;
     }
+    if (planes <= 4)
+        write_uint64_t_uint32_t(to, c->stride, count, from);
+    else
+        write_uint64_t_uint64_t(to, c->stride, count, from);
 }
 
 static uint64_t number_at(const Column *c, int64_t index) {
     const char *from = c->data + index * c->stride;
     switch (c->size) {
-    case 1: return *(const Any_uint8_t *)from;
-    case 2: return *(const Any_uint16_t *)from;
-    case 4: return *(const Any_uint32_t *)from;
-    default: return *(const Any_uint64_t *)from;
+    case 1: return (uint8_t)(*(const Any_uint8_t *)from - c->least);
+    case 2: return (uint16_t)(*(const Any_uint16_t *)from - c->least);
+    case 4: return (uint32_t)(*(const Any_uint32_t *)from - c->least);
+    default: return *(const Any_uint64_t *)from - c->least;
     }
 }
 
@@ -269,39 +347,41 @@ static int64_t first_beyond(const Column *columns, int number, int64_t from, int
 }
 
 static int64_t encode(const Points *p) {
+    const Tables tables = tables_of(p);
+    const int bytes = (p->bits + 7) / 8;
     Planes planes;
     memset(&planes, 0, sizeof planes);
-    const int bytes = (p->bits + 7) / 8, digits = (p->bits + 3) / 4 * (p->ndim - 1), width = p->ndim == 2 ? 8 : 6;
     for (int64_t first = 0; first < p->count; first += CHUNK) {
         const int count = (int)(p->count - first < CHUNK ? p->count - first : CHUNK);
         int beyond = 0;
         for (int k = 0; k < p->ndim; k++)
-            beyond |= read_column(&p->axis[k], first, count, 8, bytes, planes.axis[k]) > p->axis[k].most;
+            beyond |= read_column(&p->axis[k], first, count, bytes, planes.axis[k]) > p->axis[k].most;
         if (beyond)
             return first_beyond(p->axis, p->ndim, first, p->count);
         if (p->ndim == 2)
-            encode_planes(p, &planes, 2);
+            encode_planes(p, &tables, &planes, 2);
         else
-            encode_planes(p, &planes, 3);
-        write_column(&p->code, first, count, width, digits, (const uint8_t(*)[CHUNK])planes.code);
+            encode_planes(p, &tables, &planes, 3);
+        write_column(&p->code, first, count, bytes * p->ndim, planes.code);
     }
     return p->count;
 }
 
 static int64_t decode(const Points *p) {
+    const Tables tables = tables_of(p);
+    const int bytes = (p->bits + 7) / 8;
     Planes planes;
     memset(&planes, 0, sizeof planes);
-    const int bytes = (p->bits + 7) / 8, digits = (p->bits + 3) / 4 * (p->ndim - 1), width = p->ndim == 2 ? 8 : 6;
     for (int64_t first = 0; first < p->count; first += CHUNK) {
         const int count = (int)(p->count - first < CHUNK ? p->count - first : CHUNK);
-        if (read_column(&p->code, first, count, width, digits, planes.code) > p->code.most)
+        if (read_column(&p->code, first, count, bytes * p->ndim, planes.code) > p->code.most)
             return first_beyond(&p->code, 1, first, p->count);
         if (p->ndim == 2)
-            decode_planes(p, &planes, 2);
+            decode_planes(p, &tables, &planes, 2);
         else
-            decode_planes(p, &planes, 3);
+            decode_planes(p, &tables, &planes, 3);
         for (int k = 0; k < p->ndim; k++)
-            write_column(&p->axis[k], first, count, 8, bytes, (const uint8_t(*)[CHUNK])planes.axis[k]);
+            write_column(&p->axis[k], first, count, bytes, planes.axis[k]);
     }
     return p->count;
 }
