@@ -14,7 +14,7 @@ help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
 	@echo "make slow      the tests that 'make test' has no time for, but for those of 'make kernels'"
-	@echo "make sanitize  the C of the CPU kernel under AddressSanitizer, UBSan and ThreadSanitizer"
+	@echo "make sanitize  the C of the CPU kernel and of token orders under AddressSanitizer, UBSan and (the kernel) ThreadSanitizer"
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
@@ -35,6 +35,7 @@ slow: .venv/built
 
 sanitize: .venv/built
 	$(BIN)/python tests/sanitize/run.py $(ARGS)
+	$(BIN)/python tests/sanitize/orders.py $(ARGS)
 
 sanitize-cuda: .venv/built
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
