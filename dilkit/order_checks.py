@@ -24,10 +24,10 @@ _GRID = "(n,), (rows, columns) or (depth, rows, columns)"
 
 def sizes(name: str, values: Any) -> tuple[int, ...]:
     """`values`, one integer an axis, as a tuple of ints. Raises TypeError for others."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+    if type(values) is not tuple and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
         raise TypeError(f"{name}={values!r} is a {type(values).__name__}; a sequence of integers is needed, {_GRID}")
     found = tuple(values)
-    if all(type(size) is int for size in found):
+    if {*map(type, found)} == {int}:
         return found
     return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(found))
 

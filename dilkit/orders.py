@@ -12,7 +12,7 @@ import numpy as np
 
 from dilkit.checks import boolean, integer
 from dilkit.order_checks import CURVES, check_curve, check_grid, check_tile, check_tokens, permutation, sizes
-from dilkit.order_curves import chosen_tile, draw, draw_transposed, inverse, is_power_of_two_cube
+from dilkit.order_curves import chosen_tile, draw, draw_transposed, hilbert_rank, inverse, is_power_of_two_cube
 from dilkit.plan import Index, cached
 
 if TYPE_CHECKING:
@@ -245,6 +245,8 @@ class TokenOrder:
         return moved(x, dim, self, inverse)
 
     def _inverse(self) -> Index:
+        if self.spec is not None and self.variant == "true" and not self.is_transposed:
+            return _locked(hilbert_rank(self.shape, self.extra_tokens))
         return _locked(inverse(self.perm))
 
     def kept(self, name: Hashable, make: Callable[[], Any]) -> Any:
