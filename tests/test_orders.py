@@ -15,6 +15,7 @@ from dilkit.cache import ENTRY_BYTES
 from dilkit.environment import CACHE_BYTES
 from dilkit.order_checks import CURVES, empty
 from dilkit.order_curves import chosen_tile
+from dilkit.order_op import reorder_op
 
 SHAPES = [(1,), (7,), (1, 1), (1, 9), (9, 1), (8, 8), (5, 8), (12, 10), (1, 1, 1), (4, 4, 4), (3, 4, 5), (2, 1, 7)]
 EACH = [(shape, curve) for shape in SHAPES for curve in CURVES]
@@ -330,6 +331,13 @@ def test_compiled(made, dynamic):
     torch.testing.assert_close(torch.autograd.grad(out, x, weight), torch.autograd.grad(plain, x, weight))
     vmapped = torch.compile(torch.func.vmap(lambda x: made.apply(x, 0)), fullgraph=True, backend="aot_eager")
     assert torch.equal(vmapped(x.detach()), made.apply(x))
+
+
+@TORCH_WARNS
+def test_the_operator_of_compiled_graphs():
+    made = order((4, 4))
+    for x in (torch.randn(2, 16), torch.randn(16, 2, requires_grad=True)):
+        torch.library.opcheck(reorder_op, (x, x.shape.index(16), made.text, True))
 
 
 def test_a_table_made_in_inference_mode_serves_training():
