@@ -138,13 +138,6 @@ class TokenOrder:
             cells = np.concatenate([np.arange(extra_tokens, dtype=cells.dtype), cells + cells.dtype.type(extra_tokens)])
         return cls((len(cells) - extra_tokens,), curve, cells, None, extra_tokens, is_generation_order)
 
-    @classmethod
-    def of_points(cls, curve: str, perm: Index, rank: Index) -> TokenOrder:
-        """The order of points that `curve` visits in the order `perm`, `(n,)`, whose inverse is `rank`: neither is checked."""
-        made = cls((len(perm),), curve, perm)
-        made._own["rank"] = _locked(rank)
-        return made
-
     @staticmethod
     def from_text(text: str) -> TokenOrder:
         """The order of a grid that has this `text`."""

@@ -165,15 +165,6 @@ def test_a_given_permutation_is_an_order():
         GIVEN.transposed()
 
 
-def test_an_order_of_points_has_the_rank_that_it_is_given():
-    perm, rank = (np.array(x) for x in ([2, 0, 1], [1, 2, 0]))
-    made = TokenOrder.of_points("morton", perm, rank)
-    assert np.shares_memory(made.rank, rank)
-    assert np.shares_memory(made.perm, perm)
-    assert made == TokenOrder.from_permutation([2, 0, 1], curve="morton")
-    assert len(TokenOrder.of_points("morton", perm[:0], rank[:0])) == 0
-
-
 @pytest.mark.parametrize(("perm", "error"), [
     ([0, 2], ValueError), ([0, 0], ValueError), ([-1, 0], ValueError), ([], TypeError), ([[0, 1]], ValueError),
     ([0.0, 1.0], TypeError), ([1, 2**40], ValueError), ([True, False], TypeError), ("ab", TypeError),
