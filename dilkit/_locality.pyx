@@ -63,19 +63,45 @@ def active_blocks(
     `block_of`, `(depth, rows, columns)`: the block of each cell, below `blocks`. The groups of `cells` are the query blocks.
     """
     cdef int64_t[::1] seen = np.full(blocks, -1, np.int64)
+    cdef int64_t low[3]
+    cdef int64_t high[3]
     cdef int64_t found = 0, i, z, y, x
-    cdef int64_t depth = block_of.shape[0], rows = block_of.shape[1], columns = block_of.shape[2]
     cdef Py_ssize_t g
     with nogil:
         for g in range(starts.shape[0] - 1):
             for i in range(starts[g], starts[g + 1]):
-                for z in range(max(0, cells[i, 0] - reach[0]), min(depth, cells[i, 0] + reach[0] + 1)):
-                    for y in range(max(0, cells[i, 1] - reach[1]), min(rows, cells[i, 1] + reach[1] + 1)):
-                        for x in range(max(0, cells[i, 2] - reach[2]), min(columns, cells[i, 2] + reach[2] + 1)):
+                _new_part(cells, i, i > starts[g], block_of.shape, reach, low, high)
+                for z in range(low[0], high[0]):
+                    for y in range(low[1], high[1]):
+                        for x in range(low[2], high[2]):
                             if seen[block_of[z, y, x]] != g:
                                 seen[block_of[z, y, x]] = g
                                 found += 1
     return found
+
+
+cdef inline void _new_part(
+    const int64_t[:, ::1] cells,
+    int64_t i,
+    bint after_another,
+    const Py_ssize_t *space,
+    const int64_t[::1] reach,
+    int64_t *low,
+    int64_t *high,
+) noexcept nogil:
+    """The window of cell i; after a cell that it differs from along one axis alone, only what that cell's window did not hold."""
+    cdef int axis, moved = -1, moves = 0
+    for axis in range(3):
+        low[axis] = max(0, cells[i, axis] - reach[axis])
+        high[axis] = min(space[axis], cells[i, axis] + reach[axis] + 1)
+        if after_another and cells[i, axis] != cells[i - 1, axis]:
+            moved = axis
+            moves += 1
+    if moves == 1:
+        if cells[i, moved] > cells[i - 1, moved]:
+            low[moved] = max(low[moved], cells[i - 1, moved] + reach[moved] + 1)
+        else:
+            high[moved] = min(high[moved], cells[i - 1, moved] - reach[moved])
 
 
 cdef inline int64_t _place(

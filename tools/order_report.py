@@ -83,35 +83,32 @@ def reading(curves: dict[str, Found], chosen: str) -> str:
         return "In one dimension the sequence's own order is the best there is: every curve is the identity."
     rival = "hilbert" if chosen == "tile" else chosen
     tiles, other = curves["tile"], curves[rival]
-    judged = {
-        "aligned": _judge(tiles["aligned"]["near_48"], other["aligned"]["near_48"], SAME),
-        "shifted": _judge(tiles["shifted"]["near_48"], other["shifted"]["near_48"], SAME),
-        "dilated": _judge(*(-(found["kept"][-1]["mean"] or 0.0) for found in (tiles, other)), SAME_DISTANCE),
-    }
+    shares = {part: (tiles[part]["near_48"], other[part]["near_48"]) for part in ("aligned", "shifted")}
+    means = [found["kept"][-1]["mean"] or 0.0 for found in (tiles, other, curves["row-major"])]
+    judged = {part: _judge(*pair, SAME) for part, pair in shares.items()} | {"dilated": _judge(means[1], means[0], SAME_DISTANCE)}
     compact = {1: "more compact than", 0: "as compact as", -1: "less compact than"}
+    aligned, shifted = (f"near 48: {ours:.3f}, {theirs:.3f}" for ours, theirs in shares.values())
     far = {1: "nearer", 0: "as near", -1: "farther"}[judged["dilated"]]
-    shares = {part: f"near 48: {tiles[part]['near_48']:.3f}, {other[part]['near_48']:.3f}" for part in ("aligned", "shifted")}
-    distance = ", ".join(_mean(found["kept"][-1]) for found in (tiles, other))
-    if rival != "row-major":
-        distance += f"; row-major: {_mean(curves['row-major']['kept'][-1])}"
-    window = ""
-    if other["window"]:
-        listed = {label(found): found["active_blocks"] for found in (curves.get("block-tile", tiles), other, curves["row-major"])}
-        window = f"; blocks for the window: {', '.join(f'{count:.2f} for {name}' for name, count in listed.items())}"
+    distances = f"{means[0]:.2f}, {means[1]:.2f}" + f"; row-major: {means[2]:.2f}" * (rival != "row-major")
     return (
-        f"{_verdict(judged, rival)}: tiles of {_sides(tiles['tile'])} are {compact[judged['aligned']]} {rival} "
-        f"({shares['aligned']}); with segments shifted {compact[judged['shifted']]} it ({shares['shifted']}); at rate "
-        f"{tiles['kept'][-1]['rate']} their nearest kept key is {far} (cells: {distance}){window}."
+        f"{_verdict(judged, rival)}: tiles of {_sides(tiles['tile'])} are {compact[judged['aligned']]} {rival} ({aligned}); with "
+        f"segments shifted {compact[judged['shifted']]} it ({shifted}); at rate {tiles['kept'][-1]['rate']} their nearest kept key "
+        f"is {far} (cells: {distances}){_window(curves, rival)}."
     )
 
 
-def _mean(kept: Found) -> str:
-    return "none" if kept["mean"] is None else f"{kept['mean']:.2f}"
+def _window(curves: dict[str, Found], rival: str) -> str:
+    """The active blocks of a window, if one was asked for: of tiles, the rival and row-major."""
+    if not curves[rival]["window"]:
+        return ""
+    compared = (curves.get("block-tile", curves["tile"]), curves[rival], curves["row-major"])
+    listed = {label(found): f"{found['active_blocks']:.2f} for {label(found)}" for found in compared}
+    return f"; blocks for the window: {', '.join(listed.values())}"
 
 
-def _judge(tiles: float, other: float, same: float) -> int:
-    """1 where tiles are better, -1 where the other is, 0 where there is next to no difference."""
-    return 0 if abs(tiles - other) < same else 1 if tiles > other else -1
+def _judge(more: float, less: float, same: float) -> int:
+    """1 if the first is larger, -1 if the second is, 0 if there is next to no difference."""
+    return 0 if abs(more - less) < same else 1 if more > less else -1
 
 
 def _verdict(judged: dict[str, int], rival: str) -> str:
