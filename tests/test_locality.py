@@ -39,6 +39,8 @@ COMPACT = [
     ((SQUARE, "tile", 1500, (30, 50)), (0.943, 0.874, 128), None),
     ((CUBOID, "row-major", 1024, None), (0.572, 0.349, 64.8), (0.567, 0.343, 70.7)),
     ((CUBOID, "morton", 4096, None), (0.947, 0.901, 26.0), (0.921, 0.853, 43.3)),
+    ((CUBOID, "hilbert", 1024, None), (0.896, 0.807, 18.0), (0.895, 0.806, 18.0)),
+    ((CUBOID, "hilbert", 4096, None), (0.947, 0.901, 26.0), (0.937, 0.882, 31.2)),
     ((CUBOID, "tile", 1024, (8, 8, 16)), (0.896, 0.807, 18.0), (0.844, 0.715, 41.1)),
     ((CUBOID, "tile", 4096, (16, 16, 16)), (0.947, 0.901, 26.0), (0.921, 0.854, 45.9)),
 ]
@@ -70,6 +72,12 @@ def test_how_far_the_nearest_kept_key_is(curve: str) -> None:
     for one, (mean, largest) in zip(kept, DISTANCES[curve], strict=True):
         assert one.mean == pytest.approx(mean, abs=0.0051)
         assert one.max == pytest.approx(largest, abs=0.051)
+
+
+def test_how_far_the_nearest_kept_key_is_in_space() -> None:
+    for curve, printed in (("hilbert", (0.50, 0.85, 1.11, 1.30)), ("tile", (0.50, 1.12, 2.75, 7.50))):
+        _, *kept = known(CUBOID, curve, 4096, tile=(16, 16, 16) if curve == "tile" else None).kept
+        assert [one.mean for one in kept] == pytest.approx(printed, abs=0.0051)
 
 
 BLOCKS = [

@@ -92,8 +92,8 @@ def reading(curves: dict[str, Found], chosen: str) -> str:
     distances = f"{means[0]:.2f}, {means[1]:.2f}" + f"; row-major: {means[2]:.2f}" * (rival != "row-major")
     return (
         f"{_verdict(judged, rival)}: tiles of {_sides(tiles['tile'])} are {compact[judged['aligned']]} {rival} ({aligned}); with "
-        f"segments shifted {compact[judged['shifted']]} it ({shifted}); at rate {tiles['kept'][-1]['rate']} their nearest kept key "
-        f"is {far} (cells: {distances}){_window(curves, rival)}."
+        f"segments shifted {compact[judged['shifted']]} it ({shifted}); at rate {tiles['kept'][-1]['rate']} their nearest kept "
+        f"key is {far} (cells: {distances}){_window(curves, rival)}."
     )
 
 
