@@ -274,7 +274,7 @@ def test_missing_matplotlib_is_said(picture: Path, tmp_path: Path, capsys: pytes
 
 
 def test_the_sample_is_a_photograph() -> None:
-    photo = load_photograph("", ImageConfig().crop)
+    photo = load_photograph(None, ImageConfig().crop)
     assert photo.source == demo_image_photo.SAMPLE
     assert photo.pixels.shape == (600, 512, 3)
     assert 0.2 < photo.pixels.std() < 0.5
@@ -319,6 +319,7 @@ def test_large_pictures_are_reduced(tmp_path: Path, size: tuple[int, int], reduc
     ("arguments", "said"),
     [
         (["--image", "missing.png"], "--image: 'missing.png' cannot be read: No such file or directory"),
+        (["--image", ""], "--image: '' cannot be read: No such file or directory"),
         (["--image", "folder"], "--image: 'folder' cannot be read: Is a directory"),
         (["--image", "text.png"], "--image: 'text.png' is no picture that Pillow can open"),
         (["--image", "half.png"], "--image: 'half.png' cannot be read: "),

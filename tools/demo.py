@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_arguments(parser)
     image = parser.add_argument_group("photograph")
     image.add_argument(
-        "--image", nargs="?", const="", metavar="FILE", help="learn from this picture (default: one that matplotlib brings)"
+        "--image", nargs="?", const=True, metavar="FILE", help="learn from this picture (default: one that matplotlib brings)"
     )
     image.add_argument("--seeds", type=whole(3), metavar="N", help="seeds to train with, at least 3 (default 3), from --seed on")
     sampling = parser.add_argument_group("sampling")

@@ -36,7 +36,7 @@ class Job:
 
     def __init__(self, args: argparse.Namespace, config: ImageConfig) -> None:
         self.args, self.config, self.interrupted = args, config, ""
-        self.task = Task(load_photograph(args.image, config.crop), config)
+        self.task = Task(load_photograph(None if args.image is True else args.image, config.crop), config)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         self.trace = explain(config.problem(BATCH))

@@ -85,13 +85,13 @@ class Photograph:
         return dict(source=self.source, rows=rows, columns=columns, crop=self.crop, **places)
 
 
-def load_photograph(path: str, crop: int) -> Photograph:
-    """The picture in the file `path`, or the sample for an empty one, reduced to about `MAX_SIDE` pixels.
+def load_photograph(path: str | None, crop: int) -> Photograph:
+    """The picture in the file `path`, or the sample, reduced to about `MAX_SIDE` pixels.
 
     Raises ValueError, in one line that names the way out, for what is no picture, too small, or needs a missing package.
     """
     image, ops = _pillow("Image"), _pillow("ImageOps")
-    file, source = path or _sample(), path or SAMPLE
+    file, source = (_sample(), SAMPLE) if path is None else (path, path)
     try:
         with image.open(file) as opened:
             picture = _in_bytes(ops.exif_transpose(opened)).convert("RGBA")

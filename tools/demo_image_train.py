@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class Twins:
         """Whether the training has come to its end and been judged there."""
         return bool(self.points) and self.points[-1]["step"] == self.steps
 
-    def run(self, after_step: Any, after_evaluation: Any) -> None:
+    def run(self, after_step: Callable[[], Any], after_evaluation: Callable[[], Any]) -> None:
         """Judge, then train and judge in turns until all steps are done."""
         for part in range(CURVE_POINTS + 1):
             while self.done < part * self.steps // CURVE_POINTS:
