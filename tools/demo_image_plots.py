@@ -28,6 +28,8 @@ HUES = {"row-major": DENSE, "hilbert": DILATED}
 _HIDDEN = 0.82
 """The grey of a hidden patch."""
 _TICKS = [factor * 10.0**power for power in range(-5, 3) for factor in (1, 1.5, 2, 3, 5, 7)]
+_NARROWEST = 1.4
+"""Inches that the title of a strip takes."""
 _ROOM = 1.32
 """The width of the loss picture with the labels, in widths without."""
 _GUESS_NAMES = {"mean": "mean visible patch", "nearest": "nearest visible patch", "weighted": "weighted by distance"}
@@ -83,7 +85,7 @@ def draw_reconstruction(task: Task, twins: Twins, path: Path) -> None:
     rows, columns = task.photo.pixels.shape[:2]
     (top, bottom), (start, stop) = task.photo.held_out_rows, task.photo.strip
     widths = [columns / rows, *[(stop - start) / (bottom - top)] * len(strips)]
-    height = min(5.6, 13 / sum(widths))
+    height = min(max(5.6, _NARROWEST / min(widths)), 13 / sum(widths))
     figure = Figure(figsize=(height * sum(widths) + 0.8, height + 0.5), layout="constrained", dpi=150)
     axes = figure.subplots(1, len(widths), width_ratios=widths)
     _picture(axes[0], task.photo.pixels, "the photograph; the strip is held out")
