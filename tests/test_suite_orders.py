@@ -222,12 +222,18 @@ def test_what_is_done_before_a_sample_is_not_timed() -> None:
         measure.time_interleaved(calls, min_time=1.0, before=lambda: None)
 
 
+def entry(ns: float, points: int = 1000) -> dict[str, Any]:
+    """A contestant that takes `ns` nanoseconds a point in each of three rounds, but twice as long in the second."""
+    samples = [1e-9 * ns * points * factor for factor in (1.0, 2.0, 1.0)]
+    return dict(ns_per_point=ns, points=points, time=dict(samples_s=samples))
+
+
 def made_up(ns: float, others: float | None = None, near: float = 1.0, warm: float = 4e-6) -> dict[str, Any]:
     """A result in which dilkit takes `ns` nanoseconds a point everywhere, and everyone else `others`."""
 
     def row(**fields: Any) -> dict[str, Any]:
         entries = {"dilkit": ns} | ({} if others is None else {"store loop": others, "hilbertsfc": others})
-        return fields | dict(entries={who: dict(ns_per_point=value, time={}) for who, value in entries.items()})
+        return fields | dict(entries={who: entry(value) for who, value in entries.items()})
 
     grids = {name: row(grid=name, shape=list(shape), dtype="int32") for name, shape in suite_orders.GRIDS.items()}
     points = [
@@ -268,7 +274,7 @@ def test_a_package_must_be_slower_everywhere() -> None:
     assert verdicts(made_up(1.0))[at] == "not measurable here: not installed"
     result = made_up(1.0, 3.0)
     assert verdicts(result)[at] == "met"
-    result["points"][-1]["entries"]["hilbertsfc"]["ns_per_point"] = 0.99
+    result["points"][-1]["entries"]["hilbertsfc"] = entry(0.99, points=10)
     figure = suite_orders_targets.judge(result)[at]
     assert figure["verdict"] == "short"
     shown = suite_orders_report.figure_rows(dict(figures=[figure]))[1]
@@ -281,7 +287,7 @@ def test_the_worst_number_of_bits_decides() -> None:
     name = "encode, random 2-D points"
     at = [target.name for target in suite_orders_targets.TARGETS].index(name)
     assert verdicts(result)[at] == "aim met"
-    next(row for row in result["points"] if row["bits"] == 16)["entries"]["dilkit"]["ns_per_point"] = 1.4
+    next(row for row in result["points"] if row["bits"] == 16)["entries"]["dilkit"] = entry(1.4)
     assert verdicts(result)[at] == "met"
     shown = suite_orders_report.figure_rows(dict(figures=[suite_orders_targets.judge(result)[at]]))[1]
     assert shown == (
@@ -291,3 +297,14 @@ def test_the_worst_number_of_bits_decides() -> None:
         "1.4 ns/point (16 bits), 0.5 ns/point (10 bits)",
         "met",
     )
+
+
+def test_a_ratio_is_that_of_the_same_round() -> None:
+    """So that what disturbs the machine for most of the rounds disturbs no ratio."""
+    ours, theirs = (1.0, 5.0, 7.0), (2.0, 10.0, 7.0)
+    entries = {
+        who: dict(points=points, time=dict(samples_s=samples))
+        for who, samples, points in (("dilkit", ours, 4), ("other", theirs, 2))
+    }
+    assert suite_orders_targets.versus(dict(entries=entries), "other") == 4.0
+    assert suite_orders_targets.versus(dict(entries=entries), "nobody") is None

@@ -43,8 +43,8 @@ class Suite:
     """The steps of a run. `repeats`: samples; `budget`: seconds of one call, beyond which a package is given fewer points."""
 
     quick: bool = False
-    repeats: int = 9
-    budget: float = 0.5
+    repeats: int = 11
+    budget: float = 0.25
 
     def steps(self) -> Iterator[Step]:
         """(the list of the result that it goes to, what is going on, the measurement)."""

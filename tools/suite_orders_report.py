@@ -112,15 +112,16 @@ def notes(result: Result) -> list[str]:
 
 
 METHOD = """\
-Medians of all samples, on one thread, everyone in a row timed in turns; a sample is as many calls as last 20 ms. dilkit's
-permutations, ranks and codes go into arrays that were written to before; the store loop is `out[i] = i`, compiled with the same
-flags, into the same array as dilkit's permutation. A cold call of `order` finds an empty cache and gets fresh memory from the
-system, page faults included. A package that would take longer than the budget (`--budget`, seconds a call) is given fewer
-points of the same row; what counts is time a point. Packages have codes and coordinates on cubes of a power of two: their
-permutation is that of decoded coordinates, their ranks are the codes of all cells, and on other grids their codes are sorted,
-which makes a curve with jumps. Before it is timed everyone must walk a small grid, visiting each cell once by steps of one
-cell, and know its own codes again; in the row itself, give each cell once, ascending codes, or the inputs back. Distances to
-the nearest kept key are means over the tokens of a grid of 256 x 256 in segments of 4,096, and depend on no machine."""
+Medians of all samples, on one thread, everyone in a row timed in turns; a sample is as many calls as last 20 ms, and a ratio
+the median of those within a round. dilkit's permutations, ranks and codes go into arrays that were written to before; the store
+loop is `out[i] = i`, compiled with the same flags, into the same array as dilkit's permutation. A cold call of `order` finds an
+empty cache and gets fresh memory from the system, page faults included. A package that would take longer than the budget
+(`--budget`, seconds a call) is given fewer points of the same row; what counts is time a point. Packages have codes and
+coordinates on cubes of a power of two: their permutation is that of decoded coordinates, their ranks are the codes of all
+cells, and on other grids their codes are sorted, which makes a curve with jumps. Before it is timed everyone must walk a small
+grid, visiting each cell once by steps of one cell, and know its own codes again; in the row itself, give each cell once,
+ascending codes, or the inputs back. Distances to the nearest kept key are means over the tokens of a grid of 256 x 256 in
+segments of 4,096, and depend on no machine."""
 
 
 def text(result: Result) -> str:

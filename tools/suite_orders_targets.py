@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -45,10 +46,15 @@ def size(row: Row) -> str:
 
 
 def versus(row: Row, who: str, whom: str = OURS) -> float | None:
-    """The time a point of `who` over that of `whom`; None where one of them was not timed."""
+    """The time a point of `who` over that of `whom`; None where one of them was not timed.
+
+    The median over the rounds of the contest: in a round both were disturbed alike.
+    """
     if not measured(row, who, whom):
         return None
-    return float(row["entries"][who]["ns_per_point"] / row["entries"][whom]["ns_per_point"])
+    theirs, ours = row["entries"][who], row["entries"][whom]
+    rounds = zip(theirs["time"]["samples_s"], ours["time"]["samples_s"], strict=True)
+    return float(statistics.median(a / b for a, b in rounds) * ours["points"] / theirs["points"])
 
 
 def _ns(row: Row) -> float | None:
