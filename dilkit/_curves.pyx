@@ -100,6 +100,14 @@ def invert(const integer[::1] perm, integer[::1] out):
         raise ValueError(f"perm[{wrong}]={perm[wrong]} must be at least 0 and below {count}")
 
 
+def row_major(integer[::1] out):
+    """Write `out[i] = i`: the plainest loop that stores, by which the others are measured."""
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(out.shape[0]):
+            out[i] = <integer>i
+
+
 cdef _check_bits(Py_ssize_t length, int bytes, int ndim, int bits):
     if ndim not in (2, 3) or not 0 <= bits <= 31:
         raise ValueError(f"ndim={ndim} must be 2 or 3, and bits={bits} from 0 to 31")
