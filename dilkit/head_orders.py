@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,13 +31,22 @@ def as_orders(name: str, given: Any) -> Orders:
 
 
 def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | None) -> Orders | None:
-    """What a module is given as `order` or as `orders`; None for neither. Raises TypeError or ValueError, also for both."""
+    """What a module is given as `order` or as `orders`; None for neither. Raises TypeError or ValueError, also for both.
+
+    Warns of orders with different names that move tokens alike, as a generalised Hilbert curve and its transposed one may.
+    """
     if order is not None and orders is not None:
         raise ValueError(f"order={order!r} and orders={orders!r} are both given; give one order, or several as orders")
     if order is not None and not isinstance(order, TokenOrder):
         raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
     given = order if orders is None else orders
-    return None if given is None else as_orders("orders", given)
+    if given is None:
+        return None
+    found = as_orders("orders", given)
+    for one, other in combinations(found, 2):
+        if one != other and np.array_equal(one.perm, other.perm):
+            warnings.warn(f"{one!r} and {other!r} move tokens alike: heads that take them see the same", stacklevel=3)
+    return found
 
 
 def shown_orders(orders: Orders | None) -> dict[str, Any]:

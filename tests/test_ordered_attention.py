@@ -325,6 +325,13 @@ def test_what_a_module_is_given():
     assert "order" not in str(DilatedAttention(PATTERN))
 
 
+def test_orders_that_are_the_same_under_two_names_are_told():
+    wide = order((6, 8))  # a generalised curve goes along the longest side, also of the reversed grid
+    with pytest.warns(UserWarning, match=r"order\(\(6, 8\), 'hilbert'\) and .*transposed\(\) move tokens alike"):
+        DilatedAttention(PATTERN, orders=[wide, wide.transposed()])
+    DilatedAttention(PATTERN, orders=[HILBERT, SNAKE, HILBERT])
+
+
 def test_modules_are_copied_and_stored_as_without_orders():
     for orders in ORDERS.values():
         module = MultiheadDilatedAttention(16, HEADS, DilatedAttention(PATTERN, orders=orders))
