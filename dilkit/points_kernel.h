@@ -78,16 +78,16 @@ INLINE Bytes look_up(const Table *table, Bytes x) {
 
 typedef struct {
     Table turns[3];
-    Table spread, gather; /* bits 3210 at 6420; bits 2 and 0 at 5 and 4 */
+    Table spread, gather; /* bits 3210 at 6420; the last bits of two digits, 2 and 0 or 3 and 0, at 1 and 0 */
 } Tables;
 
 static Tables tables_of(const Points *p) {
     static const uint8_t spread[] = {0, 1, 4, 5, 16, 17, 20, 21, 64, 65, 68, 69, 80, 81, 84, 85};
-    static const uint8_t gather[] = {0, 16, 0, 16, 32, 48, 32, 48, 0, 16, 0, 16, 32, 48, 32, 48};
+    static const uint8_t gather[][16] = {{0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3}, {0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3}};
     Table first = table_of(p->turns), second = table_of(p->turns + (p->ndim == 2 ? 0x80 : 0x40)), third = table_of(p->turns + 0xC0);
     if (p->ndim == 3)
         second.each ^= first.each; /* what bit 6 changes, for the first one is looked up where it is set, too */
-    return (Tables){{first, second, third}, table_of(spread), table_of(gather)};
+    return (Tables){{first, second, third}, table_of(spread), table_of(gather[p->ndim - 2])};
 }
 
 INLINE Bytes turn(const Tables *t, Bytes x, int ndim) {
@@ -108,15 +108,14 @@ INLINE Bytes enter(const Tables *t, Bytes *state, Bytes n, int ndim) {
     return r;
 }
 
-/* A step of decoding: in bits 4 and 5 what comes out. The flips that apply to it are in bits 0 and 1 of the state. */
-INLINE Bytes leave(const Tables *t, Bytes *state, Bytes n, int ndim) {
+/* A step of decoding: what comes out, in bits 4 and 5 or 0 and 1. The flips that apply to it are bits 0 and 1 of the state. */
+INLINE Bytes leave(const Tables *t, Bytes *state, Bytes n, int upper, int ndim) {
     Bytes before = *state, r = turn(t, (before & 0xFC) ^ n, ndim);
     *state ^= r;
-    return (r ^ UP(before, 4)) & 0x30;
+    if (upper)
+        return (r ^ UP(before, 4)) & 0x30;
+    return (DOWN(r, 4) ^ before) & 0x03;
 }
-
-/* Four numbers of two bits, which are in bits 4 and 5, as a byte. */
-INLINE Bytes joined(const Bytes number[4]) { return UP(number[3], 2) | number[2] | DOWN(number[1], 2) | DOWN(number[0], 4); }
 
 /* Four levels of 2-D, the upper or the lower ones: `odd` and `even` have a step in each nibble, (x x last last). */
 INLINE Bytes encode_four_2(const Tables *t, Bytes *state, Bytes odd, Bytes even, Bytes last, int upper) {
@@ -174,40 +173,40 @@ INLINE void encode_planes(const Points *p, const Tables *t, Planes *planes, int 
     }
 }
 
-/* Four levels of a code of 2-D: a nibble each of x and of the last bits. */
-INLINE void decode_four_2(const Tables *t, Bytes *state, Bytes code, Bytes x[2], Bytes last[2]) {
-    Bytes upper = DOWN(code, 4) & 0x0F, lower = code & 0x0F;
-    x[1] = leave(t, state, upper, 2), x[0] = leave(t, state, lower, 2);
-    last[1] = look_up(&t->gather, upper), last[0] = look_up(&t->gather, lower);
+/* Four levels of a code of 2-D: their bits of x and their last bits, as a nibble. */
+INLINE void decode_four_2(const Tables *t, Bytes *state, Bytes code, int upper, Bytes *x, Bytes *last) {
+    const Bytes first = DOWN(code, 4) & 0x0F, second = code & 0x0F;
+    const Bytes lasts = UP(look_up(&t->gather, first), 2) | look_up(&t->gather, second);
+    *x |= UP(leave(t, state, first, upper, 2), 2);
+    *x |= leave(t, state, second, upper, 2);
+    *last |= upper ? UP(lasts, 4) : lasts;
 }
 
 INLINE void decode_byte_2(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *last) {
-    Bytes xs[4] = {{0}}, lasts[4] = {{0}};
     if (fours > 1)
-        decode_four_2(t, state, PLANE(code[1]), xs + 2, lasts + 2);
-    decode_four_2(t, state, PLANE(code[0]), xs, lasts);
-    *x = joined(xs), *last = joined(lasts);
+        decode_four_2(t, state, PLANE(code[1]), 1, x, last);
+    decode_four_2(t, state, PLANE(code[0]), 0, x, last);
 }
 
-/* Two levels of a code of 3-D: x and y of both, in bits 7654 as (x x y y), and their last bits, in bits 5 and 4. */
-INLINE void decode_two_3(const Tables *t, Bytes *state, Bytes code, Bytes *xy, Bytes *last) {
-    Bytes upper = leave(t, state, DOWN(code, 3) & 7, 3), lower = leave(t, state, code & 7, 3);
-    *xy = (UP(upper, 2) & 0x80) | (UP(lower, 1) & 0x40) | (UP(upper, 1) & 0x20) | (lower & 0x10);
-    *last = (UP(code, 2) & 0x20) | (UP(code, 4) & 0x10);
+/* Four levels of a code of 3-D, two in a byte: (x y) of each in a nibble of `point`, and their last bits, as a nibble. */
+INLINE void decode_four_3(const Tables *t, Bytes *state, const Bytes two[2], int upper, Bytes point[4], Bytes *last) {
+    const Bytes lasts = UP(look_up(&t->gather, two[1] & 0x0F), 2) | look_up(&t->gather, two[0] & 0x0F);
+#pragma GCC unroll 4
+    for (int j = 3; j >= 0; j--)
+        point[j] |= leave(t, state, (j % 2 ? DOWN(two[j / 2], 3) : two[j / 2]) & 7, upper, 3);
+    *last |= upper ? UP(lasts, 4) : lasts;
 }
 
 INLINE void decode_byte_3(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *y, Bytes *last) {
     const Bytes low = PLANE(code[0]), middle = PLANE(code[1]), high = PLANE(code[2]);
     const Bytes second = (DOWN(low, 6) & 0x03) | (UP(middle, 2) & 0x3C), third = (DOWN(middle, 4) & 0x0F) | (UP(high, 4) & 0x30);
     const Bytes two[4] = {low, second, third, DOWN(high, 2)};
-    Bytes xy[4] = {{0}}, lasts[4] = {{0}};
-#pragma GCC unroll 4
-    for (int k = 3; k >= 0; k--)
-        if (k < 2 || fours > 1)
-            decode_two_3(t, state, two[k], &xy[k], &lasts[k]);
-    *last = joined(lasts);
-    *x = (xy[3] & 0xC0) | (DOWN(xy[2], 2) & 0x30) | (DOWN(xy[1], 4) & 0x0C) | (DOWN(xy[0], 6) & 0x03);
-    *y = (UP(xy[3], 2) & 0xC0) | (xy[2] & 0x30) | (DOWN(xy[1], 2) & 0x0C) | (DOWN(xy[0], 4) & 0x03);
+    Bytes point[4] = {{0}};
+    if (fours > 1)
+        decode_four_3(t, state, two + 2, 1, point, last);
+    decode_four_3(t, state, two, 0, point, last);
+    *x = (DOWN(point[0], 1) & 0x11) | (point[1] & 0x22) | (UP(point[2], 1) & 0x44) | (UP(point[3], 2) & 0x88);
+    *y = (point[0] & 0x11) | (UP(point[1], 1) & 0x22) | (UP(point[2], 2) & 0x44) | (UP(point[3], 3) & 0x88);
 }
 
 INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int ndim) {
@@ -215,7 +214,7 @@ INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int 
     for (int at = 0; at < CHUNK; at += VECTOR_BYTES) {
         Bytes state = (Bytes){0} + p->start;
         for (int byte = (fours - 1) / 2; byte >= 0; byte--) {
-            Bytes x, y, last;
+            Bytes x = {0}, y, last = {0};
             if (ndim == 2) {
                 decode_byte_2(t, &state, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at], fours - 2 * byte, &x, &last);
                 y = p->parity ? (Bytes)(last ^ x) : last;
@@ -232,24 +231,24 @@ INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int 
 #define COLUMN(T, L)                                                                                                         \
     INLINE T gather_##T##_##L(L *restrict to, const char *from, int64_t stride, T least, int count) {                        \
         T seen = 0;                                                                                                          \
-        for (int i = 0; i < count; i++) {                                                                                    \
+        for (int64_t i = 0; i < count; i++) {                                                                                \
             T number = (T)(*(const Any_##T *)(from + i * stride) - least);                                                   \
             seen |= number, to[i] = (L)number;                                                                               \
         }                                                                                                                    \
         return seen;                                                                                                         \
     }                                                                                                                        \
     INLINE void split_##T##_##L(const uint8_t *restrict from, int count, uint8_t (*restrict to)[CHUNK]) {                    \
-        for (int i = 0; i < count; i++)                                                                                      \
+        for (int64_t i = 0; i < count; i++)                                                                                      \
             for (int k = 0; k < (int)sizeof(L); k++)                                                                         \
-                to[k][i] = from[i * (int)sizeof(L) + k];                                                                     \
+                to[k][i] = from[i * (int64_t)sizeof(L) + k];                                                                     \
     }                                                                                                                        \
     INLINE void join_##T##_##L(uint8_t *restrict to, int count, uint8_t (*restrict from)[CHUNK]) {                           \
-        for (int i = 0; i < count; i++)                                                                                      \
+        for (int64_t i = 0; i < count; i++)                                                                                      \
             for (int k = 0; k < (int)sizeof(L); k++)                                                                         \
-                to[i * (int)sizeof(L) + k] = from[k][i];                                                                     \
+                to[i * (int64_t)sizeof(L) + k] = from[k][i];                                                                     \
     }                                                                                                                        \
     INLINE void scatter_##T##_##L(char *restrict to, int64_t stride, int count, const L *restrict from) {                    \
-        for (int i = 0; i < count; i++)                                                                                      \
+        for (int64_t i = 0; i < count; i++)                                                                                      \
             *(Any_##T *)(to + i * stride) = (T)from[i];                                                                      \
     }                                                                                                                        \
     static uint64_t read_##T##_##L(const char *from, int64_t stride, T least, int count, uint8_t (*to)[CHUNK]) {             \
@@ -257,7 +256,7 @@ INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int 
         L line[CHUNK];                                                                                                       \
         T seen = 0;                                                                                                          \
         if (stride == size && least == 0 && sizeof(T) == sizeof(L)) {                                                        \
-            for (int i = 0; i < count; i++)                                                                                  \
+            for (int64_t i = 0; i < count; i++)                                                                                  \
                 seen |= ((const Any_##T *)from)[i];                                                                          \
             split_##T##_##L((const uint8_t *)from, count, to);                                                               \
             return seen;                                                                                                     \
