@@ -37,6 +37,7 @@ static inline void add_block(Batch *batch, const void *table, int64_t by, int64_
 
 /* The cells of a block by ascending Morton code: whole blocks, and those that are cut. */
 typedef struct {
+    int cuts; /* the axes along which the last block is not whole */
     int64_t count[CUTS];
     uint16_t cell[CUTS][BLOCK_CELLS];
 } Blocks;
@@ -50,25 +51,28 @@ typedef struct {
     const char *table;         /* the blocks of all cuts, as put_blocks takes them */
 } Morton;
 
-/* The code has a digit of `ndim` bits for each level, the cell `bits` bits for each axis. */
-static int cell_of(int code, int ndim, int bits) {
-    int cell = 0;
-    for (int i = 0; i < ndim * bits; i++)
-        cell |= (code >> i & 1) << (i % ndim * bits + i / ndim);
-    return cell;
-}
-
+/* Lists the cells by code, which has a digit of `ndim` bits for each level, whereas a cell has `bits` bits for each axis. */
 static void list_cells(Blocks *blocks, const int64_t shape[3], int ndim, int bits) {
-    int side = 1 << bits, mask = side - 1;
-    for (int cut = 0; cut < CUTS; cut++)
-        blocks->count[cut] = 0;
-    for (int code = 0; code < 1 << ndim * bits; code++) {
-        int cell = cell_of(code, ndim, bits), outside = 0;
+    uint16_t all[BLOCK_CELLS] = {0};
+    int count = 1, mask = (1 << bits) - 1;
+    for (int i = 0; i < ndim * bits; i++)
+        for (int j = 0, half = count; j < half; j++)
+            all[count++] = (uint16_t)(all[j] | 1 << (i % ndim * bits + i / ndim));
+    blocks->cuts = 0;
+    for (int a = 0; a < 3; a++)
+        blocks->cuts |= ((shape[a] & mask) != 0) << a;
+    for (int cut = 0; cut < CUTS; cut++) {
+        if (cut & ~blocks->cuts)
+            continue;
+        int64_t last[3], listed = 0;
         for (int a = 0; a < 3; a++)
-            outside |= ((cell >> (2 - a) * bits & mask) > ((shape[a] - 1) & mask)) << a;
-        for (int cut = 0; cut < CUTS; cut++)
-            if (!(cut & outside))
-                blocks->cell[cut][blocks->count[cut]++] = (uint16_t)cell;
+            last[a] = cut >> a & 1 ? (shape[a] - 1) & mask : mask;
+        for (int i = 0; i < count; i++) {
+            int cell = all[i];
+            blocks->cell[cut][listed] = (uint16_t)cell;
+            listed += cell >> 2 * bits <= last[0] && (cell >> bits & mask) <= last[1] && (cell & mask) <= last[2];
+        }
+        blocks->count[cut] = listed;
     }
 }
 
@@ -78,12 +82,13 @@ static void write_outer(const Morton *morton, const int64_t corner[3], int64_t a
     int64_t start = corner[0] * grid->plane + corner[1] * grid->row + corner[2];
     for (int a = 0; a < 3; a++)
         cut |= (morton->shape[a] - corner[a] <= (int64_t)1 << 2 * bits) << a;
+    const uint16_t *blocks = morton->outer.cell[cut & morton->outer.cuts];
     Batch batch = {.out = &morton->out, .at = at};
-    for (int64_t i = 0; i < morton->outer.count[cut]; i++) {
-        int block = morton->outer.cell[cut][i], own = 0;
+    for (int64_t i = 0; i < morton->outer.count[cut & morton->outer.cuts]; i++) {
+        int block = blocks[i], own = 0;
         for (int a = 0; a < 3; a++)
             own |= ((block >> (2 - a) * bits & mask) == morton->last[a]) << a;
-        own &= cut;
+        own &= cut & morton->inner.cuts;
         int64_t by = start + (place(grid, block) << bits), cells = morton->inner.count[own];
         add_block(&batch, morton->table + own * BLOCK_CELLS * morton->out.bytes, by, cells);
     }
@@ -142,7 +147,8 @@ int curves_morton(void *out, int bytes, const int64_t shape[3], int threads) {
     list_cells(&morton.outer, blocks, ndim, bits);
     Target made = {table.data, bytes, 0};
     for (int cut = 0; cut < CUTS; cut++)
-        put_cells(&made, cut * BLOCK_CELLS, &morton.grid, morton.inner.cell[cut], 0, morton.inner.count[cut]);
+        if (!(cut & ~morton.inner.cuts))
+            put_cells(&made, cut * BLOCK_CELLS, &morton.grid, morton.inner.cell[cut], 0, morton.inner.count[cut]);
     morton.table = table.data;
     in_shares(write_cells, &morton, count, count, threads);
     free(table.memory);

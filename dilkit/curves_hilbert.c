@@ -11,7 +11,7 @@
 #include "curves.h"
 #include "curves_write.h"
 
-enum { STATES = 24, BATCH = 64 };
+enum { STATES = 24, BATCH = 64, BEAM = 256 };
 
 /* Axis a of the outer curve is axis `axis[a]` of the inner one, reversed if bit a of `flips` is set. */
 typedef struct {
@@ -192,12 +192,10 @@ static void write_beams(const void *task, int64_t first, int64_t last) {
     const Curve *curve = task;
     const Tables *tables = curve->tables;
     int bits = tables->bits, width = 1 << bits;
-    int64_t start[BATCH];
-    const uint16_t *rank[BATCH];
+    int64_t start[BEAM];
+    const uint16_t *rank[BEAM];
     for (int64_t beam = first; beam < last; beam++) {
-        int64_t block[3] = {beam / curve->side, beam % curve->side, 0}, some = BLOCK_CELLS / width;
-        if (some > curve->side)
-            some = curve->side;
+        int64_t block[3] = {beam / curve->side, beam % curve->side, 0}, some = curve->side < BEAM ? curve->side : BEAM;
         for (; block[2] < curve->side; block[2] += some) {
             ascend(curve, block, some, start, rank);
             int64_t corner = (block[0] * curve->grid.plane + block[1] * curve->grid.row + block[2]) << bits;

@@ -1,5 +1,7 @@
 /* The inner loops of curves_write.c for one type: INTEGER, and NAMED for the names. */
 
+typedef INTEGER NAMED(Vector) __attribute__((vector_size(VECTOR), aligned(sizeof(INTEGER)), may_alias));
+
 WIDEST static void NAMED(cells)(
     INTEGER *restrict out, const Grid *grid, const uint16_t *restrict cell, INTEGER origin, int64_t count) {
     const INTEGER plane = (INTEGER)grid->plane, row = (INTEGER)grid->row;
@@ -11,20 +13,18 @@ WIDEST static void NAMED(cells)(
 /* At any alignment: all stores but the first and the last of a block are aligned, and those two overlap the others. */
 WIDEST static void NAMED(shifted)(
     INTEGER *out, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks) {
-    typedef INTEGER Vector __attribute__((vector_size(VECTOR), aligned(sizeof(INTEGER)), may_alias));
-    enum { LANES = VECTOR / sizeof(INTEGER) };
     for (int64_t block = 0; block < blocks; block++, out += cells) {
         const INTEGER *from = table[block], shift = (INTEGER)by[block];
-        if (cells < LANES) {
+        if (cells < LANES(INTEGER)) {
             for (int64_t i = 0; i < cells; i++)
                 out[i] = from[i] + shift;
             continue;
         }
-        *(Vector *)out = *(const Vector *)from + shift;
+        *(NAMED(Vector) *)out = *(const NAMED(Vector) *)from + shift;
 #pragma GCC unroll 8
-        for (int64_t i = (int64_t)(-(uintptr_t)out % VECTOR / sizeof(INTEGER)); i <= cells - LANES; i += LANES)
-            *(Vector *)(out + i) = *(const Vector *)(from + i) + shift;
-        *(Vector *)(out + cells - LANES) = *(const Vector *)(from + cells - LANES) + shift;
+        for (int64_t i = (int64_t)(-(uintptr_t)out % VECTOR / sizeof(INTEGER)); i <= cells - LANES(INTEGER); i += LANES(INTEGER))
+            *(NAMED(Vector) *)(out + i) = *(const NAMED(Vector) *)(from + i) + shift;
+        *(NAMED(Vector) *)(out + cells - LANES(INTEGER)) = *(const NAMED(Vector) *)(from + cells - LANES(INTEGER)) + shift;
     }
 }
 
@@ -33,16 +33,15 @@ WIDEST static void NAMED(line)(INTEGER *out, INTEGER from, INTEGER step, int64_t
         out[i] = from + (INTEGER)i * step;
 }
 
-WIDEST static void NAMED(ranks8)(INTEGER *restrict out, const int64_t *first, const uint16_t *const *rank, int64_t row, int64_t blocks) {
-    for (int64_t i = 0; i < blocks; i++)
-        for (int j = 0; j < 8; j++)
-            out[8 * i + j] = (INTEGER)first[i] + rank[i][row + j];
-}
-
-WIDEST static void NAMED(ranks16)(INTEGER *restrict out, const int64_t *first, const uint16_t *const *rank, int64_t row, int64_t blocks) {
-    for (int64_t i = 0; i < blocks; i++)
-        for (int j = 0; j < 16; j++)
-            out[16 * i + j] = (INTEGER)first[i] + rank[i][row + j];
+WIDEST static void NAMED(ranks)(
+    INTEGER *restrict out, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks) {
+    for (int64_t i = 0; i < blocks; i++) {
+        const uint16_t *restrict from = rank[i] + row;
+        const INTEGER by = (INTEGER)first[i];
+        for (int j = 0; j < width; j += 8, out += 8)
+            for (int lane = 0; lane < 8; lane++)
+                out[lane] = from[j + lane] + by;
+    }
 }
 
 #undef INTEGER

@@ -19,6 +19,7 @@
 
 enum { VECTOR = 32, LINE = 64, STAGED_BYTES = 8 * 1024, STREAMED_BYTES = 1 << 25, THREADED_CELLS = 1 << 22, MOST_THREADS = 64 };
 
+#define LANES(type) ((int)(VECTOR / sizeof(type)))
 #define INTEGER int32_t
 #define NAMED(name) name##_32
 #include "curves_kernels.h"
@@ -86,15 +87,18 @@ void put_blocks(const Target *out, int64_t at, const void *const *table, const i
     }
 }
 
-void put_ranks(const Target *out, int64_t at, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks) {
+void put_ranks(
+    const Target *out, int64_t at, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks) {
     Stage stage;
-    char *to = out->data + at * out->bytes, *where = out->stream ? staged(&stage, to) : to;
-    if (width == 8)
-        KERNEL(ranks8, (void *)where, first, rank, row, blocks);
-    else
-        KERNEL(ranks16, (void *)where, first, rank, row, blocks);
-    if (out->stream)
-        stream(to, where, blocks * width * out->bytes);
+    char *to = out->data + at * out->bytes;
+    int64_t bytes = width * out->bytes, most = out->stream ? STAGED_BYTES / bytes : blocks;
+    for (int64_t i = 0, some; i < blocks; i += some, to += some * bytes) {
+        some = blocks - i < most ? blocks - i : most;
+        char *where = out->stream ? staged(&stage, to) : to;
+        KERNEL(ranks, (void *)where, first + i, rank + i, row, width, some);
+        if (out->stream)
+            stream(to, where, some * bytes);
+    }
 }
 
 void put_line(const Target *out, int64_t at, int64_t from, int64_t step, int64_t count) {

@@ -39,19 +39,18 @@ typedef struct {
 
 Table new_table(const Target *out, int64_t count);
 
-/* out[at + i] = origin + place(cell[i]), for up to BLOCK_CELLS cells */
+/* out[at + i] = origin + place(cell[i]) */
 void put_cells(const Target *out, int64_t at, const Grid *grid, const uint16_t *cell, int64_t origin, int64_t count);
 
-/* out[at + i * cells + j] = table[i][j] + by[i], for blocks of up to BLOCK_CELLS elements as wide as those of `out` */
+/* Blocks one after the other: out[at + i * cells + j] = table[i][j] + by[i]; up to BLOCK_CELLS cells, as wide as those of `out`. */
 void put_blocks(const Target *out, int64_t at, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks);
 
-/* out[at + i] = from + i * step, for any count */
-void put_line(const Target *out, int64_t at, int64_t from, int64_t step, int64_t count);
-
-/* A row through neighbouring blocks: out[at + i * width + j] = first[i] + rank[i][row + j], up to BLOCK_CELLS in all; `width` is 8 or
- * 16. */
+/* A row through neighbouring blocks: out[at + i * width + j] = first[i] + rank[i][row + j]; `width` is 8 or 16. */
 void put_ranks(
     const Target *out, int64_t at, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks);
+
+/* out[at + i] = from + i * step */
+void put_line(const Target *out, int64_t at, int64_t from, int64_t step, int64_t count);
 
 typedef void (*Work)(const void *task, int64_t first, int64_t last);
 

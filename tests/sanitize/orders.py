@@ -1,9 +1,9 @@
-"""Builds the extensions of dilkit/ with AddressSanitizer and UBSan in a copy of the checkout, and runs the tests of token orders there.
+"""Builds the extensions of dilkit/ with AddressSanitizer and UBSan in a copy of the checkout, and runs their tests there.
 
     python tests/sanitize/orders.py [--if-possible] [options of pytest]
 
-Every extension that has C of its own beside its .pyx counts: the tests of `dilkit._name` are tests/test_name.py. With --if-possible,
-a compiler without the sanitizers is no failure.
+Of interest are those that have C of their own beside the .pyx: the tests of `dilkit._name` are tests/test_name.py. With
+--if-possible, a compiler without the sanitizers is no failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import Cython.Build
 import setuptools
-from project import ROOT, checkout
+from project import checkout
 
 SANITIZE = "-fsanitize=address,undefined"
 FLAGS = f"-O1 -g {SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer"
@@ -63,22 +63,20 @@ def build(copy: Path) -> list[str]:
         return cythonize(found, **options)
 
     cythonize = Cython.Build.cythonize
-    flags = {"CFLAGS": FLAGS, "LDFLAGS": SANITIZE}
-    arguments = ["setup.py", "--quiet", "build_ext", "--inplace"]
     os.chdir(copy)
-    with mock.patch.object(Cython.Build, "cythonize", of_dilkit), mock.patch.dict(os.environ, flags):
-        with mock.patch.object(sys, "argv", arguments):
-            runpy.run_path("setup.py", run_name="__main__")
+    with (
+        mock.patch.object(Cython.Build, "cythonize", of_dilkit),
+        mock.patch.dict(os.environ, CFLAGS=FLAGS, LDFLAGS=SANITIZE),
+        mock.patch.object(sys, "argv", ["setup.py", "--quiet", "build_ext", "--inplace"]),
+    ):
+        runpy.run_path("setup.py", run_name="__main__")
     names = [e.name.removeprefix("dilkit._") for e in found if any(Path(s).parts[0] == "dilkit" for s in e.sources[1:])]
     return [f"tests/test_{name}.py" for name in names]
 
 
 def run(*arguments: str, cwd: Path) -> int:
     """Run Python in the copy, the sanitizers loaded first; the exit code."""
-    paths = [
-        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True) for name in LIBRARIES
-    ]
-    preload = " ".join(path.stdout.strip() for path in paths)
+    preload = " ".join(subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip() for name in LIBRARIES)
     environment = {**os.environ, **OPTIONS, "LD_PRELOAD": preload, "PYTHONPATH": str(cwd), "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, check=False).returncode
 
