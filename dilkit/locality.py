@@ -98,13 +98,18 @@ def locality_report(
     window: int | Sequence[int] | None = None,
     block: int = 128,
 ) -> LocalityReport:
-    """Measure how compact the segments of `order` are and how evenly a stride covers them.
+    """How compact the segments of `order` are, how evenly a stride covers them, and how many blocks a window needs.
+
+        near_k     = share of the pairs of cells (x, y), y one of the k nearest to x, that share a segment
+        diameter   = mean over segments of sqrt(sum over axes of (max x - min x)^2)
+        kept.mean  = mean over x of min |x - y|, y kept in the segment of x: place of y in it % rate == offset
+        active     = mean over query blocks of the number of blocks with a y in the window of any x of the query block
 
     Segments are cut as `dilated_attention` cuts them, every `segment_length` tokens, extra tokens included; what is measured
     are the cells. `window`, one odd length for each axis of the grid or one for all, asks for `active_blocks` of an exact
-    window of so many cells around each query, cut off at the borders. Neighbours are pairs of cells: the 8, or 48, shortest
-    steps that the grid can have, those equally long weighted alike where not all of them are among the 8 or 48; sides of one
-    cell are no dimension. Of points, which have no grid, it is the places that they came from that are measured.
+    window of so many cells around each query, cut off at the borders. The k nearest are the k shortest steps of a grid without
+    borders, as far as they stay in this one; of steps equally long that are too many, each counts in part. Sides of one cell are
+    no dimension. Of points, which have no grid, it is the places that they came from that are measured.
 
     Takes about a second for a million cells. Neighbours and diameters are exact; distances and active blocks are as well unless
     they take longer than that by far, and then come from a sample: `segments_measured`, `blocks_measured`.
