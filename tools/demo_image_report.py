@@ -53,6 +53,7 @@ least one head, on average over all patches:
 
 This is one photograph, one model and one pattern: it shows what an order can do, not what it does elsewhere. The attention alone
 is given the order, `DilatedAttention(pattern, order=dilkit.order((rows, columns)))`; all else stays row-major.
+Aligned segments of such a grid are squares along a Hilbert curve, but in plain tiles as well: `dilkit order` compares them.
 """
 
 _INTERRUPTED = "\n**Interrupted while {}: this is what there was by then.**\n"
