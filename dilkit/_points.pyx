@@ -106,6 +106,11 @@ ctypedef fused index_t:
     int32_t
     int64_t
 
+ctypedef fused target_t:
+    int32_t
+    int64_t
+    uint64_t
+
 cdef enum:
     DIGIT = 11
 
@@ -114,37 +119,36 @@ def argsort(const code_t[::1] codes, index_t[::1] perm):
     """Write the stable order of codes, 0 or more, into `perm`.
 
     Radix sort, the last digits first, of the bits between the lowest and the highest in which codes differ. An item is a stretch
-    of these bits above the code's index, so that it moves as one word; where they are too many for that, they are sorted by the
+    of these bits above the code's index, so that it moves as one word; where they are too many for that, codes are sorted by the
     last stretch, then by the next.
     """
     cdef int64_t count = codes.shape[0], i
     cdef int index_bits = len(bin(count)) - 2, low, high, width, digits, bits, d
-    cdef uint64_t differ = 0, index_mask = (<uint64_t>1 << index_bits) - 1, part
+    cdef uint64_t differ = 0, part
+    cdef bint again = False
     items, spare = np.empty(count, np.uint64), np.empty(count, np.uint64)
     cdef uint64_t[::1] here = items, there = spare
     with nogil:
         for i in range(count):
             differ |= <uint64_t>(codes[i] ^ codes[0])
-            perm[i] = <index_t>i
-    low, high = len(bin(differ & -differ)) - 3, len(bin(differ)) - 2
-    while low < high and count:
+    low, high = len(bin(differ & -differ)) - 3, len(bin(differ | 1)) - 2
+    while low < high:
         width = min(high - low, 64 - index_bits)
         digits = (width + DIGIT - 1) // DIGIT
         bits = (width + digits - 1) // digits
         part = (<uint64_t>1 << width) - 1
         with nogil:
             for i in range(count):
-                here[i] = (<uint64_t>codes[perm[i]] >> low & part) << index_bits | <uint64_t>perm[i]
-            for d in range(digits):
-                scatter(here, there, index_bits + d * bits, bits)
+                here[i] = (<uint64_t>codes[perm[i] if again else i] >> low & part) << index_bits | <uint64_t>(perm[i] if again else i)
+            for d in range(digits - 1):
+                scatter(here, there, index_bits + d * bits, bits, <uint64_t>-1)
                 here, there = there, here
-            for i in range(count):
-                perm[i] = <index_t>(here[i] & index_mask)
-        low += width
+            scatter(here, perm, index_bits + (digits - 1) * bits, bits, (<uint64_t>1 << index_bits) - 1)
+        low, again = low + width, True
 
 
-cdef void scatter(const uint64_t[::1] items, uint64_t[::1] to, int shift, int bits) noexcept nogil:
-    """Items in the order of `bits` of their bits from `shift` on."""
+cdef void scatter(const uint64_t[::1] items, target_t[::1] to, int shift, int bits, uint64_t kept) noexcept nogil:
+    """Write what is `kept` of items, in the order of `bits` of their bits from `shift` on."""
     cdef int64_t[1 << DIGIT] place
     cdef int64_t i, start = 0, here, buckets = <int64_t>1 << bits, mask = buckets - 1
     for i in range(buckets):
@@ -157,5 +161,5 @@ cdef void scatter(const uint64_t[::1] items, uint64_t[::1] to, int shift, int bi
         start += here
     for i in range(items.shape[0]):
         here = items[i] >> shift & mask
-        to[place[here]] = items[i]
+        to[place[here]] = <target_t>(items[i] & kept)
         place[here] += 1
