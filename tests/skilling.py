@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 
-def cell_of(index: int, ndim: int, bits: int) -> tuple[int, ...]:
-    """The coordinates of a point of the curve through a cube of `2**bits` cells along each of `ndim` axes.
+
+def coordinates(index: NDArray[np.int64], ndim: int, bits: int) -> list[NDArray[np.int64]]:
+    """The coordinates of points of the curve through a cube of `2**bits` cells along each of `ndim` axes.
 
     The index's bits are dealt to the axes in turn, the highest to the first axis. The words are then a reflected binary code of
     the cell. That code is undone, and then, from the finest level to the coarsest, what the curve does within a level's parts: it
-    swaps the first axis with another one, or turns it round.
+    turns the first axis round where a coordinate has a one, and swaps the first axis with that coordinate's where it has a zero.
     """
-    x = [0] * ndim
+    x = [np.zeros_like(index) for _ in range(ndim)]
     for position in range(ndim * bits):
         bit = index >> (ndim * bits - 1 - position) & 1
         x[position % ndim] |= bit << (bits - 1 - position // ndim)
@@ -21,15 +24,16 @@ def cell_of(index: int, ndim: int, bits: int) -> tuple[int, ...]:
     for level in range(1, bits):
         finer = (1 << level) - 1
         for axis in reversed(range(ndim)):
-            if x[axis] >> level & 1:
-                x[0] ^= finer
-            else:
-                differing = (x[0] ^ x[axis]) & finer
-                x[0], x[axis] = x[0] ^ differing, x[axis] ^ differing
-    return tuple(x)
+            turned = (x[axis] >> level & 1) * finer
+            x[0] ^= turned
+            swapped = (x[0] ^ x[axis]) & (finer ^ turned)
+            x[0] ^= swapped
+            if axis:
+                x[axis] ^= swapped
+    return x
 
 
-def permutation(ndim: int, bits: int) -> list[int]:
+def permutation(ndim: int, bits: int) -> NDArray[np.int64]:
     """The row-major indices of the cells along the curve, its first coordinate that of the first axis."""
-    cells = (cell_of(index, ndim, bits) for index in range(1 << ndim * bits))
-    return [sum(c << bits * (ndim - 1 - axis) for axis, c in enumerate(cell)) for cell in cells]
+    x = coordinates(np.arange(1 << ndim * bits), ndim, bits)
+    return np.array(sum(c << bits * (ndim - 1 - axis) for axis, c in enumerate(x)))

@@ -57,7 +57,7 @@ def inverse(perm: np.ndarray) -> np.ndarray:
 
 @cache
 def oracle(ndim: int, bits: int) -> np.ndarray:
-    return np.array(skilling.permutation(ndim, bits))
+    return skilling.permutation(ndim, bits)
 
 
 @cache
@@ -178,6 +178,35 @@ class TestInvert:
     def test_lengths_differ(self, dtype):
         with pytest.raises(ValueError, match="out has 2 elements, must have as many as perm, 3"):
             _curves.invert(np.arange(3, dtype=dtype), np.empty(2, dtype))
+
+
+BAD = {
+    "a short array": (
+        lambda: _curves.hilbert(np.empty(63, np.int32), 2, 3),
+        "out has 63 elements, must have one for each of the 64 cells",
+    ),
+    "a long array": (lambda: _curves.hilbert_rank(np.empty(65, np.int64), 3, 2), "out has 65 elements"),
+    "four axes": (lambda: _curves.hilbert(np.empty(16, np.int32), 4, 1), "ndim=4 must be 2 or 3"),
+    "negative bits": (lambda: _curves.hilbert(np.empty(1, np.int32), 2, -1), "bits=-1 from 0 to 31"),
+    "no cells": (
+        lambda: _curves.morton(np.empty(0, np.int32), (0, 4)),
+        r"shape=\(0, 4\) must be one to three sides of at least 1",
+    ),
+    "negative sides": (lambda: _curves.snake(np.empty(4, np.int32), (-2, -2)), r"shape=\(-2, -2\) must be"),
+    "a box of four axes": (lambda: _curves.snake(np.empty(1, np.int32), (1, 1, 1, 1)), "one to three sides"),
+    "more cells than there can be": (lambda: _curves.morton(np.empty(4, np.int32), (2**40, 2**40)), "out has 4 elements"),
+    "a tile of no cells": (
+        lambda: _curves.tiles(np.empty(4, np.int32), (2, 2), (0, 2)),
+        r"tile=\(0, 2\) must be a side of at least 1",
+    ),
+    "a tile of other axes": (lambda: _curves.tiles(np.empty(4, np.int32), (2, 2), (2,)), r"for each axis of shape=\(2, 2\)"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+def test_what_does_not_fit_is_told(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7, 1000])
