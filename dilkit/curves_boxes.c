@@ -76,6 +76,7 @@ static void list_cells(Blocks *blocks, const int64_t shape[3], int ndim, int bit
     }
 }
 
+/* A whole block of blocks, or what is inside of the box of one. */
 static void write_outer(const Morton *morton, const int64_t corner[3], int64_t at) {
     const Grid *grid = &morton->grid;
     int bits = grid->bits, mask = (1 << bits) - 1, cut = 0;
@@ -95,8 +96,8 @@ static void write_outer(const Morton *morton, const int64_t corner[3], int64_t a
     write_batch(&batch);
 }
 
-/* Writes what starts in [first, last) of a cube of 1 << level blocks of blocks along a side, without what is outside of the box; `at`
- * is where on the curve it starts. Returns where it ends. */
+/* Writes those blocks of blocks that start in [first, last), of a cube of 1 << level of them along a side; what is outside of the box
+ * does not count. The cube starts at `at` on the curve; returned is where it ends. */
 static int64_t visit(const Morton *morton, int level, const int64_t corner[3], int64_t at, int64_t first, int64_t last) {
     int64_t side = (int64_t)1 << (level + 2 * morton->grid.bits), count = 1;
     for (int a = 0; a < 3; a++)
@@ -169,25 +170,33 @@ static int64_t sides_of(int cut, const int64_t shape[3], const int64_t tile[3], 
     return sides[0] * sides[1] * sides[2];
 }
 
-void curves_tiles(void *out, int bytes, const int64_t shape[3], const int64_t tile[3]) {
-    Target target = target_of(out, bytes, shape[0] * shape[1] * shape[2]), made = {NULL, bytes, 0};
+/* The tiles of all cuts, as put_blocks takes them, where they are small enough for that. */
+static Table tabulate(const Target *out, const int64_t shape[3], const int64_t tile[3]) {
     Table table = {NULL, NULL};
-    int64_t sides[3], corner[3];
     if (tile[0] * tile[1] * tile[2] <= BLOCK_CELLS)
-        table = new_table(&target, CUTS * BLOCK_CELLS);
-    made.data = table.data;
+        table = new_table(out, CUTS * BLOCK_CELLS);
+    Target made = {table.data, out->bytes, 0};
     for (int cut = 0; table.data && cut < CUTS; cut++) {
+        int64_t sides[3];
         sides_of(cut, shape, tile, sides);
         put_box(&made, cut * BLOCK_CELLS, shape, sides, 0);
     }
+    return table;
+}
+
+void curves_tiles(void *out, int bytes, const int64_t shape[3], const int64_t tile[3]) {
+    Target target = target_of(out, bytes, shape[0] * shape[1] * shape[2]);
+    Table table = tabulate(&target, shape, tile);
     Batch batch = {.out = &target};
+    int64_t sides[3], corner[3];
     for (corner[0] = 0; corner[0] < shape[0]; corner[0] += tile[0])
         for (corner[1] = 0; corner[1] < shape[1]; corner[1] += tile[1])
             for (corner[2] = 0; corner[2] < shape[2]; corner[2] += tile[2]) {
                 int cut = 0;
                 for (int a = 0; a < 3; a++)
                     cut |= (shape[a] - corner[a] <= tile[a]) << a;
-                int64_t cells = sides_of(cut, shape, tile, sides), first = (corner[0] * shape[1] + corner[1]) * shape[2] + corner[2];
+                int64_t first = (corner[0] * shape[1] + corner[1]) * shape[2] + corner[2];
+                int64_t cells = sides_of(cut, shape, tile, sides);
                 if (table.data)
                     add_block(&batch, table.data + cut * BLOCK_CELLS * bytes, first, cells);
                 else {

@@ -1,9 +1,9 @@
 /* Hilbert's curve through a square or a cube, block by block.
  *
- * The curve of k bits is, in each half, quarter or octant of the grid, the curve of k - 1 bits with its axes permuted and some of them
- * reversed: a frame. A state is a frame that can arise: 4 in two dimensions, 24 in three. What a block of 16 x 16 or 8 x 8 x 8 cells
- * looks like in each state, and the states of its cells where these are blocks themselves, is tabulated once; a curve is then
- * followed from the coarsest blocks to the finest, and of these only the place differs from the table.
+ * In each quarter or octant of the grid, the curve of k bits is the curve of k - 1 bits with its axes permuted and some of them
+ * reversed: its frame. The states are the frames that arise: 4 in two dimensions, 24 in three. How the curve goes through a block of
+ * 16 x 16 or 8 x 8 x 8 cells in each state, and in which states it goes through its cells if these are blocks themselves, is
+ * tabulated once. A curve is followed from the coarsest block to the finest ones, which differ from the table in their place only.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,16 +19,16 @@ typedef struct {
 } Frame;
 
 typedef struct {
-    int ndim, bits, states;        /* bits: a block has 1 << bits cells along a side */
-    uint8_t before[STATES];        /* state whose first half, quarter or octant is in this state */
+    int ndim, bits, states;             /* a block has 1 << bits cells along a side */
+    uint8_t before[STATES];             /* the state in whose first quarter or octant the curve is in this state */
     uint16_t cell[STATES][BLOCK_CELLS]; /* along the curve -> row-major */
     uint16_t rank[STATES][BLOCK_CELLS]; /* its inverse */
-    uint8_t inner[STATES][BLOCK_CELLS]; /* along the curve -> state of that cell if it is a block */
+    uint8_t inner[STATES][BLOCK_CELLS]; /* along the curve -> the state in that cell, if it is a block */
 } Tables;
 
 static Tables square = {.ndim = 2, .bits = 4}, cube = {.ndim = 3, .bits = 3};
 
-/* The frames of the parts, in the curve's order, which is that of the reflected binary code. */
+/* The frames of the parts in the curve's order, which is that of the reflected binary code. */
 static const Frame QUARTERS[4] = {{{1, 0}, 0}, {{0, 1}, 0}, {{0, 1}, 0}, {{1, 0}, 3}};
 static const Frame OCTANTS[8] = {
     {{1, 2, 0}, 0}, {{1, 0, 2}, 0}, {{0, 1, 2}, 0}, {{2, 1, 0}, 5}, {{2, 1, 0}, 0}, {{0, 1, 2}, 0}, {{1, 0, 2}, 3}, {{1, 2, 0}, 5},

@@ -1,7 +1,7 @@
 /* How the engines of token orders write: blocks of cells into an array of int32 or int64, by one thread or several.
  *
- * A block is at most 512 cells of a grid, 1 << bits along a side. A cell of it is one number, its coordinates with `bits` bits each,
- * the last axis lowest; in two dimensions a block has depth 1.
+ * A block is at most 512 cells of a grid, 1 << bits along a side. A cell of it is one number, its coordinates of `bits` bits each,
+ * that of the last axis lowest; in two dimensions a block has depth 1.
  */
 #ifndef DILKIT_CURVES_WRITE_H
 #define DILKIT_CURVES_WRITE_H
@@ -30,8 +30,8 @@ static inline int64_t place(const Grid *grid, int64_t cell) {
 
 Target target_of(void *data, int bytes, int64_t count);
 
-/* Room for elements as wide as those of `out`, at the same place in a cache line: what is loaded aligned is stored aligned. `data` is
- * NULL without memory; `memory` is to be freed. */
+/* Room for elements as wide as those of `out`, at the same place in a cache line, so that what is loaded aligned is stored aligned.
+ * `data` is NULL if there is no memory; `memory` is to be freed. */
 typedef struct {
     char *data;
     void *memory;
