@@ -96,8 +96,8 @@ static void write_outer(const Morton *morton, const int64_t corner[3], int64_t a
     write_batch(&batch);
 }
 
-/* Writes those blocks of blocks that start in [first, last), of a cube of 1 << level of them along a side; what is outside of the box
- * does not count. The cube starts at `at` on the curve; returned is where it ends. */
+/* Writes those blocks of blocks that start in [first, last), of a cube of 1 << level of them along a side. What is outside of the
+ * box does not count. The cube starts at `at` on the curve; returned is where it ends. */
 static int64_t visit(const Morton *morton, int level, const int64_t corner[3], int64_t at, int64_t first, int64_t last) {
     int64_t side = (int64_t)1 << (level + 2 * morton->grid.bits), count = 1;
     for (int a = 0; a < 3; a++)

@@ -1,8 +1,8 @@
 /* Hilbert's curve through a square or a cube, block by block.
  *
  * In each quarter or octant of the grid, the curve of k bits is the curve of k - 1 bits with its axes permuted and some of them
- * reversed: its frame. The states are the frames that arise: 4 in two dimensions, 24 in three. How the curve goes through a block of
- * 16 x 16 or 8 x 8 x 8 cells in each state, and in which states it goes through its cells if these are blocks themselves, is
+ * reversed: its frame. The states are the frames that arise: 4 in two dimensions, 24 in three. How the curve goes through a block
+ * of 16 x 16 or 8 x 8 x 8 cells in each state, and in which states it goes through its cells if these are blocks themselves, is
  * tabulated once. A curve is followed from the coarsest block to the finest ones, which differ from the table in their place only.
  */
 #include <stdlib.h>
