@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from dilkit.tools import measure
 from dilkit.tools.order_checks import Finding
-from dilkit.tools.order_peers import Array, Task
+from dilkit.tools.order_peers import Array, Task, seconds
 
 TRIAL = 2048
 """Points of the calls that tell how many a candidate gets."""
@@ -59,11 +58,6 @@ class Contest:
         return dict(verdict="measured", reasons=[], check=findings, points=count), task
 
     def _count(self, candidate: Candidate, points: int) -> int:
-        """As many points as the budget allows, going by a call with few of them, the second one: the first may compile."""
+        """As many points as the budget allows, going by calls with few of them."""
         few = min(TRIAL, points)
-        task = candidate.make(few)
-        task.call()
-        start = perf_counter()
-        task.call()
-        per_point = (perf_counter() - start) / few
-        return min(points, max(few, int(self.budget / per_point)))
+        return min(points, max(few, int(self.budget * few / seconds(candidate.make(few)))))

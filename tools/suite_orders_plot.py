@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.bench_plot import COLORS, FAINT, INK
-from dilkit.tools.suite_orders_targets import OURS, contests
+from dilkit.tools.suite_orders_targets import OURS, STORE_LOOP, contests
 
 Result = dict[str, Any]
 
@@ -18,13 +18,13 @@ def draw(result: Result, path: Path) -> None:
     rows = [(title, row) for title, row in contests(result) if any("time" in entry for entry in row["entries"].values())]
     figure = Figure(figsize=(10, 1.6 + 0.33 * max(len(rows), 1)), dpi=130, facecolor="white", layout="constrained")
     axes = figure.subplots()
-    names = dict.fromkeys((OURS, *(who for _, row in rows for who in row["entries"])))
-    for color, who in zip(COLORS * 2, names, strict=False):
+    packages = [package["name"] for package in result["packages"]]
+    for who in dict.fromkeys((OURS, *(who for _, row in rows for who in row["entries"]))):
         taken = [
             (row["entries"][who]["ns_per_point"], y) for y, (_, row) in enumerate(rows) if "time" in row["entries"].get(who, {})
         ]
         if taken:
-            axes.scatter(*zip(*taken, strict=True), s=70 if who == OURS else 40, color=color, label=who, zorder=3)
+            axes.scatter(*zip(*taken, strict=True), label=who, zorder=3, **_look(who, packages))
     axes.set_yticks(range(len(rows)), [title for title, _ in rows], fontsize=8.5)
     axes.invert_yaxis()
     axes.set_xscale("log")
@@ -35,3 +35,12 @@ def draw(result: Result, path: Path) -> None:
     figure.legend(frameon=False, fontsize=8.5, loc="outside upper center", ncols=4)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _look(who: str, packages: list[str]) -> dict[str, Any]:
+    """dilkit as discs, its other ways as rings, packages as discs in colours of their own, and what else there is as crosses."""
+    if who.startswith(OURS):
+        return dict(s=70, edgecolors=COLORS[0], facecolors=COLORS[0] if who == OURS else "none")
+    if who in packages:
+        return dict(s=40, color=COLORS[1 + packages.index(who)])
+    return dict(s=45, color=INK, marker="x" if who == STORE_LOOP else "+")
