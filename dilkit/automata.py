@@ -40,27 +40,27 @@ class Automaton:
     """`(256,)`: by state ^ what goes in."""
     starts: tuple[int, ...]
     """The states from which 0, 1, 2 or 3 levels of zeros lead to the state 0."""
-    parity: bool
-    """Whether a digit's last bit is the parity of the point's bits; else it is the bit of its last axis."""
+    turning: bool
+    """Whether the curve turns: a digit's last bit is then the parity of the point's bits, else the bit of its last axis."""
 
 
 @cache
 def automaton(curve: str, ndim: int, decoding: bool) -> Automaton:
     """The automaton of "hilbert" or "morton" in 2-D or 3-D."""
-    parity, straight = curve == "hilbert", (tuple(range(ndim)), (0,) * ndim)
-    turns = HILBERT[ndim] if parity else (straight,) * 2**ndim
+    turning, straight = curve == "hilbert", (tuple(range(ndim)), (0,) * ndim)
+    turns = HILBERT[ndim] if turning else (straight,) * 2**ndim
     table = np.zeros(256, np.uint8)
     levels = 4 - ndim
     for source, digits in product(permutations(range(ndim)), product(range(2**ndim), repeat=levels)):
         turn, points = (source, (0,) * ndim), []
         for digit in digits:
-            points.append(_turned(turn, _corner(digit, ndim, parity)))
+            points.append(_turned(turn, _corner(digit, ndim, turning)))
             turn = _after(turn, turns[digit])
-        goes_in, comes_out = _decoded(digits, points) if decoding else _encoded(digits, points, parity)
+        goes_in, comes_out = _decoded(digits, points) if decoding else _encoded(digits, points, turning)
         before = _state((source, (0,) * ndim), decoding)
         table[before ^ goes_in] = before ^ _state(turn, decoding) ^ comes_out
     table.setflags(write=False)
-    return Automaton(table, tuple(_state(turn, decoding) for turn in _starts(turns[0], straight)), parity)
+    return Automaton(table, tuple(_state(turn, decoding) for turn in _starts(turns[0], straight)), turning)
 
 
 def _corner(digit: int, ndim: int, gray: bool) -> tuple[int, ...]:
@@ -85,9 +85,9 @@ def _starts(first: Turn, straight: Turn) -> list[Turn]:
     return [cycle[-levels % len(cycle)] for levels in range(4)]
 
 
-def _encoded(digits: tuple[int, ...], points: list[tuple[int, ...]], parity: bool) -> tuple[int, int]:
+def _encoded(digits: tuple[int, ...], points: list[tuple[int, ...]], turning: bool) -> tuple[int, int]:
     """Bytes for what goes in and what comes out at a step of encoding."""
-    last = [sum(point) % 2 if parity else point[-1] for point in points]
+    last = [sum(point) % 2 if turning else point[-1] for point in points]
     if len(points) == 2:
         return points[0][0] << 3 | points[1][0] << 2 | last[0] << 1 | last[1], (digits[0] >> 1) << 6 | (digits[1] >> 1) << 4
     return last[0] << 3 | points[0][0] << 1 | points[0][1], digits[0] >> 1 << 4

@@ -13,7 +13,7 @@ typedef struct {
 } Column;
 
 typedef struct {
-    int ndim, bits, parity; /* parity: the third axis is told by the parity of the three, which turns leave as it is */
+    int ndim, bits, turning; /* turning: whether the curve turns, and the parity of a level's bits is its digit's last bit */
     uint8_t start;          /* the state before the first level */
     const uint8_t *turns;   /* (256,): see points_kernel.h */
     int64_t count;

@@ -141,7 +141,7 @@ def _run(
     """Encode or decode, a thread for each stretch of points; the index of a first point out of range, else their number."""
     ndim, count = len(axes), len(code)
     table = automaton(curve, ndim, convert is _points.decode)
-    arguments = instruction_set(), table.turns, table.starts[-bits % 4], table.parity, bits
+    arguments = instruction_set(), table.turns, table.starts[-bits % 4], table.turning, bits
     threads = max(1, min(integer("threads", threads, at_least=1), count // PER_THREAD))
 
     def stretch(i: int) -> int:

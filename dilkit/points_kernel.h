@@ -102,125 +102,130 @@ INLINE Bytes turn(const Tables *t, Bytes x, int ndim) {
 }
 
 /* A step of encoding. */
-INLINE Bytes enter(const Tables *t, Bytes *state, Bytes n, int ndim) {
+INLINE Bytes enter(const Tables *t, Bytes *state, Bytes n, int ndim, int turning) {
+    if (!turning)
+        return look_up(&t->turns[0], n);
     Bytes r = turn(t, *state ^ n, ndim);
     *state ^= r;
     return r;
 }
 
 /* A step of decoding: what comes out, in bits 4 and 5 or 0 and 1. The flips that apply to it are bits 0 and 1 of the state. */
-INLINE Bytes leave(const Tables *t, Bytes *state, Bytes n, int upper, int ndim) {
-    Bytes before = *state, r = turn(t, (before & 0xFC) ^ n, ndim);
-    *state ^= r;
+INLINE Bytes leave(const Tables *t, Bytes *state, Bytes n, int upper, int ndim, int turning) {
+    Bytes before = *state, r;
+    if (turning)
+        r = turn(t, (before & 0xFC) ^ n, ndim), *state ^= r;
+    else
+        r = look_up(&t->turns[0], n);
     if (upper)
         return (r ^ UP(before, 4)) & 0x30;
     return (DOWN(r, 4) ^ before) & 0x03;
 }
 
 /* Four levels of 2-D, the upper or the lower ones: `odd` and `even` have a step in each nibble, (x x last last). */
-INLINE Bytes encode_four_2(const Tables *t, Bytes *state, Bytes odd, Bytes even, Bytes last, int upper) {
-    Bytes first = enter(t, state, (upper ? DOWN(odd, 4) : odd) & 0x0F, 2) & 0x50;
-    Bytes second = enter(t, state, (upper ? DOWN(even, 4) : even) & 0x0F, 2) & 0x50;
+INLINE Bytes encode_four_2(const Tables *t, Bytes *state, Bytes odd, Bytes even, Bytes last, int upper, int turning) {
+    Bytes first = enter(t, state, (upper ? DOWN(odd, 4) : odd) & 0x0F, 2, turning) & 0x50;
+    Bytes second = enter(t, state, (upper ? DOWN(even, 4) : even) & 0x0F, 2, turning) & 0x50;
     return UP(first, 1) | DOWN(second, 3) | look_up(&t->spread, (upper ? DOWN(last, 4) : last) & 0x0F);
 }
 
-INLINE void encode_byte_2(const Tables *t, Bytes *state, Bytes x, Bytes last, int fours, uint8_t (*code)[CHUNK]) {
+INLINE void encode_byte_2(const Tables *t, Bytes *state, Bytes x, Bytes last, int fours, uint8_t (*code)[CHUNK], int turning) {
     Bytes odd = (x & 0xCC) | (DOWN(last, 2) & 0x33), even = (UP(x, 2) & 0xCC) | (last & 0x33);
     if (fours > 1)
-        PLANE(code[1]) = encode_four_2(t, state, odd, even, last, 1);
-    PLANE(code[0]) = encode_four_2(t, state, odd, even, last, 0);
+        PLANE(code[1]) = encode_four_2(t, state, odd, even, last, 1, turning);
+    PLANE(code[0]) = encode_four_2(t, state, odd, even, last, 0, turning);
 }
 
 /* Four levels of 3-D, in the upper or the lower nibbles of `level`, (last 0 x y): two levels' digits in a byte. */
-INLINE void encode_four_3(const Tables *t, Bytes *state, const Bytes level[4], int upper, Bytes two[2]) {
+INLINE void encode_four_3(const Tables *t, Bytes *state, const Bytes level[4], int upper, Bytes two[2], int turning) {
     Bytes digit[4];
 #pragma GCC unroll 4
     for (int j = 3; j >= 0; j--) {
         Bytes n = (upper ? DOWN(level[j], 4) : level[j]) & 0x0F;
-        digit[j] = (enter(t, state, n, 3) | n) & 0x38;
+        digit[j] = (enter(t, state, n, 3, turning) | n) & 0x38;
     }
     two[1] = digit[3] | DOWN(digit[2], 3);
     two[0] = digit[1] | DOWN(digit[0], 3);
 }
 
-INLINE void encode_byte_3(const Tables *t, Bytes *state, Bytes x, Bytes y, Bytes last, int fours, uint8_t (*code)[CHUNK]) {
+INLINE void encode_byte_3(const Tables *t, Bytes *state, Bytes x, Bytes y, Bytes last, int fours, uint8_t (*code)[CHUNK], int turning) {
     Bytes level[4], two[4] = {{0}};
     level[0] = (UP(x, 1) & 0x22) | (y & 0x11) | (UP(last, 3) & 0x88);
     level[1] = (x & 0x22) | (DOWN(y, 1) & 0x11) | (UP(last, 2) & 0x88);
     level[2] = (DOWN(x, 1) & 0x22) | (DOWN(y, 2) & 0x11) | (UP(last, 1) & 0x88);
     level[3] = (DOWN(x, 2) & 0x22) | (DOWN(y, 3) & 0x11) | (last & 0x88);
     if (fours > 1)
-        encode_four_3(t, state, level, 1, two + 2);
-    encode_four_3(t, state, level, 0, two);
+        encode_four_3(t, state, level, 1, two + 2, turning);
+    encode_four_3(t, state, level, 0, two, turning);
     PLANE(code[0]) = two[0] | (UP(two[1], 6) & 0xC0);
     PLANE(code[1]) = (DOWN(two[1], 2) & 0x0F) | (UP(two[2], 4) & 0xF0);
     PLANE(code[2]) = (DOWN(two[2], 4) & 0x03) | UP(two[3], 2);
 }
 
-INLINE void encode_planes(const Points *p, const Tables *t, Planes *planes, int ndim) {
+INLINE void encode_planes(const Points *p, const Tables *t, Planes *planes, int ndim, int turning) {
     const int fours = (p->bits + 3) / 4;
     for (int at = 0; at < CHUNK; at += VECTOR_BYTES) {
         Bytes state = (Bytes){0} + p->start;
         for (int byte = (fours - 1) / 2; byte >= 0; byte--) {
             Bytes x = PLANE(&planes->axis[0][byte][at]), y = PLANE(&planes->axis[1][byte][at]);
             if (ndim == 2) {
-                encode_byte_2(t, &state, x, p->parity ? (Bytes)(x ^ y) : y, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at]);
+                encode_byte_2(t, &state, x, turning ? (Bytes)(x ^ y) : y, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at], turning);
             } else {
                 Bytes z = PLANE(&planes->axis[2][byte][at]);
-                encode_byte_3(t, &state, x, y, p->parity ? (Bytes)(x ^ y ^ z) : z, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at]);
+                encode_byte_3(t, &state, x, y, turning ? (Bytes)(x ^ y ^ z) : z, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at], turning);
             }
         }
     }
 }
 
 /* Four levels of a code of 2-D: their bits of x and their last bits, as a nibble. */
-INLINE void decode_four_2(const Tables *t, Bytes *state, Bytes code, int upper, Bytes *x, Bytes *last) {
+INLINE void decode_four_2(const Tables *t, Bytes *state, Bytes code, int upper, Bytes *x, Bytes *last, int turning) {
     const Bytes first = DOWN(code, 4) & 0x0F, second = code & 0x0F;
     const Bytes lasts = UP(look_up(&t->gather, first), 2) | look_up(&t->gather, second);
-    *x |= UP(leave(t, state, first, upper, 2), 2);
-    *x |= leave(t, state, second, upper, 2);
+    *x |= UP(leave(t, state, first, upper, 2, turning), 2);
+    *x |= leave(t, state, second, upper, 2, turning);
     *last |= upper ? UP(lasts, 4) : lasts;
 }
 
-INLINE void decode_byte_2(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *last) {
+INLINE void decode_byte_2(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *last, int turning) {
     if (fours > 1)
-        decode_four_2(t, state, PLANE(code[1]), 1, x, last);
-    decode_four_2(t, state, PLANE(code[0]), 0, x, last);
+        decode_four_2(t, state, PLANE(code[1]), 1, x, last, turning);
+    decode_four_2(t, state, PLANE(code[0]), 0, x, last, turning);
 }
 
 /* Four levels of a code of 3-D, two in a byte: (x y) of each in a nibble of `point`, and their last bits, as a nibble. */
-INLINE void decode_four_3(const Tables *t, Bytes *state, const Bytes two[2], int upper, Bytes point[4], Bytes *last) {
+INLINE void decode_four_3(const Tables *t, Bytes *state, const Bytes two[2], int upper, Bytes point[4], Bytes *last, int turning) {
     const Bytes lasts = UP(look_up(&t->gather, two[1] & 0x0F), 2) | look_up(&t->gather, two[0] & 0x0F);
 #pragma GCC unroll 4
     for (int j = 3; j >= 0; j--)
-        point[j] |= leave(t, state, (j % 2 ? DOWN(two[j / 2], 3) : two[j / 2]) & 7, upper, 3);
+        point[j] |= leave(t, state, (j % 2 ? DOWN(two[j / 2], 3) : two[j / 2]) & 7, upper, 3, turning);
     *last |= upper ? UP(lasts, 4) : lasts;
 }
 
-INLINE void decode_byte_3(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *y, Bytes *last) {
+INLINE void decode_byte_3(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *y, Bytes *last, int turning) {
     const Bytes low = PLANE(code[0]), middle = PLANE(code[1]), high = PLANE(code[2]);
     const Bytes second = (DOWN(low, 6) & 0x03) | (UP(middle, 2) & 0x3C), third = (DOWN(middle, 4) & 0x0F) | (UP(high, 4) & 0x30);
     const Bytes two[4] = {low, second, third, DOWN(high, 2)};
     Bytes point[4] = {{0}};
     if (fours > 1)
-        decode_four_3(t, state, two + 2, 1, point, last);
-    decode_four_3(t, state, two, 0, point, last);
+        decode_four_3(t, state, two + 2, 1, point, last, turning);
+    decode_four_3(t, state, two, 0, point, last, turning);
     *x = (DOWN(point[0], 1) & 0x11) | (point[1] & 0x22) | (UP(point[2], 1) & 0x44) | (UP(point[3], 2) & 0x88);
     *y = (point[0] & 0x11) | (UP(point[1], 1) & 0x22) | (UP(point[2], 2) & 0x44) | (UP(point[3], 3) & 0x88);
 }
 
-INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int ndim) {
+INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int ndim, int turning) {
     const int fours = (p->bits + 3) / 4;
     for (int at = 0; at < CHUNK; at += VECTOR_BYTES) {
         Bytes state = (Bytes){0} + p->start;
         for (int byte = (fours - 1) / 2; byte >= 0; byte--) {
             Bytes x = {0}, y, last = {0};
             if (ndim == 2) {
-                decode_byte_2(t, &state, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at], fours - 2 * byte, &x, &last);
-                y = p->parity ? (Bytes)(last ^ x) : last;
+                decode_byte_2(t, &state, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at], fours - 2 * byte, &x, &last, turning);
+                y = turning ? (Bytes)(last ^ x) : last;
             } else {
-                decode_byte_3(t, &state, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at], fours - 2 * byte, &x, &y, &last);
-                PLANE(&planes->axis[2][byte][at]) = p->parity ? (Bytes)(last ^ x ^ y) : last;
+                decode_byte_3(t, &state, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at], fours - 2 * byte, &x, &y, &last, turning);
+                PLANE(&planes->axis[2][byte][at]) = turning ? (Bytes)(last ^ x ^ y) : last;
             }
             PLANE(&planes->axis[0][byte][at]) = x, PLANE(&planes->axis[1][byte][at]) = y;
         }
@@ -357,10 +362,14 @@ static int64_t encode(const Points *p) {
             beyond |= read_column(&p->axis[k], first, count, bytes, planes.axis[k]) > p->axis[k].most;
         if (beyond)
             return first_beyond(p->axis, p->ndim, first, p->count);
-        if (p->ndim == 2)
-            encode_planes(p, &tables, &planes, 2);
+        if (p->ndim == 2 && p->turning)
+            encode_planes(p, &tables, &planes, 2, 1);
+        else if (p->ndim == 2)
+            encode_planes(p, &tables, &planes, 2, 0);
+        else if (p->turning)
+            encode_planes(p, &tables, &planes, 3, 1);
         else
-            encode_planes(p, &tables, &planes, 3);
+            encode_planes(p, &tables, &planes, 3, 0);
         write_column(&p->code, first, count, bytes * p->ndim, planes.code);
     }
     return p->count;
@@ -375,10 +384,14 @@ static int64_t decode(const Points *p) {
         const int count = (int)(p->count - first < CHUNK ? p->count - first : CHUNK);
         if (read_column(&p->code, first, count, bytes * p->ndim, planes.code) > p->code.most)
             return first_beyond(&p->code, 1, first, p->count);
-        if (p->ndim == 2)
-            decode_planes(p, &tables, &planes, 2);
+        if (p->ndim == 2 && p->turning)
+            decode_planes(p, &tables, &planes, 2, 1);
+        else if (p->ndim == 2)
+            decode_planes(p, &tables, &planes, 2, 0);
+        else if (p->turning)
+            decode_planes(p, &tables, &planes, 3, 1);
         else
-            decode_planes(p, &tables, &planes, 3);
+            decode_planes(p, &tables, &planes, 3, 0);
         for (int k = 0; k < p->ndim; k++)
             write_column(&p->axis[k], first, count, bytes, planes.axis[k]);
     }
