@@ -35,6 +35,7 @@ typedef struct {
 } __attribute__((aligned(64))) Planes;
 
 #define PLANE(plane) (*(Bytes *)(plane))
+#define CODE(k) ((uint8_t(*)[CHUNK]) & planes->code[k][at]) /* a vector's bytes of the code, from the k-th on */
 #define UP(x, by) ((Bytes)((Words)(x) << (by)))
 #define DOWN(x, by) ((Bytes)((Words)(x) >> (by)))
 
@@ -83,11 +84,12 @@ typedef struct {
 
 static Tables tables_of(const Points *p) {
     static const uint8_t spread[] = {0, 1, 4, 5, 16, 17, 20, 21, 64, 65, 68, 69, 80, 81, 84, 85};
-    static const uint8_t gather[][16] = {{0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3}, {0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3}};
-    Table first = table_of(p->turns), second = table_of(p->turns + (p->ndim == 2 ? 0x80 : 0x40)), third = table_of(p->turns + 0xC0);
+    static const uint8_t gather[][16] = {{0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3},
+                                         {0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3}};
+    Table first = table_of(p->turns), second = table_of(p->turns + (p->ndim == 2 ? 0x80 : 0x40));
     if (p->ndim == 3)
         second.each ^= first.each; /* what bit 6 changes, for the first one is looked up where it is set, too */
-    return (Tables){{first, second, third}, table_of(spread), table_of(gather[p->ndim - 2])};
+    return (Tables){{first, second, table_of(p->turns + 0xC0)}, table_of(spread), table_of(gather[p->ndim - 2])};
 }
 
 INLINE Bytes turn(const Tables *t, Bytes x, int ndim) {
@@ -148,7 +150,9 @@ INLINE void encode_four_3(const Tables *t, Bytes *state, const Bytes level[4], i
     two[0] = digit[1] | DOWN(digit[0], 3);
 }
 
-INLINE void encode_byte_3(const Tables *t, Bytes *state, Bytes x, Bytes y, Bytes last, int fours, uint8_t (*code)[CHUNK], int turning) {
+INLINE void encode_byte_3(
+    const Tables *t, Bytes *state, Bytes x, Bytes y, Bytes last, int fours, uint8_t (*code)[CHUNK], int turning
+) {
     Bytes level[4], two[4] = {{0}};
     level[0] = (UP(x, 1) & 0x22) | (y & 0x11) | (UP(last, 3) & 0x88);
     level[1] = (x & 0x22) | (DOWN(y, 1) & 0x11) | (UP(last, 2) & 0x88);
@@ -169,10 +173,12 @@ INLINE void encode_planes(const Points *p, const Tables *t, Planes *planes, int 
         for (int byte = (fours - 1) / 2; byte >= 0; byte--) {
             Bytes x = PLANE(&planes->axis[0][byte][at]), y = PLANE(&planes->axis[1][byte][at]);
             if (ndim == 2) {
-                encode_byte_2(t, &state, x, turning ? (Bytes)(x ^ y) : y, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at], turning);
+                Bytes last = turning ? (Bytes)(x ^ y) : y;
+                encode_byte_2(t, &state, x, last, fours - 2 * byte, CODE(2 * byte), turning);
             } else {
                 Bytes z = PLANE(&planes->axis[2][byte][at]);
-                encode_byte_3(t, &state, x, y, turning ? (Bytes)(x ^ y ^ z) : z, fours - 2 * byte, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at], turning);
+                Bytes last = turning ? (Bytes)(x ^ y ^ z) : z;
+                encode_byte_3(t, &state, x, y, last, fours - 2 * byte, CODE(3 * byte), turning);
             }
         }
     }
@@ -194,7 +200,9 @@ INLINE void decode_byte_2(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK],
 }
 
 /* Four levels of a code of 3-D, two in a byte: (x y) of each in a nibble of `point`, and their last bits, as a nibble. */
-INLINE void decode_four_3(const Tables *t, Bytes *state, const Bytes two[2], int upper, Bytes point[4], Bytes *last, int turning) {
+INLINE void decode_four_3(
+    const Tables *t, Bytes *state, const Bytes two[2], int upper, Bytes point[4], Bytes *last, int turning
+) {
     const Bytes lasts = UP(look_up(&t->gather, two[1] & 0x0F), 2) | look_up(&t->gather, two[0] & 0x0F);
 #pragma GCC unroll 4
     for (int j = 3; j >= 0; j--)
@@ -202,7 +210,9 @@ INLINE void decode_four_3(const Tables *t, Bytes *state, const Bytes two[2], int
     *last |= upper ? UP(lasts, 4) : lasts;
 }
 
-INLINE void decode_byte_3(const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *y, Bytes *last, int turning) {
+INLINE void decode_byte_3(
+    const Tables *t, Bytes *state, uint8_t (*code)[CHUNK], int fours, Bytes *x, Bytes *y, Bytes *last, int turning
+) {
     const Bytes low = PLANE(code[0]), middle = PLANE(code[1]), high = PLANE(code[2]);
     const Bytes second = (DOWN(low, 6) & 0x03) | (UP(middle, 2) & 0x3C), third = (DOWN(middle, 4) & 0x0F) | (UP(high, 4) & 0x30);
     const Bytes two[4] = {low, second, third, DOWN(high, 2)};
@@ -221,10 +231,10 @@ INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int 
         for (int byte = (fours - 1) / 2; byte >= 0; byte--) {
             Bytes x = {0}, y, last = {0};
             if (ndim == 2) {
-                decode_byte_2(t, &state, (uint8_t(*)[CHUNK]) & planes->code[2 * byte][at], fours - 2 * byte, &x, &last, turning);
+                decode_byte_2(t, &state, CODE(2 * byte), fours - 2 * byte, &x, &last, turning);
                 y = turning ? (Bytes)(last ^ x) : last;
             } else {
-                decode_byte_3(t, &state, (uint8_t(*)[CHUNK]) & planes->code[3 * byte][at], fours - 2 * byte, &x, &y, &last, turning);
+                decode_byte_3(t, &state, CODE(3 * byte), fours - 2 * byte, &x, &y, &last, turning);
                 PLANE(&planes->axis[2][byte][at]) = turning ? (Bytes)(last ^ x ^ y) : last;
             }
             PLANE(&planes->axis[0][byte][at]) = x, PLANE(&planes->axis[1][byte][at]) = y;
@@ -243,17 +253,17 @@ INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int 
         return seen;                                                                                                         \
     }                                                                                                                        \
     INLINE void split_##T##_##L(const uint8_t *restrict from, int count, uint8_t (*restrict to)[CHUNK]) {                    \
-        for (int64_t i = 0; i < count; i++)                                                                                      \
+        for (int64_t i = 0; i < count; i++)                                                                                  \
             for (int k = 0; k < (int)sizeof(L); k++)                                                                         \
-                to[k][i] = from[i * (int64_t)sizeof(L) + k];                                                                     \
+                to[k][i] = from[i * (int64_t)sizeof(L) + k];                                                                 \
     }                                                                                                                        \
     INLINE void join_##T##_##L(uint8_t *restrict to, int count, uint8_t (*restrict from)[CHUNK]) {                           \
-        for (int64_t i = 0; i < count; i++)                                                                                      \
+        for (int64_t i = 0; i < count; i++)                                                                                  \
             for (int k = 0; k < (int)sizeof(L); k++)                                                                         \
-                to[i * (int64_t)sizeof(L) + k] = from[k][i];                                                                     \
+                to[i * (int64_t)sizeof(L) + k] = from[k][i];                                                                 \
     }                                                                                                                        \
     INLINE void scatter_##T##_##L(char *restrict to, int64_t stride, int count, const L *restrict from) {                    \
-        for (int64_t i = 0; i < count; i++)                                                                                      \
+        for (int64_t i = 0; i < count; i++)                                                                                  \
             *(Any_##T *)(to + i * stride) = (T)from[i];                                                                      \
     }                                                                                                                        \
     static uint64_t read_##T##_##L(const char *from, int64_t stride, T least, int count, uint8_t (*to)[CHUNK]) {             \
@@ -261,7 +271,7 @@ INLINE void decode_planes(const Points *p, const Tables *t, Planes *planes, int 
         L line[CHUNK];                                                                                                       \
         T seen = 0;                                                                                                          \
         if (stride == size && least == 0 && sizeof(T) == sizeof(L)) {                                                        \
-            for (int64_t i = 0; i < count; i++)                                                                                  \
+            for (int64_t i = 0; i < count; i++)                                                                              \
                 seen |= ((const Any_##T *)from)[i];                                                                          \
             split_##T##_##L((const uint8_t *)from, count, to);                                                               \
             return seen;                                                                                                     \
