@@ -49,7 +49,7 @@ def order(
     Curves, all of them beginning at cell 0:
 
     - `hilbert`: Hilbert's (Skilling's transform, doi 10.1063/1.1751381) where all sides are the same power of two, else the
-      generalised Hilbert curve, whose steps are of length 1 wherever parity allows; `TokenOrder.variant` says which;
+      generalised Hilbert curve, whose steps are of length 1 as well; `TokenOrder.variant` says which;
     - `morton`: cells by Morton (Z-order) code; `row-major`: no change; `snake`: every other row backwards, unit steps;
     - `tile`: tile by tile, row-major among tiles and within; the tile's shape is `tile`, or else chosen (`TokenOrder.tile`).
 
