@@ -323,6 +323,7 @@ def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
     assert any(found[rank][0].ranks == (ODD,) and isinstance(found[rank][0], CommTimeout) for rank in (0, 2))
 
 
+@pytest.mark.slow
 def test_500_steps_leave_nothing_behind() -> None:
     """Forward and backward: no memory, no file, no thread, no letter that nobody fetched."""
     held: list[tuple[int, int]] = []

@@ -161,6 +161,7 @@ def test_kernels_are_known_only_within_the_block() -> None:
     assert not set(names) & set(list_backends())
 
 
+@pytest.mark.slow
 def test_a_published_result_has_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_gpu, "DTYPES", ("float32",))
     assert "dilkit bench --suite gpu" in figures.gpu_suites(tmp_path)
