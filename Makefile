@@ -19,7 +19,7 @@ help:
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
 	@echo "make lint      ruff and mypy"
-	@echo "make docs      write the generated parts of README.md and docs/ anew"
+	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
 	@echo "make wheel     a wheel and an sdist in dist/"
 	@echo "make clean     remove .venv and everything that was built"
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made from"
@@ -55,12 +55,14 @@ lint: .venv/built
 
 docs: .venv/built
 	$(BIN)/python -m dilkit.tools.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 wheel: .venv/built
 	$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f $(PYX:.pyx=.c) $(foreach file,$(PYX:.pyx=),$(wildcard $(file).*.so))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -70,7 +72,7 @@ clean:
 	@$(PYTHON) .ci/machine.py
 	$(PYTHON) -m venv .venv
 	$(PIP_INSTALL) setuptools cython
-	$(PIP_INSTALL) --no-build-isolation --editable '.[plot,test,lint]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[plot,test,lint,docs]'
 	$(PIP_INSTALL) --prefix .venv/mpich --ignore-installed mpich
 	@touch $@
 

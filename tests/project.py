@@ -30,6 +30,7 @@ BUILT = (
     "dilkit-demo",
     "dilkit-demo-image",
     "dilkit-bench",
+    "site",
 )
 
 

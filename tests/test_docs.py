@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 
@@ -11,10 +12,11 @@ from project import ROOT, run, succeed
 import dilkit
 import dilkit.comm
 from dilkit.environment import VARIABLES
-from dilkit.tools import bench_report, docs, figures, results
+from dilkit.tools import bench_report, cli, docs, figures, results
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)[^)]*\)")
 
 
@@ -121,4 +123,38 @@ def test_the_index_names_every_page():
 
 def test_every_public_name_is_in_the_api_page():
     page = (ROOT / "docs/api.md").read_text()
-    assert [name for name in (*dilkit.__all__, *dilkit.comm.__all__) if f"\n## {name}\n" not in page] == ["__version__"]
+    assert [name for name in (*dilkit.__all__, *dilkit.comm.__all__) if f".{name}\n" not in page] == ["__version__"]
+
+
+def commands() -> list[list[str]]:
+    """Every call of `dilkit` in the consoles on the pages, without a launcher before it.
+
+    The page on adding a backend, whose commands need that backend, is followed by a test of its own.
+    """
+    pages = [page for page in PAGES if page.name != "adding-a-backend.md"]
+    consoles = "".join(block for page in pages for block in CONSOLE.findall(page.read_text()))
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in consoles.splitlines() if line.startswith("$ ")]
+    return [line[line.index("dilkit") + 1 :] for line in words if "dilkit" in line]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_commands_on_the_pages_are_understood(command, capsys, tmp_path, monkeypatch):
+    """Those that look at the machine or at a pattern run, too; the others take minutes, or a GPU, for which a CPU stands in."""
+    name, *arguments = command
+    cli.parser_of(name).parse_args(["cpu" if word == "cuda" else word for word in arguments])
+    if name in ("info", "plan", "draw", "order"):
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(command) == 0, capsys.readouterr().err
+
+
+def test_the_site_is_built_of_every_page(tmp_path):
+    """In strict mode: a link or a name that leads nowhere, and a page that the navigation leaves out, are errors."""
+    pytest.importorskip("mkdocs", reason="mkdocs, of the extra docs, is not installed")
+    done = run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path), cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert {page.relative_to(tmp_path) for page in tmp_path.rglob("*.html")} >= pages
+    api = (tmp_path / "api.html").read_text()
+    names = {*dilkit.__all__, *dilkit.comm.__all__} - {"__version__"}
+    assert not [name for name in names if not re.search(rf'<h2 id="[\w.]+\.{name}"', api)]
+    assert "one softmax" in api or "softmax_j" in api, "docstrings are missing"

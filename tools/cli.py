@@ -60,19 +60,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE if argv else BAD_INPUT
 
 
+def parser_of(name: str) -> Parser:
+    """The parser of a command's arguments."""
+    module = importlib.import_module(f"dilkit.tools.{name}")
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"dilkit {name}", description=module.HELP, formatter_class=layout, allow_abbrev=False)
+    module.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    return parser
+
+
 def _run(name: str, argv: list[str]) -> int:
     prog = f"dilkit {name}"
     try:
-        module = importlib.import_module(f"dilkit.tools.{name}")
-        parser = Parser(
-            prog=prog, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
-        module.add_arguments(parser)
-        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+        parser, run = parser_of(name), importlib.import_module(f"dilkit.tools.{name}").run
     except Exception as error:
         return _fail(prog, f"this command cannot be loaded: {type(error).__name__}: {error}", BAD_INPUT)
     try:
-        code: int = module.run(parser.parse_args(argv))
+        code: int = run(parser.parse_args(argv))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `dilkit info | head`: the reader has seen enough

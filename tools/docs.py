@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import io
 import os
 import re
@@ -174,33 +173,9 @@ def command_help(root: Path) -> str:
 
 
 def api_reference(root: Path, package: ModuleType = dilkit) -> str:
-    """Signature and docstring of every public name of a package."""
-    parts = []
-    for name in sorted(set(package.__all__) - {"__version__"}, key=str.lower):
-        value = getattr(package, name)
-        plain_error = isinstance(value, type) and issubclass(
-            value, Exception
-        )  # its signature is that of a builtin, which has none
-        signature = name if plain_error else f"{name}{_signature(value)}"
-        parts.append(f"## {name}\n\n```text\n{signature}\n\n{inspect.getdoc(value)}\n```\n")
-    return "\n".join(parts)
-
-
-def _signature(value: Callable[..., object]) -> str:
-    """The signature, one parameter a line if it is long; sets in a fixed order."""
-    found = inspect.signature(value)
-    shown, star = [], False
-    for parameter in found.parameters.values():
-        star_here = parameter.kind is parameter.KEYWORD_ONLY and not star
-        star = star or star_here or parameter.kind is parameter.VAR_POSITIONAL
-        shown += (["*"] if star_here else []) + [_sorted_sets(str(parameter).replace("'", ""))]
-    result = "" if isinstance(value, type) else f" -> {str(found.return_annotation).replace(chr(39), '')}"
-    line = f"({', '.join(shown)}){result}"
-    return line if len(line) < 100 else "(\n" + "".join(f"    {text},\n" for text in shown) + f"){result}"
-
-
-def _sorted_sets(text: str) -> str:
-    return re.sub(r"frozenset\(\{(.*?)\}\)", lambda match: f"{{{', '.join(sorted(match[1].split(', ')))}}}", text)
+    """Every public name of a package, for the site's builder to put signature and docstring in its place."""
+    names = sorted(set(package.__all__) - {"__version__"}, key=str.lower)
+    return "\n\n".join(f"::: {getattr(package, name).__module__}.{name}" for name in names)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
