@@ -372,7 +372,7 @@ def test_a_missing_matplotlib_is_said_and_not_fatal(tmp_path, capsys, monkeypatc
     ("arguments", "complaint"),
     [
         (["--backend", "nobody"], "--backend: 'nobody' is not known"),
-        (["--baseline", "nobody"], "--baseline: 'nobody' is not known; choose from gather, dense"),
+        (["--baseline", "nobody"], "--baseline: 'nobody' is not known; choose from gather, longnet, dense"),
         (["--backend", "reference,"], "--backend: 'reference,' has an empty"),
         (["--seqs", "32,x"], "--seqs"),
         (["--seq", "8", "--seqs", "8,16"], "--seqs: does not go with --seq 8"),

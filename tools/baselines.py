@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dilkit.backends.sdpa_kernels import KERNELS, Kernel
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
+from dilkit.tools import peer_functions
 from dilkit.tools.contestants import Contestant, Inputs
 
 
@@ -18,16 +21,35 @@ def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
 
         out = sum_b softmax_b(lse_b) * out_b        (out_b, lse_b) = attention over the kept rows of branch b
 
-    For every branch the kept rows of query, key and value are gathered into new contiguous tensors, attended to by torch's
-    fused CPU kernel, and scattered back into tensors as long as the sequence; the branches are then merged. Where a rate does
-    not divide the heads, heads of zeros are added.
-    Gathering, scattering and merging are torch operators that autograd differentiates.
+    For every branch the kept rows of query, key and value are gathered into new contiguous tensors, attended to by one of
+    torch's fused kernels, and scattered back into tensors as long as the sequence; the branches are then merged. Where a rate
+    does not divide the heads, heads of zeros are added. Gathering, scattering and merging are torch operators that autograd
+    differentiates.
     """
-    outs, lses = zip(*(_branch(query, key, value, problem, branch) for branch in problem.pattern.branches), strict=True)
-    lse = torch.stack(lses)
+    return _merged(*_branches(query, key, value, problem))
+
+
+def longnet_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
+    """LongNet's procedure as published: as `gather_attention`, but the weights of the branches are constants to the gradient.
+
+    Where a segment is cut short by the end of the sequence, or its length is no multiple of the rate, it is filled up with
+    zeros, and without a causal mask the kept rows see these zeros as keys.
+    """
+    outs, lses = _branches(query, key, value, problem)
+    return _merged(outs, [lse.detach() for lse in lses])
+
+
+def _branches(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
+    found = [_branch(query, key, value, problem, branch) for branch in problem.pattern.branches]
+    return [out for out, _ in found], [lse for _, lse in found]
+
+
+def _merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
+    """The sum of `outs` `(batch, seq, heads, head_dim)`, weighted by the softmax over `lses` `(batch, heads, seq)`."""
+    lse = torch.stack(list(lses))
     # A row that no branch keeps is -inf everywhere: a finite maximum makes its weights 0 and not NaN.
     weights = (lse - lse.amax(0).clamp(min=-1e30).detach()).exp()
-    weights = (weights / weights.sum(0).clamp(min=1e-30)).transpose(-1, -2).unsqueeze(-1).to(query.dtype)
+    weights = (weights / weights.sum(0).clamp(min=1e-30)).transpose(-1, -2).unsqueeze(-1).to(outs[0].dtype)
     return sum(weight * out for weight, out in zip(weights, outs, strict=True))
 
 
@@ -36,16 +58,36 @@ def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch:
     length, rate = min(branch.segment_length, problem.seq), branch.dilation_rate
     by_offset = problem.pattern.offset == "block"
     lacking = -problem.heads % rate  # heads of zeros, so that each offset has as many heads as the others
-    query, key, value = (torch.nn.functional.pad(x, (0, 0, 0, lacking)) if lacking else x for x in (query, key, value))
+    query, key, value = (_filled_up(x, length, rate, lacking) for x in (query, key, value))
+    segment, length = length, length + -length % rate
     views = [_kept(x, length, rate, by_offset).permute(0, 1, 5, 3, 2, 4) for x in (query, key, value)]
     q, k, v = (x.reshape(-1, problem.heads + lacking, *x.shape[-2:]).contiguous() for x in views)
-    out, lse = _FlashWithLse.apply(q, k, v, problem.is_causal, problem.scale)
+    out, lse = _FusedWithLse.apply(q, k, v, problem.is_causal, problem.scale, _kernel(problem))
     segments = out.view(views[0].shape).permute(0, 1, 4, 3, 5, 2)
     lses = lse.view(views[0].shape[:-1]).permute(0, 1, 4, 3, 2).unsqueeze(4)
     whole_out, whole_lse = torch.zeros_like(query), lse.new_full((*query.shape[:3], 1), -math.inf)
     _kept(whole_out, length, rate, by_offset).copy_(segments)
     _kept(whole_lse, length, rate, by_offset).copy_(lses)
-    return whole_out[:, :, : problem.heads], whole_lse[:, :, : problem.heads].squeeze(-1).transpose(1, 2)
+    out, lse = (_cut_back(x, problem, segment, length) for x in (whole_out, whole_lse))
+    return out, lse.squeeze(-1).transpose(1, 2)
+
+
+def _filled_up(x: Tensor, length: int, rate: int, heads: int) -> Tensor:
+    """`x` with zeros after the sequence up to a whole segment, after each segment up to a multiple of `rate`, and for `heads`
+    more heads."""
+    pad = torch.nn.functional.pad
+    if after := -x.shape[1] % length:
+        x = pad(x, (0, 0, 0, 0, 0, after))
+    if within := -length % rate:
+        x = pad(x.unflatten(1, (-1, length)), (0, 0, 0, 0, 0, within)).flatten(1, 2)
+    return pad(x, (0, 0, 0, heads)) if heads else x
+
+
+def _cut_back(x: Tensor, problem: Problem, segment: int, length: int) -> Tensor:
+    """`x` without what `_filled_up` added; `length` is that of a segment with its zeros."""
+    if length > segment:
+        x = x.unflatten(1, (-1, length))[:, :, :segment].flatten(1, 2)
+    return x[:, : problem.seq, : problem.heads]
 
 
 def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
@@ -62,40 +104,41 @@ def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
     return heads.diagonal(dim1=3, dim2=4 if by_offset else 5)
 
 
-class _FlashWithLse(torch.autograd.Function):
-    """torch's fused CPU attention with both of its results differentiable; `(batch, heads, rows, head_dim)`."""
+class _FusedWithLse(torch.autograd.Function):
+    """One of torch's fused kernels with both of its results differentiable; `(batch, heads, rows, head_dim)`."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, kernel: Kernel
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = kernel.forward(q, k, v, None, is_causal, scale)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options = is_causal, scale
+        ctx.options = is_causal, scale, kernel
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        is_causal, scale = ctx.options
+        is_causal, scale, kernel = ctx.options
         # The kernel subtracts rowsum(dout * out) from the gradient of every score of a row and the gradient of lse adds to it:
         # an `out` moved along `dout` so that the sum falls by dlse does both.
         squares = dout.square().sum(-1, keepdim=True, dtype=lse.dtype).clamp(min=torch.finfo(lse.dtype).tiny)
         moved = (out - dout * (dlse.unsqueeze(-1) / squares).to(out.dtype)).contiguous()
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        grads = backward(dout.contiguous(), q, k, v, moved, lse, 0.0, is_causal, scale=scale)
-        return *grads, None, None
+        grads = kernel.backward(dout.contiguous(), q, k, v, moved, lse.contiguous(), None, is_causal, scale)
+        return *grads, None, None, None
+
+
+_FUSED = [kernel for kernel in KERNELS if kernel.name in ("cpu-flash", "flash", "memory-efficient")]
+"""The kernels that every torch has: one for the CPU; on CUDA flash attention where it can, else the memory-efficient one."""
+
+
+def _kernel(problem: Problem) -> Kernel:
+    return next(kernel for kernel in _FUSED if not kernel.refusals(problem))
 
 
 def _gather_refusals(problem: Problem) -> tuple[str, ...]:
     pattern, seq = problem.pattern, problem.seq
-    asked = {
-        f"device {problem.device.type}: calls torch's CPU kernel": problem.device.type != "cpu",
-        "key_padding_mask: not supported": problem.key_padding_mask,
-        "grouped heads: not supported": problem.kv_heads != problem.heads,
-        "head ranges: not supported": pattern.heads is not None,
-        "a shard of heads: not supported": pattern.head_shard is not None,
-        "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
-    }
-    found = [reason for reason, wanted in asked.items() if wanted]
+    found = list(_longnet_refusals(problem))
     for branch in pattern.branches:
         length, rate = min(branch.segment_length, seq), branch.dilation_rate
         if seq % length:
@@ -103,6 +146,21 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
         if length % rate:
             found.append(f"dilation rate {rate}: must divide the segment length {length}")
     return tuple(found)
+
+
+def _longnet_refusals(problem: Problem) -> tuple[str, ...]:
+    pattern = problem.pattern
+    asked = {
+        f"device {problem.device.name}: no fused kernel of torch's can compute {problem.dtype} x {problem.head_dim}": all(
+            kernel.refusals(problem) for kernel in _FUSED
+        ),
+        "key_padding_mask: not supported": problem.key_padding_mask,
+        "grouped heads: not supported": problem.kv_heads != problem.heads,
+        "head ranges: not supported": pattern.heads is not None,
+        "a shard of heads: not supported": pattern.head_shard is not None,
+        "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
+    }
+    return tuple(reason for reason, wanted in asked.items() if wanted)
 
 
 def dense_attention(
@@ -131,8 +189,21 @@ def _gather(inputs: Inputs, problem: Problem) -> Tensor:
     return gather_attention(inputs.query, inputs.key, inputs.value, problem)
 
 
+def _longnet(inputs: Inputs, problem: Problem) -> Tensor:
+    return longnet_attention(inputs.query, inputs.key, inputs.value, problem)
+
+
 BASELINES = {
     "gather": Contestant("gather", "baseline", "gather a copy per branch, torch's kernel, merge", _gather, _gather_refusals),
+    "longnet": Contestant(
+        "longnet",
+        "baseline",
+        "LongNet's procedure as published: pad, gather, torch's kernel, merge with detached weights",
+        _longnet,
+        _longnet_refusals,
+        computes=peer_functions.AS_PUBLISHED,
+        function=peer_functions.longnet,
+    ),
     "dense": Contestant(
         "dense",
         "baseline",
@@ -141,6 +212,7 @@ BASELINES = {
         _dense_refusals,
         lambda _: Pattern.dense(),
         quadratic=True,
+        computes="the attention of every token to every token",
     ),
 }
 """The baselines by name."""

@@ -22,13 +22,15 @@ NAME = "bench"
 HELP = """\
 measure time and memory of backends over lengths, each checked first
 
-Every contestant is checked against fp64 arithmetic just before it is timed; all are timed in interleaved rounds, beside a
+Every contestant is checked against fp64 arithmetic just before it is timed, a peer that computes another function against
+that one; all are timed in interleaved rounds, beside a
 matmul of the same run. With --comm the sequence is sharded over ranks, and schedules of exchange are compared; --device cuda
 is then each rank's own GPU. Writes bench.json, bench.md and bench.png (overhead.json with --overhead, suite.* with --suite) into
 --out, in place of earlier ones. Ctrl-C keeps what was measured so far. Exit code 1 when a contestant was wrong or failed."""
 
 SEQS = (2048, 4096, 8192, 16384)
-BASELINES = ("gather", "dense")
+PEERS = ("gather", "longnet", "dense", "flex", "torchscale", "dilated-attention-pytorch", "natten")
+"""The names that `peers.known` has, known without torch."""
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 REPEATS, OVERHEAD_REPEATS = 7, 201
 
@@ -41,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
     group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
     group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: DILKIT_BACKEND's, else all)")
-    group.add_argument("--baseline", type=_names, default=(), metavar="A,B", help=f"measure beside them: {', '.join(BASELINES)}")
+    peers = f"measure beside them, or all of: {', '.join(PEERS)}; docs/measurements.md tells of them"
+    group.add_argument("--baseline", "--peers", type=_names, default=(), metavar="A,B", help=peers)
     group.add_argument("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
     repeats = f"samples of each contestant (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
     group.add_argument("--repeats", type=whole(1), metavar="N", help=repeats)
@@ -144,7 +147,7 @@ def _measure(args: Namespace, longest: Problem, contestants: list[Contestant]) -
                 bar.update()
         except KeyboardInterrupt:
             interrupted = True
-    who = [dict(name=c.name, kind=c.kind, summary=c.summary) for c in contest.contestants]
+    who = [dict(name=c.name, kind=c.kind, summary=c.summary, computes=c.computes) for c in contest.contestants]
     method = dict(repeats=contest.repeats, min_time_s=contest.min_time, budget_s=contest.budget)
     told = dict(problem=results.describe_problem(longest), method=method, contestants=who, lengths=lengths)
     return results.new(NAME, longest.device, **told, scaling=scaling(lengths), interrupted=interrupted)
@@ -153,14 +156,15 @@ def _measure(args: Namespace, longest: Problem, contestants: list[Contestant]) -
 def _contestants(args: Namespace) -> list[Contestant]:
     from dilkit.registry import list_backends
     from dilkit.selector import requested_backends
-    from dilkit.tools import baselines, contestants
+    from dilkit.tools import contestants, peers
 
-    for option, names, known in (("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, BASELINES)):
+    asked = ("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, (*PEERS, peers.ALL))
+    for option, names, known in asked:
         for name in names:
             if name not in known:
                 raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
     names = args.backend or requested_backends() or None
-    return contestants.backend_contestants(names) + [baselines.BASELINES[name] for name in args.baseline]
+    return contestants.backend_contestants(names) + peers.peer_contestants(args.baseline)
 
 
 def write(args: Namespace, result: dict[str, Any]) -> None:

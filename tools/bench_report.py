@@ -57,7 +57,8 @@ def table(result: Result) -> list[tuple[str, ...]]:
             if entry["verdict"] == "measured":
                 forward = _memory(entry["forward_peak_bytes"], length) if both else ()
                 memory = _memory(entry["peak_bytes"], length)
-                found.append((f"{length['seq']:,}", name, *_speed(entry), *memory, *forward, *(_ranks(entry) if ranks else ())))
+                who = f"{name} (differs)" if entry.get("differs") else name
+                found.append((f"{length['seq']:,}", who, *_speed(entry), *memory, *forward, *(_ranks(entry) if ranks else ())))
     return found
 
 
@@ -91,7 +92,7 @@ def notes(result: Result) -> list[str]:
     for length in result["lengths"]:
         for name, entry in length["entries"].items():
             reasons = [f"{name} {entry['verdict']}: {reason}" for reason in entry["reasons"]]
-            for note in [*reasons, *filter(None, [entry.get("memory_note")])]:
+            for note in [*reasons, *_difference(name, entry.get("differs")), *filter(None, [entry.get("memory_note")])]:
                 told.setdefault(note, []).append(f"{length['seq']:,}")
     lines = [f"{note} (at {', '.join(dict.fromkeys(seqs))} tokens)" for note, seqs in told.items()]
     for name, fit in scaling(result["lengths"]).items():
@@ -104,6 +105,18 @@ def notes(result: Result) -> list[str]:
     if len(seqs) > 1 and max(result["problem"]["pattern"]["segment_lengths"]) > min(seqs):
         lines.append("a segment longer than the sequence is the sequence: once all segments are shorter, FLOPs ~ tokens^1")
     return lines + (["interrupted: the lengths shown were measured, later ones were not"] if result["interrupted"] else [])
+
+
+def _difference(name: str, told: dict[str, Any] | None) -> list[str]:
+    """What a contestant computes in place of the pattern's attention, and how far apart the two are."""
+    if not told:
+        return []
+    far = [
+        f"{what} by {told[f'{what}_max_abs']:.2g} at most, {told[f'{what}_relative']:.2g} of the largest value"
+        for what in ("out", "dquery")
+        if f"{what}_max_abs" in told
+    ]
+    return [f"{name} computes another function: {told['computes']}", f"{name} differs from the pattern: {'; '.join(far)}"]
 
 
 def headline(result: Result) -> list[str]:

@@ -37,7 +37,8 @@ class Contest:
     def run(self, problem: Problem) -> dict[str, Any]:
         """Everything measured at the length of `problem`, as plain data: an entry for each contestant, whatever became of it.
 
-        An entry's verdict is "measured", "refused", "skipped" (over the budget), "wrong" (a check failed) or "failed" (raised).
+        An entry's verdict is "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check
+        failed) or "failed" (raised). "differs" says what one computes that is not the pattern's attention, and by how much.
         """
         inputs = Inputs.random(problem)
         entries = {c.name: self._admit(c, problem, inputs) for c in self.contestants}
@@ -56,6 +57,8 @@ class Contest:
 
     def _admit(self, contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry:
         """The beginning of the contestant's entry: its verdict, with the reasons or the check that it rests on."""
+        if missing := contestant.absent():
+            return dict(verdict="absent", reasons=[missing])
         if reasons := contestant.refusals(problem):
             return dict(verdict="refused", reasons=list(reasons))
         self.say(f"check of {contestant.name}")
@@ -75,7 +78,7 @@ class Contest:
             return dict(verdict="wrong", reasons=reasons, check=checked)
         if taken > self.budget:
             return dict(verdict="skipped", reasons=[over_budget("took", taken, self.budget)], check=checked)
-        return dict(verdict="measured", reasons=[], check=checked)
+        return dict(verdict="measured", reasons=[], check=checked, differs=differs(contestant, problem, inputs))
 
     def _expected_seconds(self, contestant: Contestant, problem: Problem) -> float:
         """From the last length measured; at the first, quadratic work from the shortened problem, and 0 for all others."""
@@ -88,6 +91,13 @@ class Contest:
         inputs = Inputs.random(short)
         timed = measure.time_interleaved({"": partial(contestant.once, inputs, short)}, repeats=3, device=problem.device.type)
         return timed[""].median * _work(contestant, problem) / _work(contestant, short)
+
+
+def differs(contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry | None:
+    """What a contestant computes in place of the pattern's attention, and how far apart the two are; None when they are one."""
+    if not contestant.differs(problem):
+        return None
+    return dict(computes=contestant.computes, **correctness.difference(contestant, problem, inputs))
 
 
 def _work(contestant: Contestant, problem: Problem) -> float:

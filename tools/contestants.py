@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dilkit import registry, selector
@@ -51,11 +51,34 @@ class Inputs:
 
 
 @dataclass(frozen=True)
+class Function:
+    """What a contestant computes that is no pattern's attention, in plain arithmetic: the oracle that it is checked against.
+
+    `rows(inputs, problem, rows, dtype)` is `out[:, rows]`, all arithmetic in `dtype`, with the gradients of this function.
+    `flops` are the nominal ones of a forward pass. `by_row`: a row of `out` depends on its own query alone. `positive`: checked
+    on positive values, because sums that cancel are divided by.
+    """
+
+    rows: Callable[[Inputs, Problem, Tensor, str], Tensor]
+    flops: float
+    by_row: bool = True
+    positive: bool = False
+
+    def fitting(self, inputs: Inputs) -> Inputs:
+        """The inputs that it can be checked on: these, or these with positive values."""
+        if not self.positive:
+            return inputs
+        return replace(inputs, value=inputs.value.detach().abs().requires_grad_(inputs.value.requires_grad))
+
+
+@dataclass(frozen=True)
 class Contestant:
     """One way to compute attention.
 
-    `attend(inputs, problem)` returns `out`; `refusals(problem)` why it cannot, empty when it can. `computed(pattern)` is the
-    pattern whose attention it really computes. `quadratic` says that its work grows with `seq**2` whatever the pattern.
+    `attend(inputs, problem)` returns `out`; `refusals(problem)` why it cannot, empty when it can; `absent()` what is missing on
+    this machine, None when nothing is. `computed(pattern)` is the pattern whose attention it really computes; where
+    `function(problem)` is not None, that is computed instead. `computes` says it in words. `quadratic` says that its work grows
+    with `seq**2` whatever the pattern.
     """
 
     name: str
@@ -65,6 +88,13 @@ class Contestant:
     refusals: Callable[[Problem], tuple[str, ...]]
     computed: Callable[[Pattern], Pattern] = lambda pattern: pattern
     quadratic: bool = False
+    computes: str = "the attention of the pattern"
+    function: Callable[[Problem], Function | None] = lambda problem: None
+    absent: Callable[[], str | None] = lambda: None
+
+    def differs(self, problem: Problem) -> bool:
+        """Whether it computes another function than the attention of the problem's pattern."""
+        return self.function(problem) is not None or self.computed(problem.pattern) != problem.pattern
 
     def once(self, inputs: Inputs, problem: Problem) -> Any:
         """One whole call: forward, and backward too where the problem asks for gradients."""
@@ -79,7 +109,10 @@ class Contestant:
     def flops(self, problem: Problem) -> float:
         """Nominal FLOPs of one whole call of what it computes."""
         sizes = dict(batch=problem.batch, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
-        forward = self.computed(problem.pattern).flops(problem.seq, problem.heads, problem.head_dim, **sizes)
+        if function := self.function(problem):
+            forward = function.flops
+        else:
+            forward = self.computed(problem.pattern).flops(problem.seq, problem.heads, problem.head_dim, **sizes)
         return forward * (1 + BACKWARD_FLOPS if problem.requires_grad else 1)
 
 

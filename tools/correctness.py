@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.contestants import Contestant, Inputs
+from dilkit.tools.contestants import Contestant, Function, Inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,10 +66,22 @@ def shortened(problem: Problem) -> Problem:
 
 def check_whole(contestant: Contestant, problem: Problem) -> list[Finding]:
     """All of `out`, and all gradients where the problem asks for them, against the oracle."""
-    inputs = Inputs.random(problem, seed=1)
+    inputs, function = Inputs.random(problem, seed=1), contestant.function(problem)
+    if function is not None:
+        inputs = function.fitting(inputs)
     out = contestant.attend(inputs, problem)
     computed = (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
-    return judge_whole(computed, problem, contestant.computed(problem.pattern), inputs)
+    if function is None:
+        return judge_whole(computed, problem, contestant.computed(problem.pattern), inputs)
+    truth, plain = (_whole(function, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
+    return [finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
+
+
+def _whole(function: Function, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
+    import torch
+
+    out = function.rows(inputs, problem, torch.arange(problem.seq, device=inputs.query.device), dtype)
+    return (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
 
 
 def judge_whole(computed: Sequence[Tensor], problem: Problem, pattern: Pattern, inputs: Inputs) -> list[Finding]:
@@ -99,19 +111,67 @@ def check_rows(contestant: Contestant, problem: Problem, inputs: Inputs) -> list
 
     Each row is computed by itself out of the rows of the count; the gradient of a query needs its own row alone.
     """
+    rows, function = _some_rows(problem, inputs), contestant.function(problem)
+    if function is not None:
+        inputs = function.fitting(inputs)
+
+    def exact(dtype: str) -> tuple[Tensor, Tensor | None]:
+        if function is not None:
+            return _function_rows(function, inputs, problem, rows, dtype)
+        return exact_rows(inputs, problem, contestant.computed(problem.pattern), rows, dtype)
+
+    truth, plain = exact("float64"), exact(_plain_dtype(problem))
+    computed = _rows_of(contestant, inputs, problem, rows)
+    named = zip(("out rows", "dquery rows"), computed, plain, truth, strict=True)
+    return [finding(name, x, y, z, problem) for name, x, y, z in named if x is not None and y is not None and z is not None]
+
+
+def difference(contestant: Contestant, problem: Problem, inputs: Inputs) -> dict[str, float]:
+    """By how much its result differs from the attention of the problem's pattern, in `ROWS` random rows at the real length.
+
+    "out_max_abs" is the largest difference, "out_relative" that over the largest exact value; the same of "dquery" where the
+    problem asks for gradients.
+    """
+    rows, found = _some_rows(problem, inputs), {}
+    truth = exact_rows(inputs, problem, problem.pattern, rows, "float64")
+    for name, computed, exact in zip(("out", "dquery"), _rows_of(contestant, inputs, problem, rows), truth, strict=True):
+        if computed is not None and exact is not None:
+            error = (computed.double() - exact).abs().max().item()
+            found |= {f"{name}_max_abs": error, f"{name}_relative": error / max(exact.abs().max().item(), 1e-300)}
+    return found
+
+
+def _some_rows(problem: Problem, inputs: Inputs) -> Tensor:
     import torch
 
     chosen = torch.randperm(problem.seq, generator=torch.Generator().manual_seed(2))[:ROWS]
-    rows = chosen.sort().values.to(inputs.query.device)
-    pattern = contestant.computed(problem.pattern)
-    truth, plain = (exact_rows(inputs, problem, pattern, rows, dtype) for dtype in ("float64", _plain_dtype(problem)))
+    return chosen.sort().values.to(inputs.query.device)
+
+
+def _rows_of(contestant: Contestant, inputs: Inputs, problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What the contestant computes: `out` in `rows`, and the gradient of their queries where the problem asks for it."""
+    import torch
+
     result = contestant.once(inputs, problem)
     if not problem.requires_grad:
-        return [finding("out rows", result[:, rows], plain[0], truth[0], problem)]
+        return result[:, rows], None
     with torch.no_grad():
         out = contestant.attend(inputs, problem)
-    computed = out[:, rows], result[0][:, rows]
-    return [finding(*row, problem) for row in zip(("out rows", "dquery rows"), computed, plain, truth, strict=True)]
+    return out[:, rows], result[0][:, rows]
+
+
+def _function_rows(
+    function: Function, inputs: Inputs, problem: Problem, rows: Tensor, dtype: str
+) -> tuple[Tensor, Tensor | None]:
+    import torch
+
+    gradients = problem.requires_grad and function.by_row
+    with torch.set_grad_enabled(gradients):
+        out = function.rows(inputs, problem, rows, dtype)
+    if not gradients:
+        return out, None
+    (dquery,) = torch.autograd.grad(out, inputs.query, inputs.dout[:, rows].to(out.dtype))
+    return out.detach(), dquery[:, rows]
 
 
 def exact_rows(inputs: Inputs, problem: Problem, pattern: Pattern, rows: Tensor, dtype: str) -> tuple[Tensor, Tensor | None]:

@@ -28,7 +28,7 @@ from dilkit.preference_table import table_preference
 from dilkit.problem import DTYPES, Problem
 from dilkit.registry import backends
 from dilkit.selector import ranked
-from dilkit.tools import cli, figures
+from dilkit.tools import cli, figures, peers
 from dilkit.tools.order_figures import locality_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
@@ -155,6 +155,13 @@ def _pick(device: Device, dtype: str) -> str:
     return "none"
 
 
+def peer_table(root: Path) -> str:
+    """One row a peer of `dilkit bench`: what it is, what it computes, what it needs beyond torch."""
+    rows = [("peer", "what it is", "what it computes", "needs beyond torch")]
+    rows += [(f"`{p.name}`", p.summary, p.computes, peers.NEEDS.get(p.name, "-")) for p in peers.known().values()]
+    return table(rows)
+
+
 def environment_table(root: Path) -> str:
     """One row an environment variable."""
     return table([("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)])
@@ -201,6 +208,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "kernels": lambda root: figures.kernels(root / "docs" / "results"),
     "locality": locality_table,
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
+    "peers": peer_table,
     "picks": pick_table,
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
     "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
