@@ -284,7 +284,7 @@ def test_without_a_compiler_flex_is_refused(monkeypatch) -> None:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_flex_computes_the_pattern(change) -> None:
-    problem = replace(SMALL, dtype="float32", requires_grad=False, **change)
+    problem = replace(SMALL, **{**dict(dtype="float32", requires_grad=False), **change})
     peer = peers.known()["flex"]
     if why := peer.absent() or "; ".join(peer.refusals(problem)):
         pytest.skip(why)

@@ -73,13 +73,14 @@ def _counter(problem: Problem, device: torch.device) -> Counter:
     def offset(branch: DilatedSegment, head: int) -> int:
         return pattern.head_offset(branch.dilation_rate, head // group, problem.kv_heads) if branch.serves(head) else -1
 
-    offsets = torch.tensor([[offset(b, h) for h in range(problem.heads)] for b in branches], dtype=torch.int32, device=device)
+    heads = range(problem.heads)
+    offsets = [torch.tensor([offset(b, h) for h in heads], dtype=torch.int32, device=device) for b in branches]
     rates = [branch.dilation_rate for branch in branches]
 
     def count(h: Any, i: Any, j: Any) -> Any:
         total = 0
-        for b, (length, rate) in enumerate(zip(lengths, rates, strict=True)):
-            first = offsets[b, h]
+        for length, rate, first_of in zip(lengths, rates, offsets, strict=True):
+            first = first_of[h]
             seen = (i // length == j // length) & (i % length % rate == first) & (j % length % rate == first)
             total = total + seen.to(torch.int32)
         return total
