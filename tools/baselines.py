@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.backends.sdpa_kernels import KERNELS, Kernel
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
-from dilkit.tools import peer_functions
+from dilkit.tools import fused, peer_functions
 from dilkit.tools.contestants import Contestant, Inputs
 
 
@@ -62,7 +61,7 @@ def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch:
     segment, length = length, length + -length % rate
     views = [_kept(x, length, rate, by_offset).permute(0, 1, 5, 3, 2, 4) for x in (query, key, value)]
     q, k, v = (x.reshape(-1, problem.heads + lacking, *x.shape[-2:]).contiguous() for x in views)
-    out, lse = _FusedWithLse.apply(q, k, v, problem.is_causal, problem.scale, _kernel(problem))
+    out, lse = fused.attention_and_lse(q, k, v, problem)
     segments = out.view(views[0].shape).permute(0, 1, 4, 3, 5, 2)
     lses = lse.view(views[0].shape[:-1]).permute(0, 1, 4, 3, 2).unsqueeze(4)
     whole_out, whole_lse = torch.zeros_like(query), lse.new_full((*query.shape[:3], 1), -math.inf)
@@ -104,38 +103,6 @@ def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
     return heads.diagonal(dim1=3, dim2=4 if by_offset else 5)
 
 
-class _FusedWithLse(torch.autograd.Function):
-    """One of torch's fused kernels with both of its results differentiable; `(batch, heads, rows, head_dim)`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, kernel: Kernel
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = kernel.forward(q, k, v, None, is_causal, scale)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options = is_causal, scale, kernel
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        is_causal, scale, kernel = ctx.options
-        # The kernel subtracts rowsum(dout * out) from the gradient of every score of a row and the gradient of lse adds to it:
-        # an `out` moved along `dout` so that the sum falls by dlse does both.
-        squares = dout.square().sum(-1, keepdim=True, dtype=lse.dtype).clamp(min=torch.finfo(lse.dtype).tiny)
-        moved = (out - dout * (dlse.unsqueeze(-1) / squares).to(out.dtype)).contiguous()
-        grads = kernel.backward(dout.contiguous(), q, k, v, moved, lse.contiguous(), None, is_causal, scale)
-        return *grads, None, None, None
-
-
-_FUSED = [kernel for kernel in KERNELS if kernel.name in ("cpu-flash", "flash", "memory-efficient")]
-"""The kernels that every torch has: one for the CPU; on CUDA flash attention where it can, else the memory-efficient one."""
-
-
-def _kernel(problem: Problem) -> Kernel:
-    return next(kernel for kernel in _FUSED if not kernel.refusals(problem))
-
-
 def _gather_refusals(problem: Problem) -> tuple[str, ...]:
     pattern, seq = problem.pattern, problem.seq
     found = list(_longnet_refusals(problem))
@@ -151,8 +118,8 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
 def _longnet_refusals(problem: Problem) -> tuple[str, ...]:
     pattern = problem.pattern
     asked = {
-        f"device {problem.device.name}: no fused kernel of torch's can compute {problem.dtype} x {problem.head_dim}": all(
-            kernel.refusals(problem) for kernel in _FUSED
+        f"device {problem.device.name}: no fused kernel of torch's can compute {problem.dtype} x {problem.head_dim}": not (
+            fused.kernels(problem)
         ),
         "key_padding_mask: not supported": problem.key_padding_mask,
         "grouped heads: not supported": problem.kv_heads != problem.heads,

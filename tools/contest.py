@@ -12,6 +12,7 @@ from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.tools import correctness, measure
 from dilkit.tools.contestants import Contestant, Inputs
 from dilkit.tools.measure import MatmulRate, MeasureError, Samples
+from dilkit.tools.text import error_line
 
 _MATMUL = ""
 """Among the names of what is timed: no contestant has an empty name."""
@@ -71,7 +72,7 @@ class Contest:
             contestant.once(inputs, problem)
             taken = perf_counter() - start
         except Exception as error:
-            return dict(verdict="failed", reasons=[f"{type(error).__name__}: {error}"])
+            return dict(verdict="failed", reasons=[error_line(error)])
         checked = [finding.to_dict() for finding in findings]
         if wrong := [f for f in findings if not f.passed]:
             reasons = [f"{f.what} at {f.seq:,} tokens: error {f.error:.2g}, at most {f.allowed:.2g} allowed" for f in wrong]

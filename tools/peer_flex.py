@@ -40,7 +40,20 @@ def _compiled(problem: Problem) -> tuple[Callable[..., Tensor], Tensor]:
 
     device = torch.device(problem.device.type, problem.device.index)
     ignored = torch.zeros(problem.batch, problem.seq, dtype=torch.bool, device=device)
-    count = _counter(problem, device)
+    options = _options(problem, ignored)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = flex.flex_attention(q, k, v, **options)
+        return out
+
+    # torch counts compilations by code object and gives up after a few: each problem gets a code object of its own.
+    own = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False), ignored
+
+
+def _options(problem: Problem, ignored: Tensor) -> dict[str, Any]:
+    """What FlexAttention is told: the count as a mask, and as a change of scores where a key may be seen more than once."""
+    count = _counter(problem, ignored.device)
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
         seen = count(h, i, j) > 0
@@ -51,18 +64,9 @@ def _compiled(problem: Problem) -> tuple[Callable[..., Tensor], Tensor]:
     def weigh(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return score + torch.log(count(h, i, j).to(torch.float32))
 
-    blocks = _block_mask(problem, sees, device)
-    options: dict[str, Any] = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads, block_mask=blocks)
-    if _counts_above_one(problem):
-        options["score_mod"] = weigh
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = flex.flex_attention(q, k, v, **options)
-        return out
-
-    # torch counts compilations by code object and gives up after a few: each problem gets a code object of its own.
-    own = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False), ignored
+    options = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
+    blocks = _block_mask(problem, sees, ignored.device)
+    return dict(options, block_mask=blocks, score_mod=weigh if _counts_above_one(problem) else None)
 
 
 def _counter(problem: Problem, device: torch.device) -> Counter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools import peer_functions
 from dilkit.tools.contestants import Contestant, Inputs
+from dilkit.tools.text import error_line
 
 _TINY = 64
 """Tokens of the problem that a package is tried with."""
@@ -42,12 +43,8 @@ def missing(module: str, way_out: str) -> str | None:
     except ModuleNotFoundError as error:
         return f"module {error.name}: not installed; {way_out}"
     except Exception as error:
-        return f"module {module}: cannot be imported: {_first_line(error)}; {way_out}"
+        return f"module {module}: cannot be imported: {error_line(error)}; {way_out}"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _tried(attend: Attend, problem: Problem) -> tuple[str, ...]:
@@ -59,7 +56,7 @@ def _tried(attend: Attend, problem: Problem) -> tuple[str, ...]:
             attend(inputs, tiny)
     except Exception as error:
         where = f"{problem.dtype} on {problem.device.type}"
-        return (f"{where}: {_first_line(error)}",)
+        return (f"{where}: {error_line(error)}",)
     return ()
 
 
@@ -76,19 +73,20 @@ def _unsupported(problem: Problem) -> list[str]:
 
 def _torchscale(inputs: Inputs, problem: Problem) -> Tensor:
     """The attention of torchscale's module by itself: its projections are replaced by the identity."""
-    module = _torchscale_module(problem)
+    package = importlib.import_module("torchscale.component.dilated_attention")
+    module = _torchscale_module(package.DilatedAttention, problem)
     flat = (x.flatten(2) for x in (inputs.query, inputs.key, inputs.value))
     out, _ = module(*flat, is_causal=problem.is_causal)
     found: Tensor = out.unflatten(2, (problem.heads, problem.head_dim))
     return found
 
 
-def _torchscale_module(problem: Problem) -> Any:
+@lru_cache(maxsize=8)
+def _torchscale_module(kind: Callable[..., Any], problem: Problem) -> Any:
     lengths, rates = problem.pattern.segment_lengths, problem.pattern.dilation_rates
     options = dict(flash_attention=True, seq_parallel=False, xpos_rel_pos=False, multiway=False, layernorm_eps=1e-5)
     args = SimpleNamespace(segment_length=[min(w, problem.seq) for w in lengths], dilated_ratio=list(rates), **options)
-    found = importlib.import_module("torchscale.component.dilated_attention")
-    module = found.DilatedAttention(args, problem.heads * problem.head_dim, problem.heads, self_attention=True)
+    module = kind(args, problem.heads * problem.head_dim, problem.heads, self_attention=True)
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         setattr(module, name, torch.nn.Identity())
     return module
@@ -100,6 +98,12 @@ def _torchscale_refusals(problem: Problem) -> tuple[str, ...]:
         found.append("head ranges: not supported")
     if pattern.overlap != "count":
         found.append("overlap 'once': counts a key once for each branch")
+    for branch in pattern.branches:
+        length, rate = branch.segment_length, branch.dilation_rate
+        if length < problem.seq and length % rate:
+            found.append(
+                f"dilation rate {rate}: must divide the segment length {length}, or torchscale puts rows in wrong places"
+            )
     if not found and problem.device.type == "cpu" and _torchscale_kernel() is None:
         return ("device cpu: torchscale calls flash-attn or xformers, which it loads on CUDA alone",)
     return tuple(found) or _tried(_torchscale, problem)

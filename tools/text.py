@@ -36,6 +36,11 @@ def wrapped(lead: str, text: str) -> list[str]:
     return [f"{lead if i == 0 else ' ' * len(lead)}{part}".rstrip() for i, part in enumerate(parts)]
 
 
+def error_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its text; some libraries append pages."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
 def grid(corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], indent: int = 2) -> list[str]:
     """A labelled grid of short cells, centred under their column's name."""
     rows = list(rows)
