@@ -19,7 +19,7 @@ import dilkit
 from dilkit import environment
 from dilkit.tools.interrupt import INTERRUPTED
 
-COMMANDS = ("info", "plan", "order", "verify", "bench", "tune", "draw", "demo")
+COMMANDS = ("info", "plan", "order", "verify", "bench", "report", "compare", "tune", "draw", "demo")
 GRACE = 5.0
 """Seconds that the other ranks leave the first one to say what is wrong; launchers end them as soon as it has."""
 DONE, NO, BAD_INPUT = 0, 1, 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,20 @@ from dilkit.tools import (
     kernel_report,
     overhead,
     results,
+    shapes,
     suite_gpu_report,
     suite_orders_report,
     suite_report,
     suite_ring_report,
+    told_bench,
+    told_others,
+    told_suites,
 )
+from dilkit.tools import (
+    measurements as found_in,
+)
+from dilkit.tools.schema import Shape
+from dilkit.tools.told import Table, Told
 
 Result = dict[str, Any]
 SHORT = ("tokens", "who", "time", "tokens/s", "extra memory", "x output")
@@ -28,11 +36,21 @@ NOTHING = "Nothing has been measured for this version yet."
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of result file: the fields that its texts need, and the texts, in short and whole."""
+    """A kind of result file: the shape that it must have, its texts in the docs, in short and whole, and what a report tells.
 
-    needs: tuple[str, ...]
+    A kind that has no tables and plots of its own is told as a list of everything that was measured.
+    """
+
+    shape: Shape
     short: Callable[[Result], str]
     whole: Callable[[Result], str]
+    tell: Callable[[Result], Told] = lambda result: tell_measurements(result)
+
+
+def tell_measurements(result: Result) -> Told:
+    """Where it was measured, and every measurement."""
+    table = Table.of("All measurements", found_in.rows(result, shapes.SAMPLES))
+    return Told((f"{result['kind']}: {result['command']}", told_bench.where(result)), (table,))
 
 
 def summary(folder: Path) -> str:
@@ -56,7 +74,7 @@ def suite(folder: Path, name: str) -> str:
     """The whole report of a suite."""
     path = folder / f"{name}.json"
     kind, report = SUITES[name]
-    whole: str = report.markdown(results.load(path, kind=kind, needs=KINDS[kind].needs)) if path.exists() else NOTHING
+    whole: str = report.markdown(load(path, kind)[1]) if path.exists() else NOTHING
     return whole
 
 
@@ -65,27 +83,29 @@ def gpu_suites(folder: Path) -> str:
     paths = sorted(folder.glob("gpu*.json"))
     if not paths:
         return f"{NOTHING} Where there is a GPU: `dilkit bench --suite gpu`."
-    read_one = partial(results.load, kind="suite-gpu", needs=KINDS["suite-gpu"].needs)
-    return "\n\n".join(f"## {path.stem}\n\n{suite_gpu_report.markdown(read_one(path))}" for path in paths)
+    return "\n\n".join(f"## {path.stem}\n\n{suite_gpu_report.markdown(load(path, 'suite-gpu')[1])}" for path in paths)
 
 
 def draw_suite(folder: Path, name: str, path: Path) -> None:
     """The picture of a suite's result. Raises ImportError where matplotlib is missing."""
     kind, report = SUITES[name]
-    report.draw(results.load(folder / f"{name}.json", kind=kind, needs=KINDS[kind].needs), path)
+    report.draw(load(folder / f"{name}.json", kind)[1], path)
 
 
 def read(folder: Path) -> list[tuple[Path, Kind, Result]]:
     """The result files in `folder`, each with its kind. Raises `results.ResultError` for any other JSON file."""
-    return [(path, *_read(path)) for path in sorted(folder.glob("*.json"))]
+    return [(path, *load(path)) for path in sorted(folder.glob("*.json"))]
 
 
-def _read(path: Path) -> tuple[Kind, Result]:
-    found = results.load(path)
+def load(path: Path, kind: str | None = None) -> tuple[Kind, Result]:
+    """The result in `path` and its kind, which is `kind` where that is given. Raises `results.ResultError` for any other file."""
+    found = results.load(path, kind)
     if found["kind"] not in KINDS:
-        raise results.ResultError(f"{path}: no result of a known kind ({', '.join(KINDS)}); keep other files elsewhere")
-    kind = KINDS[found["kind"]]
-    return kind, results.load(path, kind=found["kind"], needs=kind.needs)
+        raise results.ResultError(path, f"no result of a known kind ({', '.join(KINDS)}); keep other files elsewhere")
+    known = KINDS[found["kind"]]
+    if complaint := known.shape(found, ""):
+        raise results.ResultError(path, f"{complaint}: not what dilkit writes; run the command again")
+    return known, found
 
 
 def _bench_short(result: Result) -> str:
@@ -115,7 +135,7 @@ def _kernels_whole(result: Result) -> str:
 def kernels(folder: Path) -> str:
     """The table of what the compiler makes of the CUDA kernels."""
     path = folder / "kernels.json"
-    return kernel_report.markdown(results.load(path, "kernels", KINDS["kernels"].needs)) if path.exists() else NOTHING
+    return kernel_report.markdown(load(path, "kernels")[1]) if path.exists() else NOTHING
 
 
 def _figures(result: Result) -> str:
@@ -133,15 +153,16 @@ def _demo_whole(result: Result) -> str:
 
 
 KINDS = {
-    "bench": Kind(("problem", "method", "lengths", "interrupted"), _bench_short, _bench_whole),
-    "demo": Kind(("training", "scaling"), _demo_short, _demo_whole),
-    "kernels": Kind(("nvrtc", "quick", "fields", "rows"), kernel_report.verdict, _kernels_whole),
-    "overhead": Kind(("problem", "seq", "backend", "modes"), _overhead, _overhead),
-    "suite": Kind(("figures", "cases", "isa", "quick", "interrupted"), _figures, _suite_whole),
-    "suite-gpu": Kind(("figures", "cases", "backends", "quick", "interrupted"), _figures, _suite_whole),
-    "suite-orders": Kind(("figures", "permutations", "packages", "quick", "interrupted"), _figures, _suite_whole),
-    "suite-ring": Kind(("figures", "memory", "faults", "quick", "interrupted"), _figures, _suite_whole),
+    "bench": Kind(shapes.BENCH, _bench_short, _bench_whole, told_bench.told),
+    "demo": Kind(shapes.DEMO, _demo_short, _demo_whole, told_others.told_demo),
+    "kernels": Kind(shapes.KERNELS, kernel_report.verdict, _kernels_whole, told_others.told_kernels),
+    "overhead": Kind(shapes.OVERHEAD, _overhead, _overhead, told_bench.told_overhead),
+    "suite": Kind(shapes.SUITE, _figures, _suite_whole, told_suites.told_cpu),
+    "suite-gpu": Kind(shapes.SUITE_GPU, _figures, _suite_whole, told_suites.told_gpu),
+    "suite-orders": Kind(shapes.result({}), _figures, _suite_whole),
+    "suite-ring": Kind(shapes.SUITE_RING, _figures, _suite_whole, told_suites.told_ring),
 }
+"""The one place where a kind of result says how it is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {
     "cpu": ("suite", suite_report),
     "gpu": ("suite-gpu", suite_gpu_report),

@@ -145,7 +145,12 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of a result: a row for each kernel, dtype, head_dim and height of tiles, the registers on each architecture."""
+    """The verdict and the table of a result."""
+    return f"{verdict(result)} Registers of a thread, by architecture:\n\n" + "\n".join(markdown_table(table_rows(result)))
+
+
+def table_rows(result: dict[str, Any]) -> list[list[str]]:
+    """The column names, then a row for each kernel, dtype, head_dim and height of tiles: the registers on each architecture."""
     found = rows_in(result)
     architectures = list(dict.fromkeys(row["architecture"] for row in found))
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
@@ -154,8 +159,7 @@ def markdown(result: dict[str, Any]) -> str:
             groups.setdefault((row["name"], row["dtype"], row["head_dim"], row["tile_rows"]), {})[row["architecture"]] = row
     order = sorted(groups, key=lambda key: (key[0], list(STORAGE).index(key[1]), *key[2:]))
     head = ["kernel", "dtype", "head_dim", "tile", "threads", "blocks", "shared memory", *architectures]
-    table = [head, *(_line(key, groups[key], architectures) for key in order)]
-    return f"{verdict(result)} Registers of a thread, by architecture:\n\n" + "\n".join(markdown_table(table))
+    return [head, *(_line(key, groups[key], architectures) for key in order)]
 
 
 def _line(key: tuple[Any, ...], rows: dict[str, dict[str, Any]], architectures: list[str]) -> list[str]:

@@ -23,13 +23,18 @@ from typing import Any
 import dilkit
 from dilkit.device import Device, probe
 from dilkit.problem import Problem
+from dilkit.tools import strict_json
+from dilkit.tools.text import visible
 
 SCHEMA = 1
 _COMMON = ("schema", "kind", "command", "date", "environment")
 
 
 class ResultError(ValueError):
-    """A file that is not a whole result of dilkit. The text names the file, what is wrong and the way out."""
+    """A file that is not a whole result of dilkit. The text, one line, names the file, what is wrong and the way out."""
+
+    def __init__(self, path: Path, complaint: str) -> None:
+        super().__init__(visible(f"{path}: {complaint}"))
 
 
 def new(kind: str, device: Device, **fields: Any) -> dict[str, Any]:
@@ -104,20 +109,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def load(path: Path, kind: str | None = None, needs: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The result in `path`, with the fields that every result has and those in `needs`.
+    """The result in `path`, with the fields that every result has and those in `needs`; its texts are one line each.
 
     Raises `ResultError` for a file that is truncated, foreign, of another schema or (where `kind` is given) another kind.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ResultError(f"{path}: not a whole JSON file ({error}); truncated? run the command again") from None
-    if not isinstance(result, dict) or "schema" not in result or "kind" not in result:
-        raise ResultError(f"{path}: no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
-    if result["schema"] != SCHEMA:
-        raise ResultError(f"{path}: schema {result['schema']!r}; this dilkit reads schema {SCHEMA}, run the command again")
+        result = strict_json.read(path)
+    except strict_json.NotStrict as error:
+        raise ResultError(path, str(error)) from None
+    if not isinstance(result, dict) or "schema" not in result or not isinstance(result.get("kind"), str):
+        raise ResultError(path, "no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
+    if type(result["schema"]) is not int or result["schema"] != SCHEMA:
+        shown = visible(repr(result["schema"]), 20)
+        raise ResultError(path, f"schema {shown}; this dilkit reads schema {SCHEMA}, run the command again")
     if kind is not None and result["kind"] != kind:
-        raise ResultError(f"{path}: a result of kind {result['kind']!r}; {kind!r} is needed")
+        raise ResultError(path, f"a result of kind {visible(result['kind'], 40)!r}; {kind!r} is needed")
     if missing := [name for name in (*_COMMON, *needs) if name not in result]:
-        raise ResultError(f"{path}: {', '.join(missing)} missing; run the command again")
+        raise ResultError(path, f"{', '.join(missing)} missing; run the command again")
     return result

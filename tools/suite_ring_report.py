@@ -79,11 +79,13 @@ def fault_rows(result: Result) -> Rows:
 
 
 def volume_rows(result: Result) -> Rows:
-    """Forward bytes of the busiest rank, for each schedule and number of ranks."""
-    (found,) = result["volumes"]
-    names = ("p", *found["schedules"], "a ring of all keys and values")
-    columns = [*found["schedules"].values(), found["full_ring"]]
-    return [names, *((str(p), *(in_bytes(column[i]) for column in columns)) for i, p in enumerate(found["ranks"]))]
+    """Forward bytes of the busiest rank, for each schedule and number of ranks; no rows where there was no time for that."""
+    rows: Rows = [("p",)]
+    for found in result["volumes"]:
+        columns = [*found["schedules"].values(), found["full_ring"]]
+        rows = [("p", *found["schedules"], "a ring of all keys and values")]
+        rows += [(str(p), *(in_bytes(column[i]) for column in columns)) for i, p in enumerate(found["ranks"])]
+    return rows
 
 
 def notes(result: Result) -> list[str]:

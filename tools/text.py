@@ -88,3 +88,11 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (names, ("---",) * len(names), *rest)
     ]
+
+
+def visible(text: str, most: int | None = None) -> str:
+    """`text` in one line, with what a terminal would obey instead of showing written as an escape; `most` characters of it."""
+    cut = text if most is None or len(text) <= most else f"{text[:most]}..."
+    if cut.isprintable():
+        return cut
+    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)

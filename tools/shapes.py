@@ -1,0 +1,246 @@
+"""The shape of each kind of result: of all that its texts, tables and plots are made from. What else a file holds is not read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dilkit.backends.cuda_kernels import STORAGE
+from dilkit.tools.kernel_report import FIELDS
+from dilkit.tools.schema import Shape, anything, chosen, fields, flag, listed, matching, maybe, named, number, text, where, whole
+
+SECONDS = number(1e-12, 1e9)
+DIFFERENCE = number(-1e9, 1e9)
+AMOUNT = number(1e-12, 1e36)
+"""Of FLOPs, of tokens a second, and the like: positive."""
+SIZE = whole(1, 2**40)
+"""Of something that is counted: tokens, heads, ranks, threads."""
+BYTES = whole(1)
+MOST_SAMPLES = 10_000
+
+SAMPLES = listed(SECONDS, 1, MOST_SAMPLES)
+TIME = fields(dict(median_s=SECONDS, q1_s=SECONDS, q3_s=SECONDS, samples_s=SAMPLES))
+TIMED = fields(dict(time=TIME))
+MATMUL = fields(dict(gflops=AMOUNT, samples_s=SAMPLES))
+
+_HARDWARE = dict(device_name=text, cores=SIZE, threads=SIZE)
+_SOFTWARE = dict(python=text, torch=text, numpy=text, dilkit=text, git_revision=maybe(text), git_dirty=maybe(flag))
+ENVIRONMENT = chosen(
+    lambda e: fields({**_HARDWARE, **_SOFTWARE, **(dict(capability=text, cuda=maybe(text)) if "capability" in e else {})})
+)
+HEADER = dict(command=text, date=text, environment=ENVIRONMENT)
+
+
+def result(needed: dict[str, Shape], optional: dict[str, Shape] | None = None) -> Shape:
+    """A file with these fields beside those that every result has."""
+    return fields({**HEADER, **needed}, optional)
+
+
+def entry(more: dict[str, Shape] | None = None) -> Shape:
+    """What became of a contestant: the verdict with its reasons, and all figures where it was measured."""
+    told = dict(verdict=text, reasons=listed(text))
+    speed = dict(time=TIME, flops=AMOUNT, gflops=AMOUNT, matmul_fraction=AMOUNT, tokens_per_s=AMOUNT)
+    measured, other = fields({**told, **speed, **(more or {})}), fields(told)
+    optional = fields({}, dict(memory_note=maybe(text)))
+
+    def shape(value: Any, place: str) -> str | None:
+        timed = isinstance(value, dict) and (value.get("verdict") == "measured" or "time" in value)
+        return (measured if timed else other)(value, place) or optional(value, place)
+
+    return shape
+
+
+# dilkit bench
+
+PROBLEM = fields(
+    dict(
+        pattern=fields(dict(text=text, segment_lengths=listed(BYTES, 1))),
+        batch=SIZE,
+        heads=SIZE,
+        kv_heads=SIZE,
+        head_dim=SIZE,
+        dtype=text,
+        is_causal=flag,
+        key_padding_mask=flag,
+        backward=flag,
+    )
+)
+_SHARES = where(listed(number(0, 1e36), 1), any, "some work")
+_BY_RANK = fields(dict(sent_bytes=listed(whole(), 1), planned_bytes=listed(whole(), 1), work=_SHARES))
+_MEMORY = dict(peak_bytes=maybe(whole()), kb_per_token=maybe(number(0, 1e18)))
+
+
+def _length(backward: bool, ranks: bool) -> Shape:
+    more = _MEMORY | (dict(forward_peak_bytes=maybe(whole())) if backward else {}) | (dict(ranks=_BY_RANK) if ranks else {})
+    return fields(dict(seq=SIZE, output_bytes=BYTES, matmul=MATMUL, entries=named(entry(more))))
+
+
+def _bench(found: dict[str, Any]) -> Shape:
+    problem = found.get("problem")
+    backward = isinstance(problem, dict) and problem.get("backward") is True
+    method = fields(dict(repeats=SIZE, min_time_s=number(0, 1e9)))
+    lengths = listed(_length(backward, "ranks" in found))
+    ranks = fields(dict(world_size=SIZE, transport=text, threads=SIZE))
+    return result(dict(problem=PROBLEM, method=method, lengths=lengths, interrupted=flag), dict(ranks=ranks))
+
+
+BENCH = chosen(_bench)
+_MODE = fields(dict(public=TIME, direct=TIME, overhead_s=DIFFERENCE, overhead_of_fastest_s=DIFFERENCE))
+OVERHEAD = result(dict(problem=PROBLEM, seq=SIZE, backend=text, modes=named(_MODE)))
+
+# dilkit bench --suite
+
+_FIGURE = dict(name=text, must=maybe(DIFFERENCE), unit=text, lower=flag, values=named(number(-1e18, 1e18)), verdict=text)
+_RUN = dict(quick=whole(0, 2**20), interrupted=flag)
+FIGURES = listed(fields(_FIGURE | dict(aim=maybe(DIFFERENCE))))
+_CASE = dict(config=text, seq=SIZE, head_dim=SIZE, is_causal=flag, backward=flag, matmul=MATMUL)
+_ENTRIES = named(entry())
+
+SUITE = result(
+    _RUN
+    | dict(
+        suite=matching("cpu", '"cpu"'),
+        figures=FIGURES,
+        isa=text,
+        thread_count=SIZE,
+        repeats=SIZE,
+        cases=listed(fields(_CASE | dict(entries=where(_ENTRIES, lambda v: "native" in v, "an entry of native")))),
+        dense=listed(fields(dict(head_dim=SIZE, entries=_ENTRIES))),
+        dtypes=listed(fields(dict(head_dim=SIZE, entries=fields(dict(float32=TIMED, bfloat16=TIMED, float16=TIMED))))),
+        threads=listed(fields(dict(head_dim=SIZE, threads=SIZE, entries=fields(dict(one=TIMED, all=TIMED))))),
+        inner_loops=listed(fields(dict(head_dim=SIZE, tile_gflops=AMOUNT, fma_gflops=AMOUNT))),
+        million=listed(fields(dict(seq=SIZE, time=TIME, gflops=AMOUNT))),
+    )
+)
+
+_STEP = fields(dict(seq=SIZE, matmul=MATMUL, copy=fields(dict(gb_per_s=AMOUNT)), entries=_ENTRIES))
+_GPU_CASE = fields(_CASE | dict(dtype=text, copy=fields(dict(gb_per_s=AMOUNT)), entries=_ENTRIES))
+_GPU_LONG = chosen(
+    lambda step: fields(
+        dict(seq=SIZE, verdict=text, reasons=listed(text)) | (dict(time=TIME, gflops=AMOUNT) if step.get("time") else {})
+    )
+)
+SUITE_GPU = result(
+    _RUN
+    | dict(
+        suite=matching("gpu", '"gpu"'),
+        figures=FIGURES,
+        backends=listed(text),
+        cases=listed(_GPU_CASE),
+        launch_bound=listed(_STEP),
+        seeds=listed(_STEP),
+        memory=listed(fields(dict(dtype=text, scratch_bytes=named(maybe(whole(-(2**62))))))),
+        long=listed(where(_GPU_LONG, lambda step: "time" in step, "time, or null in its place,")),
+    )
+)
+
+
+def _tried(needed: dict[str, Shape]) -> Shape:
+    """A step of the ring suite: what it found, or what became of its job."""
+    return listed(chosen(lambda step: fields(dict(failed=text) if "failed" in step else needed)))
+
+
+def _as_many(found: dict[str, Any]) -> bool:
+    return {len(counts) for counts in (*found["schedules"].values(), found["full_ring"])} == {len(found["ranks"])}
+
+
+_PEAKS = dict(seq=SIZE, ranks=SIZE, threads=SIZE, peak_bytes=listed(BYTES, 1), tensors_bytes=BYTES)
+_COUNTS = listed(whole(), 1)
+_VOLUMES = fields(dict(seq=SIZE, ranks=listed(SIZE, 1), schedules=named(_COUNTS, 1), full_ring=_COUNTS))
+_FAULT = dict(kind=text, transport=text, options=text, error=text, timeout=DIFFERENCE, seconds=DIFFERENCE)
+_WAITS = listed(fields(dict(begin=DIFFERENCE, end=DIFFERENCE)))
+SUITE_RING = result(
+    _RUN
+    | dict(
+        suite=matching("ring", '"ring"'),
+        repeats=SIZE,
+        mpi=maybe(text),
+        processes=listed(matching("mpi|gloo", "mpi or gloo")),
+        figures=listed(fields(_FIGURE | dict(must=DIFFERENCE))),
+        volumes=listed(where(_VOLUMES, _as_many, "as many counts as ranks"), 0, 1),
+        bytes=_tried(dict(calls=listed(anything))),
+        agreement=_tried(dict(calls=listed(anything))),
+        faults=_tried(_FAULT | dict(names_rank=flag, names_step=flag)),
+        memory=_tried(_PEAKS | dict(config=text)),
+        growth=_tried(_PEAKS),
+        race=_tried(dict(ranks=SIZE, one_rank_threads=SIZE, entries=fields({"ranks": TIMED, "one rank": TIMED}))),
+        timeline=_tried(dict(transport=text, seq=SIZE, ranks=listed(fields(dict(seconds=SECONDS, waits=_WAITS)), 1))),
+        million=_tried(dict(seq=SIZE, ranks=SIZE, planned_bytes=_COUNTS, sent_bytes=maybe(_COUNTS))),
+    )
+)
+
+# dilkit demo
+
+_MEASURED = maybe(fields(dict(seconds=SECONDS, samples=SAMPLES, peak_bytes=maybe(whole()))))
+_SCALING = fields(
+    dict(
+        batch=SIZE,
+        heads=SIZE,
+        head_dim=SIZE,
+        dtype=text,
+        backends=fields(dict(dilated=maybe(text), dense=maybe(text))),
+        memory_note=text,
+        rows=listed(fields(dict(tokens=SIZE, dilated=_MEASURED, dense=_MEASURED, note=text, speedup=maybe(number(1e-18, 1e18))))),
+    )
+)
+_BITS = number(0, 1e9)
+_POINT = fields(dict(seconds=number(0, 1e9), tokens=whole(), train=maybe(_BITS), held_out=_BITS))
+_CURVE = where(listed(number(0, 1e18), 3, 3), lambda found: found[2] <= 1e9, "bits per byte in the third place")
+_BUDGET = where(
+    fields(dict(seconds=maybe(SECONDS), steps=maybe(whole()))), lambda b: bool(b["steps"] or b["seconds"]), "seconds or steps"
+)
+_TRAINING = fields(
+    dict(
+        before=maybe(_BITS),
+        after=maybe(_BITS),
+        steps=whole(),
+        tokens=whole(),
+        seconds=number(0, 1e9),
+        tokens_per_second=number(0, 1e18),
+        held_out_windows=SIZE,
+        window_bytes=SIZE,
+        short_window_bytes=SIZE,
+        short_window_share=number(0, 1),
+        budget=_BUDGET,
+        points=listed(_POINT),
+        train_curve=listed(_CURVE, 0, 100_000),
+    )
+)
+_TEXT = fields(dict(source=text, train_bytes=whole(), held_out_bytes=whole(), train_files=whole(), held_out_files=listed(text)))
+_MODEL = fields(
+    dict(parameters=SIZE, context=SIZE, width=SIZE, layers=SIZE, heads=SIZE, dtype=text, pattern=text, share_of_dense=_BITS)
+)
+_VERDICTS = fields(dict(backends=listed(fields(dict(name=text, verdict=text, reasons=listed(text), detail=maybe(text))))))
+
+
+def _told_of_all(ranks: dict[str, Any]) -> bool:
+    """Whether there is a part of the window for each rank, and every rank tells of the same windows."""
+    facts, size = ranks["by_rank"], ranks["world_size"]
+    names = {name for fact in facts for name in fact["sent"]}
+    canonical = all(name.isascii() and name.isdigit() and len(name) < 16 and str(int(name)) == name for name in names)
+    each = all(fact["sent"].keys() == names and fact["rank"] < size for fact in facts)
+    return canonical and each and len(ranks["cuts"]) == size + 1
+
+
+_SENT = named(fields(dict(attention=whole(), gradients=whole())))
+_FACT = fields(dict(rank=whole(), process=text, sent=_SENT, peak_bytes=maybe(whole())))
+_RANKS = where(
+    fields(dict(world_size=SIZE, transport=text, memory_note=text, cuts=listed(whole(), 2), by_rank=listed(_FACT))),
+    _told_of_all,
+    "a cut and a list of what was sent for each rank",
+)
+DEMO = result(
+    dict(text=_TEXT, model=_MODEL, backend=_VERDICTS, training=_TRAINING, scaling=_SCALING, interrupted=maybe(text)),
+    dict(ranks=maybe(_RANKS)),
+)
+
+# The compiler's report
+
+_KERNEL = rf"[a-z]\w{{0,60}} sm_\d{{1,4}} ({'|'.join(STORAGE)})" + r" \d{1,9}" * (len(FIELDS) - 3)
+KERNELS = result(
+    dict(
+        nvrtc=text,
+        quick=flag,
+        fields=where(listed(text), lambda names: names == list(FIELDS), f"{', '.join(FIELDS)}, in this order,"),
+        rows=listed(matching(f"(?a:{_KERNEL})", f"{len(FIELDS)} words: {', '.join(FIELDS)}")),
+    )
+)
