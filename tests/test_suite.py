@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dilkit.tools import cli, suite_cpu, suite_report, suite_targets
-from dilkit.tools.figures import KINDS
+from dilkit.tools.figures import KINDS, load
 from dilkit.tools.suite_targets import Target
 
 TINY = {
@@ -52,6 +52,9 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert "LongNet" in page
     assert KINDS["suite"].short(printed) in page
     assert "QUICK" in page
+    kind, found = load(tmp_path / "suite.json", "suite")
+    titles = [plot.title for plot in kind.tell(found).plots]
+    assert {"Speed-up of native over sdpa, with 95% intervals", "Roofline: speed beside the measured matmul"} <= set(titles)
 
 
 def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

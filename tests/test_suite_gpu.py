@@ -77,6 +77,11 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     page = (tmp_path / "suite.md").read_text()
     assert page.count("\n| A | ") == 2 * 2 * 2 * 3
     assert figures.KINDS["suite-gpu"].short(printed) in page
+    kind, found = figures.load(tmp_path / "suite.json", "suite-gpu")
+    plots = {plot.title: plot for plot in kind.tell(found).plots}
+    assert {point.x for point in plots["Time of a forward pass, pattern of B, fp32"].series[0].points} == {32, 64}
+    roofs = plots["Roofline, float32: speed beside the measured matmul"].series[-2:]
+    assert [roof.name for roof in roofs if roof.dashed] == ["torch's matmul, same rounds", "bytes at the speed of a copy"]
 
 
 def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=MARGIN,
         metavar="SHARE",
-        help="a change counts where all of the ratio's 95 %% interval is beyond 1 + SHARE, or below 1 / (1 + SHARE) "
+        help="a change counts where all of the ratio's 95%% interval is beyond 1 + SHARE, or below 1 / (1 + SHARE) "
         "(default %(default)s: what runs of the same code differ by)",
     )
     parser.add_argument("--all", action="store_true", help="also the measurements that did not change")
@@ -37,7 +37,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 10; write 0.05 for 5 %")
+        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 10; write 0.05 for 5%")
     return value
 
 
@@ -88,7 +88,7 @@ def lines(found: Comparison, args: argparse.Namespace) -> list[str]:
     from dilkit.tools.text import aligned, in_seconds, visible
 
     shown = [c for c in found.changes if args.all or c.verdict != SAME]
-    rows = [("new / old", "95 % interval", "old", "new", "", "what")]
+    rows = [("new / old", "95% interval", "old", "new", "", "what")]
     for c in shown[: None if args.all else _SHOWN]:
         interval = f"{c.interval[0]:.3f} - {c.interval[1]:.3f}"
         rows.append((f"{c.ratio:.3f}", interval, in_seconds(c.old), in_seconds(c.new), c.verdict, c.what))

@@ -82,6 +82,8 @@ def _problem(result: Result) -> dict[str, Any]:
     pattern = told.pop("pattern", None)
     told |= dict(pattern=pattern.get("text")) if isinstance(pattern, dict) else {}
     told |= {name: result[name] for name in ("quick", "isa", "suite") if name in result}
+    ranks = result.get("ranks")
+    told |= {f"ranks: {name}": value for name, value in ranks.items()} if isinstance(ranks, dict) else {}
     return {name: value for name, value in told.items() if isinstance(value, (str, int, float))}
 
 

@@ -15,6 +15,7 @@ from dilkit.tools import (
     overhead,
     results,
     shapes,
+    shapes_suites,
     suite_gpu_report,
     suite_orders_report,
     suite_report,
@@ -157,10 +158,10 @@ KINDS = {
     "demo": Kind(shapes.DEMO, _demo_short, _demo_whole, told_others.told_demo),
     "kernels": Kind(shapes.KERNELS, kernel_report.verdict, _kernels_whole, told_others.told_kernels),
     "overhead": Kind(shapes.OVERHEAD, _overhead, _overhead, told_bench.told_overhead),
-    "suite": Kind(shapes.SUITE, _figures, _suite_whole, told_suites.told_cpu),
-    "suite-gpu": Kind(shapes.SUITE_GPU, _figures, _suite_whole, told_suites.told_gpu),
+    "suite": Kind(shapes_suites.SUITE, _figures, _suite_whole, told_suites.told_cpu),
+    "suite-gpu": Kind(shapes_suites.SUITE_GPU, _figures, _suite_whole, told_suites.told_gpu),
     "suite-orders": Kind(shapes.result({}), _figures, _suite_whole),
-    "suite-ring": Kind(shapes.SUITE_RING, _figures, _suite_whole, told_suites.told_ring),
+    "suite-ring": Kind(shapes_suites.SUITE_RING, _figures, _suite_whole, told_suites.told_ring),
 }
 """The one place where a kind of result says how it is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {

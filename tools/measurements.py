@@ -81,7 +81,7 @@ def _fact(name: str, value: str | int) -> str:
 
 def rows(result: Result, shape: Shape) -> list[tuple[str, ...]]:
     """A table of all measurements: median, interval and number of samples; the column names first."""
-    table = [("measured", "median", "95 % interval", "samples")]
+    table = [("measured", "median", "95% interval", "samples")]
     for one in find(result, shape).values():
         low, high = median_interval(one.samples)
         told = in_seconds(middle(one.samples)), f"{in_seconds(low)} - {in_seconds(high)}", str(len(one.samples))

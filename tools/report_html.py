@@ -10,6 +10,8 @@ from dilkit.tools.told import Plot, Section, Table
 
 LONG = 24
 """Rows of a table beyond which it is folded away."""
+SHORT = 22
+"""Characters of a cell up to which it stays in one line."""
 _NUMBER = re.compile(r"[-~]?\d|-$|\?$|$")
 
 _STYLE = """\
@@ -37,20 +39,19 @@ a { color: var(--link); }
 nav ul { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; list-style: none; margin: 0; padding: 0; }
 nav li, p, li { overflow-wrap: anywhere; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin: 1.2rem 0; padding: 1.1rem; }
-.kind, .where, .note, .method, footer { color: var(--pale); }
+.kind, .where, .note, .method { color: var(--pale); }
 .kind { font-weight: normal; font-size: .95rem; }
 .where, .note, .method, .notes { font-size: .88rem; }
 .where { margin: .2rem 0 0; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); gap: 1.6rem;
-  margin-top: 1.4rem; }
-figure { margin: 0; min-width: 0; }
+.plots { columns: 2 27rem; column-gap: 1.6rem; margin-top: 1.4rem; }
+figure { margin: 0 0 1.6rem; break-inside: avoid; }
 figcaption { font-weight: 600; margin-bottom: .4rem; }
-svg { display: block; width: 100%; height: auto; max-width: 40rem; }
+svg { display: block; width: 100%; height: auto; max-width: 34rem; }
 .wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
 table { border-collapse: collapse; font-size: .85rem; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-top: 1px solid var(--line); }
 th { border-top: 0; color: var(--pale); font-weight: 600; white-space: nowrap; }
-td { min-width: 3rem; }
+td.short { white-space: nowrap; }
 td.text { min-width: min(12rem, 42vw); overflow-wrap: anywhere; }
 .n { text-align: right; white-space: nowrap; }
 .good, .bad, .other { border-radius: 4px; padding: 0 .4em; display: inline-block; }
@@ -60,8 +61,18 @@ td.text { min-width: min(12rem, 42vw); overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: 1.4rem 0 .4rem; font-weight: 600; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; background: var(--other-back); padding: .5rem .7rem;
   border-radius: 6px; }
-footer { padding: 0 0 2rem; font-size: .85rem; }
-@media (max-width: 40rem) { section { padding: .8rem; border-radius: 8px; } main, header { padding: 0 .5rem; } }
+@media (max-width: 40rem) {
+  section { padding: .8rem; border-radius: 8px; }
+  main, header { padding: 0 .5rem; }
+  .cards thead { display: none; }
+  .cards tr { display: block; padding: .4rem .6rem; border-top: 1px solid var(--line); }
+  .cards tr:first-child { border-top: 0; }
+  .cards td { display: inline-block; border: 0; padding: 0 .9rem 0 0; text-align: left; white-space: normal; min-width: 0; }
+  .cards td:first-child { display: block; font-weight: 600; padding: 0; }
+  .cards td:empty { display: none; }
+  .cards td::before { content: attr(data-of); color: var(--pale); margin-right: .4em; font-weight: normal; }
+  .long td:first-child { position: sticky; left: 0; background: var(--card); }
+}
 """
 
 
@@ -129,17 +140,22 @@ def _section(section: Section, number: int, draw: Callable[[Plot, int], str] | N
 
 
 def _table(table: Table) -> str:
-    """The table in a box that scrolls by itself; folded away if it is long."""
-    numeric = [all(_NUMBER.match(row[i]) for row in table.rows) for i in range(len(table.header))]
-    head = "".join(
-        f'<th{_class(right, "")} scope="col">{escape(cell)}</th>' for cell, right in zip(table.header, numeric, strict=True)
-    )
+    """The table in a box that scrolls by itself; folded away if it is long. On phones the rows of a short one are cards."""
+    numeric = [all(_is_number(row[i]) for row in table.rows) for i in range(len(table.header))]
+    pairs = zip(table.header, numeric, strict=True)
+    head = "".join(f'<th scope="col"{_class(right, "")}>{escape(name)}</th>' for name, right in pairs)
     body = "".join(f"<tr>{''.join(map(_cell, row, table.header, numeric))}</tr>" for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    box = f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
-    if len(table.rows) <= LONG:
+    long = len(table.rows) > LONG
+    shown = f'<table class="{"long" if long else "cards"}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    box = f'<div class="wide" tabindex="0">{shown}</div>{note}'
+    if not long:
         return f"<h3>{escape(table.title)}</h3>{box}"
     return f"<details><summary>{escape(table.title)} ({len(table.rows)} rows)</summary>{box}</details>"
+
+
+def _is_number(cell: str) -> bool:
+    return len(cell) <= SHORT and _NUMBER.match(cell) is not None
 
 
 def _cell(cell: str, column: str, right: bool) -> str:
@@ -147,7 +163,8 @@ def _cell(cell: str, column: str, right: bool) -> str:
     if column == "verdict":
         kind = "good" if cell in ("met", "aim met") else "bad" if cell == "short" else "other"
         shown = f'<span class="{kind}">{shown}</span>'
-    return f"<td{_class(right, 'text' if len(cell) > 24 else '')}>{shown}</td>"
+    of = f' data-of="{escape(column)}"' if column else ""
+    return f"<td{_class(right, 'short' if len(cell) <= SHORT else 'text')}{of}>{shown}</td>"
 
 
 def _class(right: bool, otherwise: str) -> str:

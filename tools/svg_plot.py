@@ -17,13 +17,21 @@ from dilkit.tools.told import UNITS, Axis, Plot, Point, Series
 
 COLORS = ("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c")
 """Of the series, in turn."""
-INK, PALE, FAINT = "#222222", "#767676", "#dddddd"
-VARIABLES = {INK: "ink", PALE: "pale", FAINT: "faint", **{color: f"series-{i}" for i, color in enumerate(COLORS, 1)}}
+INK, PALE, FAINT, BACK = "#222222", "#6f6f6f", "#dddddd", "#fefefe"
+VARIABLES = {
+    INK: "ink",
+    PALE: "pale",
+    FAINT: "faint",
+    BACK: "card",
+    **{color: f"series-{i}" for i, color in enumerate(COLORS, 1)},
+}
 """The CSS variable of each colour; where it is not set, the colour itself."""
 MARKERS = "osD^v"
-WIDTH = 4.7
+_BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
+"""Behind a bar's value: no line goes through it."""
+WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
-MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 34
+MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
 _MOST_TICKS, _MOST_MARKERS = 7, 60
 _STYLE = {
     "svg.fonttype": "none",
@@ -32,7 +40,7 @@ _STYLE = {
     "axes.unicode_minus": False,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial"],
-    "font.size": 9,
+    "font.size": 9.5,
 }
 
 
@@ -107,8 +115,9 @@ def _lines(axes: Any, plot: Plot) -> None:
         if series.dashed:
             axes.plot(x, y, linestyle=(0, (4, 3)), linewidth=1.3, color=PALE, label=series.name)
             continue
-        marker = dict(marker=None if len(x) > _MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4)
-        line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=1.7, color=COLORS[i % len(COLORS)])
+        marker = dict(marker=None if len(x) > _MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4.5 - 0.3 * i)
+        width = max(1.4, 2.2 - 0.3 * i)  # lines that lie on each other all show
+        line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=COLORS[i % len(COLORS)])
         axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=series.name, **marker, **line)
     for number, axis in enumerate(plot.axes):
         _scale(axes, "xy"[number], axis, _places(plot) if number == 0 else [])
@@ -135,8 +144,9 @@ def _scale(axes: Any, name: str, axis: Axis, ticks: list[float]) -> None:
         one.set_ticks(ticks or log_ticks(low, high, binary=axis.unit in ("bytes", "tokens")))
         one.minorticks_off()
     else:
-        getattr(axes, f"set_{name}lim")(0 if name == "y" else None)
-        one.set_major_locator(_few_ticks())
+        if name == "y":
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        one.set_major_locator(_few_ticks(axis))
     one.set_major_formatter(_formatter(axis))
     getattr(axes, f"set_{name}label")(axis.title, color=PALE)
 
@@ -145,10 +155,17 @@ def _formatter(axis: Axis) -> Callable[[float, int], str]:
     return lambda value, _: UNITS[axis.unit](value)
 
 
-def _few_ticks() -> Any:
+def _few_ticks(axis: Axis) -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(nbins=5)
+    class Binary(MaxNLocator):
+        """Steps of a power of two."""
+
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            step = 2.0 ** math.ceil(math.log2(max(vmax - vmin, 8.0) / 5))
+            return [i * step for i in range(math.ceil(vmin / step), math.floor(vmax / step) + 1)]
+
+    return Binary() if axis.unit == "bytes" else MaxNLocator(nbins=5)
 
 
 def log_ticks(low: float, high: float, binary: bool = False) -> list[float]:
@@ -176,12 +193,12 @@ def _bars(axes: Any, plot: Plot) -> None:
             xerr=_reach(points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
         )  # fmt: skip
         for y, p in drawn:
-            place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=7.5, color=INK)
+            place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=_BACK)
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, 0.0), y), **place)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.margins(x=0.18)
-    axes.xaxis.set_major_locator(_few_ticks())
+    axes.xaxis.set_major_locator(_few_ticks(plot.axes[1]))
     axes.xaxis.set_major_formatter(_formatter(plot.axes[1]))
     axes.set_xlabel(plot.axes[1].title, color=PALE)
     if plot.mark is not None:
@@ -190,14 +207,17 @@ def _bars(axes: Any, plot: Plot) -> None:
 
 def _dress(axes: Any, figure: Any, plot: Plot) -> None:
     axes.spines[:].set_visible(False)
-    axes.tick_params(which="both", length=0, colors=INK, labelsize=8)
+    axes.tick_params(which="both", length=0, colors=INK, labelsize=8.5)
     axes.grid(axis="x" if plot.kind == "bars" else "both", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     if not plot.series:
         axes.text(0.5, 0.5, "nothing that these axes can show", transform=axes.transAxes, ha="center", color=PALE)
     elif len(plot.series) > 1:
+        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        ordered = [handles[series.name] for series in plot.series]
         columns = 2 if plot.kind == "bars" else 1
-        figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=8, labelcolor=INK, handlelength=1.6)
+        style = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6)
+        figure.legend(handles=ordered, loc="outside upper left", ncols=columns, **style)
 
 
 def _as_element(drawn: str, plot: Plot, number: int) -> str:

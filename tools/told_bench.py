@@ -81,12 +81,12 @@ def _bars(result: Result) -> Plot:
     names = dict.fromkeys(f"{first} over {other}" for first, other, _ in found)
     series = tuple(Series(n, tuple(p for first, other, p in found if f"{first} over {other}" == n)) for n in names)
     axes = Axis("", "tokens"), Axis("times faster", "times")
-    return Plot("Speed-up, with 95 % intervals", "bars", series, axes, mark=1.0)
+    return Plot("Speed-up, with 95% intervals", "bars", series, axes, mark=1.0)
 
 
 def speed_ups(result: Result) -> Table:
     """How many times faster the first contestant is than each other one, by length."""
-    header = ("length", "who", "over", "speed-up", "95 % interval")
+    header = ("length", "who", "over", "speed-up", "95% interval")
     rows = [(str(p.x), who, other, f"{p.y:.2f}x", between(p)) for who, other, p in _versus_first(result)]
     return Table("Speed-ups", header, tuple(rows), "Ratios of medians; intervals by resampling each side's samples.")
 
@@ -112,7 +112,7 @@ def roofline(title: str, lines: dict[str, list[Point]], matmuls: Sequence[float]
     along = [float(point.x) for points in lines.values() for point in points]
     series = [Series(name, tuple(points)) for name, points in lines.items()]
     axes = Axis("nominal FLOPs a byte of the call's tensors", "number"), Axis("speed", "gflops")
-    return Plot(title, "points", (*series, roof("torch's matmul, timed in the same rounds", matmuls, along), *ceilings), axes)
+    return Plot(title, "points", (*series, roof("torch's matmul, same rounds", matmuls, along), *ceilings), axes)
 
 
 def _by_rank(result: Result, field: str, title: str) -> Plot:
@@ -138,7 +138,7 @@ def told_overhead(result: Result) -> Told:
     return Told(
         headline=(first, second, where(result)),
         tables=tables(Table("Time of a call", header, rows)),
-        plots=plots(Plot("Time of a call, with 95 % intervals", "bars", (public, direct), axes)),
+        plots=plots(Plot("Time of a call, with 95% intervals", "bars", (public, direct), axes)),
         method="One thread; both ways timed in turns. The overhead is the median difference of samples of the same round.",
     )
 

@@ -22,12 +22,13 @@ def told_demo(result: Result) -> Told:
     return Told(
         headline=(f"dilkit demo: {demo_words.outcome(result)}", where(result)),
         tables=tables(
+            Table("The run", ("", "what"), tuple((line[:11].strip(), line[11:].strip()) for line in demo_words.facts(result))),
             Table("Training", ("trained for", "bytes", "training, bits a byte", "held out"), tuple(evaluations)),
             _scaling(scaling),
             *_ranks(result),
         ),
         plots=plots(_loss(result), *_against_dense(scaling["rows"])),
-        notes=(*demo_words.facts(result), *([f"memory was not measured: {note}"] if note else [])),
+        notes=(f"memory was not measured: {note}",) if note else (),
         method=" ".join(demo_words.scaling_subject(scaling)) + _INTERRUPTED * bool(result["interrupted"]),
     )
 
@@ -40,7 +41,7 @@ def _bits(value: float | None) -> str:
 
 
 def _scaling(scaling: Result) -> Table:
-    header = ("tokens", "dilated", "dense", "speed-up", "95 % interval", "dilated memory", "dense memory", "")
+    header = ("tokens", "dilated", "dense", "speed-up", "95% interval", "dilated memory", "dense memory", "")
     rows = []
     for row in scaling["rows"]:
         kinds = row["dilated"], row["dense"]
@@ -88,7 +89,7 @@ def _against_dense(rows: list[Result]) -> list[Plot]:
     return [
         Plot("Time of forward and backward", "lines", tuple(lines["seconds"]), (TOKENS, Axis("time", "seconds"))),
         Plot("Peak extra memory", "lines", tuple(lines["peak_bytes"]), (TOKENS, Axis("memory", "bytes"))),
-        Plot("Speed-up over dense attention, with 95 % intervals", "bars", (faster,), bars, mark=1.0),
+        Plot("Speed-up over dense attention, with 95% intervals", "bars", (faster,), bars, mark=1.0),
     ]
 
 

@@ -12,7 +12,7 @@ from dilkit.tools.told_bench import BACKWARD_TENSORS, FORWARD_TENSORS, TOKENS, b
 
 Result = dict[str, Any]
 Case = dict[str, Any]
-SPEED_UPS = ("configuration", "over", "speed-up", "95 % interval")
+SPEED_UPS = ("configuration", "over", "speed-up", "95% interval")
 RANKS = Axis("ranks", "number")
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -104,7 +104,7 @@ def _speed_up_bars(ours: str, found: Sequence[tuple[str, Point]]) -> list[Plot]:
     axes = Axis("", "number"), Axis("times faster", "times")
     others = dict.fromkeys(other for other, _ in found)
     bars = [(other, tuple(p for name, p in found if name == other)) for other in others]
-    titled = [(f"Speed-up of {ours} over {other}, with 95 % intervals", Series(other, points)) for other, points in bars]
+    titled = [(f"Speed-up of {ours} over {other}, with 95% intervals", Series(other, points)) for other, points in bars]
     return [Plot(title, "bars", (series,), axes, mark=1.0) for title, series in titled]
 
 
@@ -180,12 +180,12 @@ def _volumes(result: Result) -> Plot:
 
 
 def _race(result: Result) -> Plot:
-    series = []
+    bars = []
     for e in good(result, "race"):
         ways = {f"{e['ranks']} ranks of one thread": "ranks", f"one rank of {e['one_rank_threads']} threads": "one rank"}
-        series += [Series(name, (sampled(name, e["entries"][way]["time"]["samples_s"]),)) for name, way in ways.items()]
-    axes = Axis("", "number"), Axis("time of a step", "seconds", log=False)
-    return Plot("One step of configuration A, with 95 % intervals", "bars", tuple(series), axes)
+        bars += [sampled(name, e["entries"][way]["time"]["samples_s"]) for name, way in ways.items()]
+    axes = Axis("", "number"), Axis("time of a step", "seconds")
+    return Plot("One step of configuration A, with 95% intervals", "bars", (Series("a step", tuple(bars)),), axes)
 
 
 def _waits(result: Result) -> list[Plot]:
