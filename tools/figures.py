@@ -22,6 +22,7 @@ from dilkit.tools import (
     suite_ring_report,
     told_bench,
     told_others,
+    told_ring,
     told_suites,
 )
 from dilkit.tools import (
@@ -161,7 +162,7 @@ KINDS = {
     "suite": Kind(shapes_suites.SUITE, _figures, _suite_whole, told_suites.told_cpu),
     "suite-gpu": Kind(shapes_suites.SUITE_GPU, _figures, _suite_whole, told_suites.told_gpu),
     "suite-orders": Kind(shapes.result({}), _figures, _suite_whole),
-    "suite-ring": Kind(shapes_suites.SUITE_RING, _figures, _suite_whole, told_suites.told_ring),
+    "suite-ring": Kind(shapes_suites.SUITE_RING, _figures, _suite_whole, told_ring.told),
 }
 """The one place where a kind of result says how it is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from dilkit.tools.statistics import median_interval, middle
 from dilkit.tools.text import in_seconds
 
 SAMPLES = ("samples_s", "samples")
+MOST = 20_000
+"""Measurements of one result."""
 YARDSTICKS = ("matmul", "copy", "fma")
 """What machines are measured by, under these names: how fast it is says nothing of dilkit."""
 _NO_FACTS = frozenset({"verdict", "reasons", "note", "memory_note", "why", "error", "isa", "packages", "threads", "thread_count"})
@@ -37,13 +40,15 @@ def find(result: Result, shape: Shape) -> dict[str, Measurement]:
     Where several steps of a list have the same facts, the second is called "no. 2", and so on.
     """
     found: dict[str, Measurement] = {}
+    alike: Counter[str] = Counter()
     for path, samples in _walk(result, ()):
         words = " ".join(path)
         if complaint := shape(samples, f"samples of {words[:SHOWN]}"):
             raise ValueError(complaint)
-        count = 1
-        while (what := words if count == 1 else f"{words}, no. {count}") in found:
-            count += 1
+        if len(found) == MOST:
+            raise ValueError(f"more than {MOST:,} measurements")
+        alike[words] += 1
+        what = words if alike[words] == 1 else f"{words}, no. {alike[words]}"
         found[what] = Measurement(what, tuple(map(float, samples)), bool(path) and path[-1] in YARDSTICKS)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read all files, then write or print; 0. Raises `results.ResultError` for the first file that is no result."""
-    from dilkit.tools import report_html, report_text, results
+    from dilkit.tools import report_html, report_text, results, text
 
     sections = sections_of(args.files)
     draw, note = drawing()
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.md:
         written += write_markdown(sections, args.md, draw, note)
     if args.json:
-        print(json.dumps(dict(schema=1, command="report", sections=[asdict(one) for one in sections]), allow_nan=False))
+        text.print_json("report", dict(sections=[asdict(one) for one in sections]))
     elif not written:
         print(report_text.text(sections))
     for line in (f"wrote {', '.join(map(str, written))}" if written else "", note if written else ""):

@@ -12,6 +12,8 @@ from typing import Any
 Shape = Callable[[Any, str], str | None]
 
 LARGEST = 2.0**62
+MOST_ITEMS, MOST_NAMES = 20_000, 1000
+"""Of a list and of an object: what a report tells of more would take long, and nobody would read it."""
 SHOWN = 40
 """Characters of a wrong value that are shown."""
 
@@ -56,7 +58,7 @@ def maybe(inner: Shape) -> Shape:
     return lambda value, place: None if value is None else inner(value, place)
 
 
-def listed(inner: Shape, least: int = 0, most: int = 1_000_000) -> Shape:
+def listed(inner: Shape, least: int = 0, most: int = MOST_ITEMS) -> Shape:
     """A list of `least` to `most` of these."""
 
     def shape(value: Any, place: str) -> str | None:
@@ -70,13 +72,13 @@ def listed(inner: Shape, least: int = 0, most: int = 1_000_000) -> Shape:
 
 
 def named(inner: Shape, least: int = 0) -> Shape:
-    """An object of `least` or more of these, under whatever names."""
+    """An object of `least` or more of these, a thousand at most, under whatever names."""
 
     def shape(value: Any, place: str) -> str | None:
         if not isinstance(value, dict):
             return _not("an object", value, place)
-        if len(value) < least:
-            return f"{place}: an object of {len(value)}, where {least} at least are needed"
+        if not least <= len(value) <= MOST_NAMES:
+            return f"{place}: an object of {len(value)}, where {least} to {MOST_NAMES} are needed"
         return _first(inner(item, _under(place, name)) for name, item in value.items())
 
     return shape

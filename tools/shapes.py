@@ -78,7 +78,7 @@ def _bench(found: dict[str, Any]) -> Shape:
     problem = found.get("problem")
     backward = isinstance(problem, dict) and problem.get("backward") is True
     method = fields(dict(repeats=SIZE, min_time_s=number(0, 1e9)))
-    lengths = listed(_length(backward, "ranks" in found))
+    lengths = listed(_length(backward, "ranks" in found), 0, 1000)
     ranks = fields(dict(world_size=SIZE, transport=text, threads=SIZE))
     return result(dict(problem=PROBLEM, method=method, lengths=lengths, interrupted=flag), dict(ranks=ranks))
 
@@ -121,7 +121,7 @@ _TRAINING = fields(
         short_window_share=number(0, 1),
         budget=_BUDGET,
         points=listed(_POINT),
-        train_curve=listed(_CURVE, 0, 100_000),
+        train_curve=listed(_CURVE, 0, 1_000_000),
     )
 )
 _TEXT = fields(dict(source=text, train_bytes=whole(), held_out_bytes=whole(), train_files=whole(), held_out_files=listed(text)))

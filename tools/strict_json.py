@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from dilkit.tools.text import visible
 
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 16 * 2**20
 MOST_DEPTH = 32
 MOST_CHARACTERS = 20_000
 """Of one text or name."""

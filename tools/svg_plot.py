@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from html import escape
+from itertools import islice
 from typing import Any
 
+from dilkit.tools.svg_axes import MOST_TICKS, few_ticks, formatter, scale
 from dilkit.tools.text import visible
-from dilkit.tools.told import UNITS, Axis, Plot, Point, Series
+from dilkit.tools.told import UNITS, Plot, Point, Series
 
 COLORS = ("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c")
 """Of the series, in turn."""
@@ -32,7 +33,7 @@ _BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
 WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
-_MOST_TICKS, _MOST_MARKERS = 7, 60
+_MOST_MARKERS = 60
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dilkit",
@@ -77,22 +78,29 @@ def describe(plot: Plot) -> str:
     told = []
     for series in plot.series:
         ends = [series.points[0], *series.points[-1:]] if len(series.points) > 1 else series.points
-        values = " to ".join(f"{y(p.y)} at {p.x if isinstance(p.x, str) else x(p.x)}" for p in ends)
+        values = " to ".join(f"{y(p.y)} at {visible(p.x, MOST_LETTERS) if isinstance(p.x, str) else x(p.x)}" for p in ends)
         told.append(f"{series.name}: {values}")
-    return f"{plot.title}. {'; '.join(told)}."
+    return f"{visible(plot.title, 100)}. {'; '.join(told)}."
 
 
 def _drawable(plot: Plot) -> Plot:
     """The plot within the limits of a picture: values that its axes can show, not too many, short names."""
-    series = [replace(one, name=visible(one.name, MOST_LETTERS), points=_shown(plot, one)) for one in plot.series[:MOST_SERIES]]
+    series = [replace(one, name=_name(one.name), points=_shown(plot, one)) for one in plot.series[:MOST_SERIES]]
     return replace(plot, series=tuple(one for one in series if one.points))
+
+
+def _name(name: str) -> str:
+    """A name that a legend shows: matplotlib leaves empty ones out, and those that begin with a low line."""
+    shown = visible(name, MOST_LETTERS)
+    return f" {shown}" if not shown or shown.startswith("_") else shown
 
 
 def _shown(plot: Plot, series: Series) -> tuple[Point, ...]:
     if plot.kind == "bars":
-        return tuple(replace(p, x=visible(str(p.x), MOST_LETTERS)) for p in series.points[:MOST_BARS])
-    able = [p for p in series.points if (not plot.axes[0].log or p.x > 0) and (not plot.axes[1].log or p.low > 0)]  # type: ignore[operator]
-    return tuple(able[:MOST_POINTS])
+        return series.points[:MOST_BARS]
+    x, y = plot.axes
+    able = (p for p in series.points if not (x.log and float(p.x) <= 0) and not (y.log and p.low <= 0))
+    return tuple(islice(able, MOST_POINTS))
 
 
 def _labels(plot: Plot) -> list[str]:
@@ -120,7 +128,7 @@ def _lines(axes: Any, plot: Plot) -> None:
         line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=COLORS[i % len(COLORS)])
         axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=series.name, **marker, **line)
     for number, axis in enumerate(plot.axes):
-        _scale(axes, "xy"[number], axis, _places(plot) if number == 0 else [])
+        scale(axes, "xy"[number], axis, _places(plot) if number == 0 else [], PALE)
 
 
 def _reach(points: Sequence[Point]) -> list[list[float]] | None:
@@ -133,53 +141,7 @@ def _reach(points: Sequence[Point]) -> list[list[float]] | None:
 def _places(plot: Plot) -> list[float]:
     """Where points stand along the first axis, if these are few enough to be its ticks."""
     found = sorted({float(point.x) for series in plot.series if not series.dashed for point in series.points})
-    return found if len(found) <= _MOST_TICKS and plot.kind == "lines" else []
-
-
-def _scale(axes: Any, name: str, axis: Axis, ticks: list[float]) -> None:
-    one = getattr(axes, f"{name}axis")
-    if axis.log:
-        getattr(axes, f"set_{name}scale")("log", base=2 if axis.unit in ("bytes", "tokens") else 10)
-        low, high = getattr(axes, f"get_{name}lim")()
-        one.set_ticks(ticks or log_ticks(low, high, binary=axis.unit in ("bytes", "tokens")))
-        one.minorticks_off()
-    else:
-        if name == "y":
-            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-        one.set_major_locator(_few_ticks(axis))
-    one.set_major_formatter(_formatter(axis))
-    getattr(axes, f"set_{name}label")(axis.title, color=PALE)
-
-
-def _formatter(axis: Axis) -> Callable[[float, int], str]:
-    return lambda value, _: UNITS[axis.unit](value)
-
-
-def _few_ticks(axis: Axis) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    class Binary(MaxNLocator):
-        """Steps of a power of two."""
-
-        def tick_values(self, vmin: float, vmax: float) -> Any:
-            step = 2.0 ** math.ceil(math.log2(max(vmax - vmin, 8.0) / 5))
-            return [i * step for i in range(math.ceil(vmin / step), math.floor(vmax / step) + 1)]
-
-    return Binary() if axis.unit == "bytes" else MaxNLocator(nbins=5)
-
-
-def log_ticks(low: float, high: float, binary: bool = False) -> list[float]:
-    """Round numbers from `low` to `high`, at most seven: powers of two, or 1, 2, 5 times powers of ten; or fewer of these."""
-    base = 2.0 if binary else 10.0
-    powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
-    fine = [] if binary else [[factor * base**power for power in powers for factor in factors] for factors in ((1, 2, 5), (1, 3))]
-    coarse = ([base**power for power in powers if power % every == 0] for every in range(1, len(powers) + 1))
-    inside: list[float] = []
-    for ticks in (*fine, *coarse):
-        inside = [tick for tick in ticks if low <= tick <= high]
-        if len(inside) <= _MOST_TICKS:
-            break
-    return inside
+    return found if len(found) <= MOST_TICKS and plot.kind == "lines" else []
 
 
 def _bars(axes: Any, plot: Plot) -> None:
@@ -195,11 +157,11 @@ def _bars(axes: Any, plot: Plot) -> None:
         for y, p in drawn:
             place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=_BACK)
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, 0.0), y), **place)
-    axes.set_yticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.margins(x=0.18)
-    axes.xaxis.set_major_locator(_few_ticks(plot.axes[1]))
-    axes.xaxis.set_major_formatter(_formatter(plot.axes[1]))
+    axes.xaxis.set_major_locator(few_ticks(plot.axes[1]))
+    axes.xaxis.set_major_formatter(formatter(plot.axes[1]))
     axes.set_xlabel(plot.axes[1].title, color=PALE)
     if plot.mark is not None:
         axes.axvline(plot.mark, color=INK, linewidth=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,6 +109,11 @@ def rate(x: float | str, amount: float, samples: Sequence[float]) -> Point:
 def speed_up(label: str, slow: Sequence[float], fast: Sequence[float]) -> Point:
     """A bar: how many times faster `fast` is than `slow`, with the bootstrap interval of that ratio."""
     return Point(label, ratio(slow, fast), *ratio_interval(slow, fast))
+
+
+def series_of(points: Mapping[str, Sequence[Point]]) -> tuple[Series, ...]:
+    """A series for each name."""
+    return tuple(Series(name, tuple(found)) for name, found in points.items())
 
 
 def roof(title: str, gflops: Sequence[float], along: Sequence[float]) -> Series:

@@ -7,7 +7,22 @@ from typing import Any
 
 from dilkit.tools import bench_report, overhead
 from dilkit.tools.text import in_seconds
-from dilkit.tools.told import Axis, Plot, Point, Series, Table, Told, plain, plots, rate, roof, sampled, speed_up, tables
+from dilkit.tools.told import (
+    Axis,
+    Plot,
+    Point,
+    Series,
+    Table,
+    Told,
+    plain,
+    plots,
+    rate,
+    roof,
+    sampled,
+    series_of,
+    speed_up,
+    tables,
+)
 
 Result = dict[str, Any]
 Entry = dict[str, Any]
@@ -57,7 +72,7 @@ def _over_lengths(result: Result, title: str, axis: Axis, point: Callable[[float
         for name, entry in entries.items():
             if (found := point(_tokens(length) if single else length["seq"], entry)) is not None:
                 lines[name].append(found)
-    series = tuple(Series(name, tuple(points)) for name, points in lines.items())
+    series = series_of(lines)
     return Plot(title, "bars" if single else "lines", series, (TOKENS, axis))
 
 
@@ -77,11 +92,11 @@ def _versus_first(result: Result) -> list[tuple[str, str, Point]]:
 
 
 def _bars(result: Result) -> Plot:
-    found = _versus_first(result)
-    names = dict.fromkeys(f"{first} over {other}" for first, other, _ in found)
-    series = tuple(Series(n, tuple(p for first, other, p in found if f"{first} over {other}" == n)) for n in names)
+    bars: dict[str, list[Point]] = {}
+    for first, other, point in _versus_first(result):
+        bars.setdefault(f"{first} over {other}", []).append(point)
     axes = Axis("", "tokens"), Axis("times faster", "times")
-    return Plot("Speed-up, with 95% intervals", "bars", series, axes, mark=1.0)
+    return Plot("Speed-up, with 95% intervals", "bars", series_of(bars), axes, mark=1.0)
 
 
 def speed_ups(result: Result) -> Table:
@@ -110,9 +125,8 @@ def _roofline(result: Result) -> Plot:
 def roofline(title: str, lines: dict[str, list[Point]], matmuls: Sequence[float], *ceilings: Series) -> Plot:
     """The speed of each contestant, and the matmuls timed beside them as the roof."""
     along = [float(point.x) for points in lines.values() for point in points]
-    series = [Series(name, tuple(points)) for name, points in lines.items()]
     axes = Axis("nominal FLOPs a byte of the call's tensors", "number"), Axis("speed", "gflops")
-    return Plot(title, "points", (*series, roof("torch's matmul, same rounds", matmuls, along), *ceilings), axes)
+    return Plot(title, "points", (*series_of(lines), roof("torch's matmul, same rounds", matmuls, along), *ceilings), axes)
 
 
 def _by_rank(result: Result, field: str, title: str) -> Plot:

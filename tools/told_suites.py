@@ -1,19 +1,18 @@
-"""What the suites' results say, as tables and plots: those of one device, and the one over ranks."""
+"""What the results of the CPU suite and of the GPU suite say, as tables and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dilkit.tools import suite_cpu, suite_gpu, suite_gpu_report, suite_report, suite_ring_report
-from dilkit.tools.suite_ring_targets import good
-from dilkit.tools.told import Axis, Plot, Point, Series, Table, Told, plain, plots, rate, sampled, speed_up, tables
+from dilkit.tools import suite_cpu, suite_gpu, suite_gpu_report, suite_report
+from dilkit.tools.told import Axis, Plot, Point, Series, Table, Told, plain, plots, rate, sampled, series_of, speed_up, tables
 from dilkit.tools.told_bench import BACKWARD_TENSORS, FORWARD_TENSORS, TOKENS, between, roofline
 
 Result = dict[str, Any]
 Case = dict[str, Any]
 SPEED_UPS = ("configuration", "over", "speed-up", "95% interval")
-RANKS = Axis("ranks", "number")
+_SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -50,7 +49,7 @@ def _halves(result: Result) -> Plot:
 
 def told_gpu(result: Result) -> Told:
     """The GPU suite."""
-    cases = [(f"{_label(case)}, {case['dtype']}", case) for case in result["cases"]]
+    cases = [(_label(case, _SHORT.get(case["dtype"], case["dtype"])), case) for case in result["cases"]]
     ours = suite_gpu.OURS[0]
     found = [entry for name in result["backends"] if name != ours for entry in _faster(cases, ours, name)]
     sizes = [(case, case["dtype"], suite_gpu.HEADS) for case in result["cases"]]
@@ -72,13 +71,12 @@ def _over_lengths(steps: Iterable[Case]) -> Plot:
     for step in steps:
         for name, entry in _timed(step).items():
             lines.setdefault(name, []).append(sampled(step["seq"], entry["time"]["samples_s"]))
-    series = tuple(Series(name, tuple(points)) for name, points in lines.items())
-    return Plot("Time of a forward pass, pattern of B, fp32", "lines", series, (TOKENS, Axis("time", "seconds")))
+    return Plot("Time of a forward pass, pattern of B, fp32", "lines", series_of(lines), (TOKENS, Axis("time", "seconds")))
 
 
-def _label(case: Case) -> str:
-    passes = ", backward" if case["backward"] else ""
-    return f"{case['config']}, d={case['head_dim']}{', causal' if case['is_causal'] else ''}{passes}"
+def _label(case: Case, dtype: str = "") -> str:
+    flags = ("causal" if case["is_causal"] else "", "backward" if case["backward"] else "")
+    return ", ".join(filter(None, (case["config"], dtype, f"d={case['head_dim']}", *flags)))
 
 
 def _timed(case: Case) -> dict[str, dict[str, Any]]:
@@ -102,10 +100,11 @@ def _speed_ups(ours: str, found: Iterable[tuple[str, Point]]) -> Table:
 
 def _speed_up_bars(ours: str, found: Sequence[tuple[str, Point]]) -> list[Plot]:
     axes = Axis("", "number"), Axis("times faster", "times")
-    others = dict.fromkeys(other for other, _ in found)
-    bars = [(other, tuple(p for name, p in found if name == other)) for other in others]
-    titled = [(f"Speed-up of {ours} over {other}, with 95% intervals", Series(other, points)) for other, points in bars]
-    return [Plot(title, "bars", (series,), axes, mark=1.0) for title, series in titled]
+    bars: dict[str, list[Point]] = {}
+    for other, point in found:
+        bars.setdefault(other, []).append(point)
+    title = f"Speed-up of {ours} over {{}}, with 95% intervals"
+    return [Plot(title.replace("{}", one.name), "bars", (one,), axes, mark=1.0) for one in series_of(bars)]
 
 
 def _roofline(sizes: Sequence[tuple[Case, str, int]], title: str = "") -> Plot:
@@ -129,74 +128,3 @@ def _rooflines(sizes: Sequence[tuple[Case, str, int]]) -> list[Plot]:
     """One for each dtype: their ceilings differ."""
     dtypes = dict.fromkeys(dtype for _, dtype, _ in sizes)
     return [_roofline([size for size in sizes if size[1] == dtype], f", {dtype}") for dtype in dtypes]
-
-
-def told_ring(result: Result) -> Told:
-    """The suite over ranks."""
-    report = suite_ring_report
-    return Told(
-        headline=tuple(report.headline(result)),
-        tables=tables(
-            Table.of("Figures beside their limits", report.figure_rows(result)),
-            Table.of("Memory per rank, forward and backward", report.memory_rows(result)),
-            Table.of("Forward bytes of the busiest rank: one million tokens, bf16", report.volume_rows(result)),
-            Table.of("Faults", report.fault_rows(result)),
-        ),
-        plots=plots(_rank_memory(result), _growth(result), _volumes(result), _race(result), *_waits(result)),
-        notes=tuple(report.notes(result)),
-        method=" ".join(report.METHOD.split()),
-    )
-
-
-def _rank_memory(result: Result) -> Plot:
-    """Each line beside its first point shared out evenly."""
-    lines: dict[str, dict[int, int]] = {}
-    for e in sorted(good(result, "memory"), key=lambda e: (e["config"], -e["seq"], e["ranks"])):
-        lines.setdefault(f"{e['config']}, {e['seq']:,} tokens", {})[e["ranks"]] = max(e["peak_bytes"])
-    series = [Series(name, tuple(plain(p, peak) for p, peak in peaks.items())) for name, peaks in lines.items()]
-    for name, peaks in list(lines.items())[:1]:
-        first = min(peaks)
-        series.append(Series(f"1/p of {name}", tuple(plain(p, peaks[first] * first / p) for p in peaks), dashed=True))
-    axes = RANKS, Axis("peak memory of a rank", "bytes")
-    return Plot("Ranks' memory at fixed length, forward and backward", "lines", tuple(series), axes)
-
-
-def _growth(result: Result) -> Plot:
-    peaks = sorted((e["ranks"], max(e["peak_bytes"])) for e in good(result, "growth"))
-    series = (Series("fixed tokens a rank", tuple(plain(*pair) for pair in peaks)),)
-    axes = RANKS, Axis("peak memory of a rank", "bytes", log=False)
-    return Plot("Ranks' memory at fixed tokens a rank, forward and backward", "lines", series, axes)
-
-
-def _volumes(result: Result) -> Plot:
-    series = []
-    for found in result["volumes"]:
-        counts = {**found["schedules"], "all keys and values": found["full_ring"]}
-        for name, column in counts.items():
-            points = tuple(plain(p, count) for p, count in zip(found["ranks"], column, strict=True) if count)
-            series.append(Series(name, points, dashed=name == "all keys and values"))
-    axes = RANKS, Axis("bytes of the busiest rank", "bytes")
-    return Plot("Forward bytes: one million tokens, bf16", "lines", tuple(series), axes)
-
-
-def _race(result: Result) -> Plot:
-    bars = []
-    for e in good(result, "race"):
-        ways = {f"{e['ranks']} ranks of one thread": "ranks", f"one rank of {e['one_rank_threads']} threads": "one rank"}
-        bars += [sampled(name, e["entries"][way]["time"]["samples_s"]) for name, way in ways.items()]
-    axes = Axis("", "number"), Axis("time of a step", "seconds")
-    return Plot("One step of configuration A, with 95% intervals", "bars", (Series("a step", tuple(bars)),), axes)
-
-
-def _waits(result: Result) -> list[Plot]:
-    made = []
-    for found in good(result, "timeline"):
-        waited = [sum(max(wait["end"] - wait["begin"], 0.0) for wait in rank["waits"]) for rank in found["ranks"]]
-        rows = list(enumerate(zip(found["ranks"], waited, strict=True)))
-        series = (
-            Series("the whole step", tuple(plain(f"rank {i}", rank["seconds"]) for i, (rank, _) in rows)),
-            Series("of it sending, waiting, agreeing", tuple(plain(f"rank {i}", lost) for i, (_, lost) in rows)),
-        )
-        axes = Axis("", "number"), Axis("time", "seconds", log=False)
-        made.append(Plot(f"One step of {found['seq']:,} tokens, causal ({found['transport']})", "bars", series, axes))
-    return made
