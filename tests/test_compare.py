@@ -168,7 +168,8 @@ def test_json_holds_every_change(tmp_path: Path, capsys: pytest.CaptureFixture) 
     ("old", "new", "complaint"),
     [
         (bench(a=[1.0]), made("demo", rows=[dict(samples=[1.0])]), "old.json is of 'bench'; compare two of a kind"),
-        (bench(a=[1.0]), bench(b=[1.0]), "run the same command for both"),
+        (bench(a=[1.0]), bench(b=[1.0]), "measures nothing that"),
+        (bench(a=[1.0]) | dict(quick=0), bench(a=[1.0]) | dict(quick=32), "made with --quick, unlike"),
         (made(), bench(b=[1.0]), "without samples"),
         (bench(a=["1"]), bench(a=[1.0]), "'1' where a number"),
         (bench(a=[0.0]), bench(a=[1.0]), "0.0 where a number"),

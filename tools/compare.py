@@ -78,19 +78,22 @@ def _check_alike(args: argparse.Namespace, old: dict[str, Any], new: dict[str, A
 
     if old["kind"] != new["kind"]:
         raise ResultError(args.new, f"a result of kind {new['kind']!r}, {args.old} is of {old['kind']!r}; compare two of a kind")
+    if old.get("quick") != new.get("quick"):
+        told = "with --quick" if new.get("quick") else "without --quick"
+        raise ResultError(args.new, f"made {told}, unlike {args.old}: other lengths; run the same command for both")
     if not both:
         raise ResultError(args.new, f"measures nothing that {args.old} measures; run the same command for both")
 
 
 def lines(found: Comparison, args: argparse.Namespace) -> list[str]:
     """The comparison for the terminal."""
-    from dilkit.tools.comparison import SAME
+    from dilkit.tools.comparison import FEW, SAME
     from dilkit.tools.text import aligned, in_seconds, visible
 
     shown = [c for c in found.changes if args.all or c.verdict != SAME]
     rows = [("new / old", "95% interval", "old", "new", "", "what")]
     for c in shown[: None if args.all else _SHOWN]:
-        interval = f"{c.interval[0]:.3f} - {c.interval[1]:.3f}"
+        interval = "-" if c.verdict == FEW else f"{c.interval[0]:.3f} - {c.interval[1]:.3f}"
         rows.append((f"{c.ratio:.3f}", interval, in_seconds(c.old), in_seconds(c.new), c.verdict, c.what))
     told = [visible(f"old: {args.old}"), visible(f"new: {args.new}")]
     told += [f"{name} differs: {a} -> {b}" for name, a, b in found.differences]

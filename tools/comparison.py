@@ -81,7 +81,7 @@ def _problem(result: Result) -> dict[str, Any]:
     told = dict(problem) if isinstance(problem, dict) else {}
     pattern = told.pop("pattern", None)
     told |= dict(pattern=pattern.get("text")) if isinstance(pattern, dict) else {}
-    told |= {name: result[name] for name in ("quick", "isa", "suite") if name in result}
+    told |= {name: result[name] for name in ("isa", "suite") if name in result}
     ranks = result.get("ranks")
     told |= {f"ranks: {name}": value for name, value in ranks.items()} if isinstance(ranks, dict) else {}
     return {name: value for name, value in told.items() if isinstance(value, (str, int, float))}

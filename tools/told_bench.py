@@ -167,4 +167,5 @@ def where(result: Result) -> str:
     at = result["environment"]
     changes = " with changes" if at["git_dirty"] else ""
     revision = f", revision {at['git_revision'][:10]}{changes}" if at["git_revision"] else ""
-    return f"{at['device_name']}, {at['threads']} threads, torch {at['torch']}, dilkit {at['dilkit']}{revision}, {result['date']}"
+    threads = f"{at['threads']} thread{'s' * (at['threads'] != 1)}"
+    return f"{at['device_name']}, {threads}, torch {at['torch']}, dilkit {at['dilkit']}{revision}, {result['date']}"
