@@ -198,6 +198,17 @@ def test_very_much_is_drawn_in_part() -> None:
     assert "bar 299" not in drawn
 
 
+def test_ratios_that_lie_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
+    points = [plain(f"bar {i}", 10.0**i) for i in range(-1, 5)]
+    near, far = (
+        svg_plot.svg(Plot("faster", "bars", (Series("one", tuple(some)),), (Axis("", "number"), Axis("", "times")), mark=1.0))
+        for some in (points[1:3], points)
+    )
+    assert ">0x<" in near
+    assert ">0x<" not in far
+    assert ">1,000x<" in far
+
+
 def test_what_logarithms_cannot_show_is_left_out() -> None:
     nothing = Plot("Time", "lines", (Series("one", (plain(0, 0.0),)),), LINES.axes)
     assert "nothing that these axes can show" in svg_plot.svg(nothing)

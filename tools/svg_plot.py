@@ -12,7 +12,7 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-from dilkit.tools.svg_axes import MOST_TICKS, few_ticks, formatter, scale
+from dilkit.tools.svg_axes import MOST_TICKS, scale
 from dilkit.tools.text import visible
 from dilkit.tools.told import UNITS, Plot, Point, Series
 
@@ -34,6 +34,8 @@ WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
 _MOST_MARKERS = 60
+FAR_APART = 60
+"""The largest over the least ratio of bars that are drawn on a linear axis."""
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dilkit",
@@ -146,25 +148,30 @@ def _places(plot: Plot) -> list[float]:
 
 def _bars(axes: Any, plot: Plot) -> None:
     labels, count = _labels(plot), len(plot.series)
-    height = 0.82 / max(count, 1)
+    height, foot = 0.82 / max(count, 1), _foot(plot)
     for i, series in enumerate(plot.series):
         drawn = [(labels.index(str(p.x)) + (i - (count - 1) / 2) * height, p) for p in series.points if str(p.x) in labels]
         at, points = [y for y, _ in drawn], [p for _, p in drawn]
         axes.barh(
-            at, [p.y for p in points], height=height * 0.9, color=COLORS[i % len(COLORS)], label=series.name,
+            at, [p.y - foot for p in points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)], label=series.name,
             xerr=_reach(points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
         )  # fmt: skip
         for y, p in drawn:
             place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=_BACK)
-            axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, 0.0), y), **place)
+            axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
     axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.margins(x=0.18)
-    axes.xaxis.set_major_locator(few_ticks(plot.axes[1]))
-    axes.xaxis.set_major_formatter(formatter(plot.axes[1]))
-    axes.set_xlabel(plot.axes[1].title, color=PALE)
+    scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], PALE)
     if plot.mark is not None:
         axes.axvline(plot.mark, color=INK, linewidth=1)
+
+
+def _foot(plot: Plot) -> float:
+    """Where bars begin: at 0; of ratios that lie far apart, on a logarithmic axis, at the mark."""
+    low, high = ([getattr(p, name) for series in plot.series for p in series.points] for name in ("low", "high"))
+    apart = plot.mark is not None and min(low, default=0.0) > 0 and max(high) > FAR_APART * min(low)
+    return plot.mark if apart and plot.mark is not None else 0.0
 
 
 def _dress(axes: Any, figure: Any, plot: Plot) -> None:
