@@ -11,13 +11,13 @@ from dilkit.tools.told import UNITS, Axis
 MOST_TICKS = 7
 
 
-def scale(axes: Any, name: str, axis: Axis, ticks: list[float], color: str) -> None:
-    """Make the axis of this `name`, "x" or "y", what `axis` says; with these ticks, or round ones where there are none."""
+def scale(axes: Any, name: str, axis: Axis, ticks: list[float], color: str, most: int = MOST_TICKS) -> None:
+    """Make the axis of this `name`, "x" or "y", what `axis` says; with these ticks, or at `most` so many round ones."""
     one = getattr(axes, f"{name}axis")
     if axis.log:
         getattr(axes, f"set_{name}scale")("log", base=2 if axis.unit in ("bytes", "tokens") else 10)
         low, high = getattr(axes, f"get_{name}lim")()
-        one.set_ticks(ticks or log_ticks(low, high, binary=axis.unit in ("bytes", "tokens")))
+        one.set_ticks(ticks or log_ticks(low, high, binary=axis.unit in ("bytes", "tokens"), most=most))
         one.minorticks_off()
     else:
         if name == "y":
@@ -46,8 +46,8 @@ def few_ticks(axis: Axis) -> Any:
     return Binary() if axis.unit == "bytes" else MaxNLocator(nbins=5)
 
 
-def log_ticks(low: float, high: float, binary: bool = False) -> list[float]:
-    """Round numbers from `low` to `high`, two to seven of them: the more the axis spans, the fewer in a decade or octave."""
+def log_ticks(low: float, high: float, binary: bool = False, most: int = MOST_TICKS) -> list[float]:
+    """Round numbers from `low` to `high`, two to `most` of them: the more the axis spans, the fewer in a decade or octave."""
     base, factors = (2.0, _OCTAVES) if binary else (10.0, _DECADES)
     powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
     fine = ([factor * base**power for power in powers for factor in few] for few in factors)
@@ -55,17 +55,17 @@ def log_ticks(low: float, high: float, binary: bool = False) -> list[float]:
     inside: list[float] = []
     for ticks in (*fine, *coarse):
         inside = [tick for tick in ticks if low <= tick <= high]
-        if len(inside) <= MOST_TICKS:
+        if len(inside) <= most:
             break
-    return inside if len(inside) > 1 else _even_ticks(low, high, base)
+    return inside if len(inside) > 1 else _even_ticks(low, high, base, most)
 
 
 _DECADES = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3))
 _OCTAVES = ((1, 1.25, 1.5, 1.75),)
 
 
-def _even_ticks(low: float, high: float, base: float) -> list[float]:
+def _even_ticks(low: float, high: float, base: float, most: int) -> list[float]:
     """Multiples of a power of `base`: for an axis that spans next to nothing."""
     step = base ** math.floor(math.log((high - low) / 2, base))
-    every = math.ceil((high - low) / step / MOST_TICKS)
+    every = math.ceil((high - low) / step / most)
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)][::every]

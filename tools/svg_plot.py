@@ -161,10 +161,19 @@ def _bars(axes: Any, plot: Plot) -> None:
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
     axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.margins(x=0.18)
-    scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], PALE)
+    axes.set_xlim(*_ends(plot, foot))
+    scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], PALE, most=4)
     if plot.mark is not None:
         axes.axvline(plot.mark, color=INK, linewidth=1)
+
+
+def _ends(plot: Plot, foot: float) -> tuple[float, float]:
+    """The ends of the axis along bars: room for the values behind them."""
+    points = [p for series in plot.series for p in series.points]
+    low, high = min([foot, *(p.low for p in points)]), max([foot, *(p.high for p in points)])
+    if foot:
+        return low, high * (high / low) ** 0.25
+    return low, high + 0.2 * ((high - low) or 1.0)
 
 
 def _foot(plot: Plot) -> float:
