@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dilkit.tools.told import UNITS, Axis
+from dilkit.tools.told import UNITS, Axis, Plot
 
 MOST_TICKS = 7
+FAR_APART = 60
+"""The largest over the least ratio of bars that are drawn on a linear axis."""
 
 
 def scale(axes: Any, name: str, axis: Axis, ticks: list[float], color: str, most: int = MOST_TICKS) -> None:
@@ -69,3 +71,19 @@ def _even_ticks(low: float, high: float, base: float, most: int) -> list[float]:
     step = base ** math.floor(math.log((high - low) / 2, base))
     every = math.ceil((high - low) / step / most)
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)][::every]
+
+
+def bar_ends(plot: Plot, foot: float) -> tuple[float, float]:
+    """The ends of the axis along bars: room for the values behind them."""
+    points = [p for series in plot.series for p in series.points]
+    low, high = min([foot, *(p.low for p in points)]), max([foot, *(p.high for p in points)])
+    if foot:
+        return low, high * (high / low) ** 0.25
+    return low, high + 0.2 * ((high - low) or 1.0)
+
+
+def bar_foot(plot: Plot) -> float:
+    """Where bars begin: at 0; of ratios that lie far apart, on a logarithmic axis, at the mark."""
+    low, high = ([getattr(p, name) for series in plot.series for p in series.points] for name in ("low", "high"))
+    apart = plot.mark is not None and min(low, default=0.0) > 0 and max(high) > FAR_APART * min(low)
+    return plot.mark if apart and plot.mark is not None else 0.0

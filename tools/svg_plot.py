@@ -12,7 +12,7 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-from dilkit.tools.svg_axes import MOST_TICKS, scale
+from dilkit.tools.svg_axes import MOST_TICKS, bar_ends, bar_foot, scale
 from dilkit.tools.text import visible
 from dilkit.tools.told import UNITS, Plot, Point, Series
 
@@ -34,8 +34,6 @@ WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
 _MOST_MARKERS = 60
-FAR_APART = 60
-"""The largest over the least ratio of bars that are drawn on a linear axis."""
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dilkit",
@@ -148,7 +146,7 @@ def _places(plot: Plot) -> list[float]:
 
 def _bars(axes: Any, plot: Plot) -> None:
     labels, count = _labels(plot), len(plot.series)
-    height, foot = 0.82 / max(count, 1), _foot(plot)
+    height, foot = 0.82 / max(count, 1), bar_foot(plot)
     for i, series in enumerate(plot.series):
         drawn = [(labels.index(str(p.x)) + (i - (count - 1) / 2) * height, p) for p in series.points if str(p.x) in labels]
         at, points = [y for y, _ in drawn], [p for _, p in drawn]
@@ -161,26 +159,10 @@ def _bars(axes: Any, plot: Plot) -> None:
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
     axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_xlim(*_ends(plot, foot))
+    axes.set_xlim(*bar_ends(plot, foot))
     scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], PALE, most=4)
     if plot.mark is not None:
         axes.axvline(plot.mark, color=INK, linewidth=1)
-
-
-def _ends(plot: Plot, foot: float) -> tuple[float, float]:
-    """The ends of the axis along bars: room for the values behind them."""
-    points = [p for series in plot.series for p in series.points]
-    low, high = min([foot, *(p.low for p in points)]), max([foot, *(p.high for p in points)])
-    if foot:
-        return low, high * (high / low) ** 0.25
-    return low, high + 0.2 * ((high - low) or 1.0)
-
-
-def _foot(plot: Plot) -> float:
-    """Where bars begin: at 0; of ratios that lie far apart, on a logarithmic axis, at the mark."""
-    low, high = ([getattr(p, name) for series in plot.series for p in series.points] for name in ("low", "high"))
-    apart = plot.mark is not None and min(low, default=0.0) > 0 and max(high) > FAR_APART * min(low)
-    return plot.mark if apart and plot.mark is not None else 0.0
 
 
 def _dress(axes: Any, figure: Any, plot: Plot) -> None:
