@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import count
 
 from dilkit.tools.told import Plot, Section, Table
 
@@ -81,11 +82,12 @@ def page(sections: Sequence[Section], draw: Callable[[Plot, int], str] | None, n
     links = "".join(f'<li><a href="#result-{i}">{escape(one.name)}</a></li>' for i, one in enumerate(sections))
     navigation = f"<nav><ul>{links}</ul></nav>" if len(sections) > 1 else ""
     told = f'<p class="note">{escape(note)}</p>' if note else ""
-    first = 0
-    parts = []
-    for i, section in enumerate(sections):
-        parts.append(_section(section, i, draw, first))
-        first += len(section.told.plots)
+    numbers = count()
+
+    def picture(plot: Plot) -> str:
+        return f"<figure><figcaption>{escape(plot.title)}</figcaption>{draw(plot, next(numbers))}</figure>" if draw else ""
+
+    parts = (_section(section, i, picture) for i, section in enumerate(sections))
     return _PAGE.format(style=_STYLE, navigation=navigation, note=told, sections="\n".join(parts))
 
 
@@ -111,32 +113,25 @@ _PAGE = """\
 """
 
 
-def _section(section: Section, number: int, draw: Callable[[Plot, int], str] | None, first: int) -> str:
+def _section(section: Section, number: int, picture: Callable[[Plot], str]) -> str:
+    """Where and what, the first table, the plots, the other tables, and what is to be known besides."""
     told = section.told
-    where = "".join(f'<p class="where">{escape(line)}</p>' for line in told.headline)
-    drawn = (
-        [f"<figure><figcaption>{escape(p.title)}</figcaption>{draw(p, first + i)}</figure>" for i, p in enumerate(told.plots)]
-        if draw
-        else []
-    )
+    first, *others = map(_table, told.tables) if told.tables else [""]
+    pictures = "".join(map(picture, told.plots))
     notes = "".join(f"<li>{escape(line)}</li>" for line in told.notes)
-    return "\n".join(
-        filter(
-            None,
-            (
-                f'<section id="result-{number}">',
-                f'<h2>{escape(section.name)} <span class="kind">{escape(section.kind)}</span></h2>',
-                where,
-                *map(_table, told.tables[:1]),
-                f'<div class="plots">{"".join(drawn)}</div>' if drawn else "",
-                *map(_table, told.tables[1:]),
-                f'<h3>Notes</h3><ul class="notes">{notes}</ul>' if notes else "",
-                f'<p class="method">{escape(told.method)}</p>' if told.method else "",
-                f"<pre>{escape(section.command)}</pre>",
-                "</section>",
-            ),
-        )
-    )
+    parts = [
+        f'<section id="result-{number}">',
+        f'<h2>{escape(section.name)} <span class="kind">{escape(section.kind)}</span></h2>',
+        *(f'<p class="where">{escape(line)}</p>' for line in told.headline),
+        first,
+        f'<div class="plots">{pictures}</div>' if pictures else "",
+        *others,
+        f'<h3>Notes</h3><ul class="notes">{notes}</ul>' if notes else "",
+        f'<p class="method">{escape(told.method)}</p>' if told.method else "",
+        f"<pre>{escape(section.command)}</pre>",
+        "</section>",
+    ]
+    return "\n".join(filter(None, parts))
 
 
 def _table(table: Table) -> str:
