@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from dilkit import Pattern
-from dilkit.tools import cli, demo_image, demo_image_outcome, demo_image_photo, demo_image_words
+from dilkit.tools import cli, demo_image, demo_image_outcome, demo_image_photo, demo_image_words, figures
 from dilkit.tools.demo_image_baselines import baselines
 from dilkit.tools.demo_image_model import CURVES, ImageConfig, PatchTransformer
 from dilkit.tools.demo_image_photo import Photograph, load_photograph, to_patches, to_pixels
@@ -82,6 +82,10 @@ def test_all_results_are_written(picture: Path, tmp_path: Path, capsys: pytest.C
         assert f"{'Hilbert' if name == 'hilbert' else name} {median:.4f}" in said
         assert f"{median:.4f} |" in markdown
     assert all(f"| {guess['loss']:.4f} | {guess['decibels']:.2f} |" in markdown for guess in report["baselines"].values())
+    kind, found = figures.load(tmp_path / "new" / "report.json", "demo-image")
+    (plot,) = kind.tell(found).plots
+    assert [series.name for series in plot.series[:2]] == ["row-major, seed 5", "hilbert, seed 5"]
+    assert "held-out loss" in kind.short(found).lower()
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -128,7 +128,7 @@ _TEXT = fields(dict(source=text, train_bytes=whole(), held_out_bytes=whole(), tr
 _MODEL = fields(
     dict(parameters=SIZE, context=SIZE, width=SIZE, layers=SIZE, heads=SIZE, dtype=text, pattern=text, share_of_dense=_BITS)
 )
-_VERDICTS = fields(dict(backends=listed(fields(dict(name=text, verdict=text, reasons=listed(text), detail=maybe(text))))))
+VERDICTS = fields(dict(backends=listed(fields(dict(name=text, verdict=text, reasons=listed(text), detail=maybe(text))))))
 
 
 def _told_of_all(ranks: dict[str, Any]) -> bool:
@@ -148,7 +148,7 @@ _RANKS = where(
     "a cut and a list of what was sent for each rank",
 )
 DEMO = result(
-    dict(text=_TEXT, model=_MODEL, backend=_VERDICTS, training=_TRAINING, scaling=_SCALING, interrupted=maybe(text)),
+    dict(text=_TEXT, model=_MODEL, backend=VERDICTS, training=_TRAINING, scaling=_SCALING, interrupted=maybe(text)),
     dict(ranks=maybe(_RANKS)),
 )
 

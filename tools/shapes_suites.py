@@ -8,13 +8,13 @@ from dilkit.tools.schema import Shape, anything, chosen, fields, flag, listed, m
 from dilkit.tools.shapes import AMOUNT, BYTES, DIFFERENCE, MATMUL, SECONDS, SIZE, TIME, TIMED, entry, result
 
 _FIGURE = dict(name=text, must=maybe(DIFFERENCE), unit=text, lower=flag, values=named(number(-1e18, 1e18)), verdict=text)
-_RUN = dict(quick=whole(0, 2**20), interrupted=flag)
+RUN = dict(quick=whole(0, 2**20), interrupted=flag)
 FIGURES = listed(fields(_FIGURE | dict(aim=maybe(DIFFERENCE))))
 _CASE = dict(config=text, seq=SIZE, head_dim=SIZE, is_causal=flag, backward=flag, matmul=MATMUL)
 _ENTRIES = named(entry())
 
 SUITE = result(
-    _RUN
+    RUN
     | dict(
         suite=matching("cpu", '"cpu"'),
         figures=FIGURES,
@@ -38,7 +38,7 @@ _GPU_LONG = chosen(
     )
 )
 SUITE_GPU = result(
-    _RUN
+    RUN
     | dict(
         suite=matching("gpu", '"gpu"'),
         figures=FIGURES,
@@ -67,7 +67,7 @@ _VOLUMES = fields(dict(seq=SIZE, ranks=listed(SIZE, 1), schedules=named(_COUNTS,
 _FAULT = dict(kind=text, transport=text, options=text, error=text, timeout=DIFFERENCE, seconds=DIFFERENCE)
 _WAITS = listed(fields(dict(begin=DIFFERENCE, end=DIFFERENCE)))
 SUITE_RING = result(
-    _RUN
+    RUN
     | dict(
         suite=matching("ring", '"ring"'),
         repeats=SIZE,
