@@ -54,6 +54,11 @@ def test_every_loss_is_that_of_one_rank(world_size: int) -> None:
             assert rank["sent"][seq]["attention"] == planned(number, world_size, seq)
 
 
+def slow(launcher: str) -> Any:
+    """The launcher, where `make test` has no time for it: another one stands for both there."""
+    return pytest.param(launcher, marks=pytest.mark.slow)
+
+
 def planned(rank: int, world_size: int, seq: int) -> int:
     """Bytes that a rank sends in the attention of one step of `demo_losses`, by the plan."""
     config = train_rank.CONFIG
@@ -62,7 +67,7 @@ def planned(rank: int, world_size: int, seq: int) -> int:
     return config.layers * sum(plan.bytes(rank, phase, **sizes) for phase in ("forward", "backward"))
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
+@pytest.mark.parametrize("launcher", [slow("gloo"), "openmpi"])
 def test_every_loss_over_processes_is_that_of_one_rank(tmp_path: Path, launcher: str) -> None:
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "demo").finish()
     assert job.code == 0, job
@@ -102,7 +107,7 @@ def test_json_is_all_that_is_printed(text: str, tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
+@pytest.mark.parametrize("launcher", ["gloo", slow("openmpi")])
 def test_a_job_of_processes_tells_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
@@ -111,7 +116,7 @@ def test_a_job_of_processes_tells_once(tmp_path: Path, launcher: str) -> None:
     check_report(tmp_path / "out", "TorchComm" if launcher == "gloo" else "MPIComm", together=False)
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpich"])
+@pytest.mark.parametrize("launcher", [slow("gloo"), "mpich"])
 def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "failing_demo", str(tmp_path)).finish()
@@ -170,7 +175,7 @@ def test_ctrl_c_ends_all_ranks_after_the_same_step(
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+@pytest.mark.parametrize("launcher", ["openmpi", slow("mpich")])
 def test_ctrl_c_at_mpirun_leaves_a_report(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path), "--minutes", "5")

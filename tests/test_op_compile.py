@@ -19,9 +19,7 @@ from dilkit import Pattern, dilated_attention
 from dilkit.op import backward_op, encode_call, forward_op
 
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-INDUCTOR = pytest.param(
-    "inductor", marks=pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
-)
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
 # Warnings of torch itself about its own parts, and about the compiler found.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
@@ -65,8 +63,15 @@ def call_of_everything(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) 
     return out + 1, lse.masked_fill(lse == -torch.inf, 0)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("compiler", ["aot_eager", INDUCTOR])
+@pytest.mark.parametrize(
+    ("compiler", "dynamic"),
+    [
+        ("aot_eager", False),
+        ("aot_eager", True),
+        pytest.param("inductor", False, marks=[NEEDS_COMPILER, pytest.mark.slow]),
+        pytest.param("inductor", True, marks=NEEDS_COMPILER),
+    ],
+)
 def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:
     compiled = torch.compile(call_of_everything, fullgraph=True, dynamic=dynamic, backend=compiler)
     for batch, seq in ((2, 20), (3, 33)) if dynamic else ((2, 20),):
