@@ -9,7 +9,7 @@ NATIVE := $(wildcard backends/native*.c backends/native*.h dilkit/[a-z]*.c dilki
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-.PHONY: help demo test slow sanitize sanitize-cuda kernels simulate lint docs wheel clean
+.PHONY: help demo test slow sanitize sanitize-cuda kernels simulate lint docs results wheel clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -20,6 +20,7 @@ help:
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
+	@echo "make results   measure anew, on a quiet machine, what the pages show of CPUs (ARGS='orders ring' a part), then make docs"
 	@echo "make wheel     a wheel and an sdist in dist/"
 	@echo "make clean     remove .venv and everything that was built"
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made from"
@@ -57,6 +58,10 @@ docs: .venv/built
 	$(BIN)/python -m dilkit.tools.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
+
+results: .venv/built
+	$(BIN)/python -m dilkit.tools.remeasure $(ARGS)
+	$(MAKE) docs
 
 wheel: .venv/built
 	$(BIN)/python -m build --no-isolation
