@@ -64,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
+    group.add_argument("--full", action="store_true", help="suite seeds: on to a million tokens and more")
+    group.add_argument(
+        "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
+    )
     job.add_arguments(parser)
     parser.add_argument_group("ranks").add_argument(
         "--schedules",
@@ -81,6 +85,9 @@ def run(args: Namespace) -> int:
         return suite.run(args, _defaults())
     if args.quick:
         raise ValueError("--quick: goes with --suite alone; for a quick look at a problem of your own, give a small --seq")
+    for name in ("full", "resume"):
+        if getattr(args, name):
+            raise ValueError(f"--{name}: goes with --suite alone; leave it out")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     problem = _problem(args, _lengths_of(args)[-1])

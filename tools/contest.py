@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.tools import correctness, measure
 from dilkit.tools.contestants import Contestant, Inputs
@@ -24,7 +25,8 @@ Entry = dict[str, Any]
 class Contest:
     """Contestants, the method, and what earlier lengths told of how long the next one will take.
 
-    `budget` is the longest that one call may be expected to take, in seconds; `say` is told what is going on.
+    `budget` is the longest that one call may be expected to take, in seconds; `say` is told what is going on. `dtypes` are those
+    of contestants that are given another than the problem's, `matmul_dtype` is that of the yardstick where it is another.
     """
 
     contestants: Sequence[Contestant]
@@ -32,6 +34,8 @@ class Contest:
     min_time: float = 0.05
     budget: float = 20.0
     say: Callable[[str], Any] = lambda text: None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    matmul_dtype: str | None = None
     last: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Work (in any unit) and seconds of one call of each contestant at the last length it was measured at."""
 
@@ -41,19 +45,23 @@ class Contest:
         An entry's verdict is "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check
         failed) or "failed" (raised). "differs" says what one computes that is not the pattern's attention, and by how much.
         """
-        inputs = Inputs.random(problem)
-        entries = {c.name: self._admit(c, problem, inputs) for c in self.contestants}
+        problems = {c.name: replace(problem, dtype=self.dtypes.get(c.name, problem.dtype)) for c in self.contestants}
+        inputs = {own: Inputs.random(own) for own in dict.fromkeys(problems.values())}
+        given = {name: (inputs[own], own) for name, own in problems.items()}
+        entries = {c.name: self._admit(c, problems[c.name], inputs[problems[c.name]]) for c in self.contestants}
         able = [c for c in self.contestants if entries[c.name]["verdict"] == "measured"]
         self.say("time")
-        size, multiply = measure.square_matmul(problem.dtype, problem.device.type)
-        calls = {_MATMUL: multiply, **{c.name: partial(c.once, inputs, problem) for c in able}}
+        dtype = self.matmul_dtype or problem.dtype
+        size, multiply = measure.square_matmul(dtype, problem.device.type)
+        calls = {_MATMUL: multiply, **{c.name: partial(c.once, *given[c.name]) for c in able}}
         timed = measure.time_interleaved(calls, self.repeats, 1, self.min_time, problem.device.type)
-        rate = MatmulRate(size, problem.dtype, timed[_MATMUL])
+        rate = MatmulRate(size, dtype, timed[_MATMUL])
         for c in able:
+            own = problems[c.name]
             self.say(f"memory of {c.name}")
-            entries[c.name] |= speed(c, problem, timed[c.name], rate)
-            entries[c.name] |= _memory(c, problem, inputs)
-            self.last[c.name] = _work(c, problem), timed[c.name].median
+            entries[c.name] |= speed(c, own, timed[c.name], rate)
+            entries[c.name] |= _memory(c, own, inputs[own])
+            self.last[c.name] = _work(c, own), timed[c.name].median
         return dict(seq=problem.seq, output_bytes=output_bytes(problem), matmul=rate.to_dict(), entries=entries)
 
     def _admit(self, contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry:
@@ -67,7 +75,7 @@ class Contest:
             expected = self._expected_seconds(contestant, problem)
             if expected > self.budget:
                 return dict(verdict="skipped", reasons=[over_budget("would take", expected, self.budget)])
-            findings = correctness.check(contestant, problem, inputs)
+            findings = correctness.check(contestant.checked or contestant, problem, inputs)
             start = perf_counter()
             contestant.once(inputs, problem)
             taken = perf_counter() - start
@@ -102,7 +110,9 @@ def differs(contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry |
 
 
 def _work(contestant: Contestant, problem: Problem) -> float:
-    return float(problem.seq**2) if contestant.quadratic else max(1.0, contestant.flops(problem))
+    """Nominal FLOPs; of a contestant whose work is quadratic whatever the pattern, those of dense attention."""
+    dense = replace(problem, pattern=Pattern.dense()) if contestant.quadratic else problem
+    return max(1.0, contestant.flops(dense))
 
 
 def over_budget(verb: str, seconds: float, budget: float) -> str:

@@ -79,6 +79,7 @@ class Contestant:
     this machine, None when nothing is. `computed(pattern)` is the pattern whose attention it really computes; where
     `function(problem)` is not None, that is computed instead. `computes` says it in words. `quadratic` says that its work grows
     with `seq**2` whatever the pattern.
+    `checked` is who is compared with the oracle in its place, where the oracle does not know what it computes.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Contestant:
     computes: str = "the attention of the pattern"
     function: Callable[[Problem], Function | None] = lambda problem: None
     absent: Callable[[], str | None] = lambda: None
+    checked: Contestant | None = None
 
     def differs(self, problem: Problem) -> bool:
         """Whether it computes another function than the attention of the problem's pattern."""

@@ -214,6 +214,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
     "suite-orders": order_suite,
     "suite-ring": lambda root: figures.suite(root / "docs" / "results", "ring"),
+    "suite-seeds": lambda root: figures.suite(root / "docs" / "results", "seeds"),
 }
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ from dilkit.tools import (
     results,
     shapes,
     shapes_orders,
+    shapes_seeds,
     shapes_suites,
     suite_gpu_report,
     suite_orders_report,
     suite_report,
     suite_ring_report,
+    suite_seeds_report,
     told_bench,
     told_image,
     told_orders,
@@ -167,6 +169,7 @@ KINDS = {
     "suite-gpu": Kind(shapes_suites.SUITE_GPU, _figures, _suite_whole, told_suites.told_gpu),
     "suite-orders": Kind(shapes_orders.SUITE_ORDERS, _figures, _suite_whole, told_orders.told),
     "suite-ring": Kind(shapes_suites.SUITE_RING, _figures, _suite_whole, told_ring.told),
+    "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, _figures, _suite_whole),
 }
 """The one place where a kind of result says how it is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {
@@ -174,5 +177,6 @@ SUITES: dict[str, tuple[str, Any]] = {
     "gpu": ("suite-gpu", suite_gpu_report),
     "orders": ("suite-orders", suite_orders_report),
     "ring": ("suite-ring", suite_ring_report),
+    "seeds": ("suite-seeds", suite_seeds_report),
 }
 """By name: the kind of a suite's result, and the module of its report."""

@@ -40,8 +40,12 @@ class ResultError(ValueError):
 def new(kind: str, device: Device, **fields: Any) -> dict[str, Any]:
     """A result of this run: the fields that every result has, then `fields`."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return dict(schema=SCHEMA, kind=kind, command=command, date=date, environment=environment(device), **fields)
+    return dict(schema=SCHEMA, kind=kind, command=command, date=now(), environment=environment(device), **fields)
+
+
+def now() -> str:
+    """The time (UTC), as results tell it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def environment(device: Device) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dilkit.tools import job, launcher, ring_tasks
+from dilkit.tools import job, launcher, ring_tasks, seed_ranks
 from dilkit.tools.launcher import Ended, JobError
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ TIMEOUT = 60.0
 
 
 def run(kind: str, size: int, task: str, *, threads: int = 1, limit: float = 120.0, **arguments: Any) -> Any:
-    """The result of `ring_tasks.<task>(comm, **arguments)` on rank 0. `kind`: "threads", "gloo" or "mpi".
+    """What a task found on rank 0: a function `(comm, **arguments)` of `ring_tasks` or `seed_ranks`.
+
+    `kind`: "threads", "gloo" or "mpi".
 
     Raises `JobError` with what the job printed if it fails or takes more than `limit` seconds.
     """
@@ -49,14 +52,19 @@ def _on_threads(size: int, task: str, arguments: dict[str, Any]) -> Any:
     from dilkit.tools.overhead import one_thread
 
     with one_thread():
-        return run_threads(size, partial(getattr(ring_tasks, task), **arguments), timeout=TIMEOUT)[0]
+        return run_threads(size, partial(_task(task), **arguments), timeout=TIMEOUT)[0]
+
+
+def _task(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(ring_tasks if name in ring_tasks.__all__ else seed_ranks, name)
+    return found
 
 
 def main() -> int:
     """What the processes of a job run."""
     kind, file, task, arguments = sys.argv[1:]
     comm = job.connect("mpi" if kind == "mpi" else "torch", TIMEOUT)
-    found = getattr(ring_tasks, task)(comm, **json.loads(arguments))
+    found = _task(task)(comm, **json.loads(arguments))
     if comm.rank == 0:
         Path(file).write_text(json.dumps(found))
     _leave(comm)
