@@ -197,8 +197,9 @@ def test_a_call_that_would_take_too_long_is_left_out_and_says_so() -> None:
 
 def test_the_next_length_is_expected_from_the_last_one() -> None:
     dense = BASELINES["dense"]
-    runner = Contest([dense], last={"dense": (64.0**2, 0.5)})
+    runner = Contest([dense], last={"dense": (contest._work(dense, replace(SMALL, seq=64)), 0.5)})
     assert runner._expected_seconds(dense, replace(SMALL, seq=256)) == pytest.approx(8.0)
+    assert runner._expected_seconds(dense, replace(SMALL, seq=64, batch=3 * SMALL.batch)) == pytest.approx(1.5)
 
 
 def test_memory_that_cannot_be_measured_is_none_and_says_why(monkeypatch) -> None:

@@ -77,8 +77,8 @@ def measure(suite: Any, args: Namespace) -> dict[str, Any]:
         try:
             for name, what, take, *_ in steps[result["done"] :]:
                 bar.set_description(f"{result['done'] + 1}/{len(steps)} {what}")
-                result[name].append(take())
-                result["done"] += 1
+                row = take()
+                result = result | {name: [*result[name], row], "done": result["done"] + 1}  # at once, or not at all
                 _keep(suite, args.out, result | dict(interrupted=True))
                 bar.update(_weight(steps[result["done"] - 1]))
         except KeyboardInterrupt:
