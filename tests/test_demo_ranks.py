@@ -67,7 +67,8 @@ def planned(rank: int, world_size: int, seq: int) -> int:
     return config.layers * sum(plan.bytes(rank, phase, **sizes) for phase in ("forward", "backward"))
 
 
-@pytest.mark.parametrize("launcher", [slow("gloo"), "openmpi"])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
 def test_every_loss_over_processes_is_that_of_one_rank(tmp_path: Path, launcher: str) -> None:
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "demo").finish()
     assert job.code == 0, job

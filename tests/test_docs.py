@@ -92,6 +92,7 @@ def test_figures_come_from_result_files(tmp_path):
     assert "[bench.json](results/bench.json)" in whole
 
 
+@pytest.mark.slow
 def test_a_report_of_the_demo_is_a_result_file(tmp_path):
     assert "dilkit demo" not in figures.summary(tmp_path)
     report = measured("dilkit demo --steps 1 --context 256 --threads 1", tmp_path)

@@ -40,7 +40,7 @@ def simulate(*options: str) -> str:
 
 
 @needs_numba
-@pytest.mark.parametrize("share", ["1/2", pytest.param("2/2", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("share", ["1/6", *(pytest.param(f"{i}/6", marks=pytest.mark.kernels) for i in range(2, 7))])
 def test_kernels_agree_with_the_oracle_in_the_simulator(share: str) -> None:
     """A case of every other feature, with `make kernels` of every one, forward and gradients; the run tells of each."""
     print(simulate("--share", share))
@@ -65,6 +65,7 @@ def check_code(found: dict[str, dict[str, Any]]) -> None:
 
 @needs_numba
 @needs_nvvm
+@pytest.mark.kernels
 @pytest.mark.parametrize(("capability", "dtype", "head_dim"), [("6.1", "float32", 64)])
 def test_kernels_compile_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
     check_code(compiled(capability, dtype, head_dim))

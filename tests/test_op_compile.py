@@ -69,7 +69,7 @@ def call_of_everything(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) 
         ("aot_eager", False),
         ("aot_eager", True),
         pytest.param("inductor", False, marks=[NEEDS_COMPILER, pytest.mark.slow]),
-        pytest.param("inductor", True, marks=NEEDS_COMPILER),
+        pytest.param("inductor", True, marks=[NEEDS_COMPILER, pytest.mark.slow]),
     ],
 )
 def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:

@@ -73,9 +73,8 @@ def test_the_state_dict_is_that_of_one_rank() -> None:
         Network(None).load_state_dict(found)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "name", "trainings"), [("gloo", "ddp", 2), pytest.param("openmpi", "split", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "name", "trainings"), [("gloo", "ddp", 2), ("openmpi", "split", 1)])
 def test_two_replicas_of_two_ranks(tmp_path: Path, launcher: str, name: str, trainings: int) -> None:
     job = launch.start(launcher, 4, tmp_path, "train_rank.py", name).finish()
     assert job.code == 0, job
