@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,12 @@ TWO = Setting(2048, (512, 1024), (1, 2), 2, ranks=2)
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few of the settings, a thirty-second of their lengths, ranks on threads."""
+    """A few of the settings, a thirty-second of their lengths, two of the peers, ranks on threads."""
     monkeypatch.setattr(suite_seeds, "alone", lambda full: CASES)
     monkeypatch.setattr(suite_seeds, "over_ranks", lambda sizes: tuple(replace(TWO, ranks=ranks) for ranks in sizes))
     monkeypatch.setattr(suite_seeds, "growing", lambda sizes, full: tuple(replace(TWO, seq=1024 * p, ranks=p) for p in sizes))
     monkeypatch.setattr(suite_seeds, "HILBERT_SETTINGS", {"multi-segment": MULTI_SEGMENT})
+    monkeypatch.setattr(suite_seeds, "PEERS", ("longnet", "torchscale"))
     monkeypatch.setattr(suite_seeds, "MEMORY", 32 << 20)
     monkeypatch.setattr(suite_seeds, "GRAINS", 1 << 14)
     monkeypatch.setattr(suite_seeds.launcher, "transports", lambda: ())
@@ -78,7 +80,7 @@ def test_the_suite_measures_and_tells_everything(tmp_path: Path, capsys: pytest.
     assert len(printed["cases"]) == 2 * len(CASES)
     for case in printed["cases"]:
         verdicts = {who: entry["verdict"] for who, entry in case["entries"].items()}
-        assert set(verdicts.values()) <= {"measured", "refused"}, verdicts
+        assert set(verdicts.values()) <= {"measured", "refused", "absent"}, verdicts
         assert {"auto", "head-split"} <= {who for who, verdict in verdicts.items() if verdict == "measured"}
         assert all(found["passed"] for entry in case["entries"].values() for found in entry.get("check", ()))
     (half,) = (c for c in printed["cases"] if c["setting"] == LENGTHS[0].to_dict() and not c["backward"])
@@ -98,6 +100,12 @@ def test_the_suite_measures_and_tells_everything(tmp_path: Path, capsys: pytest.
     assert [sorted(row["entries"]) for row in ranks] == 2 * [["ranks"]] + 2 * [["one rank", "ranks"]]
     assert all(found["passed"] for row in ranks for found in row["check"])
     assert "all ranks are in one process" in page
+    assert "torchscale absent: module torchscale" in page or find_spec("torchscale")
+    trained = {row[1]: row[8] for row in seed_rows.implementation_rows(printed)}
+    assert trained["auto"] == "-"
+    assert trained["head-split"].startswith("result ")
+    assert trained["longnet"].startswith("gradient ")
+    assert "head-split computes another function: the attention of each head in one branch alone" in page
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

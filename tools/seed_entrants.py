@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.tools.bench import PEERS
 from dilkit.tools.contestants import Contestant, Inputs, backend_contestants
 
 if TYPE_CHECKING:
@@ -20,22 +21,24 @@ TWINS = ("float32", "bfloat16")
 """The automatic choice once more, with tensors of another dtype."""
 SUMMARIES = {
     "auto": "the automatic choice of backend",
-    "head-split": "the same; each branch serves its own share of the heads, as in the older implementations",
+    "head-split": "the attention of each head in one branch alone, as in the older implementations",
     "multihead": "MultiheadDilatedAttention: with its four projections",
     "ordered": "with the order of a grid as nearly square as can be, along a Hilbert curve",
 }
 
 
 def entrant(name: str, heads: int) -> Contestant:
-    """The contestant of this name for so many heads: one of `SUMMARIES` or `TWINS`, or a backend. KeyError for another."""
+    """The contestant of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend. KeyError else."""
+    from dilkit.tools.peers import peer_contestants
+
     if name in TWINS:
         return Contestant(name, "dtype", f"the automatic choice in {name}", _auto, _none)
     if name not in SUMMARIES:
-        (found,) = backend_contestants([name])
+        (found,) = peer_contestants([name]) if name in PEERS else backend_contestants([name])
         return found
     attend = {"auto": _auto, "head-split": _head_split, "multihead": _multihead, "ordered": _ordered}[name]
     computed = (lambda pattern: _split(pattern, heads)) if name == "head-split" else (lambda pattern: pattern)
-    found = Contestant(name, "way", SUMMARIES[name], attend, _none, computed)
+    found = Contestant(name, "way", SUMMARIES[name], attend, _none, computed, computes=SUMMARIES[name])
     return replace(found, checked=replace(found, attend=_out_of_order)) if name == "ordered" else found
 
 

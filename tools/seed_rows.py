@@ -128,7 +128,7 @@ def exponents(result: Result, settings: Sequence[Setting], size: str) -> Iterato
 def implementation_rows(result: Result) -> Rows:
     """Who computes a setting how fast, beside the reference."""
     names = ("tokens", "who", "forward", "over reference", "memory", "forward + backward", "over reference", "its memory")
-    cases, rows = Cases(result), [(*names, "claimed, forward")]
+    cases, rows = Cases(result), [(*names, "off the pattern by", "claimed, forward")]
     for setting in sorted(IMPLEMENTATIONS, key=lambda s: s.seq):
         case = cases.get(setting)
         for who in case["entries"] if case else ():
@@ -136,8 +136,15 @@ def implementation_rows(result: Result) -> Rows:
             bases = cases.entry(setting, "reference"), cases.entry(setting, "reference", True)
             if one or both:
                 told = *_beside(bases[0], one), *_beside(bases[1], both)
-                rows.append((f"{setting.seq:,}", who, *told, claimed(setting, ("ms", "speedup"), (who,))))
+                rows.append((f"{setting.seq:,}", who, *told, _off(one, both), claimed(setting, ("ms", "speedup"), (who,))))
     return rows
+
+
+def _off(one: Entry, both: Entry) -> str:
+    """How far from the attention of the pattern, in units of its largest value, where another function is computed."""
+    told = (one.get("differs") or {}) | (both.get("differs") or {})
+    names = dict(out_relative="result", dquery_relative="gradient")
+    return ", ".join(f"{name} {told[key]:.1%}" for key, name in names.items() if told.get(key, 0.0) > 1e-3) or "-"
 
 
 def _beside(base: Entry, entry: Entry) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools import launcher, measure, results, ring_rank, seed_claims, suite_seeds_report
+from dilkit.tools.bench import PEERS
 from dilkit.tools.claim import HEAD_DIM, Setting
 from dilkit.tools.contest import Contest, output_bytes
 from dilkit.tools.contestants import Inputs
@@ -120,7 +121,7 @@ class Suite:
         if setting in IMPLEMENTATIONS:
             from dilkit.registry import list_backends
 
-            names = ["reference", *names, "multihead", *sorted(set(list_backends()) - {"reference"})]
+            names = ["reference", *names, "multihead", *sorted(set(list_backends()) - {"reference"}), *PEERS]
         if setting in IMPLEMENTATIONS or setting in HILBERT_SETTINGS.values():
             names.append("ordered")
         return (*names, *(TWINS if setting.dtype == "float16" else ()))

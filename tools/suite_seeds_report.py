@@ -76,12 +76,15 @@ def _who() -> list[str]:
 
 
 def notes(result: Result) -> list[str]:
-    """Who was not timed and why, and what failed."""
+    """Who was not timed and why, who computes another function, and what failed."""
     told: dict[str, list[str]] = {}
     for case in result["cases"]:
         for who, entry in case["entries"].items():
-            for reason in entry["reasons"]:
-                told.setdefault(f"{who} {entry['verdict']}: {reason}", []).append(f"{case['seq']:,}")
+            notes = [f"{who} {entry['verdict']}: {reason}" for reason in entry["reasons"]]
+            if differs := entry.get("differs"):
+                notes.append(f"{who} computes another function: {differs['computes']}")
+            for note in notes:
+                told.setdefault(note, []).append(f"{case['seq']:,}")
     lines = [f"{note} (at {', '.join(dict.fromkeys(places))} tokens)" for note, places in told.items()]
     memory = {e["memory_note"] for case in result["cases"] for e in case["entries"].values() if e.get("memory_note")}
     jobs = [*result["ranks"], *result["growth"]]
