@@ -13,7 +13,7 @@ import torch
 
 from dilkit import Pattern, Problem
 from dilkit.oracle import oracle_attention
-from dilkit.tools import bench_plot, bench_report, cli, contest, correctness, measure, overhead, results
+from dilkit.tools import bench_plot, bench_report, ceilings, cli, contest, correctness, measure, overhead, results
 from dilkit.tools.baselines import BASELINES
 from dilkit.tools.bench import SEQS
 from dilkit.tools.contest import Contest
@@ -28,6 +28,7 @@ TINY_ARGUMENTS = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> Iterator[None]:
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
     with overhead.one_thread():  # on problems this small, threads only wait for each other
         yield
 

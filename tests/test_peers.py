@@ -17,7 +17,7 @@ import torch
 
 from dilkit import Pattern, Problem
 from dilkit.oracle import oracle_attention
-from dilkit.tools import bench, bench_report, correctness, docs, measure, overhead, peer_flex, peer_functions, peers
+from dilkit.tools import bench, bench_report, ceilings, correctness, docs, measure, overhead, peer_flex, peer_functions, peers
 from dilkit.tools.contest import Contest
 from dilkit.tools.contestants import Contestant, Inputs
 
@@ -29,6 +29,7 @@ RAGGED = replace(SMALL, seq=59, pattern=Pattern([16, 30], [1, 4]))
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch) -> Iterator[None]:
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
     with overhead.one_thread():
         yield
 

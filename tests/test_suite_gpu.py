@@ -14,7 +14,7 @@ from test_cuda_conformance import TENSOR_CORES, OnHost
 from dilkit import register_backend, unregister_backend
 from dilkit.backends.native import Native
 from dilkit.backends.reference import Reference
-from dilkit.tools import cli, figures, measure, suite_gpu, suite_gpu_targets
+from dilkit.tools import ceilings, cli, figures, measure, suite_gpu, suite_gpu_targets
 from dilkit.tools.one_kernel import one_kernel_backends
 
 TINY = {
@@ -40,10 +40,11 @@ class Wrong(StandIn):
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in dict(CONFIGURATIONS=TINY, QUICK=1, DEVICE="cpu", SEEDS=(32, 64), COPY_BYTES=1024, LONG=512).items():
+    for name, value in dict(CONFIGURATIONS=TINY, QUICK=1, DEVICE="cpu", SEEDS=(32, 64), LONG=512).items():
         monkeypatch.setattr(suite_gpu, name, value)
     monkeypatch.setattr(suite_gpu, "LAUNCH_BOUND", 32)
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1024)
     numba = Reference(name="numba_cuda")
     register_backend(StandIn())
     register_backend(numba)
@@ -80,8 +81,8 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     kind, found = figures.load(tmp_path / "suite.json", "suite-gpu")
     plots = {plot.title: plot for plot in kind.tell(found).plots}
     assert {point.x for point in plots["Time of a forward pass, pattern of B, fp32"].series[0].points} == {32, 64}
-    roofs = plots["Roofline, float32: speed beside the measured matmul"].series[-2:]
-    assert [roof.name for roof in roofs if roof.dashed] == ["torch's matmul, same rounds", "bytes at the speed of a copy"]
+    roofs = [one.name for one in plots["Roofline, float32: speed beside the measured matmul"].series if one.dashed]
+    assert roofs == ["torch's matmul, same rounds", "fused multiply-adds, same rounds", "bytes at the speed of a copy"]
 
 
 def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools import cli, figures, measure, published, seed_claims, seed_rows, suite_seeds, suite_seeds_report
+from dilkit.tools import ceilings, cli, figures, measure, published, seed_claims, seed_rows, suite_seeds, suite_seeds_report
 from dilkit.tools.bench_report import exponent
 from dilkit.tools.claim import Setting
 from dilkit.tools.contestants import Inputs
@@ -42,6 +42,7 @@ CASES = (
     BATCHES[0],
     CONFIGURATIONS[0],
 )
+_native = find_spec("dilkit.backends._native")
 TWO = Setting(2048, (512, 1024), (1, 2), 2, ranks=2)
 
 
@@ -58,6 +59,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_seeds.launcher, "transports", lambda: ())
     monkeypatch.setattr(suite_seeds.launcher, "mpi_version", lambda: "")
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(measure, "peak_memory", lambda function, device="cpu": held(function()))
 
 
@@ -100,6 +102,13 @@ def test_the_suite_measures_and_tells_everything(tmp_path: Path, capsys: pytest.
     assert [sorted(row["entries"]) for row in ranks] == 2 * [["ranks"]] + 2 * [["one rank", "ranks"]]
     assert all(found["passed"] for row in ranks for found in row["check"])
     assert "all ranks are in one process" in page
+    assert {"matmul", "copy", "fma"} <= half.keys() | ({"fma"} if not _native else set())
+    kind, found = figures.load(tmp_path / "suite.json", "suite-seeds")
+    drawn = {plot.title: [one.name for one in plot.series] for plot in kind.tell(found).plots}
+    assert "longnet" in drawn["Speed-up over the reference, forward, with 95% intervals"]
+    assert "bfloat16, forward" in drawn["Half types beside fp32"]
+    assert "auto, forward, segments grow" in drawn["Time of a call"]
+    assert "Ranks' memory at fixed length, inputs counted" not in drawn, "threads tell no memory of a rank"
     assert "torchscale absent: module torchscale" in page or find_spec("torchscale")
     trained = {row[1]: row[8] for row in seed_rows.implementation_rows(printed)}
     assert trained["auto"] == "-"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dilkit.pattern import Pattern
@@ -52,7 +52,8 @@ class Setting:
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Setting:
         """The setting that `to_dict` told of."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+        found = {field.name: told[field.name] for field in fields(cls) if field.name in told}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
 
 
 @dataclass(frozen=True)

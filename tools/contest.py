@@ -11,12 +11,10 @@ from typing import Any
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.tools import correctness, measure
+from dilkit.tools.ceilings import Ceilings
 from dilkit.tools.contestants import Contestant, Inputs
 from dilkit.tools.measure import MatmulRate, MeasureError, Samples
 from dilkit.tools.text import error_line
-
-_MATMUL = ""
-"""Among the names of what is timed: no contestant has an empty name."""
 
 Entry = dict[str, Any]
 
@@ -48,23 +46,28 @@ class Contest:
         problems = {c.name: replace(problem, dtype=self.dtypes.get(c.name, problem.dtype)) for c in self.contestants}
         inputs = {own: Inputs.random(own) for own in dict.fromkeys(problems.values())}
         given = {name: (inputs[own], own) for name, own in problems.items()}
-        entries = {c.name: self._admit(c, problems[c.name], inputs[problems[c.name]]) for c in self.contestants}
+        known: correctness.Known = {}
+        entries = {c.name: self._admit(c, problems[c.name], inputs[problems[c.name]], known) for c in self.contestants}
+        known.clear()
         able = [c for c in self.contestants if entries[c.name]["verdict"] == "measured"]
         self.say("time")
         dtype = self.matmul_dtype or problem.dtype
-        size, multiply = measure.square_matmul(dtype, problem.device.type)
-        calls = {_MATMUL: multiply, **{c.name: partial(c.once, *given[c.name]) for c in able}}
-        timed = measure.time_interleaved(calls, self.repeats, 1, self.min_time, problem.device.type)
-        rate = MatmulRate(size, dtype, timed[_MATMUL])
+        ceilings = Ceilings(dtype, problem.device.type)
+        calls = {**ceilings.calls, **{c.name: partial(c.once, *given[c.name]) for c in able}}
+        for warm_up in ceilings.calls.values():  # contestants were called to be admitted
+            warm_up()
+        timed = measure.time_interleaved(calls, self.repeats, 0, self.min_time, problem.device.type)
+        rate = ceilings.matmul(timed)
+        found = dict(seq=problem.seq, output_bytes=output_bytes(problem)) | ceilings.told(timed)
         for c in able:
             own = problems[c.name]
             self.say(f"memory of {c.name}")
             entries[c.name] |= speed(c, own, timed[c.name], rate)
             entries[c.name] |= _memory(c, own, inputs[own])
             self.last[c.name] = _work(c, own), timed[c.name].median
-        return dict(seq=problem.seq, output_bytes=output_bytes(problem), matmul=rate.to_dict(), entries=entries)
+        return found | dict(entries=entries)
 
-    def _admit(self, contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry:
+    def _admit(self, contestant: Contestant, problem: Problem, inputs: Inputs, known: correctness.Known) -> Entry:
         """The beginning of the contestant's entry: its verdict, with the reasons or the check that it rests on."""
         if missing := contestant.absent():
             return dict(verdict="absent", reasons=[missing])
@@ -75,7 +78,7 @@ class Contest:
             expected = self._expected_seconds(contestant, problem)
             if expected > self.budget:
                 return dict(verdict="skipped", reasons=[over_budget("would take", expected, self.budget)])
-            findings = correctness.check(contestant.checked or contestant, problem, inputs)
+            findings = correctness.check(contestant.checked or contestant, problem, inputs, known)
             start = perf_counter()
             contestant.once(inputs, problem)
             taken = perf_counter() - start

@@ -6,8 +6,9 @@ Allowed is twice (gradients: three times) the error that plain torch arithmetic 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.oracle import oracle_attention
@@ -18,11 +19,14 @@ from dilkit.tools.contestants import Contestant, Function, Inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHORT = 512
-"""Tokens of the shortened problem, at most."""
+SHORT, WIDE = 512, 16
+"""Tokens of the shortened problem, at most; heads in all sequences beyond which there are fewer."""
 ROWS = 16
 _LAST_PLACES = 8
 _NAMES = ("out", "dquery", "dkey", "dvalue")
+
+Known = dict[Hashable, Any]
+"""The oracle's results by what they are of."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,32 @@ class Finding:
         return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}
 
 
-def check(contestant: Contestant, problem: Problem, inputs: Inputs) -> list[Finding]:
-    """Everything that is checked before timing. The shortened problem is left out where the contestant refuses it."""
+def check(contestant: Contestant, problem: Problem, inputs: Inputs, known: Known | None = None) -> list[Finding]:
+    """Everything that is checked before timing. The shortened problem is left out where the contestant refuses it.
+
+    `known` keeps what the oracle said for the next contestant that is checked on the same `inputs`.
+    """
     short = shortened(problem)
-    findings = [] if contestant.refusals(short) else check_whole(contestant, short)
-    return findings + check_rows(contestant, problem, inputs)
+    findings = [] if contestant.refusals(short) else check_whole(contestant, short, known)
+    return findings + check_rows(contestant, problem, inputs, known)
+
+
+def _remembered(known: Known | None, key: Hashable, make: Callable[[], Any]) -> Any:
+    """What `make` returns, made once for a key where there is something to keep it in."""
+    if known is None:
+        return make()
+    if key not in known:
+        known[key] = make()
+    return known[key]
 
 
 def shortened(problem: Problem) -> Problem:
-    """`problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are."""
-    divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / SHORT)))
+    """`problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are.
+
+    Of many heads and sequences fewer tokens are left, so that the oracle's matrices are no larger than those of `WIDE`.
+    """
+    most = SHORT * min(1.0, math.sqrt(WIDE / (problem.batch * problem.heads)))
+    divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / most)))
     pattern = problem.pattern
     lengths = [
         max(rate, min(w, problem.seq) // divisor) for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
@@ -64,7 +84,7 @@ def shortened(problem: Problem) -> Problem:
     return replace(problem, seq=problem.seq // divisor, pattern=scaled)
 
 
-def check_whole(contestant: Contestant, problem: Problem) -> list[Finding]:
+def check_whole(contestant: Contestant, problem: Problem, known: Known | None = None) -> list[Finding]:
     """All of `out`, and all gradients where the problem asks for them, against the oracle."""
     inputs, function = Inputs.random(problem, seed=1), contestant.function(problem)
     if function is not None:
@@ -72,7 +92,7 @@ def check_whole(contestant: Contestant, problem: Problem) -> list[Finding]:
     out = contestant.attend(inputs, problem)
     computed = (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
     if function is None:
-        return judge_whole(computed, problem, contestant.computed(problem.pattern), inputs)
+        return judge_whole(computed, problem, contestant.computed(problem.pattern), inputs, known)
     truth, plain = (_whole(function, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
     return [finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
 
@@ -84,9 +104,15 @@ def _whole(function: Function, problem: Problem, inputs: Inputs, dtype: str) -> 
     return (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
 
 
-def judge_whole(computed: Sequence[Tensor], problem: Problem, pattern: Pattern, inputs: Inputs) -> list[Finding]:
+def judge_whole(
+    computed: Sequence[Tensor], problem: Problem, pattern: Pattern, inputs: Inputs, known: Known | None = None
+) -> list[Finding]:
     """`out`, and `dquery, dkey, dvalue` where the problem asks for them, against the oracle of `pattern`."""
-    truth, plain = (_oracle(pattern, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
+
+    def exact(dtype: str) -> tuple[Tensor, ...]:
+        return _remembered(known, ("whole", problem, pattern, dtype), partial(_oracle, pattern, problem, inputs, dtype))
+
+    truth, plain = exact("float64"), exact(_plain_dtype(problem))
     return [finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
 
 
@@ -106,7 +132,7 @@ def _gradients(out: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
     return torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.dout.to(out.dtype))
 
 
-def check_rows(contestant: Contestant, problem: Problem, inputs: Inputs) -> list[Finding]:
+def check_rows(contestant: Contestant, problem: Problem, inputs: Inputs, known: Known | None = None) -> list[Finding]:
     """`out`, and the gradient of the query where the problem asks for it, in `ROWS` random rows at the real length.
 
     Each row is computed by itself out of the rows of the count; the gradient of a query needs its own row alone.
@@ -118,7 +144,9 @@ def check_rows(contestant: Contestant, problem: Problem, inputs: Inputs) -> list
     def exact(dtype: str) -> tuple[Tensor, Tensor | None]:
         if function is not None:
             return _function_rows(function, inputs, problem, rows, dtype)
-        return exact_rows(inputs, problem, contestant.computed(problem.pattern), rows, dtype)
+        pattern = contestant.computed(problem.pattern)
+        make = partial(exact_rows, inputs, problem, pattern, rows, dtype)
+        return _remembered(known, ("rows", problem, pattern, dtype), make)
 
     truth, plain = exact("float64"), exact(_plain_dtype(problem))
     computed = _rows_of(contestant, inputs, problem, rows)

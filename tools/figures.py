@@ -28,6 +28,7 @@ from dilkit.tools import (
     told_orders,
     told_others,
     told_ring,
+    told_seeds,
     told_suites,
 )
 from dilkit.tools import (
@@ -169,7 +170,7 @@ KINDS = {
     "suite-gpu": Kind(shapes_suites.SUITE_GPU, _figures, _suite_whole, told_suites.told_gpu),
     "suite-orders": Kind(shapes_orders.SUITE_ORDERS, _figures, _suite_whole, told_orders.told),
     "suite-ring": Kind(shapes_suites.SUITE_RING, _figures, _suite_whole, told_ring.told),
-    "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, _figures, _suite_whole),
+    "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, _figures, _suite_whole, told_seeds.told),
 }
 """The one place where a kind of result says how it is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {

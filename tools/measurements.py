@@ -18,6 +18,8 @@ YARDSTICKS = ("matmul", "copy", "fma")
 """What machines are measured by, under these names: how fast it is says nothing of dilkit."""
 _NO_FACTS = frozenset({"verdict", "reasons", "note", "memory_note", "why", "error", "isa", "packages", "threads", "thread_count"})
 """Words and counts that tell what came out, or where, and not what was measured."""
+_LISTED, MOST_LISTED = frozenset({"segment_lengths", "dilation_rates"}), 100
+"""Lists that tell what was measured, and how long they may be."""
 _MEASURED_ENDINGS = ("_bytes", "_s", "_per_s", "_per_sample")
 _STRUCTURE = frozenset({"entries", "time", "times"})
 """Names that only hold a place."""
@@ -69,16 +71,22 @@ def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _facts(step: Result) -> str:
-    """What a step of a list says of itself beside what it measured: its words, whole numbers and flags."""
-    told = [_fact(name, value) for name, value in step.items() if _identifies(name, value)]
+    """What a step of a list says of itself beside what it measured: its words, whole numbers and flags, its setting's too."""
+    setting = step.get("setting")
+    known = {**(setting if isinstance(setting, dict) else {}), **step}
+    told = [_fact(name, value) for name, value in known.items() if _identifies(name, value)]
     return f"({', '.join(filter(None, told))})" if any(told) else ""
 
 
 def _identifies(name: str, value: Any) -> bool:
+    if name in _LISTED:
+        return isinstance(value, list) and len(value) <= MOST_LISTED and all(isinstance(one, int) for one in value)
     return isinstance(value, (str, int)) and name not in _NO_FACTS and not name.endswith(_MEASURED_ENDINGS)
 
 
-def _fact(name: str, value: str | int) -> str:
+def _fact(name: str, value: str | int | list[int]) -> str:
+    if isinstance(value, list):
+        return f"{name} {'-'.join(map(str, value))}"
     if isinstance(value, bool):
         return name.removeprefix("is_") if value else ""
     return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"

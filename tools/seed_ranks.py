@@ -53,7 +53,7 @@ def _timed(comm: Comm, fields: dict[str, Any], one_rank_threads: int, repeats: i
 
 def samples(flops: float, repeats: int) -> int:
     """How many of a call of so many FLOPs: fewer where calls are long."""
-    return repeats if flops < LONG_CALL else min(3 if flops < 10 * LONG_CALL else 2, repeats)
+    return repeats if flops < LONG_CALL else min(3 if flops < 3 * LONG_CALL else 2, repeats)
 
 
 def flops_of(problem: Problem) -> float:

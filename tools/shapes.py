@@ -20,7 +20,10 @@ MOST_SAMPLES = 10_000
 SAMPLES = listed(SECONDS, 1, MOST_SAMPLES)
 TIME = fields(dict(median_s=SECONDS, q1_s=SECONDS, q3_s=SECONDS, samples_s=SAMPLES))
 TIMED = fields(dict(time=TIME))
-MATMUL = fields(dict(gflops=AMOUNT, samples_s=SAMPLES))
+MATMUL = FMA = fields(dict(gflops=AMOUNT, samples_s=SAMPLES))
+COPY = fields(dict(gb_per_s=AMOUNT, samples_s=SAMPLES))
+CEILINGS: dict[str, Shape] = dict(copy=COPY, fma=FMA)
+"""What may stand beside a matmul."""
 
 _HARDWARE = dict(device_name=text, cores=SIZE, threads=SIZE)
 _SOFTWARE = dict(python=text, torch=text, numpy=text, dilkit=text, git_revision=maybe(text), git_dirty=maybe(flag))
@@ -35,16 +38,16 @@ def result(needed: dict[str, Shape], optional: dict[str, Shape] | None = None) -
     return fields({**HEADER, **needed}, optional)
 
 
-def entry(more: dict[str, Shape] | None = None) -> Shape:
-    """What became of a contestant: the verdict with its reasons, and all figures where it was measured."""
+def entry(more: dict[str, Shape] | None = None, optional: dict[str, Shape] | None = None) -> Shape:
+    """What became of a contestant: the verdict with its reasons, and all figures where it was measured; `optional` besides."""
     told = dict(verdict=text, reasons=listed(text))
     speed = dict(time=TIME, flops=AMOUNT, gflops=AMOUNT, matmul_fraction=AMOUNT, tokens_per_s=AMOUNT)
     measured, other = fields({**told, **speed, **(more or {})}), fields(told)
-    optional = fields({}, dict(memory_note=maybe(text)))
+    besides = fields({}, dict(memory_note=maybe(text)) | (optional or {}))
 
     def shape(value: Any, place: str) -> str | None:
         timed = isinstance(value, dict) and (value.get("verdict") == "measured" or "time" in value)
-        return (measured if timed else other)(value, place) or optional(value, place)
+        return (measured if timed else other)(value, place) or besides(value, place)
 
     return shape
 
@@ -71,7 +74,7 @@ _MEMORY = dict(peak_bytes=maybe(whole()), kb_per_token=maybe(number(0, 1e18)))
 
 def _length(backward: bool, ranks: bool) -> Shape:
     more = _MEMORY | (dict(forward_peak_bytes=maybe(whole())) if backward else {}) | (dict(ranks=_BY_RANK) if ranks else {})
-    return fields(dict(seq=SIZE, output_bytes=BYTES, matmul=MATMUL, entries=named(entry(more))))
+    return fields(dict(seq=SIZE, output_bytes=BYTES, matmul=MATMUL, entries=named(entry(more))), CEILINGS)
 
 
 def _bench(found: dict[str, Any]) -> Shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dilkit.tools.schema import Shape, anything, chosen, fields, flag, listed, matching, maybe, named, number, text, where, whole
-from dilkit.tools.shapes import AMOUNT, BYTES, DIFFERENCE, MATMUL, SECONDS, SIZE, TIME, TIMED, entry, result
+from dilkit.tools.shapes import AMOUNT, BYTES, CEILINGS, COPY, DIFFERENCE, MATMUL, SECONDS, SIZE, TIME, TIMED, entry, result
 
 _FIGURE = dict(name=text, must=maybe(DIFFERENCE), unit=text, lower=flag, values=named(number(-1e18, 1e18)), verdict=text)
 RUN = dict(quick=whole(0, 2**20), interrupted=flag)
@@ -21,7 +21,7 @@ SUITE = result(
         isa=text,
         thread_count=SIZE,
         repeats=SIZE,
-        cases=listed(fields(_CASE | dict(entries=where(_ENTRIES, lambda v: "native" in v, "an entry of native")))),
+        cases=listed(fields(_CASE | dict(entries=where(_ENTRIES, lambda v: "native" in v, "an entry of native")), CEILINGS)),
         dense=listed(fields(dict(head_dim=SIZE, entries=_ENTRIES))),
         dtypes=listed(fields(dict(head_dim=SIZE, entries=fields(dict(float32=TIMED, bfloat16=TIMED, float16=TIMED))))),
         threads=listed(fields(dict(head_dim=SIZE, threads=SIZE, entries=fields(dict(one=TIMED, all=TIMED))))),
@@ -30,8 +30,8 @@ SUITE = result(
     )
 )
 
-_STEP = fields(dict(seq=SIZE, matmul=MATMUL, copy=fields(dict(gb_per_s=AMOUNT)), entries=_ENTRIES))
-_GPU_CASE = fields(_CASE | dict(dtype=text, copy=fields(dict(gb_per_s=AMOUNT)), entries=_ENTRIES))
+_STEP = fields(dict(seq=SIZE, matmul=MATMUL, copy=COPY, entries=_ENTRIES))
+_GPU_CASE = fields(_CASE | dict(dtype=text, copy=COPY, entries=_ENTRIES))
 _GPU_LONG = chosen(
     lambda step: fields(
         dict(seq=SIZE, verdict=text, reasons=listed(text)) | (dict(time=TIME, gflops=AMOUNT) if step.get("time") else {})

@@ -13,8 +13,9 @@ from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools import contest, correctness, measure, results, suite_report, suite_targets
 from dilkit.tools.baselines import BASELINES
+from dilkit.tools.ceilings import Ceilings
 from dilkit.tools.contestants import Contestant, Inputs, backend_contestants
-from dilkit.tools.measure import MatmulRate, Samples
+from dilkit.tools.measure import Samples
 from dilkit.tools.overhead import one_thread
 
 SUMMARY = "the CPU kernel against torch's own, matmul, dense attention and LongNet's published procedure"
@@ -81,13 +82,13 @@ class Suite:
         inputs = Inputs.random(problem)
         entries = {c.name: self.admit(c, problem, inputs) for c in contestants}
         able = [c for c in contestants if entries[c.name]["verdict"] == "measured"]
-        size, multiply = measure.square_matmul("float32", size=MATMUL // (QUICK if self.quick else 1))
-        calls = {"": multiply, **{c.name: partial(c.once, inputs, problem) for c in able}}
+        ceilings = Ceilings("float32", size=MATMUL // (QUICK if self.quick else 1))
+        calls = {**ceilings.calls, **{c.name: partial(c.once, inputs, problem) for c in able}}
         timed = self.time(calls, max((c.flops(problem) for c in able), default=0))
-        rate = MatmulRate(size, "float32", timed[""])
+        rate = ceilings.matmul(timed)
         for c in able:
             entries[c.name] |= contest.speed(c, problem, timed[c.name], rate)
-        return dict(matmul=rate.to_dict(), entries=entries)
+        return ceilings.told(timed) | dict(entries=entries)
 
     def time(self, calls: dict[str, Callable[[], Any]], flops: float) -> dict[str, Samples]:
         """Short calls are repeated within a sample, long ones get three samples."""

@@ -12,6 +12,7 @@ from typing import Any
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools import contest, correctness, measure, suite_gpu_report, suite_gpu_targets
+from dilkit.tools.ceilings import Ceilings
 from dilkit.tools.contestants import Contestant, Inputs, backend_contestants
 from dilkit.tools.measure import MatmulRate, Samples
 from dilkit.tools.one_kernel import one_kernel_backends
@@ -31,7 +32,6 @@ SEEDS = (1024, 2048, 4096, 8192, 16384, 32768)
 """Lengths of the tables that users of earlier implementations know, with the pattern of B."""
 LAUNCH_BOUND, LONG = 8192, 1 << 24
 HEADS, HEAD_DIMS, DTYPES = 8, (64, 128), ("float32", "bfloat16")
-COPY_BYTES = 2**30
 QUICK = 32
 """By what --quick divides lengths; it takes one head_dim alone."""
 
@@ -101,14 +101,12 @@ class Suite:
                 except Exception as error:  # what is timed may need more memory than what was checked
                     entries[c.name] |= _failed(error)
         able = [c for c in contestants if entries[c.name]["verdict"] == "measured"]
-        size, multiply = measure.square_matmul(problem.dtype, DEVICE)
-        calls = {"matmul": multiply, "copy": _copy(), **{c.name: ready[c.name] for c in able}}
-        timed = self.time(calls, by_the_wall)
-        rate = MatmulRate(size, problem.dtype, timed["matmul"])
+        ceilings = Ceilings(problem.dtype, DEVICE)
+        timed = self.time({**ceilings.calls, **{c.name: ready[c.name] for c in able}}, by_the_wall)
+        rate = ceilings.matmul(timed)
         for c in able:
             entries[c.name] |= speed(c, problem, timed[c.name], rate)
-        copied = dict(bytes=2 * COPY_BYTES, gb_per_s=2e-9 * COPY_BYTES / timed["copy"].median, **timed["copy"].to_dict())
-        return dict(matmul=rate.to_dict(), copy=copied, entries=entries)
+        return ceilings.told(timed) | dict(entries=entries)
 
     def time(self, calls: dict[str, Callable[[], Any]], by_the_wall: bool) -> dict[str, Samples]:
         """Each call alone behind a flush of the L2 cache, or many in a row by the wall."""
@@ -214,14 +212,6 @@ def _long_inputs(problem: Problem) -> Inputs:
 
 def _failed(error: Exception) -> dict[str, Any]:
     return dict(verdict="failed", reasons=[f"{type(error).__name__}: {error}"])
-
-
-def _copy() -> Callable[[], Any]:
-    import torch
-
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=DEVICE)
-    target = torch.empty_like(source)
-    return partial(target.copy_, source)
 
 
 def _names() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dilkit.tools import bench_report, overhead
@@ -29,6 +29,7 @@ Entry = dict[str, Any]
 TOKENS = Axis("tokens", "tokens")
 FORWARD_TENSORS, BACKWARD_TENSORS = 4, 8
 """The tensors of a call, each moved once: query, key, value, out; with a backward pass also their gradients."""
+ROOFS = dict(matmul="torch's matmul, same rounds", fma="fused multiply-adds, same rounds")
 
 
 def told(result: Result) -> Told:
@@ -114,19 +115,29 @@ def between(point: Point) -> str:
 def _roofline(result: Result) -> Plot:
     """GFLOP/s over the FLOPs for each byte of the tensors, beside the matmul that was timed in the same rounds."""
     tensors = BACKWARD_TENSORS if result["problem"]["backward"] else FORWARD_TENSORS
+    steps = [(length, tensors * length["output_bytes"], entries) for length, entries in _measured(result)]
+    return roofline("Roofline: speed beside the measured matmul", steps)
+
+
+def roofline(title: str, steps: Iterable[tuple[dict[str, Any], float, dict[str, Entry]]]) -> Plot:
+    """GFLOP/s of everyone over the FLOPs a byte of the call's tensors; as roofs what was timed in the same rounds.
+
+    `steps` are (what was measured with its ceilings, bytes of the call's tensors, entries with times).
+    """
     lines: dict[str, list[Point]] = {}
-    for length, entries in _measured(result):
+    ceilings, slope = {name: [] for name in ROOFS}, []
+    for step, nbytes, entries in steps:
         for name, entry in entries.items():
-            x = entry["flops"] / (tensors * length["output_bytes"])
+            x = entry["flops"] / nbytes
             lines.setdefault(name, []).append(rate(x, entry["flops"] / 1e9, entry["time"]["samples_s"]))
-    return roofline("Roofline: speed beside the measured matmul", lines, [one["matmul"]["gflops"] for one in result["lengths"]])
-
-
-def roofline(title: str, lines: dict[str, list[Point]], matmuls: Sequence[float], *ceilings: Series) -> Plot:
-    """The speed of each contestant, and the matmuls timed beside them as the roof."""
+            slope += [plain(x, x * step["copy"]["gb_per_s"])] if "copy" in step else []
+        for name, found in ceilings.items():
+            found += [step[name]["gflops"]] if name in step else []
     along = [float(point.x) for points in lines.values() for point in points]
+    roofs = [roof(ROOFS[name], found, along) for name, found in ceilings.items() if found]
+    copies = Series("bytes at the speed of a copy", tuple(sorted(slope, key=lambda p: p.x)), dashed=True)
     axes = Axis("nominal FLOPs a byte of the call's tensors", "number"), Axis("speed", "gflops")
-    return Plot(title, "points", (*series_of(lines), roof("torch's matmul, same rounds", matmuls, along), *ceilings), axes)
+    return Plot(title, "points", (*series_of(lines), *roofs, copies), axes)
 
 
 def _by_rank(result: Result, field: str, title: str) -> Plot:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dilkit.tools import suite_cpu, suite_gpu, suite_gpu_report, suite_report
-from dilkit.tools.told import Axis, Plot, Point, Series, Table, Told, plain, plots, rate, sampled, series_of, speed_up, tables
+from dilkit.tools.told import Axis, Plot, Point, Series, Table, Told, plots, sampled, series_of, speed_up, tables
 from dilkit.tools.told_bench import BACKWARD_TENSORS, FORWARD_TENSORS, TOKENS, between, roofline
 
 Result = dict[str, Any]
@@ -28,7 +28,7 @@ def told_cpu(result: Result) -> Told:
             Table.of("All times", suite_report.time_rows(result)),
             _speed_ups("native", found),
         ),
-        plots=plots(*_speed_up_bars("native", found), _roofline(sizes), _halves(result)),
+        plots=plots(*_speed_up_bars("native", found), roofline_of(sizes), _halves(result)),
         notes=tuple(suite_report.notes(result)),
         method=suite_report.method(result),
     )
@@ -107,24 +107,16 @@ def _speed_up_bars(ours: str, found: Sequence[tuple[str, Point]]) -> list[Plot]:
     return [Plot(title.replace("{}", one.name), "bars", (one,), axes, mark=1.0) for one in series_of(bars)]
 
 
-def _roofline(sizes: Sequence[tuple[Case, str, int]], title: str = "") -> Plot:
-    """GFLOP/s over the FLOPs for each byte of the tensors; the ceilings are the matmuls, and the copies, of the same rounds."""
-    lines: dict[str, list[Point]] = {}
-    slope: list[Point] = []
+def roofline_of(sizes: Sequence[tuple[Case, str, int]], title: str = "") -> Plot:
+    """The roofline of cases, each with its dtype and its heads in all sequences."""
+    steps = []
     for case, dtype, heads in sizes:
         tensors = BACKWARD_TENSORS if case["backward"] else FORWARD_TENSORS
-        moved = tensors * case["seq"] * heads * case["head_dim"] * _BYTES.get(dtype, 4)
-        for name, entry in _timed(case).items():
-            x = entry["flops"] / moved
-            lines.setdefault(name, []).append(rate(x, entry["flops"] / 1e9, entry["time"]["samples_s"]))
-            slope += [plain(x, x * case["copy"]["gb_per_s"])] if "copy" in case else []
-    copies = Series("bytes at the speed of a copy", tuple(sorted(slope, key=lambda p: p.x)), dashed=True)
-    return roofline(
-        f"Roofline{title}: speed beside the measured matmul", lines, [case["matmul"]["gflops"] for case, _, _ in sizes], copies
-    )
+        steps.append((case, tensors * case["seq"] * heads * case["head_dim"] * _BYTES.get(dtype, 4), _timed(case)))
+    return roofline(f"Roofline{title}: speed beside the measured matmul", steps)
 
 
 def _rooflines(sizes: Sequence[tuple[Case, str, int]]) -> list[Plot]:
     """One for each dtype: their ceilings differ."""
     dtypes = dict.fromkeys(dtype for _, dtype, _ in sizes)
-    return [_roofline([size for size in sizes if size[1] == dtype], f", {dtype}") for dtype in dtypes]
+    return [roofline_of([size for size in sizes if size[1] == dtype], f", {dtype}") for dtype in dtypes]
