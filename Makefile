@@ -60,6 +60,7 @@ docs: .venv/built
 	@echo "open site/index.html"
 
 results: .venv/built
+	$(PIP_INSTALL) --no-build-isolation --editable '.[peers]'
 	$(BIN)/python -m dilkit.tools.remeasure $(ARGS)
 	$(MAKE) docs
 

@@ -22,7 +22,8 @@ from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
 from dilkit.comm.threads import ThreadComm
 from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES
-from dilkit.tools.conformance import check, poisoned_memory
+from dilkit.tools.conformance import check
+from dilkit.tools.poison import poisoned_memory
 from dilkit.tools.problems import PROBLEMS, Case
 from dilkit.tools.tensors import Tensors, make_tensors
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import launch
 import pytest
 import torch
 import train_rank
+from project import ROOT, succeed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from train_rank import STEPS, Network, data, gradients, loss_of
@@ -79,6 +82,30 @@ def test_two_replicas_of_two_ranks(tmp_path: Path, launcher: str, name: str, tra
     job = launch.start(launcher, 4, tmp_path, "train_rank.py", name).finish()
     assert job.code == 0, job
     assert job.text.count("is right") == 4 * trainings, job
+
+
+ALONE = """
+from dilkit import DilatedAttention
+
+alone = MultiheadDilatedAttention(32, 4, DilatedAttention(Pattern([16, 64], [1, 4])))
+alone.load_state_dict(layer.state_dict())
+for replica in range(2):
+    torch.manual_seed(replica)
+    (alone(torch.randn(1, 130, 32))[0].square().mean() / 2).backward()
+for mine, expected in zip(layer.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-6)
+open(f"right-{torch.distributed.get_rank()}", "w").close()
+"""
+
+
+@pytest.mark.slow
+def test_the_layout_of_the_page_has_the_gradients_of_one_process(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "ranks.md").read_text()
+    (program,) = re.findall(r'^```python title="layout.py"\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"^\$ python (.* layout.py)$", page, re.MULTILINE)
+    (tmp_path / "layout.py").write_text(program + ALONE)
+    succeed(sys.executable, *command.split(), cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert sorted(path.name for path in tmp_path.glob("right-*")) == [f"right-{rank}" for rank in range(4)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

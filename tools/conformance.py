@@ -8,13 +8,11 @@ a value exactly where others round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import inf, isfinite
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ from dilkit.device import probe
 from dilkit.op import lse_dtype
 from dilkit.oracle import oracle_attention
 from dilkit.selector import Decision, explain
+from dilkit.tools.poison import poisoned_memory
 from dilkit.tools.problems import Case
 from dilkit.tools.tensors import Tensors, make_tensors
 
@@ -77,27 +76,6 @@ def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> 
     compute = partial(_differentiated, partial(_call, case, backend), tensors, case.gradients)
     first = compute()
     return sum(any(not torch.equal(x, first[name]) for name, x in compute().items()) for _ in range(repeats))
-
-
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Within the block, `torch.empty` and its like hand out NaN, so that output left unwritten is seen."""
-
-    def poisoning(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def made(*args: Any, **options: Any) -> Tensor:
-            x = make(*args, **options)
-            return x.fill_(float("nan")) if x.is_floating_point() else x
-
-        return made
-
-    with (
-        mock.patch.object(torch, "empty", poisoning(torch.empty)),
-        mock.patch.object(torch, "empty_like", poisoning(torch.empty_like)),
-        mock.patch.object(torch, "empty_strided", poisoning(torch.empty_strided)),
-        mock.patch.object(torch.Tensor, "new_empty", poisoning(torch.Tensor.new_empty)),
-        mock.patch.object(torch.Tensor, "new_empty_strided", poisoning(torch.Tensor.new_empty_strided)),
-    ):
-        yield
 
 
 @dataclass(frozen=True)

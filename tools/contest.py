@@ -24,7 +24,8 @@ class Contest:
     """Contestants, the method, and what earlier lengths told of how long the next one will take.
 
     `budget` is the longest that one call may be expected to take, in seconds; `say` is told what is going on. `dtypes` are those
-    of contestants that are given another than the problem's, `matmul_dtype` is that of the yardstick where it is another.
+    of contestants that are given another than the problem's, `matmul_dtype` is that of the yardstick where it is another. With a
+    backward pass, memory is also that of the forward pass alone where `forward_memory` says so.
     """
 
     contestants: Sequence[Contestant]
@@ -34,6 +35,7 @@ class Contest:
     say: Callable[[str], Any] = lambda text: None
     dtypes: Mapping[str, str] = field(default_factory=dict)
     matmul_dtype: str | None = None
+    forward_memory: bool = True
     last: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Work (in any unit) and seconds of one call of each contestant at the last length it was measured at."""
 
@@ -63,7 +65,7 @@ class Contest:
             own = problems[c.name]
             self.say(f"memory of {c.name}")
             entries[c.name] |= speed(c, own, timed[c.name], rate)
-            entries[c.name] |= _memory(c, own, inputs[own])
+            entries[c.name] |= _memory(c, own, inputs[own], self.forward_memory)
             self.last[c.name] = _work(c, own), timed[c.name].median
         return found | dict(entries=entries)
 
@@ -79,9 +81,7 @@ class Contest:
             if expected > self.budget:
                 return dict(verdict="skipped", reasons=[over_budget("would take", expected, self.budget)])
             findings = correctness.check(contestant.checked or contestant, problem, inputs, known)
-            start = perf_counter()
-            contestant.once(inputs, problem)
-            taken = perf_counter() - start
+            taken = 0.0 if contestant.name in self.last else _seconds(contestant, inputs, problem)
         except Exception as error:
             return dict(verdict="failed", reasons=[error_line(error)])
         checked = [finding.to_dict() for finding in findings]
@@ -103,6 +103,13 @@ class Contest:
         inputs = Inputs.random(short)
         timed = measure.time_interleaved({"": partial(contestant.once, inputs, short)}, repeats=3, device=problem.device.type)
         return timed[""].median * _work(contestant, problem) / _work(contestant, short)
+
+
+def _seconds(contestant: Contestant, inputs: Inputs, problem: Problem) -> float:
+    """Of one call."""
+    start = perf_counter()
+    contestant.once(inputs, problem)
+    return perf_counter() - start
 
 
 def differs(contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry | None:
@@ -135,10 +142,10 @@ def speed(contestant: Contestant, problem: Problem, samples: Samples, rate: Matm
     return dict(time=samples.to_dict(), flops=flops, gflops=gflops, matmul_fraction=gflops / rate.gflops, tokens_per_s=tokens)
 
 
-def _memory(contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry:
-    """Peak extra bytes of a call, and of its forward pass alone where there is a backward; None and why where not measurable."""
+def _memory(contestant: Contestant, problem: Problem, inputs: Inputs, forward: bool) -> Entry:
+    """Peak extra bytes of a call, and with `forward` of its forward pass alone; None and why where not measurable."""
     functions: dict[str, Callable[[], Any]] = dict(peak_bytes=partial(contestant.once, inputs, problem))
-    if problem.requires_grad:
+    if forward and problem.requires_grad:
         functions["forward_peak_bytes"] = partial(contestant.attend, inputs, problem)
     try:
         peaks = {name: measure.peak_memory(function, problem.device.type) for name, function in functions.items()}

@@ -19,7 +19,7 @@ from dilkit.tools.contestants import Contestant, Function, Inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHORT, WIDE = 512, 16
+SHORT, WIDE = 512, 8
 """Tokens of the shortened problem, at most; heads in all sequences beyond which there are fewer."""
 ROWS = 16
 _LAST_PLACES = 8
@@ -51,8 +51,9 @@ class Finding:
 
 
 def check(contestant: Contestant, problem: Problem, inputs: Inputs, known: Known | None = None) -> list[Finding]:
-    """Everything that is checked before timing. The shortened problem is left out where the contestant refuses it.
+    """Everything that is checked before timing, in memory full of NaN.
 
+    The shortened problem is left out where the contestant refuses it.
     `known` keeps what the oracle said for the next contestant that is checked on the same `inputs`.
     """
     short = shortened(problem)
@@ -89,8 +90,11 @@ def check_whole(contestant: Contestant, problem: Problem, known: Known | None = 
     inputs, function = Inputs.random(problem, seed=1), contestant.function(problem)
     if function is not None:
         inputs = function.fitting(inputs)
-    out = contestant.attend(inputs, problem)
-    computed = (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
+    from dilkit.tools.poison import poisoned_memory
+
+    with poisoned_memory():
+        out = contestant.attend(inputs, problem)
+        computed = (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
     if function is None:
         return judge_whole(computed, problem, contestant.computed(problem.pattern), inputs, known)
     truth, plain = (_whole(function, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
@@ -180,10 +184,13 @@ def _rows_of(contestant: Contestant, inputs: Inputs, problem: Problem, rows: Ten
     """What the contestant computes: `out` in `rows`, and the gradient of their queries where the problem asks for it."""
     import torch
 
-    result = contestant.once(inputs, problem)
+    from dilkit.tools.poison import poisoned_memory
+
+    with poisoned_memory():
+        result = contestant.once(inputs, problem)
     if not problem.requires_grad:
         return result[:, rows], None
-    with torch.no_grad():
+    with torch.no_grad(), poisoned_memory():
         out = contestant.attend(inputs, problem)
     return out[:, rows], result[0][:, rows]
 

@@ -35,7 +35,7 @@ BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULT
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
-PICTURED = ("ring", "orders")
+PICTURED = ("ring", "orders", "seeds")
 """Suites whose page shows their picture."""
 _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {

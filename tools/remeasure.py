@@ -22,6 +22,7 @@ BENCH = {
     "sdpa-against-gather": "--seq 16384 --backend sdpa --baseline gather --backward --budget 100 --repeats 9",
     "ring": "--suite ring",
     "cpu": "--suite cpu",
+    "seeds": "--suite seeds",
 }
 COMMANDS = {"demo": "demo", **{name: f"bench {options}" for name, options in BENCH.items()}}
 """By name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' file is `make kernels`' own."""

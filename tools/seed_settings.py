@@ -42,4 +42,4 @@ def over_ranks(sizes: tuple[int, ...]) -> tuple[Setting, ...]:
 def growing(sizes: tuple[int, ...], full: bool) -> tuple[Setting, ...]:
     """A sequence that is as many times longer as there are ranks, with segments that stay as they are."""
     (first, *_) = settings(HYBRID)
-    return tuple(replace(first, seq=(LONG[2] if full else 8192) * ranks, batch=1, ranks=ranks) for ranks in sizes)
+    return tuple(replace(first, seq=(LONG[2] if full else 2048) * ranks, batch=1, ranks=ranks) for ranks in sizes)

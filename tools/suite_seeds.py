@@ -33,12 +33,14 @@ REPORT, judge = suite_seeds_report, seed_claims.judge
 QUICK = 32
 """By what --quick divides lengths and the memory budget."""
 SIZES = (1, 2, 4)
-LONGEST_BACKWARD, LONGEST_EXTRA = 6e10, 1e12
+LONGEST_BACKWARD, LONGEST_EXTRA = 6e10, 3e11
 """FLOPs beyond which a forward and backward pass, and a setting that nobody published, are left to --full."""
+HALF_TO = 8192
+"""Tokens to which half types are compared with fp32, without --full."""
 PATIENCE = 15
 """How many times longer a call may take with --full."""
 PUBLISHED = frozenset(settings())
-MEMORY, CARD_MEMORY, GRAINS = 256 << 20, 8 << 30, 1 << 18
+MEMORY, CARD_MEMORY, GRAINS = 128 << 20, 8 << 30, 1 << 18
 """Bytes into which the longest sequence must fit: by default, and with --full, as on the card. It is found to one part in so many
 bytes of it."""
 
@@ -76,9 +78,8 @@ class Suite:
     def _rank_steps(self) -> Iterator[Step]:
         sizes, kind = (SIZES[:2] if self.quick else SIZES), next(iter(launcher.transports()), "threads")
         for name, wanted in (("ranks", over_ranks(sizes)), ("growth", growing(sizes, self.full))):
-            for ranks, group in product(sizes, (False, True)):
-                calls = [call for call in self._ranked(wanted, ranks) if (self.flops(*call) > LONG_CALL) == group]
-                if calls:
+            for ranks in sizes:
+                if calls := list(self._ranked(wanted, ranks)):
                     text = f"{name}, {ranks} of {kind}: {len(calls)} calls, the last {calls[-1][0]}"
                     weight = 5 + sum((1.4 if ranks > 1 else 0.7) * self.weight(*call) for call in calls)
                     yield name, text, partial(self.over_ranks, ranks, calls, kind), weight
@@ -129,7 +130,8 @@ class Suite:
             names = ["reference", *names, "multihead", *sorted(set(list_backends()) - {"reference"}), *PEERS]
         if setting in IMPLEMENTATIONS or setting in HILBERT_SETTINGS.values():
             names.append("ordered")
-        return (*names, *(TWINS if setting.dtype == "float16" and setting in LENGTHS else ()))
+        twins = setting in LENGTHS and (self.full or setting.seq <= HALF_TO)
+        return (*names, *(TWINS if twins else ()))
 
     def case(self, setting: Setting, backward: bool) -> dict[str, Any]:
         """All who take part in a setting, checked, timed in turns beside a matmul in fp32; memory with the inputs counted."""
@@ -138,7 +140,7 @@ class Suite:
         options: dict[str, Any] = dict(budget=self.patience, dtypes=dict(zip(TWINS, TWINS, strict=True)), last=self.last)
         samples = self.samples(setting, backward)
         min_time = 0.0 if self.quick or samples < self.repeats else 0.03
-        found = Contest(contestants, samples, min_time, matmul_dtype="float32", **options).run(problem)
+        found = Contest(contestants, samples, min_time, matmul_dtype="float32", forward_memory=False, **options).run(problem)
         for name, entry in found["entries"].items():
             if entry.get("peak_bytes") is not None:
                 own = replace(problem, dtype=name) if name in TWINS else problem
