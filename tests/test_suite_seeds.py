@@ -107,7 +107,7 @@ def test_the_suite_measures_and_tells_everything(tmp_path: Path, capsys: pytest.
     drawn = {plot.title: [one.name for one in plot.series] for plot in kind.tell(found).plots}
     assert "longnet" in drawn["Speed-up over the reference, forward, with 95% intervals"]
     assert "bfloat16, forward" in drawn["Half types beside fp32"]
-    assert "auto, forward, segments grow" in drawn["Time of a call"]
+    assert "auto, forward, grow" in drawn["Time of a call; segments that grow with the length, or stay"]
     assert "Ranks' memory at fixed length, inputs counted" not in drawn, "threads tell no memory of a rank"
     assert "torchscale absent: module torchscale" in page or find_spec("torchscale")
     trained = {row[1]: row[8] for row in seed_rows.implementation_rows(printed)}

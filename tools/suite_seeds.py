@@ -53,7 +53,7 @@ class Suite:
 
     quick: bool = False
     repeats: int = 5
-    budget: float = 8.0
+    budget: float = 12.0
     full: bool = False
     device: str = DEVICE
     last: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from dilkit.tools.told_suites import roofline_of
 Result = dict[str, Any]
 Lines = dict[str, list[Point]]
 RANKS, NAMES = Axis("ranks", "number"), Axis("", "number")
-FORWARD, TRAINING = "forward", "forward + backward"
+FORWARD, TRAINING = "forward", "training"
 
 
 def told(result: Result) -> Told:
@@ -27,7 +27,12 @@ def told(result: Result) -> Told:
         headline=tuple(report.headline(result)),
         tables=tables(*sections, Table.of("Every published figure", report.claim_rows(result))),
         plots=plots(
-            _over_lengths(result, "Time of a call", Axis("time", "seconds"), lambda x, e: sampled(x, e["time"]["samples_s"])),
+            _over_lengths(
+                result,
+                "Time of a call; segments that grow with the length, or stay",
+                Axis("time", "seconds"),
+                lambda x, e: sampled(x, e["time"]["samples_s"]),
+            ),
             _over_lengths(result, "Peak memory, inputs counted", Axis("memory", "bytes"), _memory),
             _over_lengths(result, "Memory a token, inputs counted", Axis("memory a token", "kb"), _per_token),
             *(_over_reference(result, backward) for backward in (False, True)),
@@ -52,7 +57,7 @@ def _per_token(x: float, entry: Entry) -> Point | None:
 
 def _over_lengths(result: Result, title: str, axis: Axis, point: Callable[[float, Entry], Point | None]) -> Plot:
     cases, lines = Cases(result), {}
-    for label, found in (("segments grow", settings.LENGTHS), ("segments held", settings.held_lengths(full=True))):
+    for label, found in (("grow", settings.LENGTHS), ("stay", settings.held_lengths(full=True))):
         for who, backward in (("auto", False), ("auto", True), ("head-split", False)):
             entries = [(setting.seq, cases.entry(setting, who, backward)) for setting in sorted(found, key=lambda s: s.seq)]
             points = [point(seq, entry) for seq, entry in entries if entry]
@@ -117,7 +122,7 @@ def _ranks(result: Result, name: str, what: str) -> Plot:
         batch = f"{setting.batch} x " if setting.batch > 1 else ""
         label = f"{batch}{length:,} tokens{' a rank' * (name == 'growth')}, {TRAINING if row['backward'] else FORWARD}"
         lines.setdefault(label, {})[setting.ranks] = max(row["peak_bytes"])
-    series = series_of({label: [plain(p, peaks[p]) for p in sorted(peaks)] for label, peaks in lines.items()})
+    series = series_of({label: [plain(p, peaks[p]) for p in sorted(peaks)] for label, peaks in lines.items() if len(peaks) > 1})
     return Plot(f"Ranks' memory at {what}, inputs counted", "lines", series, (RANKS, Axis("peak memory of a rank", "bytes")))
 
 
