@@ -129,7 +129,11 @@ def test_rows_are_computed_as_the_oracle_does(options) -> None:
 
 def test_a_long_problem_is_shortened_with_its_segments() -> None:
     short = correctness.shortened(replace(SMALL, seq=16384, pattern=Pattern([2048, 16384, 10**9], [1, 8, 200])))
-    assert (short.seq, short.pattern.segment_lengths, short.pattern.dilation_rates) == (512, (64, 512, 512), (1, 8, 200))
+    assert (short.seq, short.pattern.segment_lengths, short.pattern.dilation_rates) == (512, (64, 512, 1600), (1, 8, 200))
+    assert correctness.shortened(replace(SMALL, seq=1 << 20, pattern=Pattern([4, 512], [1, 2]))).pattern.segment_lengths == (
+        4,
+        16,
+    )
     assert correctness.shortened(SMALL) == SMALL
 
 

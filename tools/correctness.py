@@ -19,8 +19,8 @@ from dilkit.tools.contestants import Contestant, Function, Inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHORT, WIDE = 512, 8
-"""Tokens of the shortened problem, at most; heads in all sequences beyond which there are fewer."""
+SHORT, WIDE, KEYS = 512, 8, 8
+"""Tokens of the shortened problem, at most; heads in all sequences beyond which there are fewer; keys that segments keep."""
 ROWS = 16
 _LAST_PLACES = 8
 _NAMES = ("out", "dquery", "dkey", "dvalue")
@@ -73,13 +73,15 @@ def _remembered(known: Known | None, key: Hashable, make: Callable[[], Any]) -> 
 def shortened(problem: Problem) -> Problem:
     """`problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are.
 
-    Of many heads and sequences fewer tokens are left, so that the oracle's matrices are no larger than those of `WIDE`.
+    Of many heads and sequences fewer tokens are left, so that the oracle's matrices are no larger than those of `WIDE`. A segment
+    keeps `KEYS` of its keys, as far as it has them: of a single key no query would have a gradient.
     """
     most = SHORT * min(1.0, math.sqrt(WIDE / (problem.batch * problem.heads)))
     divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / most)))
     pattern = problem.pattern
     lengths = [
-        max(rate, min(w, problem.seq) // divisor) for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
+        max(rate, min(w, KEYS * rate), min(w, problem.seq) // divisor)
+        for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
     ]
     scaled = Pattern(lengths, pattern.dilation_rates, pattern.offset, pattern.overlap, pattern.heads, pattern.head_shard)
     return replace(problem, seq=problem.seq // divisor, pattern=scaled)
