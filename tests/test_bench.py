@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -94,6 +97,25 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
 
 def test_outside_a_checkout_there_is_no_revision(tmp_path) -> None:
     assert results.git_state(tmp_path) == dict(git_revision=None, git_dirty=None)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_checkout_is_dirty_by_its_code_alone(tmp_path) -> None:
+    def git(*command: str) -> str:
+        names = [f"{role}_{what}=somebody" for role in ("GIT_AUTHOR", "GIT_COMMITTER") for what in ("NAME", "EMAIL")]
+        env = {**os.environ, **dict(name.split("=") for name in names)}
+        return subprocess.run(["git", *command], cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout.strip()
+
+    files = [tmp_path / name for name in ("docs/results/cpu.json", "README.md", "tools/new.py")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("before")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "all")
+    for file, dirty in zip(files, [False, False, True], strict=True):
+        file.write_text("after")
+        assert results.git_state(tmp_path) == dict(git_revision=git("rev-parse", "HEAD"), git_dirty=dirty)
 
 
 # The checks before timing

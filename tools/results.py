@@ -69,14 +69,22 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+_TOLD = ("docs", "README.md")
+
+
 def git_state(folder: Path) -> dict[str, Any]:
-    """The revision checked out in `folder` and whether tracked files differ from it; both None outside a checkout."""
+    """The revision checked out in `folder` and whether tracked files differ from it; both None outside a checkout.
+
+    Files of results, the pages made of them and their pictures do not count: they say nothing of what is measured.
+    """
     unknown = dict(git_revision=None, git_dirty=None)
     if not (folder / ".git").exists():
         return unknown
     try:
         revision = _git(folder, "rev-parse", "HEAD")
-        return dict(git_revision=revision, git_dirty=bool(_git(folder, "status", "--porcelain", "--untracked-files=no")))
+        code = [".", *(f":(exclude){path}" for path in _TOLD)]
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *code)
+        return dict(git_revision=revision, git_dirty=bool(changed))
     except (OSError, subprocess.SubprocessError):
         return unknown
 
