@@ -42,7 +42,8 @@ def _lengths(time: Any, memory: Any, result: Result) -> None:
     time.plot([x for x, _ in points], [y for _, y in points], "x", color=THEIRS, label="published (fp16, GTX 1080)")
     for axes, unit in ((time, "ms, forward"), (memory, "KiB a token, forward, inputs counted")):
         axes.set(xlabel="tokens", ylabel=unit)
-        _log(axes)
+        _log(axes, "log" if axes is time else "linear")
+    memory.set_ylim(bottom=0)
     time.legend(frameon=False, fontsize=6)
 
 
@@ -57,7 +58,7 @@ def _speeds(axes: Any, result: Result) -> None:
     _log(axes)
 
 
-def _log(axes: Any) -> None:
-    """Logarithmic axes, unless nothing was measured: then there is nothing that they could show."""
+def _log(axes: Any, upwards: str = "log") -> None:
+    """Logarithmic axes, one or both, unless nothing was measured: then there is nothing that they could show."""
     if any(len(line.get_xdata()) for line in axes.lines):
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="log", yscale=upwards)
