@@ -39,7 +39,8 @@ class ResultError(ValueError):
 
 def new(kind: str, device: Device, **fields: Any) -> dict[str, Any]:
     """A result of this run: the fields that every result has, then `fields`."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    command = shlex.join(["dilkit" if program == "__main__.py" else program, *sys.argv[1:]])
     return dict(schema=SCHEMA, kind=kind, command=command, date=now(), environment=environment(device), **fields)
 
 
