@@ -42,7 +42,7 @@ def half_rows(result: Result) -> Rows:
     for case in result["cases"]:
         setting, backward = Setting.from_dict(case["setting"]), case["backward"]
         single, brain, half = (cases.entry(setting, who, backward) for who in ("float32", "bfloat16", "auto"))
-        if setting.dtype == "float16" and half:
+        if setting.dtype == "float16" and half and (single or brain):
             size = f"{setting.seq:,}", str(setting.batch), str(setting.heads), pattern(setting), _passes(backward)
             over = times_faster(single, brain), times_faster(single, half)
             rows.append((*size, time(single), time(brain), time(half), *over, memory(single), memory(half)))
