@@ -32,6 +32,7 @@ TINY_ARGUMENTS = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates"
 def quick(monkeypatch) -> Iterator[None]:
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     with overhead.one_thread():  # on problems this small, threads only wait for each other
         yield
 

@@ -30,6 +30,7 @@ RAGGED = replace(SMALL, seq=59, pattern=Pattern([16, 30], [1, 4]))
 def one_thread(monkeypatch) -> Iterator[None]:
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     with overhead.one_thread():
         yield
 

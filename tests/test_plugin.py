@@ -86,6 +86,7 @@ def test_the_commands_of_the_page_run_and_know_it(site, tmp_path, command):
     assert "dense" in shown
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_takes_it_in(site, tmp_path):
     """The suite of this checkout runs unchanged: the new backend has the same cases as ours, and passes them."""
     pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")

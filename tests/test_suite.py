@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dilkit.tools import cli, suite_cpu, suite_report, suite_targets
+from dilkit.tools import ceilings, cli, suite_cpu, suite_report, suite_targets
 from dilkit.tools.figures import KINDS, load
 from dilkit.tools.suite_targets import Target
 
@@ -27,6 +27,8 @@ TINY = {
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_cpu, "CONFIGURATIONS", TINY)
     monkeypatch.setattr(suite_cpu, "MATMUL", 64)
+    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     monkeypatch.setattr(suite_cpu, "QUICK", 1)
     monkeypatch.setattr(suite_cpu, "THREADS", 1)  # on problems this small, threads only wait for each other
 

@@ -45,6 +45,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(suite_gpu, "LAUNCH_BOUND", 32)
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1024)
+    monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     numba = Reference(name="numba_cuda")
     register_backend(StandIn())
     register_backend(numba)

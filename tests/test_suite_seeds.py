@@ -60,6 +60,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_seeds.launcher, "mpi_version", lambda: "")
     monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     monkeypatch.setattr(measure, "peak_memory", lambda function, device="cpu": held(function()))
 
 
