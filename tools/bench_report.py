@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dilkit.tools.headline import revision
 from dilkit.tools.text import in_bytes
 
 Result = dict[str, Any]
@@ -125,9 +126,6 @@ def headline(result: Result) -> list[str]:
     heads = f"{problem['heads']} heads" + (f" over {problem['kv_heads']}" if problem["kv_heads"] != problem["heads"] else "")
     flags = "".join(f", {text}" for name, text in (("is_causal", "causal"), ("key_padding_mask", "masked")) if problem[name])
     what = "forward + backward" if problem["backward"] else "forward"
-    revision = (
-        f", revision {where['git_revision'][:10]}{' with changes' if where['git_dirty'] else ''}" if where["git_revision"] else ""
-    )
     over = ""
     if "ranks" in result:
         over = ", over {world_size} ranks ({transport}), threads a rank: {threads}".format(**result["ranks"])
@@ -135,7 +133,7 @@ def headline(result: Result) -> list[str]:
         f"{what}, {problem['batch']} x tokens x {heads} x {problem['head_dim']}, {problem['dtype']}{flags}{over}",
         problem["pattern"]["text"],
         f"{where['device_name']}, {where['threads']} of {where['cores']} cores in use, torch {where['torch']}, "
-        f"dilkit {where['dilkit']}{revision}, {result['date']}",
+        f"dilkit {where['dilkit']}{revision(where)}, {result['date']}",
     ]
 
 

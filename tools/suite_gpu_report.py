@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.bench_report import seconds
+from dilkit.tools.headline import suite_headline
 from dilkit.tools.suite_report import figure_rows
 from dilkit.tools.suite_targets import median
 from dilkit.tools.text import aligned, in_bytes, markdown_table
@@ -20,16 +21,8 @@ COLORS = ("#d1495b", "#e08e0b", "#3a7d44", "#6a4c93", "#0b6e99")
 def headline(result: Result) -> list[str]:
     """Where it was measured, in two lines."""
     where = result["environment"]
-    changes = " with changes" if where["git_dirty"] else ""
-    at = f", revision {where['git_revision'][:10]}{changes}" if where["git_revision"] else ""
     device = f"{where['device_name']}, capability {where['capability']}, CUDA {where['cuda']}" if "capability" in where else ""
-    lines = [
-        device or f"{where['device_name']}: NO GPU",
-        f"torch {where['torch']}, dilkit {where['dilkit']}{at}, {result['date']}",
-    ]
-    if result["quick"]:
-        lines.append(f"QUICK: lengths are 1/{result['quick']} of the suite's, so that no figure says what the suite's would")
-    return lines + (["INTERRUPTED: later measurements are missing"] if result["interrupted"] else [])
+    return suite_headline(result, device or f"{where['device_name']}: NO GPU")
 
 
 def time_rows(result: Result) -> Rows:

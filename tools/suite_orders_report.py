@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.bench_report import seconds
+from dilkit.tools.headline import suite_headline
 from dilkit.tools.suite_orders_targets import contests, size, versus
 from dilkit.tools.text import aligned, markdown_table
 
@@ -22,15 +23,8 @@ SHOWN = 2
 def headline(result: Result) -> list[str]:
     """Where it was measured, in two lines."""
     where = result["environment"]
-    changes = " with changes" if where["git_dirty"] else ""
-    at = f", revision {where['git_revision'][:10]}{changes}" if where["git_revision"] else ""
-    lines = [
-        f"{where['device_name']}, one thread, encode and decode with {result['isa']}",
-        f"Python {where['python']}, numpy {where['numpy']}, dilkit {where['dilkit']}{at}, {result['date']}",
-    ]
-    if result["quick"]:
-        lines.append(f"QUICK: sides are 1/{result['quick']} of the suite's, so that no time says what the suite's would")
-    return lines + (["INTERRUPTED: later measurements are missing"] if result["interrupted"] else [])
+    place = f"{where['device_name']}, one thread, encode and decode with {result['isa']}"
+    return suite_headline(result, place, f"Python {where['python']}, numpy {where['numpy']}", "sides", "time")
 
 
 def figure_rows(result: Result) -> Rows:

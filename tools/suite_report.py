@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.bench_report import seconds
+from dilkit.tools.headline import suite_headline
 from dilkit.tools.text import aligned, markdown_table
 
 Result = dict[str, Any]
@@ -16,16 +17,8 @@ TIMES = ("configuration", "head_dim", "", "who", "time", "quartiles", "samples",
 def headline(result: Result) -> list[str]:
     """Where it was measured, in two lines."""
     where = result["environment"]
-    revision = where["git_revision"]
-    changes = " with changes" if where["git_dirty"] else ""
-    at = f", revision {revision[:10]}{changes}" if revision else ""
-    lines = [
-        f"{where['device_name']}, instruction set {result['isa']}, {result['thread_count']} threads of {where['cores']} cores",
-        f"torch {where['torch']}, dilkit {where['dilkit']}{at}, {result['date']}",
-    ]
-    if result["quick"]:
-        lines.append(f"QUICK: lengths are 1/{result['quick']} of the suite's, so that no figure says what the suite's would")
-    return lines + (["INTERRUPTED: later measurements are missing"] if result["interrupted"] else [])
+    place = f"{where['device_name']}, instruction set {result['isa']}, {result['thread_count']} threads of {where['cores']} cores"
+    return suite_headline(result, place)
 
 
 def figure_rows(result: Result) -> list[tuple[str, ...]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.bench_report import seconds
+from dilkit.tools.headline import suite_headline
 from dilkit.tools.suite_ring_targets import good
 from dilkit.tools.text import aligned, in_bytes, markdown_table
 
@@ -17,17 +18,9 @@ COLUMNS = ("figure", "must", "measured", "verdict")
 def headline(result: Result) -> list[str]:
     """Where it was measured, in two lines."""
     where = result["environment"]
-    changes = " with changes" if where["git_dirty"] else ""
-    at = f", revision {where['git_revision'][:10]}{changes}" if where["git_revision"] else ""
     jobs = {"mpi": f"mpirun ({result['mpi']})", "gloo": "gloo processes"}
     started = ", ".join(jobs[name] for name in result["processes"]) or "no processes, only threads"
-    lines = [
-        f"{where['device_name']}, {where['cores']} cores; ranks: threads, {started}",
-        f"torch {where['torch']}, dilkit {where['dilkit']}{at}, {result['date']}",
-    ]
-    if result["quick"]:
-        lines.append(f"QUICK: lengths are 1/{result['quick']} of the suite's, so that no figure says what the suite's would")
-    return lines + (["INTERRUPTED: later measurements are missing"] if result["interrupted"] else [])
+    return suite_headline(result, f"{where['device_name']}, {where['cores']} cores; ranks: threads, {started}")
 
 
 def figure_rows(result: Result) -> Rows:

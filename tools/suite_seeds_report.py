@@ -8,6 +8,7 @@ from typing import Any
 
 from dilkit.tools import seed_rows, seed_settings, seed_tables
 from dilkit.tools.claim import CARD, CARD_TFLOPS
+from dilkit.tools.headline import suite_headline
 from dilkit.tools.seed_entrants import SUMMARIES
 from dilkit.tools.seed_rows import Rows, as_published, measured
 from dilkit.tools.text import aligned, markdown_table
@@ -19,18 +20,12 @@ CLAIMS = ("seed figure", "hardware", "claimed", "ours here", "ours per measured 
 def headline(result: Result) -> list[str]:
     """Where it was measured, in two lines."""
     where = result["environment"]
-    changes = " with changes" if where["git_dirty"] else ""
-    at = f", revision {where['git_revision'][:10]}{changes}" if where["git_revision"] else ""
     started = ", ".join(("threads", *result["processes"]))
-    lines = [
-        f"{where['device_name']}, {where['threads']} threads of {where['cores']} cores; ranks: {started}",
-        f"torch {where['torch']}, dilkit {where['dilkit']}{at}, {result['date']}",
-    ]
-    if result["earlier"]:
-        lines.append(f"measured in {len(result['earlier']) + 1} runs, each going on from the one before")
-    if result["quick"]:
-        lines.append(f"QUICK: lengths are 1/{result['quick']} of the suite's, so that no figure says what the suite's would")
-    return lines + (["INTERRUPTED: later measurements are missing"] if result["interrupted"] else [])
+    place = f"{where['device_name']}, {where['threads']} threads of {where['cores']} cores; ranks: {started}"
+    earlier = len(result["earlier"])
+    runs = [f"measured in {earlier + 1} runs, each going on from the one before"] if earlier else []
+    first, second, *rest = suite_headline(result, place)
+    return [first, second, *runs, *rest]
 
 
 def claim_rows(result: Result) -> Rows:
@@ -104,7 +99,8 @@ def method(result: Result) -> str:
         "64 dimensions a head. Memory is the peak with inputs counted: query, key and value, in training the output's gradient "
         "too; over ranks, of the rank that needs most, in a process of its own. Over ranks both sides are timed in turns in one "
         "job, the cores shared out among them. The documents measured forward passes alone; backward passes of the longest calls "
-        "are left to --full. auto computes LongNet's pattern, in which every head takes part in every branch; what the documents "
+        "are left to --full, as are their caches of plans, half types beyond 8,192 tokens, and long calls of other numbers of "
+        "ranks than were published. auto computes LongNet's pattern, in which every head takes part in every branch; what they "
         "measured is head-split, a fraction of the work. A matmul in fp32 was timed in the same rounds: ours per TFLOP/s is what "
         "this would be on a machine whose matmul reaches one, and holds for speeds alone. For comparison, the "
         f"{CARD} has {CARD_TFLOPS:g} TFLOP/s in fp32 by its data sheet."

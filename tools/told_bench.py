@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dilkit.tools import bench_report, overhead
+from dilkit.tools.headline import revision
 from dilkit.tools.text import in_seconds
 from dilkit.tools.told import (
     Axis,
@@ -176,7 +177,5 @@ def _micro(found: dict[str, Any]) -> tuple[str, ...]:
 def where(result: Result) -> str:
     """Device, versions, revision and date, in a line."""
     at = result["environment"]
-    changes = " with changes" if at["git_dirty"] else ""
-    revision = f", revision {at['git_revision'][:10]}{changes}" if at["git_revision"] else ""
     threads = f"{at['threads']} thread{'s' * (at['threads'] != 1)}"
-    return f"{at['device_name']}, {threads}, torch {at['torch']}, dilkit {at['dilkit']}{revision}, {result['date']}"
+    return f"{at['device_name']}, {threads}, torch {at['torch']}, dilkit {at['dilkit']}{revision(at)}, {result['date']}"
