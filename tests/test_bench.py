@@ -22,7 +22,9 @@ from dilkit.tools.bench import SEQS
 from dilkit.tools.contest import Contest
 from dilkit.tools.contestants import Contestant, Inputs, backend_contestants
 from dilkit.tools.measure import Samples
+from dilkit.tools.poison import poisoned_memory
 from dilkit.tools.results import ResultError
+from dilkit.tools.text import error_line
 
 SMALL = Problem(pattern=Pattern([32, 64], [1, 2]), seq=64, heads=4, head_dim=8, requires_grad=True)
 TINY_ARGUMENTS = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--repeats", "2"]
@@ -237,6 +239,28 @@ def test_memory_that_cannot_be_measured_is_none_and_says_why(monkeypatch) -> Non
     monkeypatch.setattr(contest.measure, "peak_memory", unable)
     entry = Contest(backend_contestants(["reference"]), repeats=1).run(SMALL)["entries"]["reference"]
     assert (entry["peak_bytes"], entry["kb_per_token"], entry["memory_note"]) == (None, None, "no such counter")
+
+
+def test_poisoned_memory_may_be_a_leaf() -> None:
+    with poisoned_memory():
+        x = torch.empty(3, requires_grad=True)
+        assert torch.empty(3, dtype=torch.int64).dtype == torch.int64
+    assert x.isnan().all()
+    assert x.requires_grad
+    assert x.is_leaf
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "ValueError: "),
+        ("one\ntwo", "ValueError: one"),
+        ("\n raised:\n\n  because\nmore", "ValueError: raised: because"),
+        ("raised:", "ValueError: raised:"),
+    ],
+)
+def test_an_error_in_a_line_says_what_it_was(text, line) -> None:
+    assert error_line(ValueError(text)) == line
 
 
 def test_figures_follow_from_the_median() -> None:

@@ -18,7 +18,10 @@ def poisoned_memory() -> Iterator[None]:
     def poisoning(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def made(*args: Any, **options: Any) -> Tensor:
             x = make(*args, **options)
-            return x.fill_(float("nan")) if x.is_floating_point() else x
+            if x.is_floating_point():
+                with torch.no_grad():  # torch's own code makes leaves so
+                    x.fill_(float("nan"))
+            return x
 
         return made
 

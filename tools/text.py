@@ -37,8 +37,10 @@ def wrapped(lead: str, text: str) -> list[str]:
 
 
 def error_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its text; some libraries append pages."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    """The kind of an error and the first line of its text, or two where it ends with a colon; some libraries append pages."""
+    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    second = f" {more[0]}" if more and first.endswith(":") else ""
+    return f"{type(error).__name__}: {first}{second}"
 
 
 def grid(corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], indent: int = 2) -> list[str]:
