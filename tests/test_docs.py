@@ -12,7 +12,18 @@ from project import ROOT, run, succeed
 import dilkit
 import dilkit.comm
 from dilkit.environment import VARIABLES
-from dilkit.tools import bench_report, cli, docs, figures, results
+from dilkit.tools import (
+    bench_report,
+    briefs,
+    cli,
+    docs,
+    figures,
+    results,
+    suite_gpu_targets,
+    suite_orders_targets,
+    suite_ring_targets,
+    suite_targets,
+)
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -87,9 +98,24 @@ def test_figures_come_from_result_files(tmp_path):
     short, whole = figures.summary(tmp_path), figures.measurements(tmp_path)
     for text in (short, whole):
         assert "Pattern([16, 32], [1, 2])" in text
-        assert re.search(rf"\| *64 *\| *reference *\| *{re.escape(time)} *\|", text)
         assert f"{1e6 * extra:.1f}" in text
+    assert f"64 tokens: reference {time} and " in short
+    assert re.search(rf"\| *64 *\| *reference *\| *{re.escape(time)} *\|", whole)
     assert "[bench.json](results/bench.json)" in whole
+
+
+@pytest.mark.parametrize(
+    ("words", "targets"),
+    [
+        (briefs.CPU, suite_targets.TARGETS),
+        (briefs.GPU, suite_gpu_targets.TARGETS),
+        (briefs.ORDERS, suite_orders_targets.TARGETS),
+        (briefs.RING, suite_ring_targets.FIGURES),
+    ],
+    ids=["cpu", "gpu", "orders", "ring"],
+)
+def test_figures_in_words_are_figures_of_their_suite(words, targets):
+    assert words.keys() <= {target.name for target in targets}
 
 
 @pytest.mark.slow

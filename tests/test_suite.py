@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dilkit.tools import ceilings, cli, suite_cpu, suite_report, suite_targets
-from dilkit.tools.figures import KINDS, load
+from dilkit.tools.figures import load
 from dilkit.tools.suite_targets import Target
 
 TINY = {
@@ -52,7 +52,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     page = (tmp_path / "suite.md").read_text()
     assert page.count("\n| A | ") == 2 * 2 * 3
     assert "LongNet" in page
-    assert KINDS["suite"].short(printed) in page
+    assert suite_report.figures_markdown(printed) in page
     assert "QUICK" in page
     kind, found = load(tmp_path / "suite.json", "suite")
     titles = [plot.title for plot in kind.tell(found).plots]

@@ -9,8 +9,8 @@ from typing import Any
 
 from dilkit.tools import (
     bench_report,
+    briefs,
     demo_report,
-    demo_words,
     kernel_report,
     overhead,
     results,
@@ -38,7 +38,6 @@ from dilkit.tools.schema import Shape
 from dilkit.tools.told import Table, Told
 
 Result = dict[str, Any]
-SHORT = ("tokens", "who", "time", "tokens/s", "extra memory", "x output")
 NOTHING = "Nothing has been measured for this version yet."
 
 
@@ -62,11 +61,10 @@ def tell_measurements(result: Result) -> Told:
 
 
 def summary(folder: Path) -> str:
-    """The results in `folder` in short: where each was measured, and what came out."""
-    parts = [kind.short(result) for _, kind, result in read(folder)]
-    where = "Whole tables: [docs/measurements.md](docs/measurements.md)."
-    legend = f"Times are medians; *x output* is memory in output-sized tensors. {where}"
-    return "\n\n".join([*parts, legend]) if parts else NOTHING
+    """The results in `folder` in short, an item of a list for each, with a link to all of it."""
+    found = sorted(read(folder), key=lambda one: list(KINDS).index(one[2]["kind"]))
+    items = [f"* [{path.stem}](docs/measurements.md#{path.stem}): {kind.short(result)}" for path, kind, result in found]
+    return "\n".join(items) or NOTHING
 
 
 def measurements(folder: Path) -> str:
@@ -116,14 +114,6 @@ def load(path: Path, kind: str | None = None) -> tuple[Kind, Result]:
     return known, found
 
 
-def _bench_short(result: Result) -> str:
-    what, pattern, where = bench_report.headline(result)
-    table = bench_report.table(result)
-    columns = [table[0].index(name) for name in SHORT]
-    lines = ["| " + " | ".join(row[i] for i in columns) + " |" for row in table]
-    return "\n".join([f"{what}; {pattern}.  ", f"{where}.", "", lines[0], "|" + "---:|" * len(columns), *lines[1:]])
-
-
 def _bench_whole(result: Result) -> str:
     return bench_report.markdown(result).removeprefix("# dilkit bench").strip()
 
@@ -151,28 +141,23 @@ def _figures(result: Result) -> str:
     return text
 
 
-def _demo_short(result: Result) -> str:
-    where = "{device_name}, {threads} threads, torch {torch}".format(**result["environment"])
-    return f"`dilkit demo`, {demo_words.outcome(result)} ({where})."
-
-
 def _demo_whole(result: Result) -> str:
     return demo_report.markdown(result, drawn=False).removeprefix("# dilkit demo").strip().replace("\n## ", "\n### ")
 
 
 KINDS = {
-    "bench": Kind(shapes.BENCH, _bench_short, _bench_whole, told_bench.told),
-    "demo": Kind(shapes.DEMO, _demo_short, _demo_whole, told_others.told_demo),
-    "demo-image": Kind(shapes_orders.DEMO_IMAGE, told_image.short, told_image.whole, told_image.told),
+    "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, briefs.seeds, _suite_whole, told_seeds.told),
+    "suite": Kind(shapes_suites.SUITE, briefs.cpu, _suite_whole, told_suites.told_cpu),
+    "suite-gpu": Kind(shapes_suites.SUITE_GPU, briefs.gpu, _suite_whole, told_suites.told_gpu),
+    "suite-ring": Kind(shapes_suites.SUITE_RING, briefs.ring, _suite_whole, told_ring.told),
+    "suite-orders": Kind(shapes_orders.SUITE_ORDERS, briefs.orders, _suite_whole, told_orders.told),
+    "bench": Kind(shapes.BENCH, briefs.bench, _bench_whole, told_bench.told),
+    "overhead": Kind(shapes.OVERHEAD, briefs.calls, _overhead, told_bench.told_overhead),
+    "demo": Kind(shapes.DEMO, briefs.demo, _demo_whole, told_others.told_demo),
+    "demo-image": Kind(shapes_orders.DEMO_IMAGE, briefs.image, told_image.whole, told_image.told),
     "kernels": Kind(shapes.KERNELS, kernel_report.verdict, _kernels_whole, told_others.told_kernels),
-    "overhead": Kind(shapes.OVERHEAD, _overhead, _overhead, told_bench.told_overhead),
-    "suite": Kind(shapes_suites.SUITE, _figures, _suite_whole, told_suites.told_cpu),
-    "suite-gpu": Kind(shapes_suites.SUITE_GPU, _figures, _suite_whole, told_suites.told_gpu),
-    "suite-orders": Kind(shapes_orders.SUITE_ORDERS, _figures, _suite_whole, told_orders.told),
-    "suite-ring": Kind(shapes_suites.SUITE_RING, _figures, _suite_whole, told_ring.told),
-    "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, _figures, _suite_whole, told_seeds.told),
 }
-"""The one place where a kind of result says how it is checked and told."""
+"""The one place where a kind of result says how it is checked and told; README.md tells them in this order."""
 SUITES: dict[str, tuple[str, Any]] = {
     "cpu": ("suite", suite_report),
     "gpu": ("suite-gpu", suite_gpu_report),

@@ -40,15 +40,9 @@ def _losses(result: Result) -> Plot:
     return Plot("Held-out loss in the course of training", "lines", series_of(lines), axes)
 
 
-def short(result: Result) -> str:
-    """The outcome in a line."""
-    from dilkit.tools import demo_image_words as words
-
-    return f"`dilkit demo --image`: {words.outcome(result)} ({where(result)})."
-
-
 def whole(result: Result) -> str:
     """The outcome, and the losses by seed."""
     from dilkit.tools import demo_image_words as words
 
-    return "\n".join([short(result), "", *markdown_table(words.seed_rows(result))])
+    outcome = f"`dilkit demo --image`: {words.outcome(result)} ({where(result)})."
+    return "\n".join([outcome, "", *markdown_table(words.seed_rows(result))])
