@@ -14,7 +14,7 @@ from test_cuda_conformance import TENSOR_CORES, OnHost
 from dilkit import register_backend, unregister_backend
 from dilkit.backends.native import Native
 from dilkit.backends.reference import Reference
-from dilkit.tools import ceilings, cli, figures, measure, suite_gpu, suite_gpu_targets
+from dilkit.tools import ceilings, cli, figures, measure, suite_gpu, suite_gpu_report, suite_gpu_targets
 from dilkit.tools.one_kernel import one_kernel_backends
 
 TINY = {
@@ -78,7 +78,8 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "suite.md").read_text()
     assert page.count("\n| A | ") == 2 * 2 * 2 * 3
-    assert figures.KINDS["suite-gpu"].short(printed) in page
+    assert suite_gpu_report.figures_markdown(printed) in page
+    assert "limits kept" in figures.KINDS["suite-gpu"].short(printed)
     kind, found = figures.load(tmp_path / "suite.json", "suite-gpu")
     plots = {plot.title: plot for plot in kind.tell(found).plots}
     assert {point.x for point in plots["Time of a forward pass, pattern of B, fp32"].series[0].points} == {32, 64}

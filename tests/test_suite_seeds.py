@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -14,7 +15,18 @@ import torch
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools import ceilings, cli, figures, measure, published, seed_claims, seed_rows, suite_seeds, suite_seeds_report
+from dilkit.tools import (
+    briefs,
+    ceilings,
+    cli,
+    figures,
+    measure,
+    published,
+    seed_claims,
+    seed_rows,
+    suite_seeds,
+    suite_seeds_report,
+)
 from dilkit.tools.bench_report import exponent
 from dilkit.tools.claim import Setting
 from dilkit.tools.contestants import Inputs
@@ -98,7 +110,8 @@ def test_the_suite_measures_and_tells_everything(tmp_path: Path, capsys: pytest.
         assert {len(row) for row in rows} == {len(rows[0])}, title
     assert page.rindex("\n## ") == page.index("\n## Every published figure")
     assert page[page.rindex("\n## ") :].count("\n| ") == len(published.claims()) + 2
-    assert figures.KINDS["suite-seeds"].short(printed) in page
+    assert suite_seeds_report.figures_markdown(printed) in page
+    assert re.search(r"^forward, 1?\d\d tokens, .*reference .*figures .* measured again \(.*, QUICK\)\.$", briefs.seeds(printed))
     ranks = [row for job in printed["ranks"] for row in job["rows"]]
     assert [sorted(row["entries"]) for row in ranks] == 2 * [["ranks"]] + 2 * [["one rank", "ranks"]]
     assert all(found["passed"] for row in ranks for found in row["check"])

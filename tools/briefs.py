@@ -121,11 +121,12 @@ def seeds(result: Result) -> str:
 
 
 def _comparison(cases: Cases, setting: Setting) -> str:
-    entries = {who: cases.entry(setting, who) for who in (cases.get(setting) or {})["entries"]}
+    case = cases.get(setting) or {}
+    entries = {who: cases.entry(setting, who) for who in case["entries"]}
     timed = sorted((e["time"]["median_s"], who, bool(e.get("differs"))) for who, e in entries.items() if e)
     others = [f"{who}{'*' * differs} {seconds(median)}" for median, who, differs in reversed(timed)]
     star = " (*: another function)" * any(differs for *_, differs in timed)
-    return f"forward, {setting.seq:,} tokens, {setting.heads} heads, {setting.dtype}: {', '.join(others)}{star}"
+    return f"forward, {case['seq']:,} tokens, {setting.heads} heads, {setting.dtype}: {', '.join(others)}{star}"
 
 
 def _placed(result: Result, told: str) -> str:
