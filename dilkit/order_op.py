@@ -29,7 +29,15 @@ def moved(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
     to = _index(order, x, inverse)
     if torch.is_grad_enabled() and x.requires_grad:
         return _move(x, dim, to, _index(order, x, not inverse))
-    return x.index_select(dim, to)
+    return _select(x, dim, to)
+
+
+def _select(x: Tensor, dim: int, to: Tensor) -> Tensor:
+    """`x.index_select(dim, to)`. Of one sequence by itself the rows are those of a matrix, which torch moves faster on CPUs."""
+    lead = x.shape[: dim % x.dim()]
+    if x.device.type != "cpu" or lead.numel() != 1 or not x.is_contiguous() or x.numel() == 0:
+        return x.index_select(dim, to)
+    return x.view(len(to), -1).index_select(0, to).view(x.shape)
 
 
 def _traced(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
@@ -75,7 +83,7 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dim: int, to: Tensor, back: Tensor) -> Tensor:
-        return x.index_select(dim, to)
+        return _select(x, dim, to)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -99,7 +107,7 @@ _move: Callable[[Tensor, int, Tensor, Tensor], Tensor] = _Moved.apply
 def _reorder(x: Tensor, dim: int, order: str, inverse: bool) -> Tensor:
     from dilkit.orders import TokenOrder
 
-    return x.index_select(dim, index_of(TokenOrder.from_text(order), x.device, inverse))
+    return _select(x, dim, index_of(TokenOrder.from_text(order), x.device, inverse))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

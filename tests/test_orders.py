@@ -265,6 +265,17 @@ def test_points_leave_nothing_in_the_cache():
     assert plan.cache_info().entries == 0
 
 
+@pytest.mark.parametrize("shape", [(1, 7), (1, 7, 2), (1, 7, 0), (1, 1, 7, 2, 3), (2, 7, 2), (7, 3)])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_rows_move_as_torch_moves_them(shape, contiguous):
+    x = torch.randn(shape) if contiguous else torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    dim = shape.index(7)
+    expected = x.index_select(dim, torch.from_numpy(GIVEN.perm.copy()))
+    assert torch.equal(GIVEN.apply(x, dim), expected)
+    assert torch.equal(GIVEN.apply(x, dim - x.dim()), expected)
+    assert torch.equal(GIVEN.restore(expected, dim), x)
+
+
 def test_threads_get_the_same_order():
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda i: order((32, 32), CURVES[i % 4]), range(64)))
