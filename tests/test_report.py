@@ -125,6 +125,14 @@ def test_the_roof_is_the_matmul_of_the_same_rounds() -> None:
     assert {point.y for point in roof.points} == {found["lengths"][0]["matmul"]["gflops"]}
 
 
+def test_every_series_of_a_plot_has_a_colour_of_its_own_in_both_schemes() -> None:
+    assert len({*svg_plot.COLORS}) == svg_plot.MOST_SERIES
+    page = report_html.page([section(BENCH)], None)
+    light, dark = (re.findall(r"--series-(\d+): (#\w{6});", half) for half in page.split("prefers-color-scheme: dark")[:2])
+    assert light == [(str(i), color) for i, color in enumerate(svg_plot.COLORS, 1)]
+    assert len({color for _, color in dark}) == len(dark) == len(light)
+
+
 def test_memory_that_was_not_measured_is_not_plotted(tmp_path: Path) -> None:
     found = content(BENCH.stem)
     for entry in found["lengths"][0]["entries"].values():

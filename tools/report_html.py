@@ -21,12 +21,16 @@ _STYLE = """\
   --back: #fbfaf8; --card: #fff; --line: #e4e1dc; --ink: #1f2328; --pale: #676d76; --faint: #e3e0db; --link: #0b6e99;
   --good: #2e7040; --good-back: #e2f1e4; --bad: #a23322; --bad-back: #fae5e0; --other-back: #eeece8;
   --series-1: #0b6e99; --series-2: #d1495b; --series-3: #c77700; --series-4: #3a7d44; --series-5: #6a4c93; --series-6: #5c5c5c;
+  --series-7: #12a193; --series-8: #d66fb3; --series-9: #92901f; --series-10: #8b5a3c;
+  --series-11: #6aa3e0; --series-12: #b0a7b9;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --back: #15181c; --card: #1c2025; --line: #333941; --ink: #e3e6ea; --pale: #9aa3ad; --faint: #333941; --link: #5cb8dd;
     --good: #86cf94; --good-back: #1d3524; --bad: #f0917f; --bad-back: #42211c; --other-back: #2a2f36;
     --series-1: #4fb3dc; --series-2: #f0808e; --series-3: #eba84a; --series-4: #74c281; --series-5: #b197dd; --series-6: #a9a9a9;
+    --series-7: #5fd6c8; --series-8: #f2a3d5; --series-9: #d0cf66; --series-10: #c99a7b;
+    --series-11: #9cc6f5; --series-12: #dcd6e2;
   }
 }
 * { box-sizing: border-box; }

@@ -16,8 +16,11 @@ from dilkit.tools.svg_axes import MOST_TICKS, bar_ends, bar_foot, scale
 from dilkit.tools.text import visible
 from dilkit.tools.told import UNITS, Plot, Point, Series
 
-COLORS = ("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c")
-"""Of the series, in turn."""
+COLORS = (
+    *("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c"),
+    *("#12a193", "#d66fb3", "#92901f", "#8b5a3c", "#6aa3e0", "#b0a7b9"),
+)
+"""Of the series: as many as a plot shows."""
 INK, PALE, FAINT, BACK = "#222222", "#6f6f6f", "#dddddd", "#fefefe"
 VARIABLES = {
     INK: "ink",
