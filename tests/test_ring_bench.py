@@ -217,7 +217,7 @@ class TestSuite:
         (results / "ring.json").write_text(json.dumps(found))
         assert "## Faults" in figures.suite(results, "ring")
         assert "[ring.md](results/ring.md)" in figures.measurements(results)
-        assert "limits kept" in figures.summary(results)
+        assert "targets met" in figures.summary(results)
 
     def test_a_task_on_processes(self) -> None:
         problem = suite_ring.SMALL[0] | dict(dtype="bfloat16", requires_grad=True)

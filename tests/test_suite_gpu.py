@@ -79,7 +79,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     page = (tmp_path / "suite.md").read_text()
     assert page.count("\n| A | ") == 2 * 2 * 2 * 3
     assert suite_gpu_report.figures_markdown(printed) in page
-    assert "limits kept" in figures.KINDS["suite-gpu"].short(printed)
+    assert "targets met" in figures.KINDS["suite-gpu"].short(printed)
     kind, found = figures.load(tmp_path / "suite.json", "suite-gpu")
     plots = {plot.title: plot for plot in kind.tell(found).plots}
     assert {point.x for point in plots["Time of a forward pass, pattern of B, fp32"].series[0].points} == {32, 64}

@@ -1,4 +1,4 @@
-"""Every kind of result in a sentence or two, for README.md: what came out, on what, and how many limits were kept.
+"""Every kind of result in a sentence or two, for README.md: what came out, on what, and how many targets were met.
 
 Tables, intervals, versions and dates are on docs/measurements.md.
 """
@@ -17,7 +17,7 @@ from dilkit.tools.text import in_bytes
 Result = dict[str, Any]
 
 CPU = {
-    "A: torch's dense attention over native": "torch's dense attention takes {} as long as the CPU kernel",
+    "A: torch's dense attention over native": "at configuration A torch's dense attention takes {} as long as the CPU kernel",
     "forward: sdpa's time over native's, worst of A-D": "torch's own kernels on strided views at least {}",
     "one million tokens, forward: memory in all": "a forward pass of a million tokens needs {} of memory in all",
 }
@@ -35,11 +35,12 @@ ORDERS = {
     "time of hilbertsfc over dilkit's, the least of all rows": "hilbertsfc, the fastest other package, at least {} as long",
 }
 RING = {
-    "peak memory per rank, p=1 over p=2": "a rank alone needs {} as much memory as each of two",
+    "peak memory per rank, p=1 over p=2": "of the longest sequence a rank alone needs {} as much memory as each of two",
     "the same, p=1 over p=4": "{} as much as each of four",
+    "configuration A: p=1 over p=4": "of configuration A, which is shorter, {} as much as each of four",
     "one million tokens, p=8, bf16, forward: bytes that a rank sends": "of a million tokens each of eight ranks sends {}",
 }
-"""Figures of the suites that have limits, by name, and the words for the worst value of each."""
+"""Figures of the suites that have targets, by name, and the words for the worst value of each."""
 
 
 def bench(result: Result) -> str:
@@ -97,7 +98,7 @@ def ring(result: Result) -> str:
 
 
 def _judged(result: Result, words: dict[str, str]) -> str:
-    """The figures that there are words for, and how many of all keep their limits."""
+    """The figures that there are words for, and how many of all meet their targets."""
     figures, told = {figure["name"]: figure for figure in result["figures"]}, []
     for name, sentence in words.items():
         if (figure := figures.get(name)) and figure["values"]:
@@ -106,22 +107,21 @@ def _judged(result: Result, words: dict[str, str]) -> str:
     verdicts = [figure["verdict"] for figure in result["figures"]]
     kept, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
     others = len(verdicts) - kept - short
-    missed = [f"{count} {what}" for count, what in ((short, "not"), (others, "not measurable there")) if count]
-    return _placed(result, "; ".join([*told, ", ".join([f"{kept} of {len(verdicts)} limits kept", *missed])]))
+    missed = [f"{count} {what}" for count, what in ((short, "not"), (others, "not measured")) if count]
+    return _placed(result, "; ".join([*told, ", ".join([f"{kept} of {len(verdicts)} targets met", *missed])]))
 
 
 def seeds(result: Result) -> str:
     """The longest comparison with the reference, the slowest first, and how many published figures were measured again."""
     cases = Cases(result)
-    compared = [setting for setting in IMPLEMENTATIONS if cases.entry(setting, "reference")]
-    told = [_comparison(cases, max(compared, key=lambda setting: setting.seq))] if compared else []
+    found = [(one, case) for one in IMPLEMENTATIONS if (case := cases.get(one)) and cases.entry(one, "reference")]
+    told = [_comparison(cases, *max(found, key=lambda one: one[0].seq))] if found else []
     ours = sum(figure["ours"] is not None for figure in result["figures"])
     counted = f"{ours} of the {len(result['figures'])} figures that older implementations published were measured again"
     return _placed(result, "; ".join([*told, counted]))
 
 
-def _comparison(cases: Cases, setting: Setting) -> str:
-    case = cases.get(setting) or {}
+def _comparison(cases: Cases, setting: Setting, case: Result) -> str:
     entries = {who: cases.entry(setting, who) for who in case["entries"]}
     timed = sorted((e["time"]["median_s"], who, bool(e.get("differs"))) for who, e in entries.items() if e)
     others = [f"{who}{'*' * differs} {seconds(median)}" for median, who, differs in reversed(timed)]
