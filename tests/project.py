@@ -15,7 +15,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
+ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
+"""The top-level folders, each with the name that it is installed under."""
 BUILT = (
     "*.so",
     "_*.c",
@@ -32,6 +33,16 @@ BUILT = (
     "dilkit-bench",
     "site",
 )
+
+
+def packages(root: Path = ROOT) -> dict[str, str]:
+    """Every package of the checkout in `root`, by the name that it is installed under: a folder with an `__init__.py`."""
+    found = {}
+    for name, folder in ROOTS.items():
+        for path in sorted((root / folder).rglob("__init__.py")):
+            place = path.parent.relative_to(root)
+            found[".".join([name, *place.parts[1:]])] = place.as_posix()
+    return found
 
 
 def metadata() -> dict[str, Any]:

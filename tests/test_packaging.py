@@ -10,7 +10,7 @@ import zipfile
 from importlib.metadata import entry_points, version
 
 import pytest
-from project import PACKAGES, ROOT, checkout, metadata, pip_install, python, succeed
+from project import ROOT, ROOTS, checkout, packages, metadata, pip_install, python, succeed
 
 import dilkit
 
@@ -18,7 +18,17 @@ MEND = "mend it with: rm -rf *.egg-info && .venv/bin/pip install --no-build-isol
 
 
 def sources(folder: str) -> list:
-    return sorted((ROOT / folder).glob("*.py"))
+    """Every Python file of a top-level folder, however deep."""
+    found = sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+    assert found, f"no Python file in {folder}/: this test looks in the wrong place"
+    return found
+
+
+def module_name(path) -> str:
+    """The name that a file of the checkout is imported by: `backends/sdpa/merge.py` is `dilkit.backends.sdpa.merge`."""
+    folder, *inner = path.relative_to(ROOT).with_suffix("").parts
+    (package,) = (name for name, place in ROOTS.items() if place == folder)
+    return ".".join([package, *inner]).removesuffix(".__init__")
 
 
 def imported_modules(path) -> set[str]:
@@ -55,7 +65,7 @@ def test_every_backend_file_is_declared():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 names = {b.attr if isinstance(b, ast.Attribute) else getattr(b, "id", "") for b in node.bases}
-                bases[f"dilkit.backends.{path.stem}:{node.name}"] = names
+                bases[f"{module_name(path)}:{node.name}"] = names
     defined, known, before = set(), {"Backend"}, None
     while known != before:  # a backend may derive from another one
         before = set(known)
@@ -105,7 +115,32 @@ def test_arrows_only_go_down(folder, forbidden):
         assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}: {folder}/ stands below"
 
 
-@pytest.mark.parametrize("folder", [*PACKAGES.values(), "tests"])
+def test_no_import_circle():
+    """No file imports, at its top, a file that in turn needs it: neither could be read first."""
+    files = {module_name(path): path for folder in ROOTS.values() for path in sources(folder)}
+    waiting = {name: {m for m in top_imports(path) if m in files and m != name} for name, path in files.items()}
+    while free := [name for name, needs in waiting.items() if not needs]:
+        waiting = {name: needs - set(free) for name, needs in waiting.items() if needs}
+    assert not waiting, f"files that import one another in a circle, and those that need them: {', '.join(sorted(waiting))}"
+
+
+def top_imports(path) -> set[str]:
+    """The modules that a file imports when it is imported itself: not in functions, nor for type checkers alone."""
+    found, left = set(), list(ast.parse(path.read_text()).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            left += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            left += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)]
+    return found
+
+
+@pytest.mark.parametrize("folder", [*ROOTS.values(), "tests"])
 def test_nobody_imports_a_package_by_its_folder(folder):
     for path in sources(folder):
         wrong = {m for m in imported_modules(path) if m.partition(".")[0] in ("backends", "comm", "tools")}
@@ -120,7 +155,7 @@ def test_no_file_names_a_package_index_or_a_path_of_one_machine():
 
 
 def checkout_files() -> list:
-    folders = [*PACKAGES.values(), "tests", "docs", ".ci"]
+    folders = [*ROOTS.values(), "tests", "docs", ".ci"]
     inside = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     return inside + [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".")]
 
@@ -135,11 +170,11 @@ def test_the_wheel_has_everything_and_works_alone(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {
         f"{package.replace('.', '/')}/{path.name}"
-        for package, folder in PACKAGES.items()
+        for package, folder in packages(source).items()
         for path in (source / folder).glob("*.py")
     }
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    for package, folder in PACKAGES.items():
+    for package, folder in packages(source).items():
         expected |= {f"{package.replace('.', '/')}/{path.stem}{suffix}" for path in (source / folder).glob("*.pyx")}
     kernels = {f"dilkit/backends/cuda/{path.name}" for path in (source / "backends" / "cuda").glob("*.cu*")}
     assert "dilkit/backends/cuda/dilated.cuh" in kernels
