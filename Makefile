@@ -3,8 +3,9 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
-PYX := $(wildcard dilkit/*.pyx backends/*.pyx comm/*.pyx)
-NATIVE := $(wildcard backends/native*.c backends/native*.h dilkit/[a-z]*.c dilkit/*.h)
+PYX := $(shell find dilkit backends comm -name '*.pyx')
+C := $(shell find dilkit backends comm -name '[a-z]*.[ch]')
+INITS := $(shell find dilkit backends comm tools -name __init__.py)
 
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
@@ -43,25 +44,25 @@ sanitize-cuda: .venv/built
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
 
 kernels: .venv/built
-	$(BIN)/python -m dilkit.tools.kernel_report
+	$(BIN)/python -m dilkit.tools.bench.kernels
 	$(PYTEST) -m kernels $(ARGS)
 
 simulate: .venv/built
-	OMP_NUM_THREADS=1 $(BIN)/python tests/numba_simulator.py --all $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/backends/numba/simulate.py --all $(ARGS)
 
 lint: .venv/built
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/python .ci/types.py
 
 docs: .venv/built
-	$(BIN)/python -m dilkit.tools.docs
+	$(BIN)/python -m dilkit.tools.site.pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 results: .venv/built
 	$(PIP_INSTALL) --no-build-isolation --editable '.[peers]'
-	$(BIN)/python -m dilkit.tools.remeasure $(ARGS)
+	$(BIN)/python -m dilkit.tools.site.remeasure $(ARGS)
 	$(MAKE) docs
 
 wheel: .venv/built
@@ -83,6 +84,6 @@ clean:
 	@touch $@
 
 # A changed extension, or a changed package map, is built again into the same environment, with nothing downloaded.
-.venv/built: .venv/installed setup.py $(PYX) $(NATIVE)
+.venv/built: .venv/installed setup.py $(PYX) $(C) $(INITS)
 	$(PIP_INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@

@@ -1,4 +1,8 @@
-"""The package map and the extensions; everything else is in pyproject.toml."""
+"""The packages and the extensions, found by walking the tree; everything else is in pyproject.toml.
+
+A folder with an `__init__.py` is a package. A `.pyx` is an extension of the package that it lies in. The C files of an
+extension are those in its folder of `C_FOLDERS`; one that is named after an instruction set is compiled with that set's flags.
+"""
 
 import platform
 import tempfile
@@ -10,67 +14,58 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-PACKAGES = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
+ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
+"""The top-level folders, each with the name that it is installed under."""
+C_FOLDERS = {
+    "backends/native/_native.pyx": "backends/native/kernels",
+    "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",
+    "dilkit/orders/_generalised.pyx": "dilkit/orders/c/generalised",
+    "dilkit/orders/_points.pyx": "dilkit/orders/c/points",
+}
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"]
-INSTRUCTION_SETS = {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]} if X86 else {}
-"""The flags that the files <part>_<name>.c alone are compiled with: which of them runs is decided where it runs."""
-
-NATIVE = Extension(
-    "dilkit.backends._native",
-    ["backends/_native.pyx", "backends/native_threads.c", "backends/native_generic.c"],
-    depends=[str(path) for path in sorted(Path("backends").glob("native*.[ch]"))],
-    include_dirs=["backends"],
-    extra_compile_args=["-O3", "-pthread"],
-    extra_link_args=["-pthread", "-ldl"],
-)
-POINTS = Extension(
-    "dilkit._points",
-    ["dilkit/_points.pyx", "dilkit/points_generic.c"],
-    depends=[str(path) for path in sorted(Path("dilkit").glob("points*.[ch]"))],
-    include_dirs=["dilkit"],
-    extra_compile_args=["-O3"],
-)
-DISPATCHED = {NATIVE.name: "backends/native", POINTS.name: "dilkit/points"}
-"""The extensions that choose an instruction set where they run: where their C files' names begin."""
+INSTRUCTION_SETS = {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+"""The flags that the C files of these names are compiled with: which of them runs is decided where it runs."""
 
 
-def curves(name, *sources):
-    """An extension of the core with C files beside it, which start threads."""
-    files = [f"dilkit/{source}" for source in (f"{name}.pyx", *sources)]
-    headers = sorted(str(path) for path in Path("dilkit").glob(f"{name.removeprefix('_')}*.h"))
-    flags = dict(extra_compile_args=["-O3", "-pthread"], extra_link_args=["-pthread"])
-    return Extension(f"dilkit.{name}", files, depends=headers, include_dirs=["dilkit"], **flags)
+def packages():
+    """Every package by its installed name, with its folder."""
+    found = {}
+    for name, folder in ROOTS.items():
+        for path in sorted(Path(folder).rglob("__init__.py")):
+            found[".".join([name, *path.parent.parts[1:]])] = path.parent.as_posix()
+    return found
 
 
-EXTENSIONS = [
-    *(
-        Extension(f"dilkit.{name}", [f"dilkit/{name}.pyx"], extra_compile_args=["-O3"])
-        for name in ("_locality", "_plan", "_tiles")
-    ),
-    curves("_curves", "curves_hilbert.c", "curves_boxes.c", "curves_write.c"),
-    curves("_generalised", "generalised.c"),
-    Extension("dilkit.comm._rows", ["comm/_rows.pyx"], extra_compile_args=["-O3"]),
-    NATIVE,
-    POINTS,
-]
+def extensions():
+    """Every `.pyx` as an extension, with its C files but those for an instruction set, which `BuildExtensions` adds."""
+    names = {folder: name for name, folder in packages().items()}
+    for pyx in sorted(path for folder in ROOTS.values() for path in Path(folder).rglob("*.pyx")):
+        name = f"{names[pyx.parent.as_posix()]}.{pyx.stem}"
+        folder = Path(C_FOLDERS.get(pyx.as_posix(), "none"))
+        sources = [path for path in sorted(folder.glob("*.c")) if path.stem not in INSTRUCTION_SETS]
+        threads = dict(extra_link_args=["-pthread", "-ldl"], include_dirs=[str(folder)]) if sources else {}
+        yield Extension(
+            name,
+            [str(path) for path in (pyx, *sources)],
+            depends=[str(path) for path in sorted(folder.glob("*.[ch]"))],
+            extra_compile_args=["-O3", "-pthread"] if sources else ["-O3"],
+            **threads,
+        )
 
 
 class BuildExtensions(build_ext):
     """Compiles what is dispatched once for each instruction set that the compiler knows, each file with its own flags."""
 
     def build_extension(self, ext):
-        if ext.name not in DISPATCHED:
-            return super().build_extension(ext)
-        part = Path(DISPATCHED[ext.name])
-        sets = {name: flags for name, flags in INSTRUCTION_SETS.items() if Path(f"{part}_{name}.c").exists()}
-        known = {f"{part}_{name}.c": flags for name, flags in sets.items() if self.understands(flags)}
-        ext.sources += known
-        ext.define_macros += [(Path(source).stem.upper(), None) for source in known]
+        sets = [path for path in map(Path, ext.depends) if X86 and path.suffix == ".c" and path.stem in INSTRUCTION_SETS]
+        flags_of = {str(path): INSTRUCTION_SETS[path.stem] for path in sets if self.understands(INSTRUCTION_SETS[path.stem])}
+        ext.sources += flags_of
+        ext.define_macros += [(f"HAVE_{Path(source).stem.upper()}", None) for source in flags_of]
         compile_one = self.compiler._compile
 
         def with_own_flags(target, source, suffix, arguments, flags, *rest):
-            compile_one(target, source, suffix, arguments, [*flags, *known.get(source, [])], *rest)
+            compile_one(target, source, suffix, arguments, [*flags, *flags_of.get(source, [])], *rest)
 
         with mock.patch.object(self.compiler, "_compile", with_own_flags):
             return super().build_extension(ext)
@@ -88,8 +83,8 @@ class BuildExtensions(build_ext):
 
 
 setup(
-    packages=list(PACKAGES),
-    package_dir=PACKAGES,
-    ext_modules=cythonize(EXTENSIONS, language_level=3),
+    packages=list(packages()),
+    package_dir=packages(),
+    ext_modules=cythonize(list(extensions()), language_level=3),
     cmdclass={"build_ext": BuildExtensions},
 )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from dilkit.comm.transport import Comm, PlanMismatch, ranks_text
+from dilkit.comm.transports.base import Comm, PlanMismatch, ranks_text
 
 _LONGEST = 160
 _ERROR = "error"

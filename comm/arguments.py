@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dilkit.attention import check_inputs, joined_names
 from dilkit.checks import boolean, one_of, real
-from dilkit.comm.plan import SCHEDULES
+from dilkit.comm.plan.exchange_plan import SCHEDULES
 from dilkit.comm.reorder import told_of
-from dilkit.head_orders import Orders, as_orders
-from dilkit.op_rules import AUTOCAST_KEYS
-from dilkit.orders import TokenOrder
+from dilkit.op.rules import AUTOCAST_KEYS
+from dilkit.orders.heads import Orders, as_orders
+from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.selector import requested_backends
 

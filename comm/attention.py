@@ -14,19 +14,19 @@ from torch.autograd.function import once_differentiable
 
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import STEP, Arguments
-from dilkit.comm.compute import Kernel
-from dilkit.comm.exchange import BackwardExchange, ForwardExchange, Held
-from dilkit.comm.local import Range, local_backward, local_forward, local_ranges
-from dilkit.comm.partial import join_rows
-from dilkit.comm.plan import ExchangePlan, exchange_plan
+from dilkit.comm.passes.compute import Kernel
+from dilkit.comm.passes.exchange import BackwardExchange, ForwardExchange, Held
+from dilkit.comm.passes.local import Range, local_backward, local_forward, local_ranges
+from dilkit.comm.passes.partial import join_rows
+from dilkit.comm.passes.ring import ring_backward, ring_forward
+from dilkit.comm.passes.rows import add_rows
+from dilkit.comm.passes.tables import Tables, tables_of
+from dilkit.comm.plan.exchange_plan import ExchangePlan, exchange_plan
 from dilkit.comm.reorder import Reordering, along_orders, row_major
-from dilkit.comm.ring import ring_backward, ring_forward
-from dilkit.comm.rows import add_rows
-from dilkit.comm.tables import Tables, tables_of
-from dilkit.comm.transport import Comm, check_comm
-from dilkit.head_orders import check_orders, first_head, head_texts
-from dilkit.ordered import nothing
-from dilkit.orders import TokenOrder
+from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.orders.attention import nothing
+from dilkit.orders.heads import check_orders, first_head, head_texts
+from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from dilkit.checks import boolean, one_of, real
 from dilkit.comm.attention import ring_dilated_attention
-from dilkit.comm.plan import SCHEDULES
+from dilkit.comm.plan.exchange_plan import SCHEDULES
 from dilkit.comm.shards import positions
-from dilkit.comm.transport import Comm, check_comm
-from dilkit.head_orders import order_or_orders, shown_orders
-from dilkit.orders import TokenOrder
+from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.orders.heads import order_or_orders, shown_orders
+from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
-from dilkit.comm.transport import Comm
+from dilkit.comm.transports.base import Comm
 
 
 def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dilkit.comm.rows import as_bytes, from_bytes
-from dilkit.comm.transport import Comm
-from dilkit.head_orders import Orders, collect_heads, deal_heads
-from dilkit.orders import TokenOrder
+from dilkit.comm.passes.rows import as_bytes, from_bytes
+from dilkit.comm.transports.base import Comm
+from dilkit.orders.heads import Orders, collect_heads, deal_heads
+from dilkit.orders.token_order import TokenOrder
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _side(rows: Any, counts: Any, device: torch.device) -> Side:
 
 @dataclass(frozen=True)
 class Reordering:
-    """Heads whose rows move over the ranks of `comm`, each by the order that it takes (`dilkit.head_orders`)."""
+    """Heads whose rows move over the ranks of `comm`, each by the order that it takes (`dilkit.orders.heads`)."""
 
     comm: Comm
     orders: Orders

@@ -15,9 +15,9 @@ from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
 from dilkit.comm.reorder import told_of
-from dilkit.comm.transport import Comm
-from dilkit.order_checks import check_tokens, wrong_length
-from dilkit.orders import TokenOrder
+from dilkit.comm.transports.base import Comm
+from dilkit.orders.checks import check_tokens, wrong_length
+from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
 

@@ -16,41 +16,31 @@ _HOMES = {
     "DilatedAttention": "nn",
     "DilatedSegment": "pattern",
     "Limits": "backend",
-    "LocalityReport": "locality",
+    "LocalityReport": "orders.locality",
     "MultiheadDilatedAttention": "nn",
     "NoBackendError": "selector",
     "Pattern": "pattern",
     "PatternError": "pattern_checks",
     "Problem": "problem",
     "Refusal": "backend",
-    "TokenOrder": "orders",
+    "TokenOrder": "orders.token_order",
     "dilated_attention": "attention",
     "explain": "selector",
     "list_backends": "registry",
-    "locality_report": "locality",
-    "order": "orders",
-    "ordered_dilated_attention": "ordered",
+    "locality_report": "orders.locality",
+    "order": "orders.token_order",
+    "ordered_dilated_attention": "orders.attention",
     "register_backend": "registry",
-    "sort_points": "points",
+    "sort_points": "orders.points",
     "unregister_backend": "registry",
     "use_backend": "selector",
 }
-_MODULES = (
-    "attention",
-    "backend",
-    "device",
-    "environment",
-    "locality",
-    "nn",
-    "oracle",
-    "orders",
-    "pattern",
-    "plan",
-    "points",
-    "problem",
-    "registry",
-    "selector",
-)
+_MODULES = {
+    **{name: name for name in ("attention", "backend", "device", "environment", "nn", "oracle", "orders", "pattern", "plan")},
+    **{name: name for name in ("problem", "registry", "selector")},
+    "locality": "orders.locality",
+    "points": "orders.points",
+}
 
 __all__ = [*_HOMES, "__version__"]
 
@@ -60,17 +50,17 @@ if TYPE_CHECKING:
     from dilkit.backend import Limits as Limits
     from dilkit.backend import Refusal as Refusal
     from dilkit.device import Device as Device
-    from dilkit.locality import LocalityReport as LocalityReport
-    from dilkit.locality import locality_report as locality_report
     from dilkit.nn import DilatedAttention as DilatedAttention
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention
-    from dilkit.ordered import ordered_dilated_attention as ordered_dilated_attention
-    from dilkit.orders import TokenOrder as TokenOrder
-    from dilkit.orders import order as order
+    from dilkit.orders.attention import ordered_dilated_attention as ordered_dilated_attention
+    from dilkit.orders.locality import LocalityReport as LocalityReport
+    from dilkit.orders.locality import locality_report as locality_report
+    from dilkit.orders.points import sort_points as sort_points
+    from dilkit.orders.token_order import TokenOrder as TokenOrder
+    from dilkit.orders.token_order import order as order
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import Pattern as Pattern
     from dilkit.pattern_checks import PatternError as PatternError
-    from dilkit.points import sort_points as sort_points
     from dilkit.problem import Problem as Problem
     from dilkit.registry import list_backends as list_backends
     from dilkit.registry import register_backend as register_backend
@@ -84,7 +74,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(f"dilkit.{_HOMES[name]}"), name)
     elif name in _MODULES:
-        return importlib.import_module(f"dilkit.{name}")
+        return importlib.import_module(f"dilkit.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'dilkit' has no attribute {name!r}")
     globals()[name] = value

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import boolean, real
-from dilkit.op import encode_call, forward_op
-from dilkit.op_rules import AUTOCAST_KEYS
+from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
 from dilkit.registry import SEPARATORS

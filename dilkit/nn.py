@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.checks import boolean, integer, real
-from dilkit.head_orders import order_or_orders, shown_orders
 from dilkit.nn_checks import accept_only, check_mask, check_rows
-from dilkit.ordered import ordered_dilated_attention
-from dilkit.orders import TokenOrder
+from dilkit.orders.attention import ordered_dilated_attention
+from dilkit.orders.heads import order_or_orders, shown_orders
+from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
 

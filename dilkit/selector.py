@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dilkit import environment, registry, tuned
+from dilkit import environment, registry
 from dilkit.backend import Backend
-from dilkit.preference import Preference, measured_first
-from dilkit.preference_table import table_preference
 from dilkit.problem import Problem
 from dilkit.registry import Broken
+from dilkit.selection import tuned
+from dilkit.selection.preference import Preference, measured_first
+from dilkit.selection.table import table_preference
 
 VERDICTS = ("picked", "able", "refused", "broken")
 

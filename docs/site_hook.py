@@ -19,9 +19,7 @@ _laid_out = tempfile.TemporaryDirectory(prefix="dilkit-site-")
 def on_config(config: Any) -> Any:
     """Have signatures and docstrings read from a folder in which `dilkit.comm` lies within `dilkit`."""
     for source, place in PLACES.items():
-        target = Path(_laid_out.name, place)
-        target.mkdir(exist_ok=True)
-        for path in (ROOT / source).glob("*.py*"):
-            shutil.copy(path, target)
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.c")
+        shutil.copytree(ROOT / source, Path(_laid_out.name, place), ignore=ignored, dirs_exist_ok=True)
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [_laid_out.name]
     return config

@@ -1,8 +1,8 @@
 """The `dilkit` command. Standard library only: a command's module is imported when that command runs or its help is shown.
 
-A command is a module of `dilkit.tools` with `HELP`, `add_arguments(parser)` and `run(args) -> int`. `--json` is added here,
-to every command. What a command raises becomes one line on stderr and an exit code; where the command was started several
-times at once, by mpirun or torchrun, the first process says it for all.
+A command is a module in `dilkit.tools.commands` with `HELP`, `add_arguments(parser)` and `run(args) -> int`. `--json` is added
+here, to every command. What a command raises becomes one line on stderr and an exit code; where the command was started several
+times at once, by mpirun or torchrun, the first process prints it for all.
 """
 
 from __future__ import annotations
@@ -13,13 +13,26 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 import dilkit
 from dilkit import environment
-from dilkit.tools.interrupt import INTERRUPTED
+from dilkit.tools.console.interrupt import INTERRUPTED
 
-COMMANDS = ("info", "plan", "order", "verify", "bench", "report", "compare", "tune", "draw", "demo")
+COMMANDS = {
+    "info": "info.command",
+    "plan": "plan.command",
+    "order": "order.command",
+    "verify": "verify",
+    "bench": "bench",
+    "report": "report",
+    "compare": "compare",
+    "tune": "tune.command",
+    "draw": "draw.command",
+    "demo": "demo",
+}
+"""Each command with its module in `dilkit.tools.commands`."""
 GRACE = 5.0
 """Seconds that the other ranks leave the first one to say what is wrong; launchers end them as soon as it has."""
 DONE, NO, BAD_INPUT = 0, 1, 2
@@ -60,9 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE if argv else BAD_INPUT
 
 
+def command(name: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"dilkit.tools.commands.{COMMANDS[name]}")
+
+
 def parser_of(name: str) -> Parser:
     """The parser of a command's arguments."""
-    module = importlib.import_module(f"dilkit.tools.{name}")
+    module = command(name)
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"dilkit {name}", description=module.HELP, formatter_class=layout, allow_abbrev=False)
     module.add_arguments(parser)
@@ -73,7 +91,7 @@ def parser_of(name: str) -> Parser:
 def _run(name: str, argv: list[str]) -> int:
     prog = f"dilkit {name}"
     try:
-        parser, run = parser_of(name), importlib.import_module(f"dilkit.tools.{name}").run
+        parser, run = parser_of(name), command(name).run
     except Exception as error:
         return _fail(prog, f"this command cannot be loaded: {type(error).__name__}: {error}", BAD_INPUT)
     try:
@@ -122,7 +140,7 @@ def _top_parser(with_help: bool) -> Parser:
 def _first_line(name: str) -> str:
     """What the command does, in one line; a command that cannot be loaded says so and hides no other."""
     try:
-        return str(importlib.import_module(f"dilkit.tools.{name}").HELP).splitlines()[0]
+        return str(command(name).HELP).splitlines()[0]
     except Exception as error:
         return f"(cannot be loaded: {type(error).__name__}: {error})"
 

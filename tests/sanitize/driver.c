@@ -2,7 +2,7 @@
  * four, in buffers of exactly the size that is needed, and compares with the results in the file. Built with sanitizers.
  */
 #include "native.h"
-#include "native_rows.h"
+#include "rows.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -80,10 +80,10 @@ static int check(const Kernel *kernel, Problem p, int threads, double *const *ex
 /* The next problem of the file, on all kernels. */
 static int next(const int64_t *header, int number_of) {
     static const Kernel *const kernels[] = {
-#ifdef NATIVE_AVX512BF16
+#ifdef HAVE_AVX512BF16
         &native_avx512bf16,
 #endif
-#ifdef NATIVE_AVX2
+#ifdef HAVE_AVX2
         &native_avx2,
 #endif
         &native_generic,

@@ -1,9 +1,9 @@
-"""Builds the extensions of dilkit/ with AddressSanitizer and UBSan in a copy of the checkout, and runs their tests there.
+"""Builds the extensions of dilkit/orders with AddressSanitizer and UBSan in a copy of the checkout, and runs their tests there.
 
     python tests/sanitize/orders.py [--if-possible] [options of pytest]
 
-Of interest are those that have C of their own beside the .pyx: the tests of `dilkit._name` are tests/test_name.py. With
---if-possible, a compiler without the sanitizers is no failure.
+Of interest are those that have C files of their own: the tests of `dilkit.orders._name` are tests/core/orders/test_name.py.
+With --if-possible, a compiler without the sanitizers is no failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import Cython.Build
 import setuptools
-from project import checkout
+from helpers.project import checkout
 
 SANITIZE = "-fsanitize=address,undefined"
 FLAGS = f"-O1 -g {SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer"
@@ -53,11 +53,11 @@ def links(folder: Path) -> bool:
 
 
 def build(copy: Path) -> list[str]:
-    """Build the extensions of dilkit/ into the copy, as setup.py says; the files of tests of those with C of their own."""
+    """Build the extensions of dilkit/orders into the copy, as setup.py says; the files of tests of those with C of their own."""
     found = []
 
-    def of_dilkit(extensions: list[setuptools.Extension], **options: object) -> list[setuptools.Extension]:
-        found.extend(e for e in extensions if e.name.count(".") == 1)
+    def of_orders(extensions: list[setuptools.Extension], **options: object) -> list[setuptools.Extension]:
+        found.extend(e for e in extensions if e.name.startswith("dilkit.orders."))
         for extension in found:
             extension.extra_compile_args = [flag for flag in extension.extra_compile_args if flag != "-O3"]
         return cythonize(found, **options)
@@ -65,13 +65,12 @@ def build(copy: Path) -> list[str]:
     cythonize = Cython.Build.cythonize
     os.chdir(copy)
     with (
-        mock.patch.object(Cython.Build, "cythonize", of_dilkit),
+        mock.patch.object(Cython.Build, "cythonize", of_orders),
         mock.patch.dict(os.environ, CFLAGS=FLAGS, LDFLAGS=SANITIZE),
         mock.patch.object(sys, "argv", ["setup.py", "--quiet", "build_ext", "--inplace"]),
     ):
         runpy.run_path("setup.py", run_name="__main__")
-    names = [e.name.removeprefix("dilkit._") for e in found if any(Path(s).parts[0] == "dilkit" for s in e.sources[1:])]
-    return [f"tests/test_{name}.py" for name in names]
+    return [f"tests/core/orders/test_{e.name.rpartition('._')[2]}.py" for e in found if e.sources[1:]]
 
 
 def run(*arguments: str, cwd: Path) -> int:

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from dilkit import Pattern
-from dilkit.backends import native
+from dilkit.backends.native import backend as native
 from dilkit.oracle import oracle_attention
-from dilkit.tools.problems import PROBLEMS, Case
-from dilkit.tools.tensors import make_tensors
+from dilkit.tools.verify.problems import PROBLEMS, Case
+from dilkit.tools.verify.tensors import make_tensors
 
 ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "backends/native/kernels"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 CODES = {"generic": []} | ({"avx2": ["-mavx2", "-mfma"], "avx512bf16": ["-Wno-psabi"]} if X86 else {})
 SANITIZERS = {"address and undefined": "address,undefined", "thread": "thread"}
@@ -88,8 +89,16 @@ def write(case: Case, file: BinaryIO) -> None:
 
 def run(folder: Path, name: str, flag: str, problems: Path, if_possible: bool) -> int:
     """Build with one set of sanitizers, and run; the exit code."""
-    flags = ["-std=gnu11", "-g", "-O2", f"-fsanitize={flag}", "-fno-sanitize-recover=all", "-pthread", f"-I{ROOT / 'backends'}"]
-    flags += [f"-DNATIVE_{code.upper()}" for code in CODES if code != "generic"]
+    flags = [
+        "-std=gnu11",
+        "-g",
+        "-O2",
+        f"-fsanitize={flag}",
+        "-fno-sanitize-recover=all",
+        "-pthread",
+        f"-I{KERNELS}",
+    ]
+    flags += [f"-DHAVE_{code.upper()}" for code in CODES if code != "generic"]
     if subprocess.run(
         ["gcc", *flags, "-x", "c", "-", "-o", folder / "empty"], input=b"int main(void) { return 0; }", check=False
     ).returncode:
@@ -98,8 +107,8 @@ def run(folder: Path, name: str, flag: str, problems: Path, if_possible: bool) -
     objects = []
     for code, own in CODES.items():
         objects.append(folder / f"{code}.o")
-        subprocess.run(["gcc", *flags, *own, "-c", ROOT / f"backends/native_{code}.c", "-o", objects[-1]], check=True)
-    sources = [ROOT / "backends/native_threads.c", ROOT / "tests/sanitize/driver.c"]
+        subprocess.run(["gcc", *flags, *own, "-c", KERNELS / f"{code}.c", "-o", objects[-1]], check=True)
+    sources = [KERNELS / "threads.c", ROOT / "tests/sanitize/driver.c"]
     subprocess.run(["gcc", *flags, *sources, *objects, "-o", folder / "driver", "-lm", "-ldl"], check=True)
     print(f"{name}: ", end="", flush=True)
     return subprocess.run([folder / "driver", problems], check=False).returncode

@@ -1,0 +1,71 @@
+"""What a CUDA kernel is told: the structs of `cuda/dilated.cuh` as numpy dtypes, byte for byte, and how a call fills them.
+
+`Tile` and `Branch` are `dilkit.backends.tiles.schedule.TILE` and `BRANCH`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.backends.tiles.schedule import Group
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("head", np.int64)], align=True)
+"""A tensor `(batch, seq, heads, head_dim)`: address, and strides in elements; the last one is 1."""
+
+VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
+ADDRESSES = ("tiles", "branches", "counter")
+COUNTS = ("tile_count", "branch_count", "step", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
+
+CALL = np.dtype(
+    [(name, VIEW) for name in VIEWS]
+    + [(name, np.uint64) for name in ("lse", "delta", "mask")]
+    + [(name, np.int64) for name in ("mask_batch", "mask_row")]
+    + [(name, np.uint64) for name in ADDRESSES]
+    + [(name, np.int32) for name in COUNTS]
+    + [("scale", np.float32)],
+    align=True,
+)
+"""The one argument of every kernel, passed by value. An address that a kernel does not use is 0."""
+
+_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i f")
+"""The same for `struct`, which fills it much faster than numpy does, field by field."""
+
+_NOWHERE = 0, 0, 0, 0
+
+
+def make_call(
+    problem: Problem,
+    tensors: Mapping[str, Tensor | None],
+    group: Group | None = None,
+    tile_count: int = 0,
+    addresses: Mapping[str, int] | None = None,
+    first: bool = True,
+) -> NDArray[np.void]:
+    """The `CALL` of one launch over `group`, or over rows as they come: an array of no dimensions, which CuPy passes by value.
+
+    `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
+    `branches` and, if there is one, `counter` lie on the device. `first`: whether no earlier group has written the results.
+    """
+    views = [number for name in VIEWS for number in _view(tensors.get(name))]
+    lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
+    plain = [0 if x is None else x.data_ptr() for x in (lse, delta, mask)]
+    places = [(addresses or {}).get(name, 0) for name in ADDRESSES]
+    table = (tile_count, len(group.branches), group.step) if group else (0, 0, 1)
+    sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
+    flags = problem.is_causal, problem.pattern.overlap == "once", first
+    mask_strides = (0, 0) if mask is None else mask.stride()
+    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, problem.scale)
+    return np.frombuffer(packed, CALL).reshape(())
+
+
+def _view(tensor: Tensor | None) -> tuple[int, ...]:
+    return _NOWHERE if tensor is None else (tensor.data_ptr(), *tensor.stride()[:3])

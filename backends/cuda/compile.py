@@ -1,0 +1,141 @@
+"""CUDA sources to machine code: NVRTC, with a cache on disk that many processes share.
+
+    file = cache / sha256(source, headers, options, NVRTC version).cubin = sha256(code) + code
+
+A file appears whole or not at all, and is believed only if its digest is right. Where the cache cannot be used, each process
+compiles for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dilkit import environment
+from dilkit.backends.cuda.table import Kernel
+from dilkit.device import Capability
+
+SOURCES = Path(__file__).parent / "kernels"
+OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+DIGEST = hashlib.sha256().digest_size
+
+
+def code_of(kernel: Kernel, capability: Capability) -> bytes:
+    """The machine code (cubin) of the file of `kernel` for devices of `capability`, out of the cache or compiled and put there.
+
+    Raises RuntimeError if NVRTC cannot be loaded, knows no such architecture, or refuses the source.
+    """
+    arguments = options_of(kernel, capability)
+    place = _place(kernel.source, arguments)
+    if place is None:
+        return compiled(kernel.source, arguments)[0]
+    code = _read(place)
+    if code is None:
+        code = compiled(kernel.source, arguments)[0]
+        _write(place, code)
+    return code
+
+
+def compiler_version() -> tuple[int, int]:
+    """The version of NVRTC. Raises RuntimeError where it cannot be loaded."""
+    major, minor = _nvrtc().getVersion()
+    return major, minor
+
+
+def options_of(kernel: Kernel, capability: Capability) -> tuple[str, ...]:
+    """What NVRTC is told: the architecture and every macro."""
+    macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
+    return (f"--gpu-architecture={architecture(capability, _nvrtc().getSupportedArchs())}", *OPTIONS, *macros)
+
+
+def architecture(capability: Capability, known: list[int]) -> str:
+    """The newest known architecture whose code runs on `capability`: of the same major version, and not newer.
+
+    Raises RuntimeError if there is none.
+    """
+    major, minor = capability
+    able = [number for number in known if number // 10 == major and number % 10 <= minor]
+    if able:
+        return f"sm_{max(able)}"
+    shown = ", ".join(f"sm_{number}" for number in known)
+    version = ".".join(map(str, compiler_version()))
+    raise RuntimeError(
+        f"NVRTC {version} compiles for {shown}, none of which runs on sm_{major}{minor}: install a newer CUDA toolkit for newer "
+        "GPUs, one of CUDA 12 for those before sm_75"
+    )
+
+
+def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] | None = None) -> tuple[bytes, str]:
+    """`(machine code, the compiler's log)` of the file `source`. `texts`: other contents for all files, by name.
+
+    Raises RuntimeError with the log if NVRTC refuses the source.
+    """
+    nvrtc, files = _nvrtc(), dict(texts or _texts())
+    headers = {name: text.encode() for name, text in files.items() if name.endswith(".cuh")}
+    program = nvrtc.createProgram(files[source], source, list(headers.values()), [name.encode() for name in headers])
+    try:
+        nvrtc.compileProgram(program, arguments)
+        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as error:
+        told = f"{error}: {source} with {' '.join(arguments)}\n{nvrtc.getProgramLog(program)}"
+        raise RuntimeError(told) from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@lru_cache(maxsize=1)
+def _texts() -> dict[str, str]:
+    """All files of the kernels, by name."""
+    return {path.name: path.read_text() for path in sorted(SOURCES.glob("*.cu*"))}
+
+
+def _nvrtc() -> Any:
+    """CuPy's module of the compiler, which it loads at the first use."""
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:
+        hint = "install it with: pip install nvidia-cuda-nvrtc-cu12"
+        raise RuntimeError(f"NVRTC, the compiler of CUDA, cannot be loaded: {error}; {hint}") from error
+    return nvrtc
+
+
+def _place(source: str, arguments: tuple[str, ...]) -> Path | None:
+    """The file of the cache for this source and these options; None without a cache."""
+    folder = environment.cuda_cache()
+    if folder is None:
+        return None
+    texts = _texts()
+    headers = sorted(name for name in texts if name.endswith(".cuh"))
+    parts = [*map(str, compiler_version()), *arguments, *(x for name in (source, *headers) for x in (name, texts[name]))]
+    return folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.cubin"
+
+
+def _read(place: Path) -> bytes | None:
+    """What is kept there; None for nothing, or for what is not as it was written."""
+    try:
+        found = place.read_bytes()
+    except OSError:
+        return None
+    digest, code = found[:DIGEST], found[DIGEST:]
+    return code if code and hashlib.sha256(code).digest() == digest else None
+
+
+def _write(place: Path, code: bytes) -> None:
+    """Keep `code` there if that is possible; a reader never sees half of it."""
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(dir=place.parent, suffix=".part")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            Path(name).replace(place)
+        except OSError:
+            Path(name).unlink(missing_ok=True)

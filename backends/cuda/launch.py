@@ -1,0 +1,101 @@
+"""Launches on CUDA devices, through CuPy, on torch's current stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda.table import Kernel
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Launcher(Protocol):
+    """Somebody who runs kernels on the device of tensors."""
+
+    def resident(self, kernel: Kernel, device: torch.device) -> int:
+        """How many blocks of `kernel` run at once on all of `device`; 1 or more."""
+        ...
+
+    def launch(self, kernel: Kernel, blocks: int, call: NDArray[np.void], device: torch.device) -> None:
+        """Run `blocks` blocks after what was launched before; `call` is a `cuda_call.CALL`. Does not wait."""
+        ...
+
+    def capturing(self, device: torch.device) -> bool:
+        """Whether work for `device` is now recorded into a CUDA graph."""
+        ...
+
+
+class _Loaded(NamedTuple):
+    function: Any
+    resident: int
+
+
+class Stream(NamedTuple):
+    """A stream of torch's, as CuPy's launches take one. (CuPy's own class for this would destroy the stream in the end.)"""
+
+    ptr: int
+
+
+class CupyLauncher:
+    """Compiles a kernel at its first launch on a device, and keeps it loaded. Nothing is allocated, nothing waited for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[Kernel, int], _Loaded] = {}
+
+    def resident(self, kernel: Kernel, device: torch.device) -> int:
+        return self._load(kernel, device).resident
+
+    def launch(self, kernel: Kernel, blocks: int, call: NDArray[np.void], device: torch.device) -> None:
+        import cupy
+        import torch
+
+        function = self._load(kernel, device).function
+        stream = Stream(torch.cuda.current_stream(device).cuda_stream)
+        with cupy.cuda.Device(device.index):
+            function((blocks,), (kernel.threads,), (call,), shared_mem=kernel.shared_bytes, stream=stream)
+
+    def capturing(self, device: torch.device) -> bool:
+        import torch
+
+        with torch.cuda.device(device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def _load(self, kernel: Kernel, device: torch.device) -> _Loaded:
+        key = kernel, device.index
+        found = self._loaded.get(key)
+        if found is None:
+            if self.capturing(device):
+                raise RuntimeError(
+                    f"kernel {kernel.name} is not loaded on {device}, and cannot be while a CUDA graph is captured: make the "
+                    "same call once before"
+                )
+            found = self._loaded.setdefault(key, _load(kernel, device))
+        return found
+
+
+def _load(kernel: Kernel, device: torch.device) -> _Loaded:
+    """Raises RuntimeError for a kernel of which not one block fits on a multiprocessor."""
+    import cupy
+    import torch
+    from cupy.cuda import driver
+
+    properties = torch.cuda.get_device_properties(device)
+    code = cuda_compile.code_of(kernel, (properties.major, properties.minor))
+    with cupy.cuda.Device(device.index):
+        module = cupy.cuda.Module()
+        module.load(code)
+        function = module.get_function(kernel.name)
+        # Blocks share what a multiprocessor has: all of it, or fewer run at once than registers allow.
+        driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
+        if kernel.shared_bytes:
+            limit = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            driver.funcSetAttribute(function.ptr, limit, kernel.shared_bytes)
+        blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, kernel.threads, kernel.shared_bytes)
+    if blocks < 1:
+        raise RuntimeError(f"kernel {kernel} does not fit on {properties.name}; use another backend")
+    return _Loaded(function, blocks * properties.multi_processor_count)

@@ -1,0 +1,187 @@
+"""torch's fused attention, called on strided views of the sequence: no gather copies.
+
+    lse = logsumexp_b lse_b        out = sum_b exp(lse_b - lse) * out_b
+
+The pattern comes as pieces (`sdpa.pieces`): blocks of small problems on a grid. A kernel computes a block in one call; its
+partial result merges exactly into `out` and `lse`. In the backward pass the kernel gets the `out` and `lse` of the whole
+softmax, so that its gradients are exact and need only be added up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dilkit.backend import Backend, Limits, Refusal
+from dilkit.backends.sdpa.calls import Call, Layout, library_calls
+from dilkit.backends.sdpa.kernels import KERNELS, Kernel
+from dilkit.backends.sdpa.merge import Merged, Sum
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SDPA(Backend):
+    """torch's fused kernels on strided views, merged by lse. Which kernel: the first of `KERNELS` that is able."""
+
+    name = "sdpa"
+    summary = (
+        'torch\'s fused attention on strided views: CPU, CUDA from 5.0 on; `overlap="once"` only where no branches share a row'
+    )
+    requires = ("torch",)
+    limits = Limits(devices=frozenset({"cpu", "cuda"}))
+    priority = 10
+
+    def __init__(self, kernels: tuple[Kernel, ...] = KERNELS) -> None:
+        self.kernels = kernels
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        common = (*super().refusals(problem), *_overlap_refusals(problem))
+        if common:
+            return common
+        kernel, passed_over = self._choose(problem)
+        if kernel is not None:
+            return ()
+        return tuple(replace(r, code=f"{name}: {r.code}") for name, reasons in passed_over for r in reasons)
+
+    def detail(self, problem: Problem) -> str:
+        kernel, passed_over = self._choose(problem)
+        if kernel is None:
+            return ""
+        return "; ".join((f"{kernel.name} kernel", *(f"{name}: {reasons[0]}" for name, reasons in passed_over)))
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        kernel = self._kernel(problem)
+        sign, scale = _positive(problem.scale)
+        q, k, v = (_aligned(x) for x in (_times(sign, query), key, value))
+        merged = Merged(query, problem)
+        with kernel.active():
+            for call in _calls(problem, (q,), (k, v)):
+                ignored = _ignored(call, key_padding_mask, problem.heads)
+                views = call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
+                out, lse = kernel.forward(*views, ignored, problem.is_causal, scale)
+                if ignored is not None:
+                    blind = _blind(ignored, problem.is_causal)
+                    out.masked_fill_(blind.unsqueeze(-1), 0.0)
+                    lse = lse.masked_fill(blind, -math.inf)
+                merged.add(call, out, lse)
+        return merged.result()
+
+    def backward(
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        key_padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kernel = self._kernel(problem)
+        sign, scale = _positive(problem.scale)
+        do, q, k, v, out = (_aligned(x) for x in (dout, _times(sign, query), key, value, out))
+        # exp(s - inf) = 0: a row that sees nothing has no gradient.
+        by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
+        sums = [Sum(x, problem, kv) for x, kv in ((query, False), (key, True), (value, True))]
+        with kernel.active():
+            for call in _calls(problem, (q, do, out), (k, v)):
+                ignored = _ignored(call, key_padding_mask, problem.heads)
+                queries = call.kernel_view(do), call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
+                whole = call.kernel_view(out), call.view(by_token).reshape(call.shape).contiguous()
+                parts = kernel.backward(*queries, *whole, ignored, problem.is_causal, scale)
+                for total, part in zip(sums, parts, strict=True):
+                    total.add(call, part)
+        dq, dk, dv = (total.result() for total in sums)
+        return _times(sign, dq), dk, dv
+
+    def _kernel(self, problem: Problem) -> Kernel:
+        kernel, _ = self._choose(problem)
+        if kernel is None:
+            raise ValueError("; ".join(map(str, self.refusals(problem))))
+        return kernel
+
+    def _choose(self, problem: Problem) -> tuple[Kernel | None, tuple[tuple[str, tuple[Refusal, ...]], ...]]:
+        """The first kernel that is able, and those better ones that are not, with their reasons."""
+        passed_over = []
+        for kernel in self.kernels:
+            if kernel.limits.devices is not None and problem.device.type not in kernel.limits.devices:
+                continue
+            reasons = kernel.refusals(problem)
+            if not reasons:
+                return kernel, tuple(passed_over)
+            passed_over.append((kernel.name, reasons))
+        return None, tuple(passed_over)
+
+
+def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...]) -> tuple[Call, ...]:
+    layouts = (*(Layout.of(x) for x in queries), *(Layout.of(x, kv=True) for x in keys))
+    return library_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, layouts)
+
+
+def _positive(scale: float) -> tuple[int, float]:
+    """`scale` as sign and positive factor: kernels scale the -inf of what is not seen, which 0 makes NaN and -1 infinite."""
+    if scale > 0:
+        return 1, scale
+    return (-1, -scale) if scale < 0 else (0, 1.0)
+
+
+def _times(sign: int, x: Tensor) -> Tensor:
+    return x if sign == 1 else x * sign
+
+
+def _ignored(call: Call, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
+    """The keys of a call that are ignored, bool `(batch, heads, rows)`, contiguous; None without a mask."""
+    if key_padding_mask is None:
+        return None
+    by_head = key_padding_mask.unsqueeze(-1).unsqueeze(-1).expand(-1, -1, heads, 1)
+    return call.view(by_head).reshape(call.shape).contiguous()
+
+
+def _blind(ignored: Tensor, is_causal: bool) -> Tensor:
+    """The rows of a call that see no key at all, for kernels do not agree on what to return there: shaped like `ignored`."""
+    import torch
+
+    if is_causal:
+        return ignored.cumprod(-1, dtype=torch.uint8).bool()
+    return ignored.all(-1, keepdim=True).expand_as(ignored)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x`, or a copy if its rows do not start at the multiples of 16 bytes (or of a whole row) that CUDA kernels read at."""
+    if not x.is_cuda:
+        return x
+    unit = math.gcd(16, x.shape[3] * x.element_size())
+    places = (x.storage_offset(), *x.stride()[:3])
+    return x if all(place * x.element_size() % unit == 0 for place in places) else x.contiguous()
+
+
+@lru_cache(maxsize=256)
+def _overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
+    """`overlap="once"` is refused where two branches share a row: they see the pair of that row with itself twice."""
+    pattern = problem.pattern
+    if pattern.overlap == "count" or not _share_a_row(problem):
+        return ()
+    hint = 'overlap="count", or another backend'
+    return (Refusal("overlap", "'once'", "two branches see the same key, and what is left is not evenly spaced", hint),)
+
+
+def _share_a_row(problem: Problem) -> bool:
+    import numpy as np
+
+    pattern, rows = problem.pattern, np.arange(problem.seq)
+    group = problem.heads // problem.kv_heads
+    for head in range(problem.heads):
+        served = [branch for branch in pattern.branches if branch.serves(head)]
+        taken = np.zeros(problem.seq, dtype=np.int32)
+        for branch in served if len(served) > 1 else ():
+            offset = pattern.head_offset(branch.dilation_rate, head // group, problem.kv_heads)
+            taken += rows % branch.segment_length % branch.dilation_rate == offset
+        if taken.max(initial=0) > 1:
+            return True
+    return False

@@ -1,0 +1,159 @@
+"""torch's fused attention kernels as data: what each can do, in the order in which they are tried.
+
+`sdpa_aten` says what the functions take and return.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+
+from dilkit.backend import Limits, Refusal
+from dilkit.backends.sdpa import aten as sdpa_aten
+from dilkit.problem import Problem
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One fused kernel. `requires` are modules beyond torch, each with a hint; `also` is what `limits` cannot say."""
+
+    name: str
+    limits: Limits
+    forward: Callable[..., sdpa_aten.Partial]
+    backward: Callable[..., sdpa_aten.Gradients]
+    requires: tuple[tuple[str, str], ...] = ()
+    also: Callable[[Problem], list[Refusal]] = lambda problem: []
+    active: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        """Every reason why this kernel cannot compute `problem`, what cannot be mended first."""
+        missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
+        return (*self.limits.refusals(problem), *self.also(problem), *missing)
+
+
+@lru_cache(maxsize=64)
+def installed(module: str) -> bool:
+    """Whether `module` can be imported, found out without importing it or its parents."""
+    top, *rest = module.split(".")
+    spec = find_spec(top)
+    for part in rest:
+        spec = spec and PathFinder.find_spec(part, list(spec.submodule_search_locations or []))
+    return spec is not None
+
+
+def _efficient_also(problem: Problem) -> list[Refusal]:
+    """Tensor cores, and everything from 8.0 on, read whole vectors; bf16 arithmetic came with 8.0."""
+    capability = problem.device.capability or (0, 0)
+    half, found = problem.dtype != "float32", []
+    if problem.dtype == "bfloat16" and capability < (8, 0):
+        found.append(Refusal("dtype", "bfloat16", "needs capability 8.0", "use float16 or float32"))
+    step = 8 if half and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
+    if problem.head_dim % step:
+        found.append(Refusal("head_dim", str(problem.head_dim), f"a multiple of {step} is needed"))
+    return found
+
+
+def _flash_also(problem: Problem) -> list[Refusal]:
+    """The backward pass of wide heads does not fit the shared memory of the smaller chips."""
+    capability = problem.device.capability or (0, 0)
+    small = capability in ((8, 6), (8, 9)) or capability >= (12, 0)
+    if problem.requires_grad and problem.head_dim > 192 and small:
+        return [Refusal("head_dim", str(problem.head_dim), "at most 192 with gradients on this GPU")]
+    return []
+
+
+def _cudnn_also(problem: Problem) -> list[Refusal]:
+    """cuDNN takes no single key, and its backward pass sums in no fixed order."""
+    from dilkit.backends.sdpa.pieces import branch_pieces
+
+    found, torch = [], sys.modules.get("torch")
+    pieces = branch_pieces(problem.pattern, problem.seq, problem.heads, problem.kv_heads)
+    if any(piece.rows == 1 for branch in pieces for piece in branch):
+        found.append(Refusal("rows", "1", "at least 2 rows are needed in every segment"))
+    if problem.head_dim > 128 and problem.device.capability != (9, 0):
+        found.append(Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU"))
+    if torch is not None and problem.requires_grad and torch.are_deterministic_algorithms_enabled():
+        found.append(Refusal("determinism", "on", "not deterministic", "torch.use_deterministic_algorithms(False)"))
+    return found
+
+
+_lock = threading.RLock()
+
+
+def _activated(implementation: str) -> Callable[[], AbstractContextManager[None]]:
+    """torch's flash operators computed by `implementation`, and by whatever it was before when the context ends."""
+
+    @contextmanager
+    def active() -> Iterator[None]:
+        from torch.nn import attention
+
+        with _lock:
+            before = attention.current_flash_attention_impl()
+            if before == implementation:
+                yield
+                return
+            attention.activate_flash_attention_impl(implementation)
+            try:
+                yield
+            finally:
+                if before is None:
+                    attention.restore_flash_attention_impl()
+                else:
+                    attention.activate_flash_attention_impl(before)
+
+    return active
+
+
+_HALF = frozenset({"float16", "bfloat16"})
+_FLASH = Limits(
+    devices=frozenset({"cuda"}),
+    dtypes=_HALF,
+    min_capability=(8, 0),
+    max_head_dim=256,
+    head_dim_multiple=8,
+    key_padding_mask=False,
+)
+_NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_attention_impl, 2.11 or newer"
+
+# Within a kind of device the first that is able computes. FlashAttention 3 and 4 are there only by the user's own doing.
+# cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead.
+KERNELS = (
+    Kernel("cpu-flash", Limits(), sdpa_aten.cpu_forward, sdpa_aten.cpu_backward),
+    Kernel(
+        "flash3",
+        replace(_FLASH, min_capability=(9, 0), max_capability=(9, 0), grouped_heads=False),
+        sdpa_aten.flash_forward,
+        sdpa_aten.flash_backward,
+        requires=(("torch.nn.attention._fa3", _NEWER_TORCH), ("flash_attn_interface", "install FlashAttention 3")),
+        active=_activated("FA3"),
+    ),
+    Kernel(
+        "flash4",
+        replace(_FLASH, min_capability=(10, 0), max_capability=(10, 9), max_head_dim=128, grouped_heads=False),
+        sdpa_aten.flash_forward,
+        sdpa_aten.flash_backward,
+        requires=(("torch.nn.attention._fa4", _NEWER_TORCH), ("flash_attn.cute.interface", "pip install flash-attn-4")),
+        active=_activated("FA4"),
+    ),
+    Kernel(
+        "cudnn",
+        replace(_FLASH, min_capability=(9, 0), max_capability=(10, 9), grouped_heads=False),
+        sdpa_aten.cudnn_forward,
+        sdpa_aten.cudnn_backward,
+        also=_cudnn_also,
+    ),
+    Kernel("flash", _FLASH, sdpa_aten.flash_forward, sdpa_aten.flash_backward, also=_flash_also),
+    Kernel(
+        "memory-efficient",
+        Limits(devices=frozenset({"cuda"}), dtypes=_HALF | {"float32"}, min_capability=(5, 0)),
+        sdpa_aten.efficient_forward,
+        sdpa_aten.efficient_backward,
+        also=_efficient_also,
+    ),
+)

@@ -1,0 +1,98 @@
+"""The tables of a schedule on a device: of each group its branches, then its tiles, in one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit import plan
+from dilkit.backends.tiles.schedule import TILE, Group, schedule
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+QUERIES, KEYS = "query_tiles", "key_tiles"
+"""Which tiles of a group."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One group: its branches begin at `branches` on the device, its `tile_count` tiles at `tiles`."""
+
+    group: Group
+    branches: int
+    tiles: int
+    tile_count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """All groups of a problem. `data`, int32 `(records, 4)`, holds what the addresses of `groups` point to."""
+
+    data: Tensor
+    groups: tuple[Table, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.data.nbytes
+
+
+_captured: set[Tables] = set()
+"""Tables that a captured CUDA graph points to: it may run for as long as the process."""
+
+
+def tables(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> Tables:
+    """The tables of `problem` on `device`, with the tiles that `kind` names; made once and kept in the cache.
+
+    The first call copies them and waits for that. `capturing`: whether the work is being captured in a CUDA graph; then raises
+    RuntimeError for tables that are not there, since nothing can be copied.
+    """
+    sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, tile_rows
+    key = "cuda tables", problem.pattern.to_json(), sizes, kind, device
+    found = plan.cached(key, partial(_tables, problem, tile_rows, kind, device, capturing))
+    if capturing:
+        _captured.add(found)
+    return found
+
+
+def _tables(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> Tables:
+    import torch
+
+    if capturing:
+        raise RuntimeError(
+            f"the tables of {problem} are not on {device}, and cannot be put there while a CUDA graph is captured: make the same "
+            "call once before (if you did, DILKIT_CACHE_BYTES is too small to keep them)"
+        )
+    groups = schedule(problem, tile_rows).groups
+    parts = [records for group in groups for records in (group.branches, getattr(group, kind))]
+    data = torch.from_numpy(np.concatenate([_numbers(records) for records in parts])).to(device)
+    starts = data.data_ptr() + TILE.itemsize * np.cumsum([0, *map(len, parts)])
+    found = []
+    for i, group in enumerate(groups):
+        branches, tiles = int(starts[2 * i]), int(starts[2 * i + 1])
+        found.append(Table(group, branches, tiles, len(parts[2 * i + 1])))
+    return Tables(data, tuple(found))
+
+
+@lru_cache(maxsize=1024)
+def tall_tiles(problem: Problem, tall: int, low: int) -> int:
+    """How many tiles of `tall` rows the first group of `problem` makes; 0 if those of `low` rows suit it better.
+
+    They do where tall ones would be a quarter empty, or split the branches into more groups, between which keys are not shared.
+    """
+    groups = schedule(problem, tall).groups
+    tiles = groups[0].query_tiles
+    full = len(tiles) and tiles["rows"].mean() * 4 >= tall * 3
+    return len(tiles) if full and len(groups) <= len(schedule(problem, low).groups) else 0
+
+
+def _numbers(records: NDArray[np.void]) -> NDArray[np.int32]:
+    """Branches and tiles are both four 32-bit numbers."""
+    return records.view(np.int32).reshape(-1, 4)

@@ -1,0 +1,158 @@
+"""Tiles: the rows of a pattern in groups that run one softmax together, as the fused GPU kernels take them.
+
+    rows(tile) = row, row + step, ..., row + (rows - 1) * step          one residue class, one segment of each branch in `set`
+    keys(tile) = union over b in set of { x in segment_b(row) : x = row (mod rate_b) }
+
+All rows of a tile see the same keys. A key that m branches of the set see counts m times, so it is scored once, with `+ log m`.
+Queries and keys of a pattern change places freely, so the tiles of the keys' gradient are the same, by key/value head.
+
+Branches whose rates are too large for the shortest segment of the others make a group of their own: a group is a launch, and a
+later one merges with what earlier ones left in `out` and `lse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit import plan
+from dilkit.backends.tiles import _tiles
+from dilkit.pattern import DilatedSegment
+from dilkit.problem import Problem
+
+MAX_BRANCHES = 32
+"""Branches of one group: they are the bits of a word."""
+
+MAX_SEQ = 2**30
+"""Tokens of a sequence: row numbers, and sums of two of them, are 32-bit."""
+
+TILE = np.dtype([("row", np.int32), ("set", np.uint32), ("head", np.int32), ("rows", np.int32)])
+BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.int32), ("head_stop", np.int32)])
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """What one launch computes. All arrays are read-only."""
+
+    step: int
+    """Rows of a tile are so far apart: the least common multiple of the rates, at most `seq`."""
+    branches: NDArray[np.void]
+    """`BRANCH`, shortest segment first: tokens in a segment, rate, and the query heads served, from start to before stop."""
+    query_tiles: NDArray[np.void]
+    """`TILE`, most keys first: `head` is a query head. In the first group every row of every head is in one tile, the rows
+    that no branch keeps with an empty `set`; in later ones only rows that a branch keeps."""
+    key_tiles: NDArray[np.void]
+    """`TILE`: `head` is a key/value head, `set` what any query head of it sees; a head sees those that serve it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.branches.nbytes + self.query_tiles.nbytes + self.key_tiles.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """All groups of a problem, in the order in which they are launched."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(group.nbytes for group in self.groups)
+
+
+def schedule(problem: Problem, tile_rows: int) -> Schedule:
+    """The tiles of `problem`, of at most `tile_rows` rows each; made once and kept in the cache.
+
+    Raises ValueError for more than `MAX_SEQ` tokens, or more than `MAX_BRANCHES` branches that must be scored together
+    (`overlap="once"`); TypeError for a kind of branch that is not known here.
+    """
+    sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal
+    return plan.cached(("tiles", problem.pattern.to_json(), sizes, tile_rows), partial(_schedule, problem, tile_rows))
+
+
+def _schedule(problem: Problem, tile_rows: int) -> Schedule:
+    if problem.seq > MAX_SEQ:
+        raise ValueError(f"seq={problem.seq} exceeds {MAX_SEQ}, the most tokens whose numbers fit; use another backend")
+    branches = [_clipped(branch, problem) for branch in problem.pattern.branches]
+    groups = list(_grouped(branches, problem, tile_rows))
+    return Schedule(tuple(_group(own, problem, tile_rows, first=i == 0) for i, own in enumerate(groups)))
+
+
+@dataclass(frozen=True)
+class _Branch:
+    segment: int
+    rate: int
+    heads: tuple[int, int]
+    offsets: tuple[int, ...]
+    """By key/value head."""
+
+
+def _clipped(branch: DilatedSegment, problem: Problem) -> _Branch:
+    """The branch with nothing longer than the sequence."""
+    if not isinstance(branch, DilatedSegment):
+        raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; tiles are known for {DilatedSegment.kind!r} only")
+    pattern, kv_heads, most = problem.pattern, problem.kv_heads, max(problem.seq, 1)
+    offsets = (pattern.head_offset(branch.dilation_rate, head, kv_heads) for head in range(kv_heads))
+    return _Branch(
+        segment=min(branch.segment_length, most),
+        rate=min(branch.dilation_rate, most),
+        heads=branch.heads or (0, problem.heads),
+        offsets=tuple(min(offset, most) for offset in offsets),
+    )
+
+
+def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Iterator[list[_Branch]]:
+    """Branches by ascending segment, in groups whose shortest segment holds a whole tile of a residue class.
+
+    A causal tile computes the pairs above its diagonal in vain; two tiles in the shortest segment halve that.
+    """
+    ordered = sorted(branches, key=lambda b: (b.segment, b.rate))
+    together = problem.pattern.overlap == "once"
+    if together and len(ordered) > MAX_BRANCHES:
+        raise ValueError(f'overlap="once" over {len(ordered)} branches: at most {MAX_BRANCHES}; use another backend')
+    span = tile_rows * (2 if problem.is_causal else 1)
+    group: list[_Branch] = []
+    for branch in ordered:
+        step = lcm(*(b.rate for b in group), branch.rate)
+        fits = len(group) < MAX_BRANCHES and (step * span <= group[0].segment if group else True)
+        if group and not (fits or together or _equal(group, branch)):
+            yield group
+            group = []
+        group.append(branch)
+    yield group
+
+
+def _equal(group: list[_Branch], branch: _Branch) -> bool:
+    """Whether all segments and rates are the same: then nothing is lost by taking them together."""
+    return len(group) < MAX_BRANCHES and all((b.segment, b.rate) == (branch.segment, branch.rate) for b in group)
+
+
+def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: bool) -> Group:
+    seq, heads, kv_heads = problem.seq, problem.heads, problem.kv_heads
+    step = min(lcm(*(b.rate for b in branches)), max(seq, 1))
+    table = np.array([(b.segment, b.rate, *b.heads) for b in branches], BRANCH)
+    offsets = np.array([b.offsets for b in branches], np.int32)
+    sizes = seq, step, tile_rows, first
+    per_head = heads // kv_heads
+    query_heads, key_heads = np.arange(heads, dtype=np.int32), np.arange(kv_heads, dtype=np.int32) * per_head
+    rows = table.view(np.int32).reshape(-1, 4)
+    queries = _tiles.tiles(rows, offsets, query_heads, 1, per_head, *sizes)
+    keys = _tiles.tiles(rows, offsets, key_heads, per_head, per_head, *sizes)
+    query_tiles, key_tiles = (_deepest_first(*x) for x in (queries, keys))
+    key_tiles["head"] //= per_head
+    for array in (table, query_tiles, key_tiles):
+        array.setflags(write=False)
+    return Group(step, table, query_tiles, key_tiles)
+
+
+def _deepest_first(tiles: NDArray[np.int32], keys: NDArray[np.int64]) -> NDArray[np.void]:
+    """The tiles with the most keys first, so that the last to be computed are short ones; else in the order of memory."""
+    order = np.argsort(-keys, kind="stable")
+    return np.ascontiguousarray(tiles[order]).view(TILE).reshape(-1)

@@ -1,0 +1,181 @@
+"""Ranks of a torch.distributed process group."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dilkit.comm.transports import staging
+from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, CommError, CommTimeout, Parts, PeerLost, ranks_text
+from dilkit.comm.transports.uncaught import show_uncaught
+
+SHORTEST_WAIT = 0.001
+"""Seconds; gloo takes 0 for "no limit"."""
+MAX_TAG = 2**31 - 1
+
+
+class TorchComm(Comm):
+    """The ranks of a process group of torch.distributed, by default of all its processes. Ranks are those of the group.
+
+    Where gloo serves a device, each peer has messages of its own, so that errors name it (CUDA tensors go through host memory).
+    Elsewhere, as with NCCL, an exchange is one `all_to_all_single` on this one group, and a timeout names all who may be late.
+    An exception that nobody catches is shown marked with the global rank. Ranks have to agree about counts first (`agree`):
+    gloo ends a process that is sent more bytes than it expects.
+    Raises RuntimeError if torch.distributed is not initialized, ValueError if this process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "torch.distributed is not initialized: start the ranks with torchrun and call "
+                "torch.distributed.init_process_group('gloo' or 'nccl') first"
+            )
+        chosen = dist.group.WORLD if group is None else group
+        if not isinstance(chosen, dist.ProcessGroup) or (rank := dist.get_rank(chosen)) < 0:
+            raise ValueError(
+                f"group={group!r}: process {dist.get_rank()} is not in it; only the ranks that were given to new_group may make "
+                "a TorchComm of it"
+            )
+        super().__init__(rank, dist.get_world_size(chosen), timeout)
+        self._group = chosen
+        if self.size > 1:
+            show_uncaught(dist.get_rank(), lambda error: None)  # the process ends, which gloo's peers notice and torchrun acts on
+        config = dist.get_backend_config(self._group)  # such as cpu:gloo,cuda:nccl
+        self._backends: dict[str, str] = dict(pair.split(":") for pair in config.split(","))
+
+    def abort(self, why: BaseException) -> None:
+        """With gloo, close all connections: ranks that wait for this one fail at once. With others, they wait their time."""
+        self._broken = f"{type(why).__name__}: {why}"
+        if "gloo" in self._backends.values() and self.size > 1:
+            # gloo's own abort() leaves connections open. A receive that takes too long closes them all.
+            nothing = [((self.rank + 1) % self.size, torch.empty(1, dtype=torch.uint8))]
+            with contextlib.suppress(CommError):
+                where = _Where("abort", "abort", SHORTEST_WAIT)
+                where.land(where.posted(dist.irecv, nothing, self._group, MAX_TAG), [])
+
+    def _record_device(self) -> torch.device:
+        return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
+
+    def _post(self, send: Parts, recv: Parts, device: torch.device, number: int, step: str) -> Callable[[], None]:
+        where = _Where(f"exchange {number} ({step})", step, self.timeout)
+        if self._backends.get(device.type) != "gloo":
+            return self._post_to_all(send, recv, device, where)
+        if self._reads(device):
+            return self._post_to_each(send, recv, number, where)
+        staged = staging.incoming(recv)
+        land = self._post_to_each(staging.outgoing(send, device), staged, number, where)
+
+        def finish() -> None:
+            land()
+            staging.deliver(staged, recv)
+
+        return finish
+
+    def _reads(self, device: torch.device) -> bool:
+        """Whether gloo can be given the memory of tensors on `device`."""
+        return device.type == "cpu"
+
+    def _post_to_each(self, send: Parts, recv: Parts, number: int, where: _Where) -> Callable[[], None]:
+        tag = number % MAX_TAG
+        coming = where.posted(dist.irecv, recv, self._group, tag)
+        going = where.posted(dist.isend, send, self._group, tag)
+        return lambda: where.land(coming, going)
+
+    def _post_to_all(self, send: Parts, recv: Parts, device: torch.device, where: _Where) -> Callable[[], None]:
+        if device.type not in self._backends:
+            served = ", ".join(f"{backend} for {name}" for name, backend in self._backends.items())
+            raise ValueError(
+                f"rows are on {device}, but the group has {served} only: move them, or add a backend for {device.type}"
+            )
+        out, sizes_out = _joined(send, self.size, device)
+        into, sizes_into = _joined(recv, self.size, device)
+        work = dist.all_to_all_single(into, out, sizes_into, sizes_out, group=self._group, async_op=True)
+        others = [peer for peer in range(self.size) if sizes_into[peer] or sizes_out[peer]]
+
+        def finish() -> None:
+            where.land_all(work, others)
+            for (_, part), piece in zip(recv, torch.split(into, [len(part) for _, part in recv]), strict=True):
+                part.copy_(piece)
+
+        return finish
+
+
+@dataclass(frozen=True)
+class _Where:
+    """An exchange as its errors name it, and how they come about."""
+
+    name: str
+    step: str
+    timeout: float
+
+    def posted(self, post: Callable[..., Any], parts: Parts, group: dist.ProcessGroup, tag: int) -> list[tuple[int, Any]]:
+        """`post` (isend or irecv) for each part; what to wait for, by peer."""
+        works = []
+        for peer, part in parts:
+            try:
+                works.append((peer, post(part, dist.get_global_rank(group, peer), group=group, tag=tag)))
+            except RuntimeError as error:
+                raise self._lost([peer], error) from error
+        return works
+
+    def land(self, coming: Sequence[tuple[int, Any]], going: Sequence[tuple[int, Any]]) -> None:
+        """Wait for all, in the time of one wait. Raises `PeerLost` and `CommTimeout`."""
+        deadline = time.monotonic() + self.timeout
+        works = [*coming, *going]
+        for i, (peer, work) in enumerate(works):
+            if error := _outcome(work, deadline - time.monotonic()):
+                rest = [(p, _outcome(w, 0)) for p, w in (works if i >= len(coming) else coming)[i + 1 :]]
+                failed = [(peer, error), *((p, e) for p, e in rest if e)]
+                lost = sorted({p for p, e in failed if not _is_timeout(e)})
+                if lost:
+                    raise self._lost(lost, error) from error
+                late = sorted({p for p, _ in failed})
+                what = "nothing came from" if i < len(coming) else "nothing was taken by"
+                raise CommTimeout(f"{self.name}: {what} {ranks_text(late)} within {self.timeout:g} s", late, self.step) from error
+
+    def land_all(self, work: Any, others: Sequence[int]) -> None:
+        """Wait for a collective operation, which does not tell who is missing."""
+        if error := _outcome(work, self.timeout):
+            if not _is_timeout(error):
+                raise self._lost(others, error) from error
+            who = f"one of {ranks_text(others)}" if others else "a rank"
+            raise CommTimeout(f"{self.name}: {who} did not take part within {self.timeout:g} s", others, self.step) from error
+
+    def _lost(self, ranks: Sequence[int], error: RuntimeError) -> CommError:
+        who = ranks_text(ranks) if ranks else "a rank"
+        return PeerLost(f"{self.name}: lost {who}: {_first_sentence(error)}", ranks, self.step)
+
+
+def _outcome(work: Any, seconds: float) -> RuntimeError | None:
+    """What went wrong with `work`, if it is not done in `seconds`."""
+    try:
+        work.wait(timedelta(seconds=max(seconds, SHORTEST_WAIT)))
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    """Also true of operations that fail because another one of this rank took too long: gloo then ends them all."""
+    return re.search(r"timed out|timeout", str(error), re.IGNORECASE) is not None
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    """Without the source file that gloo begins with, and its advice."""
+    return re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
+
+
+def _joined(parts: Parts, size: int, device: torch.device) -> tuple[Tensor, list[int]]:
+    """The bytes of `parts` in one tensor, and how many there are for each rank."""
+    counts = {peer: len(part) for peer, part in parts}
+    nothing = torch.empty(0, dtype=torch.uint8, device=device)
+    return torch.cat([nothing, *(part for _, part in parts)]), [counts.get(peer, 0) for peer in range(size)]

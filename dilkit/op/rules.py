@@ -1,0 +1,142 @@
+"""What the operators do under autograd, autocast and vmap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from dilkit.op.schema import asking_for, backends_asked, backward_op, forward_op
+from dilkit.selector import requested_backends
+
+AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+class Differentiable(torch.autograd.Function):
+    """The forward operator with its gradient. `torch.library.register_autograd` does the same for 40 microseconds a call more."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        out, lse = _below_autograd(forward_op, *inputs)
+        query, key, value, mask, ctx.scale, call = inputs
+        # The backward may run in another thread and outside `use_backend`: it is told what the forward was told.
+        # Not so while torch.compile traces: what holds then would be baked into the graph, and into its cache on disk.
+        traced = type(out) is not Tensor
+        ctx.call = call if traced or backends_asked(call) else asking_for(call, ",".join(requested_backends()))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, value, mask, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        query, key, value, mask, out, lse = ctx.saved_tensors
+        dquery = dkey = dvalue = None
+        if dout is not None:
+            dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+            dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call)
+        if dlse is not None:
+            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call)
+            dquery = by_query if dquery is None else dquery + by_query
+            dkey = by_key if dkey is None else dkey + by_key
+        return dquery, dkey, dvalue, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        raise RuntimeError(
+            "dilated_attention has no forward-mode derivative (jvp); use reverse mode: torch.autograd.grad or .backward()"
+        )
+
+
+class DifferentiableOnce(torch.autograd.Function):
+    """The backward operator, which has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        dquery, dkey, dvalue = _below_autograd(backward_op, *inputs)
+        return dquery, dkey, dvalue
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "dilated_attention can be differentiated once only: double backward (create_graph=True) is not supported"
+        )
+
+
+def _below_autograd(op: Any, *inputs: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*inputs)
+
+
+def autograd(op: Any, function: Any) -> Callable[..., Any]:
+    """What `op` does where autograd looks on: record `function` if a gradient is wanted, else nothing."""
+
+    def kernel(*inputs: Any) -> Any:
+        recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        if not recorded and forward_ad._current_level < 0:
+            return _below_autograd(op, *inputs)
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "dilated_attention does not support torch.func.grad, vjp and jvp; use torch.autograd.grad or .backward()"
+            )
+        return function.apply(*inputs)
+
+    return kernel
+
+
+def _differentiate_lse(
+    dlse: Tensor, query: Tensor, key: Tensor, lse: Tensor, mask: Tensor | None, scale: float, call: str
+) -> tuple[Tensor, Tensor]:
+    """Gradients through `lse`, from the two passes that every backend has.
+
+        dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
+
+    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
+    """
+    weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
+    with torch.autocast(query.device.type, enabled=False):  # as in `autocast_backward`
+        mean_key, _ = forward_op(query, key, key, mask, scale, call)
+        dout = (weight * query).to(query.dtype).contiguous()
+        _, _, dkey = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call)
+    return (weight * mean_key).to(query.dtype), dkey
+
+
+def vmap(
+    info: Any, in_dims: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, call: str
+) -> Any:
+    """The mapped dimension joins the batch."""
+
+    def joined(x: Tensor | None, dim: int | None) -> Tensor | None:
+        if x is None:
+            return None
+        return (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    tensors = [joined(x, dim) for x, dim in zip((query, key, value, mask), in_dims, strict=False)]
+    batch = query.shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
+    out, lse = forward_op(*tensors, scale, call)
+    return tuple(x.unflatten(0, (info.batch_size, batch)) for x in (out, lse)), (0, 0)
+
+
+def autocast_forward(device: str) -> Callable[..., Any]:
+    """Under autocast the operator computes in the autocast dtype, whichever that is; fp64 stays fp64, as elsewhere in torch."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
+        double = any(x.dtype == torch.float64 for x in (query, key, value))
+        dtype = torch.float64 if double else torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return forward_op(query.to(dtype), key.to(dtype), value.to(dtype), *options)
+
+    return kernel
+
+
+def autocast_backward(device: str) -> Callable[..., Any]:
+    """Autocast must not reach the matmuls of a backend: its dtypes are the forward's, wherever `.backward()` is called."""
+
+    def kernel(*inputs: Any) -> Any:
+        with torch.autocast(device, enabled=False):
+            return backward_op(*inputs)
+
+    return kernel

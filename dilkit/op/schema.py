@@ -1,0 +1,51 @@
+"""The schemas of the torch operators behind `dilated_attention`, and the text that tells them what to do.
+
+The pattern travels as JSON text: further kinds of branches need no new schema.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dilkit.pattern import Pattern
+
+library = torch.library.Library("dilkit", "DEF")
+library.define(
+    "dilated_attention(Tensor query, Tensor key, Tensor value, "
+    "Tensor? key_padding_mask, float scale, str call) -> (Tensor, Tensor)"
+)
+library.define(
+    "dilated_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
+    "Tensor? key_padding_mask, float scale, str call) -> (Tensor, Tensor, Tensor)"
+)
+forward_op = torch.ops.dilkit.dilated_attention.default
+backward_op = torch.ops.dilkit.dilated_attention_backward.default
+
+_FORMAT = "1"
+"""The first letter of every call: change it with `encode_call` and with what autograd does in `dilkit.op.rules`, because
+torch.compile keeps whole graphs on disk and finds them again by such constants."""
+
+
+def encode_call(pattern: Pattern, is_causal: bool, requires_grad: bool, backend: str) -> str:
+    """What an operator is told besides tensors and scale, as one text: every schema argument costs microseconds a call."""
+    return f"{_FORMAT}{is_causal:d}{requires_grad:d}{backend};{pattern.to_json()}"
+
+
+def decode_call(call: str) -> tuple[Pattern, bool, bool]:
+    """The pattern, `is_causal` and `requires_grad` of a call."""
+    return Pattern.from_json(call.partition(";")[2]), call[1] == "1", call[2] == "1"
+
+
+def with_pattern(call: str, text: str) -> str:
+    """`call` for the pattern with the JSON text `text`."""
+    return call[: call.index(";") + 1] + text
+
+
+def backends_asked(call: str) -> str:
+    """The names of the backends that a call asks for, comma-separated; empty when it asks for none."""
+    return call[3 : call.index(";")]
+
+
+def asking_for(call: str, names: str) -> str:
+    """`call`, which asks for no backend, asking for `names`."""
+    return call[:3] + names + call[3:]

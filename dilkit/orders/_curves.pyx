@@ -1,0 +1,130 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The engines of dilkit.orders.token_order: in which order curves visit the cells of a grid. Their C is in curves_*.c.
+
+Each writes into an array that the caller allocates, of int32 or int64, one element for each cell, and holds no lock while it does.
+`shape` is one to three sides of at least 1, in row-major order. With `threads` above 1, arrays of millions of cells are written by as
+many threads, which end with the call; the result is the same. ValueError: sizes that do not fit each other.
+"""
+
+from math import prod
+
+from libc.stdint cimport int32_t, int64_t
+
+ctypedef fused integer:
+    int32_t
+    int64_t
+
+cdef extern from "curves.h" nogil:
+    void curves_prepare()
+    void curves_hilbert(void *out, int bytes, int ndim, int bits, int threads)
+    void curves_hilbert_rank(void *out, int bytes, int ndim, int bits, int threads)
+    int curves_morton(void *out, int bytes, const int64_t *shape, int threads)
+    void curves_tiles(void *out, int bytes, const int64_t *shape, const int64_t *tile)
+    void curves_snake(void *out, int bytes, const int64_t *shape)
+
+curves_prepare()
+
+
+def hilbert(integer[::1] out, int ndim, int bits, int threads=1):
+    """Write `out[d]` = row-major index of the d-th cell of Hilbert's curve through a square or cube of sides `2**bits`.
+
+    The curve is that of J. Skilling, "Programming the Hilbert curve" (2004): the cell's coordinates are what his transform makes of d.
+    """
+    _check_bits(out.shape[0], sizeof(integer), ndim, bits)
+    with nogil:
+        curves_hilbert(&out[0], sizeof(integer), ndim, bits, threads)
+
+
+def hilbert_rank(integer[::1] out, int ndim, int bits, int threads=1):
+    """Write the inverse of what `hilbert` writes: `out[row-major index of the d-th cell] = d`."""
+    _check_bits(out.shape[0], sizeof(integer), ndim, bits)
+    with nogil:
+        curves_hilbert_rank(&out[0], sizeof(integer), ndim, bits, threads)
+
+
+def morton(integer[::1] out, shape, int threads=1):
+    """Write the row-major indices of the cells of a box by ascending Morton code.
+
+    The code takes the axes' bits in turn from the highest on, that of the first axis before those of the others.
+    """
+    cdef int64_t sides[3]
+    cdef bint done
+    _check_cells(out.shape[0], sizeof(integer), shape)
+    _fill(sides, [side for side in shape if side > 1])  # an axis of one cell adds no bit to the code
+    with nogil:
+        done = curves_morton(&out[0], sizeof(integer), sides, threads)
+    if not done:
+        raise MemoryError("no memory for the tables of a Morton curve")
+
+
+def tiles(integer[::1] out, shape, tile):
+    """Write the row-major indices of the cells of a box tile by tile: tiles row-major, and the cells of each row-major.
+
+    `tile` has a side of at least 1 for each axis; the tiles at the far sides are what is left of the box.
+    """
+    cdef int64_t sides[3]
+    cdef int64_t tile_sides[3]
+    _check_cells(out.shape[0], sizeof(integer), shape)
+    if len(tile) != len(shape) or min(tile) < 1:
+        raise ValueError(f"tile={tile!r} must be a side of at least 1 for each axis of shape={shape!r}")
+    _fill(sides, shape)
+    _fill(tile_sides, [min(pair) for pair in zip(tile, shape)])
+    with nogil:
+        curves_tiles(&out[0], sizeof(integer), sides, tile_sides)
+
+
+def snake(integer[::1] out, shape):
+    """Write the row-major indices of the cells of a box row by row, every other row backwards and every other plane from its end.
+
+    Each cell is a neighbour of the one before.
+    """
+    cdef int64_t sides[3]
+    _check_cells(out.shape[0], sizeof(integer), shape)
+    _fill(sides, shape)
+    with nogil:
+        curves_snake(&out[0], sizeof(integer), sides)
+
+
+def invert(const integer[::1] perm, integer[::1] out):
+    """Write `out[perm[i]] = i`. ValueError for an element of `perm` that is no index of it."""
+    cdef Py_ssize_t i, count = perm.shape[0], wrong = -1
+    if out.shape[0] != count:
+        raise ValueError(f"out has {out.shape[0]} elements, must have as many as perm, {count}")
+    with nogil:
+        for i in range(count):
+            if perm[i] < 0 or perm[i] >= count:
+                wrong = i
+                break
+            out[perm[i]] = <integer>i
+    if wrong >= 0:
+        raise ValueError(f"perm[{wrong}]={perm[wrong]} must be at least 0 and below {count}")
+
+
+def row_major(integer[::1] out):
+    """Write `out[i] = i`: the plainest loop that stores, by which the others are measured."""
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(out.shape[0]):
+            out[i] = <integer>i
+
+
+cdef _check_bits(Py_ssize_t length, int bytes, int ndim, int bits):
+    if ndim not in (2, 3) or not 0 <= bits <= 31:
+        raise ValueError(f"ndim={ndim} must be 2 or 3, and bits={bits} from 0 to 31")
+    _check_cells(length, bytes, (1 << bits,) * ndim)
+
+
+cdef _check_cells(Py_ssize_t length, int bytes, shape):
+    if not 1 <= len(shape) <= 3 or min(shape) < 1:
+        raise ValueError(f"shape={shape!r} must be one to three sides of at least 1")
+    cells = prod(shape)
+    if length != cells:
+        raise ValueError(f"out has {length} elements, must have one for each of the {cells} cells of shape={shape!r}")
+    if bytes == 4 and cells > 1 << 31:
+        raise ValueError(f"out is of int32, which cannot hold the {cells} cells of shape={shape!r}; int64 can")
+
+
+cdef _fill(int64_t *sides, values):
+    """Three sides: 1 for the first ones where there are fewer values."""
+    for i, side in enumerate((1,) * (3 - len(values)) + tuple(values)):
+        sides[i] = side

@@ -1,0 +1,79 @@
+"""Arrays and tensors of integers as columns: what the C of dilkit.orders.points reads and writes, with any strides, uncopied."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array: TypeAlias = NDArray[Any]
+Place: TypeAlias = "tuple[int, int, int, int, int]"
+"""A column for the C code: address, stride in bytes, bytes of a number, the number to count from, and the most it may be then."""
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x`, or the first of a tuple of axes, is a tensor; what is computed from it then comes as one, too."""
+    return isinstance(x[0] if isinstance(x, (tuple, list)) and x else x, Tensor)
+
+
+def numbers(name: str, x: Any) -> Array:
+    """`x` as a numpy array over the same memory. Raises TypeError for anything but an array or a CPU tensor of numbers."""
+    if isinstance(x, Tensor):
+        if x.device.type != "cpu":
+            raise ValueError(f"{name} is on {x.device}; codes are computed on the CPU: pass {name}.cpu()")
+        x = x.detach().numpy()
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"{name} is a {type(x).__name__}; a numpy array or a torch tensor is needed")
+    if x.dtype.kind not in "iuf":
+        raise TypeError(f"{name} is of dtype {x.dtype}; integers are needed")
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def integers(name: str, x: Any) -> Array:
+    """The same, of integers alone."""
+    array = numbers(name, x)
+    if array.dtype.kind == "f":
+        raise TypeError(
+            f"{name} is of dtype {array.dtype}; a curve goes through whole cells: pass the cells that the points lie in, "
+            f"np.floor(({name} - {name}.min(0)) / cell).astype(int), or sort with sort_points({name}, cell=...)"
+        )
+    return array
+
+
+def axes(name: str, x: Any) -> list[Array]:
+    """The axes of points, `(n,)` each: the columns of `(n, ndim)`, or the parts of a tuple."""
+    if isinstance(x, (tuple, list)):
+        found = [numbers(f"{name}[{i}]", axis) for i, axis in enumerate(x)]
+    else:
+        points = numbers(name, x)
+        if points.ndim != 2:
+            raise ValueError(f"{name} has shape {points.shape}; it must be (n, 2) or (n, 3), or a tuple of 2 or 3 arrays (n,)")
+        found = list(points.T)
+    if len(found) not in (2, 3):
+        raise ValueError(f"{name} has {len(found)} axes; curves are known in 2-D and 3-D")
+    if any(axis.shape != found[0].shape or axis.ndim != 1 for axis in found):
+        raise ValueError(f"{name} has axes of shapes {', '.join(str(axis.shape) for axis in found)}; they must be (n,) alike")
+    return found
+
+
+def check_out(name: str, array: Array, count: int, bits: int) -> None:
+    """Raise unless `array` can take `count` numbers of `bits` bits."""
+    if array.shape != (count,):
+        raise ValueError(f"{name} has {array.shape[0] if array.ndim == 1 else array.shape} places; {count} are needed")
+    if not array.flags.writeable:
+        raise ValueError(f"{name} is read-only; pass an array that can be written")
+    if bits > value_bits(array):
+        raise ValueError(f"{name} is of dtype {array.dtype}, which holds {value_bits(array)} bits; {bits} are needed")
+
+
+def value_bits(array: Array) -> int:
+    """How many bits of a number that is 0 or more an array's dtype holds."""
+    return int(np.iinfo(array.dtype).max).bit_length()
+
+
+def place(array: Array, bits: int, least: int = 0) -> Place:
+    """Where a column lies; its numbers, less `least`, are to be of `bits` bits."""
+    most = min(bits, value_bits(array)) if least == 0 else bits
+    return array.ctypes.data, array.strides[0], array.itemsize, least, 2**most - 1

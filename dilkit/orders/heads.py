@@ -1,0 +1,145 @@
+"""Several token orders over the heads of a tensor, which take them in turn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dilkit.orders.checks import wrong_length
+from dilkit.orders.token_order import TokenOrder
+from dilkit.pattern import Pattern
+
+Orders: TypeAlias = tuple[TokenOrder, ...]
+
+
+def as_orders(name: str, given: Any) -> Orders:
+    """One order or a sequence of them as a tuple; of equal ones, one. Raises TypeError or ValueError."""
+    orders = (given,) if isinstance(given, TokenOrder) else given
+    if not isinstance(orders, (list, tuple)) or not all(isinstance(order, TokenOrder) for order in orders):
+        raise TypeError(f"{name}={given!r} is no TokenOrder, nor a list of them; make one with dilkit.order((rows, columns))")
+    if not orders:
+        raise ValueError(f"{name} is empty; give at least one TokenOrder, or leave it out")
+    first = orders[0]
+    return (first,) if all(order is first or order == first for order in orders) else tuple(orders)
+
+
+def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | None) -> Orders | None:
+    """What a module is given as `order` or as `orders`; None for neither. Raises TypeError or ValueError, also for both.
+
+    Warns of orders with different names that move tokens alike, as a generalised Hilbert curve and its transposed one may.
+    """
+    if order is not None and orders is not None:
+        raise ValueError(f"order={order!r} and orders={orders!r} are both given; give one order, or several as orders")
+    if order is not None and not isinstance(order, TokenOrder):
+        raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
+    given = order if orders is None else orders
+    if given is None:
+        return None
+    found = as_orders("orders", given)
+    for one, other in combinations(found, 2):
+        if one != other and np.array_equal(one.perm, other.perm):
+            warnings.warn(f"{one!r} and {other!r} move tokens alike: heads that take them see the same", stacklevel=3)
+    return found
+
+
+def shown_orders(orders: Orders | None) -> dict[str, Any]:
+    """The argument of a module that these orders were, for its text."""
+    return {} if orders is None else {"order": orders[0]} if len(orders) == 1 else {"orders": list(orders)}
+
+
+def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_causal: bool) -> None:
+    """Raise ValueError unless these orders are of `seq` tokens, there is a head for each, and none shows the future."""
+    for order in orders:
+        if len(order) != seq:
+            raise wrong_length(f"the sequence has {seq} tokens", seq, order)
+    if len(orders) > (total := total_heads(pattern, kv_heads)):
+        raise ValueError(
+            f"there are {len(orders)} orders but {total} key/value heads to take them in turn; at most one order a head"
+        )
+    if not is_causal or all(order.is_identity for order in orders):
+        return
+    if len(orders) > 1:
+        raise ValueError(
+            f"is_causal=True with {len(orders)} orders would let tokens see their future through one another: what is before a "
+            "token in one order is after it in another; give one order"
+        )
+    if not orders[0].is_generation_order:
+        raise ValueError(
+            f"is_causal=True along {orders[0]!r} would let tokens see their future, as it is not the order of the sequence; if "
+            "tokens are generated in this order, say so: order(..., is_generation_order=True)"
+        )
+
+
+def first_head(pattern: Pattern) -> int:
+    """The number, among those of the model, of the first key/value head at hand."""
+    return 0 if pattern.head_shard is None else pattern.head_shard[0]
+
+
+def total_heads(pattern: Pattern, kv_heads: int) -> int:
+    """How many key/value heads the model has, of which `kv_heads` are at hand."""
+    return kv_heads if pattern.head_shard is None else pattern.head_shard[1]
+
+
+def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bool = False) -> Tensor:
+    """`x` `(batch, seq, heads, ...)` with the rows of each head moved by its own order.
+
+    Head j of the `kv_heads` at hand is head `first + j` of the model and takes order `(first + j) mod len(orders)`; several
+    heads of `x` may go with one of these.
+    """
+    parts = deal_heads(x, len(orders), first, kv_heads)
+    moved = [order.restore(part) if inverse else order.apply(part) for order, part in zip(orders, parts, strict=True)]
+    return collect_heads(moved, first, kv_heads)
+
+
+def deal_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tensor]:
+    """The heads of `x` `(batch, seq, heads, ...)` by the order that they take: views `(batch, seq, heads of that order, ...)`."""
+    if orders == 1:
+        return [x]
+    by_kv_head = x.view(*x.shape[:2], kv_heads, x.shape[2] // kv_heads, *x.shape[3:])
+    return [by_kv_head[:, :, (turn - first) % orders :: orders] for turn in range(orders)]
+
+
+def collect_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
+    """What `deal_heads` dealt, put together again."""
+    if len(parts) == 1:
+        return parts[0]
+    by_order = [part.unbind(2) for part in parts]
+    heads = [by_order[(first + head) % len(parts)][head // len(parts)] for head in range(kv_heads)]
+    return torch.stack(heads, 2).flatten(2, 3)
+
+
+def head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
+    """For each key/value head the pattern of that head alone, as JSON text like the whole one that is given; None where no
+    branch serves the head."""
+    return _head_texts(text, heads, kv_heads)
+
+
+torch.compiler.assume_constant_result(head_texts)  # torch.compile can make no patterns
+
+
+@lru_cache(maxsize=256)
+def _head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
+    pattern, group = Pattern.from_json(text), heads // kv_heads
+    return tuple(_of_head(pattern, head, group, kv_heads) for head in range(kv_heads))
+
+
+def _of_head(pattern: Pattern, head: int, group: int, kv_heads: int) -> str | None:
+    branches, ranges = [], []
+    for branch in pattern.branches:
+        start, stop = branch.heads or (0, kv_heads * group)
+        start, stop = max(start - head * group, 0), min(stop - head * group, group)
+        if start < stop:
+            branches.append(branch)
+            ranges.append((start, stop))
+    if not branches:
+        return None
+    lengths, rates = [branch.segment_length for branch in branches], [branch.dilation_rate for branch in branches]
+    shard = first_head(pattern) + head, total_heads(pattern, kv_heads)
+    return Pattern(lengths, rates, pattern.offset, pattern.overlap, ranges, shard).to_json()

@@ -1,0 +1,183 @@
+"""Points and their codes: where along a curve a point of a grid lies, and in which order a curve visits a cloud of points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from dilkit import environment
+from dilkit.checks import integer, one_of, real
+from dilkit.orders import _points, columns
+from dilkit.orders.automata import automaton
+from dilkit.orders.checks import empty
+from dilkit.orders.columns import Array
+from dilkit.orders.token_order import TokenOrder
+
+CURVES = ("hilbert", "morton")
+
+MAX_BITS = {2: 31, 3: 21}
+"""Bits of a coordinate, at most, by ndim: a code has ndim times as many, 63 at most."""
+
+PER_THREAD = 2**16
+"""Points that a thread should have, at least: starting one takes as long as computing these."""
+
+
+def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
+    """The codes `(n,)` of points: `codes[i]` = how many cells of the grid the curve visits before the cell `coords[i]`.
+
+    The curve goes through a square or cube of `2**bits` cells a side: `encode(order((2**k,) * ndim).coordinates(), k)` is
+    0, 1, 2, ... Codes for different `bits` do not compare.
+
+    `coords`: `(n, ndim)` integers of any dtype and strides, or a tuple of ndim arrays `(n,)`, an axis each, which is the fastest
+    form; numpy arrays or torch tensors on the CPU. `bits`: up to 31 in 2-D and 21 in 3-D; None: what the largest coordinate
+    needs. `out`: an array `(n,)` of integers for the codes; without it they come as `coords` do, in uint32 (torch: int32) where
+    `ndim * bits` fit and int64 otherwise. `threads`: how many to compute with.
+
+    Raises TypeError for what is no integer, ValueError for a wrong shape, an unknown curve, a coordinate out of range (named) or
+    an `out` that does not fit.
+    """
+    axes = [columns.integers("coords", axis) for axis in columns.axes("coords", coords)]
+    ndim, count = len(axes), len(axes[0])
+    if bits is None:
+        bits = max(1, *(int(axis.max(initial=0)).bit_length() for axis in axes))
+    _check(ndim, bits, curve)
+    codes = _codes(count, ndim * bits, columns.is_tensor(coords)) if out is None else out
+    code = columns.integers("out", codes)
+    columns.check_out("out", code, count, ndim * bits)
+    at = _run(_points.encode, curve, bits, axes, (0,) * ndim, code, threads)
+    if at < count:
+        point = tuple(int(axis[at]) for axis in axes)
+        hint = "subtract the least coordinates" if min(point) < 0 else f"pass bits={max(point).bit_length()}"
+        raise ValueError(f"coords[{at}]={point} is out of range: bits={bits} hold 0 to {2**bits - 1}; {hint}")
+    return codes
+
+
+def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
+    """The points `(n, ndim)`, int32, of codes: the inverse of `encode`.
+
+    `codes`: `(n,)` integers, a numpy array or a torch tensor on the CPU. `out`: an array `(n, ndim)`, or a tuple of ndim arrays
+    `(n,)`, which is the fastest form, of any integer dtype that holds `bits`. All else is as in `encode`.
+    """
+    code = columns.integers("codes", codes)
+    if code.ndim != 1:
+        raise ValueError(f"codes has shape {code.shape}; it must be (n,)")
+    ndim, count = integer("ndim", ndim), len(code)
+    _check(ndim, bits, curve)
+    if out is None:
+        is_tensor = isinstance(codes, torch.Tensor)
+        out = torch.empty(count, ndim, dtype=torch.int32) if is_tensor else np.empty((count, ndim), np.int32)
+    axes = [columns.integers("out", axis) for axis in columns.axes("out", out)]
+    if len(axes) != ndim:
+        raise ValueError(f"out has {len(axes)} axes; ndim={ndim}")
+    for axis in axes:
+        columns.check_out("out", axis, count, bits)
+    at = _run(_points.decode, curve, bits, axes, (0,) * ndim, code, threads)
+    if at < count:
+        raise ValueError(f"codes[{at}]={code[at]} is out of range: bits={bits} in {ndim}-D give 0 to {2 ** (ndim * bits) - 1}")
+    return out
+
+
+def sort_points(
+    coords: Any, curve: str = "hilbert", *, cell: float | None = None, batch: Any = None, threads: int = 1
+) -> TokenOrder:
+    """The order in which `curve` visits points: `perm` sorts them by their codes, and leaves those of one cell as they are.
+
+    `perm == np.argsort(encode(cells), kind="stable")` with `cells = coords - coords.min(0)`, so coordinates may be negative; the
+    order's shape is `(n,)`. `coords`: as in `encode`. `cell`: the side of a cell, which floating-point coordinates need:
+    `cells = floor((coords - coords.min(0)) / cell)`. `batch`: `(n,)` integers, 0 or more: which of several clouds a point belongs
+    to; the clouds come one after the other.
+
+    Raises as `encode` does, and ValueError if the points lie too far apart for the bits that there are.
+    """
+    one_of("curve", curve, CURVES)
+    axes = columns.axes("coords", coords)
+    if cell is not None:
+        axes = [_cells(axis, real("cell", cell, above=0.0)) for axis in axes]
+    axes = [columns.integers("coords", axis) for axis in axes]
+    ndim, count = len(axes), len(axes[0])
+    least = tuple(int(axis.min()) if count else 0 for axis in axes)
+    bits = max(1, *((int(axis.max(initial=low)) - low).bit_length() for axis, low in zip(axes, least, strict=True)))
+    if bits > MAX_BITS[ndim]:
+        raise ValueError(f"coords span 2**{bits} cells; a code has room for 2**{MAX_BITS[ndim]} in {ndim}-D: pass a larger cell")
+    codes = _codes(count, ndim * bits, False)
+    _run(_points.encode, curve, bits, axes, least, codes, threads)
+    if batch is not None:
+        codes = _with_batch(codes, ndim * bits, columns.integers("batch", batch))
+    perm = empty(count)
+    _points.argsort(codes, perm)
+    return TokenOrder((count,), curve, perm)
+
+
+def instruction_set() -> str:
+    """The name of the instruction set whose code runs: what `DILKIT_CPU_ISA` says, else the best that this machine has."""
+    sets = _points.instruction_sets()
+    name = environment.cpu_isa(("avx512", "avx512bf16", *sets[1:]) if sets[0] == "avx512" else sets)
+    return "avx512" if name == "avx512bf16" else name  # bf16 has nothing for integers
+
+
+def _check(ndim: int, bits: Any, curve: str) -> None:
+    one_of("curve", curve, CURVES)
+    if ndim not in MAX_BITS:
+        raise ValueError(f"ndim={ndim}; curves are known in 2-D and 3-D")
+    if integer("bits", bits, at_least=1) > MAX_BITS[ndim]:
+        raise ValueError(
+            f"bits={bits} must be at most {MAX_BITS[ndim]} in {ndim}-D: a code has {ndim} times as many, and 63 at most"
+        )
+
+
+def _codes(count: int, bits: int, is_tensor: bool) -> Any:
+    """Room for codes of `bits` bits. torch has next to no operations on its unsigned integers."""
+    if is_tensor:
+        return torch.empty(count, dtype=torch.int32 if bits <= 31 else torch.int64)
+    return np.empty(count, np.uint32 if bits <= 32 else np.int64)
+
+
+def _run(
+    convert: Callable[..., int], curve: str, bits: int, axes: list[Array], least: tuple[int, ...], code: Array, threads: int
+) -> int:
+    """Encode or decode, a thread for each stretch of points; the index of a first point out of range, else their number."""
+    ndim, count = len(axes), len(code)
+    table = automaton(curve, ndim, convert is _points.decode)
+    arguments = instruction_set(), table.turns, table.starts[-bits % 4], table.turning, bits
+    threads = max(1, min(integer("threads", threads, at_least=1), count // PER_THREAD))
+
+    def stretch(i: int) -> int:
+        start, stop = count * i // threads, count * (i + 1) // threads
+        places = [columns.place(axis[start:stop], bits, low) for axis, low in zip(axes, least, strict=True)]
+        done = convert(*arguments, stop - start, places, columns.place(code[start:stop], ndim * bits))
+        return start + done if done < stop - start else count
+
+    if threads == 1:
+        return stretch(0)
+    with ThreadPoolExecutor(threads) as pool:
+        return min(pool.map(stretch, range(threads)))
+
+
+def _cells(axis: Array, cell: float) -> Array:
+    """The cells that the coordinates lie in, counted from the least one's."""
+    if not len(axis):
+        return axis.astype(np.int64)
+    low, high = float(axis.min()), float(axis.max())
+    if not np.isfinite(high - low):
+        raise ValueError(f"coords has coordinates from {low} to {high}; leave out the points that have one that is not finite")
+    if (high - low) / cell >= 2**31:
+        raise ValueError(f"coords span {(high - low) / cell:.3g} cells; a code has room for at most 2**31: pass a larger cell")
+    cells: Array = np.floor((axis - axis.min()) / cell).astype(np.int64)
+    return cells
+
+
+def _with_batch(codes: Array, bits: int, batch: Array) -> Array:
+    """Codes with the number of the cloud above them."""
+    if batch.shape != codes.shape:
+        raise ValueError(f"batch has shape {batch.shape}; one number for each of the {len(codes)} points is needed")
+    low, high = int(batch.min(initial=0)), int(batch.max(initial=0))
+    if low < 0:
+        raise ValueError(f"batch has the number {low}; numbers must be 0 or more")
+    if high.bit_length() + bits > 63:
+        raise ValueError(f"batch has the number {high}, and codes {bits} bits: together more than 63; pass a larger cell")
+    keys: Array = batch.astype(np.int64) << bits | codes
+    return keys

@@ -1,6 +1,0 @@
-#define VECTOR_BYTES 32
-#include "points_kernel.h"
-
-static int runs_here(void) { return __builtin_cpu_supports("avx2"); }
-
-const PointsKernel points_avx2 = {"avx2", runs_here, encode, decode};

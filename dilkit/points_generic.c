@@ -1,6 +1,0 @@
-#define VECTOR_BYTES 16
-#include "points_kernel.h"
-
-static int runs_here(void) { return 1; }
-
-const PointsKernel points_generic = {"generic", runs_here, encode, decode};

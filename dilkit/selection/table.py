@@ -1,0 +1,129 @@
+"""Which backend comes first where, and why: the one table of it. Names are data: nothing is imported, nobody need be there.
+
+The first row of `TABLE` that fits a problem orders the backends it names; others, of third parties, keep their `priority`.
+What the table says of GPUs follows from how the kernels are made and from what others have published: we have measured
+none of it on such hardware. It holds by design, until `dilkit tune` has measured on the GPU at hand.
+"""
+
+from __future__ import annotations
+
+from dilkit.problem import DTYPES, Problem
+from dilkit.selection.preference import NEWEST, OLDEST, Preference, Row
+
+_ANY = ((OLDEST, NEWEST),)
+_MAXWELL = ((OLDEST, (5, 9)),)
+_PASCAL = (((6, 0), (6, 9)),)
+_PASCAL_OF_DESKTOPS = (((6, 1), (6, 1)),)
+_VOLTA = (((7, 0), (7, 4)),)
+_TURING = (((7, 5), (7, 9)),)
+_BELOW_AMPERE = ((OLDEST, (7, 9)),)
+_FROM_AMPERE = (((8, 0), NEWEST),)
+_WITHOUT_WGMMA = (((8, 0), (8, 9)), ((12, 0), NEWEST))
+"""From 8.0 on, the GPUs whose fastest matmul is `mma.sync`: desktop Blackwell has neither Hopper's `wgmma` nor `tcgen05`."""
+_HOPPER = (((9, 0), (9, 9)),)
+_HOPPER_AND_BLACKWELL = (((9, 0), (11, 9)),)
+
+_SINGLE = ("float32",)
+_HALVES = ("bfloat16", "float16")
+
+_RAW_FIRST = ("cupy_raw", "sdpa", "numba_cuda", "reference")
+_TORCH_FIRST = ("sdpa", "cupy_raw", "numba_cuda", "reference")
+
+_SHARED = ("shared keys",)
+
+TABLE = (
+    Row(
+        *("cpu", _ANY, DTYPES, ()),
+        ("native", "sdpa", "reference"),
+        "one pass over the rows for all branches, each key that they share scored once",
+        basis="as measured in docs/results",
+    ),
+    Row(*("cuda", _ANY, ("float64",), ()), ("reference",), "the kernels for GPUs compute in float32 or in halves"),
+    Row(
+        *("cuda", _ANY, _SINGLE, ()),
+        _RAW_FIRST,
+        "one launch for all branches, shared keys scored once, gradients summed in registers; torch's memory-efficient kernel "
+        "runs branch by branch and sums float32 gradients in memory",
+    ),
+    Row(
+        *("cuda", _BELOW_AMPERE, ("bfloat16",), ()),
+        _RAW_FIRST,
+        "bfloat16 in memory, float32 arithmetic: no GPU below 8.0 has bfloat16 units, and no kernel of torch takes it there",
+    ),
+    Row(
+        *("cuda", _MAXWELL, ("float16",), ()),
+        _RAW_FIRST,
+        "float16 in memory, float32 arithmetic: there is no float16 arithmetic on this GPU; what it saves is memory",
+    ),
+    Row(
+        *("cuda", _PASCAL_OF_DESKTOPS, ("float16",), ()),
+        _RAW_FIRST,
+        "float16 in memory, float32 arithmetic: the float16 units of this GPU run at 1/64 of the float32 rate",
+    ),
+    Row(
+        *("cuda", _PASCAL, ("float16",), ()),
+        _RAW_FIRST,
+        "float16 in memory, float32 arithmetic: the float16 units of this GPU are fast but also sum in float16, "
+        "which loses small weights",
+    ),
+    Row(
+        *("cuda", _VOLTA, ("float16",), ()),
+        _TORCH_FIRST,
+        "torch's memory-efficient kernel uses the tensor cores of 7.0; cupy_raw knows those of 7.5 and newer, "
+        "and would compute in float32 without any",
+    ),
+    Row(
+        *("cuda", _TURING, ("float16",), ()),
+        _RAW_FIRST,
+        "tensor cores, one launch for all branches, shared keys scored once; torch has no flash attention below 8.0",
+    ),
+    Row(
+        *("cuda", _FROM_AMPERE, _HALVES, ("launch-bound", *_SHARED)),
+        _RAW_FIRST,
+        "one launch; so little work takes less time than launching a library's kernel for every branch and merging the results",
+    ),
+    Row(
+        *("cuda", _FROM_AMPERE, _HALVES, ("key padding mask",)),
+        _RAW_FIRST,
+        "takes the mask; torch's flash and cuDNN attention do not, which leaves its slower memory-efficient kernel",
+    ),
+    Row(
+        *("cuda", _WITHOUT_WGMMA, _HALVES, _SHARED),
+        _RAW_FIRST,
+        "shared keys scored once, up to 1.3 times less work, on the same tensor core instructions as torch's flash attention",
+    ),
+    Row(
+        *("cuda", _WITHOUT_WGMMA, _HALVES, ()),
+        _TORCH_FIRST,
+        "torch's flash attention is hard to beat where no keys are shared, so that nothing can be saved",
+    ),
+    Row(
+        *("cuda", _HOPPER, _HALVES, (*_SHARED, "head_dim up to 64")),
+        _RAW_FIRST,
+        "up to head_dim 64 exponentials bound every kernel, not matmuls, so that scoring shared keys once pays: "
+        "up to 1.3 times less work",
+    ),
+    Row(
+        *("cuda", _HOPPER, _HALVES, (*_SHARED, "grouped heads")),
+        _RAW_FIRST,
+        "shared keys scored once, on the same instructions as torch's flash attention; cuDNN takes no grouped heads here",
+    ),
+    Row(
+        *("cuda", _HOPPER_AND_BLACKWELL, _HALVES, ()),
+        _TORCH_FIRST,
+        "cuDNN and flash attention use the matmul instructions that this generation has of its own, 1.6 times as fast as those "
+        "of cupy_raw: more than scoring shared keys once saves",
+    ),
+)
+"""The first row that fits decides. `reference` computes everything, slowly, so it is last."""
+
+
+def row_of(problem: Problem) -> Row | None:
+    """The first row of `TABLE` that fits `problem`."""
+    return next((row for row in TABLE if row.fits(problem)), None)
+
+
+def table_preference(problem: Problem) -> Preference:
+    """What `TABLE` says of `problem`; no order at all where no row fits."""
+    row = row_of(problem)
+    return Preference() if row is None else row.preference

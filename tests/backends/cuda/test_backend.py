@@ -1,0 +1,311 @@
+"""The backend of the CUDA kernels, by a launcher that records: which kernels run, on what tables, with what memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.cuda_fakes import RecordingLauncher
+from torch import Tensor
+
+from dilkit import Pattern, plan
+from dilkit.backends.cuda import backend as cupy_raw
+from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.backends.cuda.table import kernel_for
+from dilkit.backends.tiles.device import QUERIES, tables
+from dilkit.backends.tiles.schedule import schedule
+from dilkit.device import Device
+from dilkit.problem import Problem
+
+GROUPS = Pattern([256, 512, 512], [1, 4, 64])
+PASCAL = (6, 1)
+
+
+def pose(**fields: Any) -> Problem:
+    """A problem of two groups for tiles of 64 rows."""
+    return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=16, batch=2), **fields})
+
+
+def tensors(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = getattr(torch, problem.dtype)
+    heads = problem.heads, problem.kv_heads, problem.kv_heads
+    q, k, v = (torch.zeros(problem.batch, problem.seq, n, problem.head_dim, dtype=dtype) for n in heads)
+    return q, k, v
+
+
+def ran(launcher: RecordingLauncher) -> list[tuple[str, bool]]:
+    return [(launch.kernel.name, bool(launch.call["first"])) for launch in launcher.launches]
+
+
+def records(array: Any) -> list[tuple[int, ...]]:
+    return array.tolist()
+
+
+@pytest.fixture
+def launcher() -> RecordingLauncher:
+    return RecordingLauncher()
+
+
+@pytest.fixture
+def backend(launcher: RecordingLauncher) -> CupyRaw:
+    return CupyRaw(launcher, PASCAL)
+
+
+def test_forward_launches_each_group_once(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+    problem = pose()
+    q, k, v = tensors(problem)
+    out, lse = backend.forward(q, k, v, problem)
+    assert (out.shape, out.dtype, out.is_contiguous()) == (q.shape, q.dtype, True)
+    assert (lse.shape, lse.dtype) == ((2, 4, 500), torch.float32)
+    groups = schedule(problem, kernel_for("forward", "float32", 16, PASCAL).tile_rows).groups
+    assert ran(launcher) == [("fp32_forward", True), ("fp32_forward", False)]
+    for launch, group in zip(launcher.launches, groups, strict=True):
+        assert launch.tiles == records(group.query_tiles)
+        assert launch.branches == records(group.branches)
+        assert (launch.call["step"], launch.call["branch_count"]) == (group.step, len(group.branches))
+        addresses = [launch.call[name]["data"] for name in ("query", "key", "value", "out")] + [launch.call["lse"]]
+        assert addresses == [x.data_ptr() for x in (q, k, v, out, lse)]
+        assert not any(launch.call[name]["data"] for name in ("dout", "dquery", "dkey", "dvalue"))
+
+
+def test_backward_writes_delta_then_the_gradients(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+    problem = pose(requires_grad=True)
+    q, k, v = tensors(problem)
+    lse = torch.zeros(2, 500, 4).transpose(1, 2)
+    dq, dk, dv = backend.backward(q, q, k, v, q, lse, problem)
+    assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in (q, k, v)]
+    groups = [(name, first) for name in ("fp32_dquery", "fp32_dkeyvalue") for first in (True, False)]
+    assert ran(launcher) == [("row_dots", True), *groups]
+    dots, *rest = (launch.call for launch in launcher.launches)
+    assert dots["delta"]
+    assert dots["lse"] != lse.data_ptr(), "the kernels read lse contiguous"
+    assert {int(call["delta"]) for call in rest} == {int(dots["delta"])}
+    for call in rest[:2]:
+        assert (call["dquery"]["data"], call["dkey"]["data"], call["dvalue"]["data"]) == (dq.data_ptr(), 0, 0)
+    for call in rest[2:]:
+        assert (call["dquery"]["data"], call["dkey"]["data"], call["dvalue"]["data"]) == (0, dk.data_ptr(), dv.data_ptr())
+    keys = schedule(problem, launcher.launches[-1].kernel.tile_rows).groups
+    assert [launch.tiles for launch in launcher.launches[3:]] == [records(group.key_tiles) for group in keys]
+    sizes = [int(dots[name]) for name in ("batch", "seq", "heads", "tile_count")]
+    assert sizes == [problem.batch, problem.seq, problem.heads, 0], "delta is needed of every row, whatever the tiles"
+
+
+@pytest.mark.parametrize(
+    ("resident", "options", "rows"),
+    [
+        (4, dict(pattern=Pattern([512], [1])), 128),
+        (33, dict(pattern=Pattern([512], [1])), 64),
+        (4, dict(pattern=Pattern([512, 512], [1, 8])), 64),
+        (4, dict(pattern=Pattern([128, 512], [1, 2])), 64),
+    ],
+    ids=["many tiles", "fewer than run at once", "tall ones half empty", "tall ones in more groups"],
+)
+def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows: int) -> None:
+    launcher = RecordingLauncher(resident)
+    problem = pose(seq=512, dtype="bfloat16", **options)
+    CupyRaw(launcher, (9, 0)).forward(*tensors(problem), problem)
+    assert {launch.kernel.tile_rows for launch in launcher.launches} == {rows}
+    assert {launch.kernel.name for launch in launcher.launches} == {"mma_forward"}
+
+
+@pytest.mark.parametrize(("resident", "counted"), [(3, True), (10**6, False)])
+def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -> None:
+    launcher = RecordingLauncher(resident)
+    problem = pose()
+    CupyRaw(launcher, PASCAL).forward(*tensors(problem), problem)
+    for launch in launcher.launches:
+        items = len(launch.tiles) * problem.batch
+        assert launch.blocks == min(items, resident)
+        assert launch.counter == (0 if counted else None)
+
+
+def test_a_group_without_tiles_is_not_launched(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+    problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
+    assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
+    backend.forward(*tensors(problem), problem)
+    assert ran(launcher) == [("fp32_forward", True)]
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same, one element after a multiple of 16 bytes."""
+    y = torch.zeros(x.numel() + 8, dtype=x.dtype)
+    return y[1 : 1 + x.numel()].view(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "head_dim", "vector"),
+    [
+        (lambda x: x, 16, 1),
+        (lambda x: x, 12, 1),
+        (lambda x: x, 10, 0),
+        (misaligned, 16, 0),
+        (lambda x: torch.zeros(*x.shape[:3], 18, dtype=x.dtype)[..., :16], 16, 0),
+        (lambda x: torch.zeros(*x.shape[:3], 20, dtype=x.dtype)[..., :16], 16, 1),
+        (lambda x: x[:1].expand(x.shape), 16, 1),
+    ],
+)
+def test_wide_loads_only_where_every_row_allows_them(
+    launcher: RecordingLauncher, backend: CupyRaw, change: Any, head_dim: int, vector: int
+) -> None:
+    problem = pose(head_dim=head_dim)
+    q, k, v = tensors(problem)
+    backend.forward(q, k, change(v), problem)
+    assert {launch.kernel.macros["VECTOR"] for launch in launcher.launches} == {vector}
+
+
+def test_strides_that_are_never_taken_do_not_count(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+    problem = pose(batch=1)
+    q, k, v = tensors(problem)
+    backend.forward(q.as_strided(q.shape, (7, *q.stride()[1:])), k, v, problem)
+    assert launcher.launches[0].kernel.macros["VECTOR"] == 1
+
+
+@pytest.mark.parametrize(("apart", "vector"), [(2**30, False), (2**30 - 4, True)])
+def test_no_wide_loads_of_rows_too_far_apart(apart: int, vector: bool) -> None:
+    x = torch.empty_strided((1, 2, 1, 16), (0, apart, 16, 1), device="meta")
+    assert cupy_raw._vectors({"query": x}) == vector
+
+
+def test_the_mask_goes_by_its_strides(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+    problem = pose(key_padding_mask=True)
+    mask = torch.zeros(500, 2, dtype=torch.bool).T
+    backend.forward(*tensors(problem), problem, mask)
+    call = launcher.launches[0].call
+    assert (call["mask"], call["mask_batch"], call["mask_row"]) == (mask.data_ptr(), 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "names"),
+    [
+        ("float32", (9, 0), {"fp32_forward"}),
+        ("float16", (6, 1), {"fp32_forward"}),
+        ("float16", (7, 5), {"mma_forward"}),
+        ("bfloat16", (7, 5), {"fp32_forward"}),
+        ("bfloat16", (9, 0), {"mma_forward"}),
+    ],
+)
+def test_kernels_go_by_dtype_and_capability(dtype: str, capability: tuple[int, int], names: set[str]) -> None:
+    launcher, problem = RecordingLauncher(), pose(dtype=dtype)
+    CupyRaw(launcher, capability).forward(*tensors(problem), problem)
+    assert {launch.kernel.name for launch in launcher.launches} == names
+
+
+def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = pose()
+    plan.cache_clear()
+    for _ in range(2):
+        backend.forward(*tensors(problem), problem)
+    assert plan.cache_info().misses == 2, "the schedule and its copy on the device"
+    first, second = launcher.launches[0].call, launcher.launches[2].call
+    assert first["tiles"] == second["tiles"]
+
+
+def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw) -> None:
+    problem = pose()
+    plan.cache_clear()
+    backend.forward(*tensors(problem), problem)
+    found = tables(problem, 64, QUERIES, torch.device("cpu"), capturing=True)
+    groups = schedule(problem, 64).groups
+    assert found.nbytes == found.data.nbytes == sum(group.branches.nbytes + group.query_tiles.nbytes for group in groups)
+
+
+def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLauncher) -> None:
+    problem = pose(seq=444)
+    plan.cache_clear()
+    launcher.captures = True
+    with pytest.raises(RuntimeError, match=r"while a CUDA graph is captured: make the same call once before"):
+        backend.forward(*tensors(problem), problem)
+    launcher.captures = False
+    backend.forward(*tensors(problem), problem)
+    launcher.captures = True
+    backend.forward(*tensors(problem), problem)
+    plan.cache_clear()
+    captured = launcher.launches[-1]
+    torch.zeros(10**6)
+    again = RecordingLauncher()
+    again.launch(captured.kernel, 1, captured.call, torch.device("cpu"))
+    assert again.launches[0].tiles == captured.tiles
+
+
+def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all tiles are resident: no counter, and after the first call no tables."""
+    problem, made = pose(requires_grad=True), []
+    backend.launcher = RecordingLauncher(10**6)
+    q, k, v = tensors(problem)
+    out, lse = backend.forward(q, k, v, problem)
+    backend.backward(q, q, k, v, out, lse, problem)
+    for name in ("empty", "empty_like", "zeros", "from_numpy"):
+        true = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, true=true, **o: made.append(true(*a, **o)) or made[-1])
+    backend.forward(q, k, v, problem)
+    assert [x.shape for x in made] == [q.shape, lse.shape]
+    made.clear()
+    backend.backward(q, q, k, v, out, lse, problem)
+    assert [x.shape for x in made] == [lse.shape, q.shape, k.shape, v.shape]
+
+
+def test_too_many_tiles_are_refused(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = pose()
+    monkeypatch.setattr(cupy_raw, "MOST_ITEMS", 10)
+    with pytest.raises(ValueError, match=r"tiles over the batch, at most 10; use a smaller batch"):
+        backend.forward(*tensors(problem), problem)
+
+
+class TestRefusals:
+    """What is not computed, with all reasons."""
+
+    @pytest.fixture(autouse=True)
+    def everything_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("dilkit.backend._installed", lambda module: True)
+
+    def refusals(self, **fields: Any) -> str:
+        return "; ".join(map(str, CupyRaw().refusals(pose(**{**dict(device=Device.assume("sm_80")), **fields}))))
+
+    def test_nothing_else(self) -> None:
+        assert self.refusals(is_causal=True, key_padding_mask=True, requires_grad=True, dtype="bfloat16", head_dim=128) == ""
+
+    @pytest.mark.parametrize(
+        ("fields", "text"),
+        [
+            (dict(device=Device.assume("cpu")), "device cpu: runs on cuda"),
+            (dict(dtype="float64"), "dtype float64: computes bfloat16, float16, float32"),
+            (dict(head_dim=129), "head_dim 129: at most 128"),
+            (dict(seq=2**30 + 1), "seq 1073741825: at most 1073741824"),
+            (dict(pattern=Pattern([4] * 33, [1] * 33, overlap="once")), 'branches 33: at most 32 with overlap="once"'),
+        ],
+    )
+    def test_what_is_not_supported(self, fields: Any, text: str) -> None:
+        assert text in self.refusals(**fields)
+
+    def test_devices_before_maxwell_5_2(self) -> None:
+        old = replace(Device.assume("sm_52"), capability=(5, 0))
+        assert "capability 5.0: at least 5.2 is needed" in self.refusals(device=old)
+
+    def test_many_branches_are_fine_where_they_count(self) -> None:
+        assert self.refusals(pattern=Pattern([4] * 33, [1] * 33)) == ""
+
+    def test_cupy_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("dilkit.backend._installed", lambda module: module != "cupy")
+        assert self.refusals() == "module cupy: not installed (pip install 'dilkit[cuda]')"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "text"),
+    [
+        ("sm_61", "float32", "fp32 on CUDA cores; fp32_forward"),
+        ("sm_61", "float16", "fp32 arithmetic; the fp16 units of this generation are 1/64 as fast; fp32_forward"),
+        ("sm_52", "float16", "fp32 arithmetic; there are no fp16 units; fp32_forward"),
+        ("sm_70", "float16", "fp32 arithmetic; tensor cores before 7.5"),
+        ("sm_75", "float16", "tensor cores; mma_forward"),
+        ("sm_75", "bfloat16", "fp32 arithmetic; tensor cores know bf16 from 8.0 on; fp32_forward"),
+        ("sm_90", "bfloat16", "tensor cores; mma_forward"),
+    ],
+)
+def test_detail_says_what_would_run_and_why(device: str, dtype: str, text: str) -> None:
+    problem = pose(device=Device.assume(device), dtype=dtype)
+    assert CupyRaw().detail(problem).startswith(text)
+    with_gradients = CupyRaw().detail(replace(problem, requires_grad=True))
+    assert "row_dots" in with_gradients
+    assert with_gradients.endswith("_dkeyvalue")

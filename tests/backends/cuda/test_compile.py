@@ -1,0 +1,235 @@
+"""The compiler of CUDA kernels and its cache on disk, with small kernels of the tests' own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda import report as cuda_report
+from dilkit.backends.cuda.table import Kernel
+
+pytest.importorskip("cupy", reason="cupy is not installed")
+
+KERNEL = Kernel("small.cu", "small", threads=32, blocks=1, tile_rows=4, defines=(("HEAD_DIM", 16),))
+CAPABILITY = (6, 1)
+FILES = {
+    "small.cu": '#include "size.cuh"\n'
+    'extern "C" __global__ void small(float *x) { __shared__ float s[SIZE]; s[threadIdx.x] = *x; __syncthreads();'
+    " x[threadIdx.x] = s[HEAD_DIM - threadIdx.x]; }\n",
+    "size.cuh": "#define SIZE 64\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache, empty; the sources are `FILES`."""
+    monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cuda_compile, "_texts", lambda: FILES)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The compilations so far."""
+    found, true = [], cuda_compile.compiled
+
+    def compiled(*arguments: Any) -> tuple[bytes, str]:
+        found.append(arguments)
+        return true(*arguments)
+
+    monkeypatch.setattr(cuda_compile, "compiled", compiled)
+    return found
+
+
+def test_code_is_compiled_once(folder: Path, compilations: list[Any]) -> None:
+    code = cuda_compile.code_of(KERNEL, CAPABILITY)
+    assert code[:4] == b"\x7fELF"
+    assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
+    assert len(compilations) == 1
+    assert [path.suffix for path in folder.iterdir()] == [".cubin"]
+
+
+def changed(**fields: Any) -> tuple[Kernel, tuple[int, int]]:
+    return Kernel(**{**vars(KERNEL), **fields}), CAPABILITY
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [(KERNEL, (7, 0)), changed(threads=64), changed(blocks=2), changed(tile_rows=8), changed(defines=(("HEAD_DIM", 32),))],
+)
+def test_other_options_are_other_code(folder: Path, asked: Any) -> None:
+    cuda_compile.code_of(KERNEL, CAPABILITY)
+    cuda_compile.code_of(*asked)
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_other_sources_are_other_code(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    cuda_compile.code_of(KERNEL, CAPABILITY)
+    monkeypatch.setattr(cuda_compile, "_texts", lambda: {**FILES, name: FILES[name] + "\n"})
+    cuda_compile.code_of(KERNEL, CAPABILITY)
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = cuda_compile._nvrtc()
+
+    class Newer:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(true, name)
+
+        def getVersion(self) -> tuple[int, int]:
+            return 99, 1
+
+    cuda_compile.code_of(KERNEL, CAPABILITY)
+    monkeypatch.setattr(cuda_compile, "_nvrtc", Newer)
+    cuda_compile.code_of(KERNEL, CAPABILITY)
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda x: b"", lambda x: x[:-1], lambda x: x[:40], lambda x: x[:-9] + b"?" + x[-8:]])
+def test_a_damaged_file_is_compiled_anew(folder: Path, compilations: list[Any], damage: Any) -> None:
+    code = cuda_compile.code_of(KERNEL, CAPABILITY)
+    (place,) = folder.iterdir()
+    good = place.read_bytes()
+    place.write_bytes(damage(good))
+    assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
+    assert len(compilations) == 2
+    assert place.read_bytes() == good
+
+
+@pytest.mark.parametrize("obstacle", ["a file in its place", "no folder can be made", "no file can be written"])
+def test_without_a_usable_folder_it_is_compiled_each_time(
+    folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(obstacle)
+
+    if obstacle == "a file in its place":
+        folder.write_text("no folder")
+    elif obstacle == "no folder can be made":
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    else:
+        monkeypatch.setattr("tempfile.mkstemp", refuse)
+    for count in (1, 2):
+        assert cuda_compile.code_of(KERNEL, CAPABILITY)[:4] == b"\x7fELF"
+        assert len(compilations) == count
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert cuda_compile.code_of(KERNEL, CAPABILITY)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only(folder: Path) -> None:
+    folder.mkdir(mode=0o500)
+    assert cuda_compile.code_of(KERNEL, CAPABILITY)
+    assert list(folder.iterdir()) == []
+
+
+def _compile(files: Mapping[str, str], barrier: Any, results: Any) -> None:
+    cuda_compile._texts = lambda: files  # type: ignore[assignment,misc]
+    barrier.wait(60)
+    results.put(cuda_compile.code_of(KERNEL, CAPABILITY))
+
+
+def test_many_processes_share_a_cache(folder: Path) -> None:
+    processes = multiprocessing.get_context("spawn")
+    barrier, results = processes.Barrier(3), processes.Queue()
+    started = [processes.Process(target=_compile, args=(FILES, barrier, results)) for _ in range(3)]
+    for process in started:
+        process.start()
+    codes = [results.get(timeout=120) for _ in started]
+    for process in started:
+        process.join(60)
+    assert codes == [cuda_compile.code_of(KERNEL, CAPABILITY)] * 3
+    assert [path.suffix for path in folder.iterdir()] == [".cubin"]
+
+
+def test_a_source_that_is_wrong_raises_with_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_compile, "_texts", lambda: {"small.cu": "nonsense;"})
+    with pytest.raises(RuntimeError, match=r"(?s)small\.cu with --gpu-architecture=sm_61.*-DTHREADS=32.*nonsense"):
+        cuda_compile.code_of(KERNEL, CAPABILITY)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((6, 1), "sm_61"), ((8, 7), "sm_86"), ((9, 0), "sm_90"), ((12, 1), "sm_120")]
+)
+def test_the_architecture_is_the_newest_that_runs_there(capability: tuple[int, int], expected: str) -> None:
+    assert cuda_compile.architecture(capability, [52, 60, 61, 70, 80, 86, 89, 90, 100, 120]) == expected
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (13, 0)])
+def test_a_device_that_the_compiler_does_not_know_is_refused(capability: tuple[int, int]) -> None:
+    with pytest.raises(RuntimeError, match=r"none of which runs on sm_(61|130): install"):
+        cuda_compile.architecture(capability, [75, 80, 90, 100, 120])
+
+
+def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupy.cuda.nvrtc.getVersion", lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match="pip install nvidia-cuda-nvrtc-cu12"):
+        cuda_compile.code_of(KERNEL, CAPABILITY)
+
+
+def test_the_report_is_read(folder: Path) -> None:
+    _, log = cuda_compile.compiled("small.cu", cuda_compile.options_of(KERNEL, CAPABILITY))
+    used = cuda_report.usages(log)["small"]
+    assert (used.architecture, used.shared, used.spills, used.stack) == ("sm_61", 256, 0, 0)
+    assert 1 < used.registers < 64
+
+
+def test_spills_and_stack_are_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "float a[200]; for (int i = 0; i < 200; i++) a[i] = x[i]; for (int i = 0; i < 200; i++) x[i] = a[(i * 7) % 200];"
+    text = f'extern "C" __global__ void __launch_bounds__(1024, 2) large(float *x) {{ {body} x[0] = a[(int)x[3]]; }}'
+    monkeypatch.setattr(cuda_compile, "_texts", lambda: {"small.cu": text})
+    used = cuda_report.usages(cuda_compile.compiled("small.cu", cuda_compile.options_of(KERNEL, CAPABILITY))[1])["large"]
+    assert used.stack >= 800
+    log = (
+        "ptxas info    : Compiling entry function 'one' for 'sm_90'\nptxas info    : Function properties for one\n"
+        "    8 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads\n"
+        "ptxas info    : Used 255 registers, used 1 barriers\n"
+    )
+    assert cuda_report.usages(log)["one"] == cuda_report.Usage("one", "sm_90", 255, 8, 36, 0)
+    with pytest.raises(ValueError, match="no kernel is reported"):
+        cuda_report.usages("nothing")
+
+
+class TestFolder:
+    """Where the cache is."""
+
+    def folder(self) -> Path | None:
+        from dilkit import environment
+
+        return environment.cuda_cache()
+
+    def test_what_the_variable_says(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("DILKIT_CUDA_CACHE", f" {tmp_path} ")
+        assert self.folder() == tmp_path
+
+    def test_else_where_caches_are(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("DILKIT_CUDA_CACHE", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert self.folder() == tmp_path / "dilkit" / "cuda"
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert self.folder() == tmp_path / ".cache" / "dilkit" / "cuda"
+
+    def test_nowhere_without_a_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Path, "expanduser", lambda self: (_ for _ in ()).throw(RuntimeError()))
+        monkeypatch.delenv("DILKIT_CUDA_CACHE", raising=False)
+        assert self.folder() is None
+        monkeypatch.setenv("DILKIT_CUDA_CACHE", "~nobody/cache")
+        with pytest.raises(ValueError, match=r"DILKIT_CUDA_CACHE='~nobody/cache'"):
+            self.folder()

@@ -1,0 +1,79 @@
+"""The CUDA backend and its kernels as a whole, run on the CPU: the problem list against the oracle, forward and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from helpers.on_host import FP32, TENSOR_CORES, OnHost
+
+from dilkit import Pattern, register_backend, unregister_backend
+from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE
+from dilkit.device import Capability
+from dilkit.tools.verify.conformance import Result, check
+from dilkit.tools.verify.problems import PROBLEMS, Case
+
+
+@contextmanager
+def backend(capability: Capability) -> Iterator[str]:
+    """Within the block, a name under which the backend is known."""
+    own = OnHost(capability)
+    register_backend(own)
+    try:
+        yield own.name
+    finally:
+        unregister_backend(own.name)
+
+
+Runs = list[tuple[Capability, Case]]
+
+
+def runs(capability: Capability, dtype: str) -> Runs:
+    return [(capability, case) for case in PROBLEMS if case.dtype == dtype]
+
+
+USUAL: Runs = runs(FP32, "float32") + runs(TENSOR_CORES, "bfloat16")
+OTHER = runs(TENSOR_CORES, "float16") + runs(FP32, "float16") + runs(FP32, "bfloat16")
+USUAL += OTHER[::10]
+REST = [run for run in OTHER if run not in USUAL]
+
+PATTERNS = {"groups": (Pattern([128, 256, 300], [1, 2, 32]), 300), "tall": (Pattern([256, 512], [1, 2]), 512)}
+SIZES: Runs = [
+    (capability, Case(feature=shape, variant=str(head_dim), pattern=pattern, seq=seq, head_dim=head_dim, **options, dtype=dtype))
+    for capability in (FP32, (7, 5), TENSOR_CORES, (8, 6), (9, 0))
+    for dtype in STORAGE
+    if (dtype != "float32") == (capability != FP32) and (dtype, capability) != ("bfloat16", (7, 5))
+    for head_dim in HEAD_DIMS
+    for shape, (pattern, seq) in PATTERNS.items()
+    for options in (dict(batch=1, heads=2, kv_heads=1, mask="random", is_causal=shape == "groups"),)
+]
+"""Every size of every kernel, over several groups, and over tiles that are full."""
+
+
+def name(run: tuple[Capability, Case]) -> str:
+    return "sm_{}{}-{}".format(*run[0], run[1].name)
+
+
+@pytest.mark.parametrize("run", USUAL, ids=name)
+def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
+    with backend(run[0]) as known:
+        result = check(known, run[1])
+    into_matrix(result)
+    assert result.verdict == "passed", result
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("run", REST + SIZES, ids=name)
+def test_the_kernels_are_right_at_other_sizes(run: tuple[Capability, Case]) -> None:
+    with backend(run[0]) as known:
+        result = check(known, run[1])
+    assert result.verdict == "passed", result
+
+
+def test_every_problem_is_run_with_each_kind_of_kernel() -> None:
+    ran = [(capability, case.name) for capability, case in USUAL + REST]
+    for case in PROBLEMS:
+        kinds = {"float64": [], "float32": [FP32]}.get(case.dtype, [FP32, TENSOR_CORES])
+        assert [capability for capability, known in ran if known == case.name].count(FP32) == kinds.count(FP32)
+        assert [capability for capability, known in ran if known == case.name].count(TENSOR_CORES) == kinds.count(TENSOR_CORES)

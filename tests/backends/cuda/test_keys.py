@@ -1,0 +1,85 @@
+"""The keys that kernels find for a tile, against the count of the pattern: each key scored once, with the weight it has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.host_compile import SHIM
+from helpers.host_launcher import HostLauncher
+from helpers.strategies import patterns
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dilkit import Pattern
+from dilkit.backends.cuda.call import make_call
+from dilkit.backends.tiles.schedule import MAX_BRANCHES, Group, schedule
+from dilkit.problem import Problem
+
+HEADS, KV_HEADS, ROOM = 4, 2, 256
+SIZES = dict(heads=HEADS, kv_heads=KV_HEADS, head_dim=8)
+
+
+def weights(problem: Problem, group: Group, by_keys: bool, checked: bool = False) -> NDArray[np.float64]:
+    """How often the kernels' helpers show each query of a group each key: `(heads, seq, seq)`."""
+    tiles, heads = (group.key_tiles, HEADS // KV_HEADS) if by_keys else (group.query_tiles, 1)
+    macros = dict(THREADS=32, BLOCKS=1, STORAGE=0, TILE_ROWS=4, ROOM=ROOM, BY_KEYS=int(by_keys))
+    kernel = SimpleNamespace(source=SHIM / "keys.cu", name="list_keys", macros=macros, shared_bytes=0)
+    totals = np.full((len(tiles), heads), -1, np.int32)
+    positions = np.zeros((len(tiles), heads, ROOM), np.int32)
+    biases = np.zeros((len(tiles), heads, ROOM), np.float32)
+    places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data)
+    call = make_call(problem, {}, group, len(tiles), places, first=True).copy()
+    for name, array in dict(dquery=totals, out=positions, dout=biases).items():
+        call[name]["data"] = array.ctypes.data
+    memory = dict(tiles=tiles, branches=group.branches, totals=totals, positions=positions, biases=biases)
+    HostLauncher("random", len(tiles), checked=checked).launch(kernel, 3, call, memory=memory)
+
+    count = np.zeros((HEADS, problem.seq, problem.seq))
+    for n, h in np.ndindex(totals.shape):
+        total = totals[n, h]
+        assert 0 <= total <= ROOM
+        rows = tiles[n]["row"] + np.arange(tiles[n]["rows"]) * group.step
+        new = np.isfinite(biases[n, h, :total])
+        seen, weight = positions[n, h, :total][new], np.exp2(biases[n, h, :total][new], dtype=np.float64)
+        assert len(set(seen)) == len(seen)
+        head = tiles[n]["head"] * heads + h
+        count[np.ix_([head], seen, rows) if by_keys else np.ix_([head], rows, seen)] += weight[:, None] if by_keys else weight
+    return count
+
+
+def check(problem: Problem, tile_rows: int = 4, checked: bool = False) -> None:
+    want = problem.pattern.count(problem.seq, HEADS, kv_heads=KV_HEADS).numpy()
+    if problem.is_causal:
+        want = np.tril(want)
+    for by_keys in (False, True):
+        groups = schedule(problem, tile_rows).groups
+        count = sum(weights(problem, group, by_keys, checked) for group in groups if len(group.query_tiles))
+        count = np.tril(count) if problem.is_causal else count  # kernels compare the positions of each pair
+        np.testing.assert_allclose(count, want, rtol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(patterns(heads=HEADS, kv_heads=KV_HEADS), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
+def test_helpers_show_the_count(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
+    check(Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES), tile_rows)
+
+
+NAMED = {
+    "dense": Pattern.dense(),
+    "nested": Pattern([8, 16, 32], [1, 2, 4]),
+    "not nested": Pattern([6, 10, 15, 33], [1, 2, 3, 5]),
+    "the same twice": Pattern([8, 8, 24], [2, 2, 2]),
+    "once": Pattern([6, 10, 15, 33], [1, 2, 3, 5], overlap="once"),
+    "wide inside narrow": Pattern([16, 16, 32], [4, 2, 2]),
+    "heads": Pattern([8, 32], [1, 2], heads=[(0, 2), (1, 4)]),
+    "as many as there may be": Pattern([4 + i // 8 for i in range(MAX_BRANCHES)], [1 + i % 4 for i in range(MAX_BRANCHES)]),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", NAMED)
+def test_named_patterns(name: str, is_causal: bool) -> None:
+    check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES), checked=True)

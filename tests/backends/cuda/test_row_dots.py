@@ -1,0 +1,33 @@
+"""The kernel of delta = rowsum(dout * out), run on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.host_launcher import HostLauncher
+
+from dilkit.backends.cuda.call import make_call
+from dilkit.backends.cuda.table import STORAGE, kernel_for
+from dilkit.tools.verify.problems import Case
+
+ROUNDINGS = 8
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("head_dim", [7, 16, 32, 40, 64, 96, 128])
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("sizes", [dict(seq=1, heads=1, batch=1), dict(seq=53, heads=3, batch=2), dict(seq=5, heads=7, batch=3)])
+def test_right_for_every_row(dtype: str, head_dim: int, vector: bool, sizes: dict[str, Any]) -> None:
+    if vector and head_dim % (16 // getattr(torch, dtype).itemsize):
+        pytest.skip(f"rows of {head_dim} {dtype} are no multiple of 16 bytes")
+    problem = Case(feature="dots", variant="", dtype=dtype, head_dim=head_dim, **sizes).problem()
+    out, dout = torch.randn(2, problem.batch, problem.seq, problem.heads, head_dim).to(getattr(torch, dtype))
+    delta = torch.full((problem.batch, problem.heads, problem.seq), torch.nan)
+    kernel = kernel_for("dots", dtype, head_dim, (5, 2), vector)
+    call = make_call(problem, dict(out=out, dout=dout, delta=delta))
+    HostLauncher("random", workers=1).launch(kernel, 2, call)
+    products = (dout.double() * out.double()).transpose(1, 2)
+    error, rounding = (delta - products.sum(-1)).abs(), torch.finfo(torch.float32).eps * products.abs().sum(-1)
+    assert (error <= ROUNDINGS * rounding).all()

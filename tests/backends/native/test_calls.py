@@ -1,0 +1,208 @@
+"""The CPU kernel as it is called: from several threads and processes, interrupted, with odd memory and bad numbers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dilkit import Pattern, Problem, dilated_attention
+from dilkit.oracle import oracle_attention
+from dilkit.registry import backends
+from dilkit.tools.measure import timing as measure
+
+PATTERN = Pattern([256, 1024], [1, 4])
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Four threads, whatever the machine; as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def inputs(seq: int = 1030, heads: int = 4, dim: int = 32, dtype: str = "float32", batch: int = 1) -> tuple[torch.Tensor, ...]:
+    draw = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(batch, seq, heads, dim, generator=draw).to(getattr(torch, dtype)) for _ in range(3))
+
+
+def everything(dtype: str, is_causal: bool) -> list[torch.Tensor]:
+    """out, lse and the gradients of a problem large enough for several threads."""
+    q, k, v = (x.requires_grad_() for x in inputs(dtype=dtype, batch=2))
+    out, lse = dilated_attention(q, k, v, PATTERN, is_causal=is_causal, backend="native", return_lse=True)
+    return [out.detach(), lse.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))]
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype: str, is_causal: bool) -> None:
+    first = everything(dtype, is_causal)
+    for count in (4, 1, 2, 7):
+        torch.set_num_threads(count)
+        assert all(torch.equal(a, b) for a, b in zip(first, everything(dtype, is_causal), strict=True)), count
+
+
+@pytest.mark.usefixtures("threads")
+def test_several_python_threads_at_once() -> None:
+    patterns = [PATTERN, Pattern([64], [1]), Pattern([100, 300], [3, 2]), Pattern.dense()]
+    q, k, v = inputs(seq=512)
+    alone = [dilated_attention(q, k, v, pattern, backend="native") for pattern in patterns]
+    wrong: list[int] = []
+
+    def call(i: int) -> None:
+        for _ in range(5):
+            if not torch.equal(dilated_attention(q, k, v, patterns[i], backend="native"), alone[i]):
+                wrong.append(i)
+
+    workers = [threading.Thread(target=call, args=(i,)) for i in range(len(patterns))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+
+
+class Attended(Dataset):
+    """Computes an item with the kernel; the sum is numpy's, for torch's own operators may hang after a fork."""
+
+    def __init__(self) -> None:
+        self.qkv = inputs()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return float(dilated_attention(*self.qkv, PATTERN, backend="native").numpy().sum())
+
+
+def _in_child(data: Attended, queue: multiprocessing.Queue) -> None:
+    queue.put((torch.get_num_threads(), data[0]))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_computes_with_several_threads() -> None:
+    data = Attended()
+    expected = data[0]  # the parent's threads exist by now, and the child has none of them
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(data, queue))
+    child.start()
+    try:
+        assert queue.get(timeout=60) == (4, expected)
+    finally:
+        child.kill()
+        child.join()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_workers_of_a_data_loader() -> None:
+    data = Attended()
+    expected = data[0]
+    loaded = DataLoader(data, num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=60)
+    assert [float(x) for x in loaded] == [expected] * len(data)
+
+
+@pytest.mark.usefixtures("threads", "ctrl_c")
+@pytest.mark.parametrize("gradients", [False, True])
+def test_ctrl_c_ends_a_long_call(gradients: bool) -> None:
+    x = torch.zeros(1, 1, 1, 64).expand(1, 1 << 18, 1, 64).requires_grad_(gradients)  # hours of work in a dense pattern
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dilated_attention(x, x, x, Pattern.dense(), backend="native")
+    finally:
+        timer.cancel()
+    everything("float32", is_causal=True)
+
+
+def test_storage_at_any_address() -> None:
+    whole = torch.randn(1, 40, 2, 16)
+    raw = np.zeros(whole.numel() * 4 + 1, np.uint8)[1:]
+    raw[:] = whole.numpy().view(np.uint8).ravel()
+    odd = torch.from_numpy(raw.view(np.float32).reshape(whole.shape))
+    assert odd.data_ptr() % 4
+    results = [dilated_attention(x, x, x, Pattern([8, 16], [1, 2]), backend="native") for x in (odd, whole)]
+    assert torch.equal(*results)
+
+
+def test_rows_further_apart_than_32_bits_count() -> None:
+    try:
+        room = torch.empty(5 << 28)  # 5 GiB of which only the rows that are written to become memory
+    except RuntimeError as error:
+        pytest.skip(f"this machine does not set aside 5 GiB: {error}")
+    x = room.as_strided((1, 20, 1, 8), (0, 1 << 26, 0, 1))
+    x.copy_(torch.randn(1, 20, 1, 8))
+    near = x.clone()
+    results = [dilated_attention(y, y, y, Pattern([8, 16], [1, 2]), backend="native") for y in (x, near)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 31, 100, 255, 256, 300])
+def test_any_head_dim(dim: int) -> None:
+    q, k, v = inputs(seq=50, heads=2, dim=dim)
+    out = dilated_attention(q, k, v, Pattern([16, 32], [1, 2]), backend="native")
+    exact, _ = oracle_attention(q, k, v, Pattern([16, 32], [1, 2]))
+    torch.testing.assert_close(out.double(), exact.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(0, 8), (2, 0), (0, 0)])
+def test_nothing_to_compute(batch: int, seq: int) -> None:
+    q = torch.randn(batch, seq, 2, 8, requires_grad=True)
+    out, lse = dilated_attention(q, q, q, Pattern([4], [2]), backend="native", return_lse=True)
+    assert out.shape == q.shape
+    assert lse.shape == (batch, 2, seq)
+    assert torch.autograd.grad(out.sum(), q)[0].shape == q.shape
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_numbers_that_are_none_reach_the_rows_that_see_them(is_causal: bool, which: int, bad: float) -> None:
+    """Rows of NaN and infinity are the oracle's; it lets them reach rows that see nothing of them as well, for 0 * NaN is NaN."""
+    qkv, pattern = inputs(seq=64, heads=2, dim=8), Pattern([16, 64], [1, 2])
+    qkv[which][0, 20, 0, 3] = bad
+    out = dilated_attention(*qkv, pattern, is_causal=is_causal, backend="native")
+    exact, _ = oracle_attention(*qkv, pattern, is_causal=is_causal)
+    broken, expected = ((~x.isfinite()).any(-1) for x in (out, exact))
+    sees = pattern.count(64, 2, is_causal=is_causal)[:, :, 20].T[None] > 0 if which else torch.zeros(1, 64, 2, dtype=torch.bool)
+    if which == 0:
+        sees[0, 20, 0] = True
+    sees[:, :, 1] = False  # the other head
+    assert not (broken & ~expected).any()
+    assert torch.equal(broken & sees, expected & sees)
+    torch.testing.assert_close(out[~expected].double(), exact[~expected].double(), rtol=0, atol=1e-5)
+
+
+def test_more_branches_than_bits_are_refused() -> None:
+    problem = Problem(pattern=Pattern([8] * 65, [1] * 65), seq=8, heads=1, head_dim=8)
+    (refusal,) = backends()["native"].refusals(problem)
+    assert "65" in str(refusal)
+    assert "64" in str(refusal)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_forward_pass_holds_little_beyond_its_results() -> None:
+    q, k, v = inputs(seq=8192, heads=8, dim=64)
+
+    def forward() -> torch.Tensor:
+        return dilated_attention(q, k, v, Pattern([2048, 8192], [1, 4]), backend="native")
+
+    forward()
+    try:
+        peak = measure.peak_memory(forward)
+    except measure.MeasureError as error:
+        pytest.skip(str(error))
+    assert peak - q.nbytes - 4 * 8 * 8192 < 4 * 2**20

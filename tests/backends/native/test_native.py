@@ -1,0 +1,85 @@
+"""The CPU kernel: every instruction set that runs here on the whole problem list, many tiles, exp, and random problems."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from dilkit import Pattern, dilated_attention
+from dilkit.backends.native import _native
+from dilkit.tools.verify.conformance import check
+from dilkit.tools.verify.problems import LAYOUTS, PROBLEMS, Case
+
+LONG = {
+    "nested": dict(pattern=Pattern([128, 256, 512], [1, 2, 4]), heads=2),
+    "not nested": dict(pattern=Pattern([150, 330], [1, 3]), heads=2),
+    "few rows in a segment": dict(pattern=Pattern([16, 700], [1, 8]), heads=2),
+    "dense grouped": dict(pattern=Pattern.dense(), heads=2, kv_heads=1),
+}
+
+
+@pytest.fixture(params=_native.instruction_sets())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("DILKIT_CPU_ISA", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("case", PROBLEMS, ids=[case.name for case in PROBLEMS])
+def test_every_instruction_set_agrees_with_the_oracle(isa: str, case: Case) -> None:
+    result = check("native", case)
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("fields", LONG.values(), ids=LONG)
+def test_sequences_of_many_tiles(isa: str, fields: dict, is_causal: bool, dtype: str) -> None:
+    result = check("native", Case(feature="long", variant="tiles", seq=701, batch=1, is_causal=is_causal, dtype=dtype, **fields))
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_CPU_ISA", "mmx")
+    q = torch.randn(1, 8, 2, 8)
+    with pytest.raises(ValueError, match=r"DILKIT_CPU_ISA='mmx'.*generic"):
+        dilated_attention(q, q, q, Pattern([8], [1]), backend="native")
+
+
+def test_exp_is_accurate(isa: str) -> None:
+    x = np.linspace(-87, 1, 1 << 16, dtype=np.float32)
+    y = np.empty_like(x)
+    _native.exp(isa, x, y)
+    assert np.abs(y / np.exp(x.astype(np.float64)) - 1).max() < 1e-6
+
+
+def test_exp_of_the_extremes(isa: str) -> None:
+    x = np.full(16, -np.inf, np.float32)
+    x[:4] = 0, np.nan, -88.1, -1e30
+    y = np.empty_like(x)
+    _native.exp(isa, x, y)
+    assert y[0] == 1
+    assert np.isnan(y[1])
+    assert not y[2:].any()
+
+
+def _random_case(seed: int) -> Case:
+    draw = random.Random(seed)
+    heads, kv_heads = draw.choice([(1, 1), (2, 2), (3, 1), (4, 2)])
+    lengths = [draw.randint(1, 200) for _ in range(draw.randint(1, 4))]
+    rates = [min(length, draw.choice([1, 2, 3, 4, 8])) for length in lengths]
+    options = dict(offset=draw.choice(["modulo", "block"]), overlap=draw.choice(["count", "once"]))
+    sizes = dict(seq=draw.randint(1, 300), heads=heads, kv_heads=kv_heads, head_dim=draw.randint(1, 70), batch=draw.randint(1, 2))
+    flags = dict(is_causal=draw.random() < 0.5, mask=draw.choice(["none", "random", "left"]), layout=draw.choice(LAYOUTS))
+    dtype = draw.choice(["float64", "float32", "bfloat16", "float16"])
+    return Case(feature="soak", variant=str(seed), pattern=Pattern(lengths, rates, **options), dtype=dtype, **sizes, **flags)
+
+
+@pytest.mark.parametrize("block", [0, 1, 2, *(pytest.param(block, marks=pytest.mark.slow) for block in range(3, 10))])
+def test_two_hundred_random_problems(block: int) -> None:
+    for seed in range(20 * block, 20 * block + 20):
+        case = _random_case(seed)
+        result = check("native", case)
+        assert result.verdict == "passed", f"{case}: {'; '.join(result.reasons)}"

@@ -1,0 +1,166 @@
+"""Runs the kernels in numba.cuda on the CPU, in numba's simulator, over cases of the problem list.
+
+    python tests/backends/numba/simulate.py [--share I/N] [--all]
+
+By default a case of each feature, the one with the fewest operations, made smaller still; with --all, every case, and one
+for each size of tile that GPUs have.
+Exit code 1 if one fails. The simulator has to be chosen before numba is imported, hence a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+warnings.simplefilter("error")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from numba.cuda.simulator import kernel, kernelapi  # noqa: E402
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: E402
+
+from dilkit import Pattern, register_backend  # noqa: E402
+from dilkit.backends.numba.backend import NumbaCuda  # noqa: E402
+from dilkit.backends.numba.call import Tiling  # noqa: E402
+from dilkit.backends.numba.kernels import compiled  # noqa: E402
+from dilkit.backends.numba.tilings import TABLE, tiling_for  # noqa: E402
+from dilkit.tools.verify.conformance import Result, check  # noqa: E402
+from dilkit.tools.verify.problems import PROBLEMS, Case  # noqa: E402
+
+SHORT_WAIT = 1e-4
+"""Seconds."""
+
+AS_ON_GPUS = "tiling"
+TOGETHER = (
+    Case(feature="branches together", variant="nested", pattern=Pattern([24, 48], [1, 2]), seq=48, heads=2, head_dim=8, batch=1),
+    Case(
+        feature="branches together",
+        variant="met again causal",
+        pattern=Pattern([32, 40], [2, 1]),
+        seq=40,
+        heads=1,
+        head_dim=8,
+        batch=1,
+        is_causal=True,
+    ),
+)
+"""Branches of one group: those of the list have segments too short for the rows of a tile."""
+
+SOME_ROWS, FEW_ROWS = 15, 20
+
+
+class SimulatorLauncher:
+    """The kernels with tiles that suit a simulator: eight threads, and several tiles even in short sequences. Features named
+    `AS_ON_GPUS` have the tiles that GPUs have."""
+
+    as_on_gpus = False
+
+    def tiling(self, role: str, head_dim: int) -> Tiling:
+        if self.as_on_gpus:
+            return tiling_for(role, head_dim)
+        return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, keys=4, down=4, across=2)
+
+    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
+        given = (FakeCUDAArray(x) if isinstance(x, np.ndarray) else x for x in map(as_arrays, arguments))
+        compiled(role, dtype, tiling, None)[blocks, (tiling.across, tiling.down)](*given)
+
+    def capturing(self, device: torch.device) -> bool:
+        return False
+
+
+def as_arrays(x: Any) -> Any:
+    """`x` with its tensors, on whatever level, as numpy's arrays of the same memory."""
+    if isinstance(x, torch.Tensor):
+        return x.detach().numpy()
+    return type(x)(*map(as_arrays, x)) if isinstance(x, tuple) else x
+
+
+class Simulated(NumbaCuda):
+    """The backend as it is, for tensors on the CPU."""
+
+    name = "numba_simulated"
+    limits = replace(NumbaCuda.limits, devices=frozenset({"cpu"}), min_capability=None)
+
+
+def main() -> int:
+    """0 when no case failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--share", default="1/1", help="which of how many shares of the cases to run")
+    parser.add_argument("--all", action="store_true", help="every case, which takes an hour")
+    args = parser.parse_args()
+    number, shares = map(int, args.share.split("/"))
+    hasten()
+    launcher = SimulatorLauncher()
+    register_backend(Simulated(launcher))
+    able = [*wide(), *TOGETHER, *(case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes)]
+    cases = able if args.all else list(smallest())
+    results = []
+    for case in cases[number - 1 :: shares]:
+        launcher.as_on_gpus = case.feature == AS_ON_GPUS
+        results.append(run(case))
+    failed = [result.case.name for result in results if result.verdict != "passed"]
+    print(f"{len(results) - len(failed)} of {len(results)} cases passed {' '.join(failed)}")
+    return bool(failed or not results)
+
+
+def smallest() -> Iterator[Case]:
+    """Of each feature the case with the fewest operations, cut to few rows and columns, in fp32; one in fp16; and one token."""
+    cheapest: dict[str, Case] = {}
+    for case in PROBLEMS:
+        if case.dtype == "float32" and case.seq >= SOME_ROWS:
+            known = cheapest.setdefault(case.feature, case)
+            cheapest[case.feature] = min(known, case, key=lambda c: c.problem().flops() * (1 + 2 * c.gradients))
+    for feature, case in cheapest.items():
+        sizes = dict(seq=min(case.seq, FEW_ROWS), head_dim=min(case.head_dim, 8))
+        yield replace(case, **sizes) if feature == "batch" else replace(case, **sizes, batch=1)
+    yield from TOGETHER
+    yield replace(cheapest["plain"], dtype="float16", batch=1, seq=FEW_ROWS)
+    yield next(case for case in PROBLEMS if case.seq == 1 and case.dtype == "float32")
+
+
+def wide() -> Iterator[Case]:
+    """A case for each tiling that GPUs have: more rows and keys than one tile has."""
+    for size in sorted({tiling.head_dim for row in TABLE.values() for tiling in row}):
+        sizes = dict(seq=75, heads=1, batch=1, head_dim=size - 1)
+        yield Case(feature=AS_ON_GPUS, variant=str(size), pattern=Pattern([75, 75], [1, 2]), is_causal=True, **sizes)
+
+
+def run(case: Case) -> Result:
+    """Check one case and print what became of it."""
+    start = time.process_time()
+    result = check(Simulated.name, case)
+    seconds = time.process_time() - start
+    ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items())
+    print(f"{result.verdict} {case.name} ({seconds:.1f} s): {ratios} {'; '.join(result.reasons)}", flush=True)
+    return result
+
+
+def hasten() -> None:
+    """Two things that take the simulator most of its time: asking threads without pause whether they wait, and reading the
+    sources of everyone up the stack to tell where an array in shared memory is made."""
+    is_alive = kernel.BlockThread.is_alive
+
+    def asked_slowly(thread: Any) -> bool:
+        if thread.thread_id == 0:
+            time.sleep(SHORT_WAIT)
+        return is_alive(thread)
+
+    def caller(frame: FrameType) -> list[Any]:
+        place = frame.f_back
+        assert place is not None
+        return [(place.f_code.co_filename, place.f_lineno), None]
+
+    kernel.BlockThread.is_alive = asked_slowly
+    kernelapi.traceback = SimpleNamespace(extract_stack=caller)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""The kernels in numba.cuda: run in numba's simulator, compiled with no GPU at hand, and launched on recording fakes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.project import ROOT, succeed
+from torch import Tensor
+
+from dilkit import Pattern
+from dilkit.backends.numba import backend as numba_cuda
+from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda
+from dilkit.backends.numba.call import Options, Tiling, View, view
+from dilkit.backends.numba.tilings import TABLE, tiling_for
+from dilkit.backends.tiles.schedule import schedule
+from dilkit.device import Device
+from dilkit.problem import Problem
+
+GROUPS = Pattern([256, 512, 512], [1, 4, 64])
+STATIC_BYTES = 48 * 1024
+"""Shared memory that a kernel may declare on any GPU."""
+
+needs_numba = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+needs_nvvm = pytest.mark.skipif(
+    find_spec("nvidia.cuda_nvcc") is None, reason="nvidia-cuda-nvcc-cu12 is not installed, which has the compiler, NVVM"
+)
+
+
+def simulate(*options: str) -> str:
+    return succeed(sys.executable, str(ROOT / "tests/backends/numba/simulate.py"), *options, cwd=ROOT, OMP_NUM_THREADS="1")
+
+
+@needs_numba
+@pytest.mark.parametrize("share", ["1/6", *(pytest.param(f"{i}/6", marks=pytest.mark.kernels) for i in range(2, 7))])
+def test_kernels_agree_with_the_oracle_in_the_simulator(share: str) -> None:
+    """A case of every other feature, with `make kernels` of every one, forward and gradients; the run tells of each."""
+    print(simulate("--share", share))
+
+
+def compiled(capability: str, dtype: str, head_dim: int) -> dict[str, dict[str, Any]]:
+    script = str(ROOT / "tests/helpers/numba_compile.py")
+    return json.loads(succeed(sys.executable, script, capability, dtype, str(head_dim), cwd=ROOT))
+
+
+def check_code(found: dict[str, dict[str, Any]]) -> None:
+    """Registers hold what is summed, 16 bytes are read at once, and a block fits on any GPU."""
+    assert sorted(found) == sorted(TABLE)
+    for role, facts in found.items():
+        assert facts["packed"] == facts["parameters"], f"{role}: a launch would pass the wrong arguments"
+        assert facts["depots"] == 0, f"{role}: local arrays lie in local memory"
+        assert role == "dots" or facts["vector_loads"] > 0, f"{role}: nothing is read four numbers at a time"
+        assert facts.get("stack", 0) == facts.get("spills", 0) == 0, f"{role}: {facts}"
+        assert facts.get("shared", 0) <= STATIC_BYTES, f"{role}: {facts}"
+        assert facts.get("registers", 0) * facts["threads"] <= 65536, f"{role}: {facts}"
+
+
+@needs_numba
+@needs_nvvm
+@pytest.mark.kernels
+@pytest.mark.parametrize(("capability", "dtype", "head_dim"), [("6.1", "float32", 64)])
+def test_kernels_compile_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
+    check_code(compiled(capability, dtype, head_dim))
+
+
+@needs_numba
+@needs_nvvm
+@pytest.mark.kernels
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("capability", ["6.1", "8.0", "9.0"])
+def test_every_kernel_compiles_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
+    check_code(compiled(capability, dtype, head_dim))
+
+
+@pytest.mark.parametrize("tiling", sorted({tiling for row in TABLE.values() for tiling in row}, key=str), ids=str)
+def test_threads_share_tiles_evenly(tiling: Tiling) -> None:
+    assert tiling.rows % tiling.down == tiling.keys % tiling.down == 0
+    assert tiling.keys % tiling.across == tiling.keys % 4 == 0
+    assert tiling.head_dim % (4 * tiling.across) == 0
+    assert tiling.threads % tiling.keys == 0
+    assert tiling.threads >= tiling.rows
+
+
+def test_a_head_dim_takes_the_next_tiling() -> None:
+    assert [tiling_for("forward", size).head_dim for size in (1, 16, 17, 96, 97, 128)] == [16, 16, 32, 96, 128, 128]
+    with pytest.raises(ValueError, match="head_dim=129: kernels are made for at most 128"):
+        tiling_for("dquery", 129)
+
+
+class Recorder:
+    """A launcher on the CPU that runs nothing."""
+
+    def __init__(self) -> None:
+        self.launches: list[SimpleNamespace] = []
+
+    def tiling(self, role: str, head_dim: int) -> Tiling:
+        return tiling_for(role, head_dim)
+
+    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
+        self.launches.append(SimpleNamespace(role=role, dtype=dtype, tiling=tiling, blocks=blocks, arguments=arguments))
+
+    def capturing(self, device: torch.device) -> bool:
+        return False
+
+
+def pose(**fields: Any) -> Problem:
+    """A problem of two groups for tiles of 64 rows."""
+    return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=64, batch=2), **fields})
+
+
+def tensors(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    dtype, heads = getattr(torch, problem.dtype), (problem.heads, problem.kv_heads, problem.kv_heads)
+    q, k, v = (torch.zeros(problem.batch, problem.seq, n, problem.head_dim, dtype=dtype) for n in heads)
+    return q, k, v
+
+
+def numbers(records: Any) -> list[list[int]]:
+    """Tiles or branches of a schedule as a kernel is given them."""
+    return [list(record) for record in records.tolist()]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_forward_launches_each_group_once(masked: bool) -> None:
+    recorder, problem = Recorder(), pose(is_causal=True, key_padding_mask=masked, scale=0.25)
+    q, k, v = tensors(problem)
+    ignored = torch.ones(2, 500, dtype=torch.bool) if masked else None
+    out, lse = NumbaCuda(recorder).forward(q, k, v, problem, ignored)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (2, 4, 500), torch.float32)
+    groups = schedule(problem, tiling_for("forward", 64).rows).groups
+    assert len(groups) > 1
+    for i, (launch, group) in enumerate(zip(recorder.launches, groups, strict=True)):
+        assert (launch.role, launch.dtype, launch.blocks) == ("forward", "float32", 2 * len(group.query_tiles))
+        sizes, options, (tiles, branches, step, first), mask, *views, given_lse = launch.arguments
+        assert sizes == (2, 500, 4, 2, 64)
+        assert options == (1, 0, 0.25)
+        assert (step, first) == (group.step, int(i == 0))
+        assert tiles.tolist() == numbers(group.query_tiles)
+        assert branches.tolist() == numbers(group.branches)
+        assert (mask.given, mask.numbers.dtype, mask.numbers.dim()) == (masked, torch.uint8, 1)
+        assert ignored is None or (mask.numbers.data_ptr(), mask.batch, mask.row) == (ignored.data_ptr(), 500, 1)
+        assert [x.numbers.data_ptr() for x in views] == [x.data_ptr() for x in (q, k, v, out)]
+        assert given_lse is lse
+
+
+def test_backward_writes_delta_then_the_gradients() -> None:
+    recorder, problem = Recorder(), pose(requires_grad=True, dtype="float16")
+    q, k, v = tensors(problem)
+    lse = torch.zeros(2, 500, 4).transpose(1, 2)
+    results = NumbaCuda(recorder).backward(q, q, k, v, q, lse, problem)
+    assert [x.shape for x in results] == [q.shape, k.shape, v.shape]
+    groups = schedule(problem, tiling_for("dquery", 64).rows).groups
+    roles = ["dots", *["dquery"] * len(groups), *["dkeyvalue"] * len(groups)]
+    assert [launch.role for launch in recorder.launches] == roles
+    dots, *rest = recorder.launches
+    assert dots.blocks * dots.tiling.threads >= 2 * 4 * 500
+    delta = dots.arguments[-1]
+    assert delta.is_contiguous()
+    for launch, group in zip(rest, (*groups, *groups), strict=True):
+        tiles = group.query_tiles if launch.role == "dquery" else group.key_tiles
+        assert launch.blocks == 2 * len(tiles)
+        assert launch.arguments[2].tiles.tolist() == numbers(tiles)
+        dout, given_lse, given_delta, *written = launch.arguments[7:]
+        assert dout.numbers.data_ptr() == q.data_ptr()
+        assert given_lse.is_contiguous()
+        assert given_delta is delta
+        expected = results[:1] if launch.role == "dquery" else results[1:]
+        assert [x.numbers.data_ptr() for x in written] == [x.data_ptr() for x in expected]
+
+
+def test_a_view_reaches_from_the_first_number_to_the_last() -> None:
+    whole = torch.arange(3.0 * 5 * 4 * 8, requires_grad=True)
+    x = whole.view(3, 5, 4, 8).transpose(1, 2)[1:, 1:, ::2, 2:6]
+    numbers, *strides = view(x)
+    assert strides == [160, 8, 64]
+    assert not numbers.requires_grad
+    assert numbers.data_ptr() == x.data_ptr()
+    assert (numbers[0], numbers[-1]) == (x[0, 0, 0, 0], x[-1, -1, -1, -1])
+    index = torch.tensor(strides) @ torch.tensor([1, 2, 1]) + 3
+    assert numbers[index] == x[1, 2, 1, 3]
+    expanded = torch.ones(1, 1, 4).expand(2, 7, 3, 4)
+    assert (view(expanded).numbers.tolist(), view(expanded)[1:]) == ([1.0] * 4, (0, 0, 0))
+
+
+def test_a_group_without_tiles_is_not_launched() -> None:
+    recorder = Recorder()
+    problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
+    assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
+    NumbaCuda(recorder).forward(*tensors(problem), problem)
+    assert len(recorder.launches) == 1
+
+
+def test_more_blocks_than_a_launch_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_cuda, "MAX_BLOCKS", 10)
+    problem = pose()
+    with pytest.raises(ValueError, match="blocks for forward, at most 10; use a smaller batch"):
+        NumbaCuda(Recorder()).forward(*tensors(problem), problem)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (dict(head_dim=129), "head_dim 129: at most 128"),
+        (dict(dtype="bfloat16"), "dtype bfloat16: computes float16, float32"),
+        (dict(seq=2**30 + 1), f"seq {2**30 + 1}: at most {2**30}"),
+        (dict(pattern=Pattern([8] * 33, [1] * 33, overlap="once")), 'branches 33: at most 32 with overlap="once"'),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], reason: str) -> None:
+    found = NumbaCuda().refusals(pose(**{"device": Device.assume("sm_61"), **fields}))
+    assert reason in [str(refusal) for refusal in found if refusal.code != "module"]
+
+
+class FakeNumba:
+    """As much of numba.cuda as launches use: what happens is recorded, with the device on which it did."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.device: int | None = None
+        self.gpus = {index: self._on(index) for index in (0, 1)}
+
+    @contextlib.contextmanager
+    def _on(self, index: int) -> Iterator[None]:
+        self.device = index
+        yield
+        self.device = None
+
+    def external_stream(self, address: int) -> tuple[str, int]:
+        return "stream", address
+
+    def as_cuda_array(self, x: Any, sync: bool) -> tuple[str, int]:
+        assert not x.requires_grad
+        assert not sync, "the kernel runs on the stream that torch uses: nothing is waited for"
+        return "array", x.data_ptr()
+
+    def compiled(self, *asked: Any) -> Any:
+        self.events.append(("compiled", self.device, asked))
+        return self
+
+    def __getitem__(self, configuration: tuple[Any, ...]) -> Any:
+        warnings.warn("Grid size 7 will likely result in GPU under-utilization", stacklevel=2)
+        return lambda *arguments: self.events.append(("launched", self.device, configuration, arguments))
+
+
+class OnDevice(Tensor):
+    """A tensor that says it is on a second GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 1)
+
+
+def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNumba()
+    monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=fake))
+    kernels = ModuleType("dilkit.backends.numba.kernels")
+    kernels.compiled = fake.compiled  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dilkit.backends.numba.kernels", kernels)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=70 + device.index))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, device.index))
+    x = torch.ones(3, requires_grad=True).as_subclass(OnDevice)
+    tiling = tiling_for("forward", 64)
+    DeviceLauncher().launch("forward", "float32", tiling, 7, (Options(1, 0, 0.5), View(x, 8, 4, 1), x, 7))
+    array = "array", x.data_ptr()
+    assert fake.events == [
+        ("compiled", 1, ("forward", "float32", tiling, (6, 1))),
+        ("launched", 1, (7, (tiling.across, tiling.down), ("stream", 71)), (Options(1, 0, 0.5), View(array, 8, 4, 1), array, 7)),
+    ]
+
+
+def test_listing_backends_imports_no_numba(tmp_path: Any) -> None:
+    code = "import sys, dilkit; dilkit.list_backends(); print('numba' in sys.modules)"
+    assert succeed(sys.executable, "-c", code, cwd=tmp_path).strip() == "False"

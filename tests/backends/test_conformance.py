@@ -1,0 +1,114 @@
+"""Every backend there is, on every case of the problem list; and proof that the suite can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.backends_here import BACKENDS_AND_DEVICES
+
+from dilkit import register_backend, unregister_backend
+from dilkit.backend import Limits
+from dilkit.backends.reference import Reference
+from dilkit.registry import Broken, backends
+from dilkit.tools.verify.conformance import check
+from dilkit.tools.verify.problems import PROBLEMS, Case
+
+SIMPLE = Case(feature="plain", variant="nested")
+
+
+def test_no_backend_is_broken() -> None:
+    broken = [f"{b.name} ({b.origin}): {b.error}" for b in backends().values() if isinstance(b, Broken)]
+    assert not broken
+
+
+@pytest.mark.parametrize("case", PROBLEMS, ids=[case.name for case in PROBLEMS])
+@pytest.mark.parametrize(("backend", "device"), BACKENDS_AND_DEVICES)
+def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, into_matrix: Any) -> None:
+    result = check(backend, case, device)
+    into_matrix(result)
+    if result.verdict == "refused":
+        pytest.skip("; ".join(result.reasons))
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+def test_case_names_are_unique() -> None:
+    names = [case.name for case in PROBLEMS]
+    assert len(set(names)) == len(names)
+
+
+class Faulty(Reference):
+    """The reference with one fault at a time."""
+
+    def __init__(self, fault: str, limits: Limits = Reference.limits) -> None:
+        super().__init__(name="faulty")
+        self.fault = fault
+        self.limits = limits
+
+    def forward(self, query: Any, key: Any, value: Any, problem: Any, key_padding_mask: Any = None) -> Any:
+        if self.fault == "raises":
+            raise RuntimeError("out of luck")
+        if self.fault == "ignores is_causal":
+            problem = replace(problem, is_causal=False)
+        if self.fault == "ignores the mask":
+            key_padding_mask = None
+        out, lse = super().forward(query, key, value, problem, key_padding_mask)
+        if self.fault == "leaves rows unwritten":
+            unwritten = torch.empty_like(out)
+            unwritten[:, :-1] = out[:, :-1]
+            out = unwritten
+        if self.fault == "wrong in the fifth digit":
+            out = out * (1 + 1e-5)
+        return (out.transpose(1, 2).contiguous().transpose(1, 2) if self.fault == "strided out" else out), lse
+
+    def backward(self, *inputs: Any) -> Any:
+        dq, dk, dv = super().backward(*inputs)
+        return dq, dk * 1.0001 if self.fault == "wrong gradient" else dk, dv
+
+
+@pytest.fixture
+def register() -> Iterator[Any]:
+    yield register_backend
+    unregister_backend("faulty")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raises", "RuntimeError: out of luck"),
+        ("ignores is_causal", "out: the error"),
+        ("ignores the mask", "out: the error"),
+        ("leaves rows unwritten", "out: the error is not finite"),
+        ("wrong in the fifth digit", "out: the error"),
+        ("wrong gradient", "dk: the error"),
+        ("strided out", "out has strides"),
+    ],
+)
+def test_suite_finds_a_fault(register: Any, fault: str, reason: str) -> None:
+    register(Faulty(fault))
+    result = check("faulty", replace(SIMPLE, is_causal=True, mask="random"))
+    assert result.verdict == "failed"
+    assert any(reason in text for text in result.reasons), result.reasons
+
+
+def test_a_faultless_backend_passes(register: Any) -> None:
+    register(Faulty("none"))
+    assert check("faulty", SIMPLE).verdict == "passed"
+
+
+def test_a_refusal_carries_its_reasons(register: Any) -> None:
+    register(Faulty("raises", Limits(dtypes=frozenset({"float16"}), max_head_dim=8)))
+    result = check("faulty", SIMPLE)
+    assert result.verdict == "refused"
+    assert len(result.reasons) == 2
+
+
+def test_a_backend_without_gradients_is_checked_forward_only(register: Any) -> None:
+    register(Faulty("wrong gradient", Limits(gradients=False)))
+    result = check("faulty", SIMPLE)
+    assert result.verdict == "passed"
+    assert sorted(result.ratios) == ["lse", "out"]
+    assert result.reasons[0] == "forward only"

@@ -1,0 +1,343 @@
+"""Dilated attention over ranks as threads: right by the oracle, bitwise where promised, and as the plan counts its bytes."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.backends_here import on
+from helpers.ranks import PATTERN, assert_counted, assert_right, even_cuts, of_case, over_ranks, uneven_cuts
+from helpers.strategies import patterns_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import Pattern, use_backend
+from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
+from dilkit.comm.transports.threads import ThreadComm
+from dilkit.oracle import oracle_attention
+from dilkit.problem import DTYPES
+from dilkit.tools.verify.conformance import check
+from dilkit.tools.verify.poison import poisoned_memory
+from dilkit.tools.verify.problems import PROBLEMS, Case
+from dilkit.tools.verify.tensors import Tensors, make_tensors
+
+SCHEDULES = ("auto", "scatter", "gather", "ring")
+CASE = Case(feature="over ranks", variant="plain", pattern=PATTERN, seq=101)
+ABLE = on("cpu")
+BACKENDS = pytest.mark.parametrize("backend", ABLE)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_a_rank() -> Iterator[None]:
+    """Ranks as threads share the cores already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Shards and options for a case of the problem list, the same at every run."""
+    draw = random.Random(zlib.crc32(f"{case.name} {backend}".encode()))
+    world_size = min(draw.randint(2, 8), case.seq)
+    joint = case.pattern.overlap == "once" and len(case.pattern.branches) > 1
+    cuts = draw.choice([even_cuts, uneven_cuts, uneven_cuts, lambda n, p: shard_cuts(n, p, case.pattern)])(case.seq, world_size)
+    schedule = draw.choice(("auto", "scatter") if joint else SCHEDULES)
+    fuse = schedule in ("gather", "ring") or world_size == 1 or draw.random() < 0.6
+    return cuts, dict(schedule=schedule, fuse_branches=fuse)
+
+
+LIST = [case for at, case in enumerate(PROBLEMS) if case.feature == "mix" or at % len(DTYPES) == at // len(DTYPES) % len(DTYPES)]
+"""Each variant in one dtype, the next in the next."""
+
+
+def first_of_three(at: int, case: Case) -> Any:
+    """Two cases of three wait for the slow tests: every case is computed by the backends anyway."""
+    return pytest.param(at, case, marks=[pytest.mark.slow] if at % 3 else [])
+
+
+@pytest.mark.parametrize(("at", "case"), [first_of_three(at, case) for at, case in enumerate(LIST)], ids=[c.name for c in LIST])
+def test_problem_list_over_ranks(at: int, case: Case) -> None:
+    able = [name for name in ABLE if check(name, case).verdict == "passed"]
+    backend = able[at % len(able)]
+    cuts, options = _drawn(case, backend)
+    with poisoned_memory():
+        found = of_case(case, cuts, backend=backend, **options)
+    assert_right(case, found)
+    assert_counted(found, make_tensors(case))
+
+
+@BACKENDS
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_schedule_and_dtype(backend: str, schedule: str, dtype: str) -> None:
+    for world_size, is_causal in ((5, True), (4, False)):
+        case = replace(CASE, dtype=dtype, is_causal=is_causal, mask="random", kv_heads=2)
+        found = of_case(case, uneven_cuts(case.seq, world_size), schedule=schedule, backend=backend)
+        assert_right(case, found)
+        assert_counted(found, make_tensors(case))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, *(pytest.param(p, marks=pytest.mark.slow) for p in (6, 7, 16))])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_world_size(world_size: int, schedule: str) -> None:
+    case = replace(CASE, is_causal=True)
+    for cuts in (even_cuts(case.seq, world_size), uneven_cuts(case.seq, world_size), shard_cuts(case.seq, world_size, PATTERN)):
+        found = of_case(case, cuts, schedule=schedule)
+        assert_right(case, found)
+        assert_counted(found, make_tensors(case))
+
+
+@pytest.mark.parametrize("seq", [7, 8, 9, 23, 24, 25, 96, 97, 98])
+def test_odd_lengths_and_segments_that_end_beside_a_shard(seq: int) -> None:
+    for is_causal, schedule in ((False, "auto"), (True, "ring"), (True, "gather")):
+        case = replace(CASE, seq=seq, variant=str(seq), is_causal=is_causal, mask="random")
+        assert_right(case, of_case(case, uneven_cuts(seq, min(seq, 6), seed=1), schedule=schedule))
+
+
+@pytest.mark.parametrize("mask", ["left", "right", "element", "all"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rows_that_see_nothing(mask: str, schedule: str) -> None:
+    case = replace(CASE, mask=mask, is_causal=True, pattern=Pattern([16, 101], [4, 7]))
+    found = of_case(case, uneven_cuts(case.seq, 4), schedule=schedule)
+    assert_right(case, found)
+    unseen = found.results["lse"] == -torch.inf
+    assert unseen.any()
+    assert not found.results["dq"].transpose(1, 2)[unseen].any()
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_large_scores_where_shards_differ_in_length(backend: str, schedule: str) -> None:
+    """Problems with more keys than queries are filled up: what stands in must not overflow.
+
+    Not with sdpa: such scores leave it few digits, on one rank alone as well.
+    """
+    case = replace(CASE, values="large key", scale=1e-2, mask="random", variant="large")
+    found = of_case(case, uneven_cuts(case.seq, 3), schedule=schedule, backend=backend)
+    assert (found.results["lse"].abs() > 100).any()
+    assert_right(case, found)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_anything(data: st.DataObject) -> None:
+    pattern, (heads, kv_heads) = data.draw(patterns_with_heads())
+    world_size = data.draw(st.integers(1, 8))
+    seq = data.draw(st.integers(world_size, 50))
+    cuts = uneven_cuts(seq, world_size, data.draw(st.integers(0, 99)))
+    joint = pattern.overlap == "once" and len(pattern.branches) > 1
+    schedule = data.draw(st.sampled_from(("auto", "scatter") if joint else SCHEDULES))
+    fuse = schedule in ("gather", "ring") or data.draw(st.booleans())
+    sizes = dict(seq=seq, heads=heads, kv_heads=kv_heads, head_dim=data.draw(st.sampled_from([1, 4, 9])))
+    flags = dict(is_causal=data.draw(st.booleans()), mask=data.draw(st.sampled_from(["none", "random"])))
+    case = Case(feature="any", variant=str(sizes), pattern=pattern, dtype=data.draw(st.sampled_from(DTYPES)), **sizes, **flags)
+    found = of_case(case, cuts, schedule=schedule, fuse_branches=fuse)
+    assert_right(case, found, slack=4)
+    assert_counted(found, make_tensors(case))
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", *(pytest.param(d, marks=pytest.mark.slow) for d in ("float64", "float16"))]
+)
+def test_branches_one_by_one_give_the_same_bits_for_every_world_size(backend: str, dtype: str) -> None:
+    small = replace(CASE, dtype=dtype, is_causal=True, kv_heads=2)
+    # Many segments: how a backend cuts up its work may depend on how many problems it is given at once.
+    many = replace(CASE, dtype=dtype, seq=256, heads=8, batch=1, pattern=Pattern([32, 64, 256], [1, 2, 8]))
+    for case in (small, replace(small, is_causal=False, mask="random"), many):
+        one = of_case(case, (0, case.seq), backend=backend, fuse_branches=False)
+        assert_right(case, one)
+        for world_size in (2, 3, 5, 8):
+            cuts = uneven_cuts(case.seq, world_size) if world_size % 2 else even_cuts(case.seq, world_size)
+            found = of_case(case, cuts, backend=backend, fuse_branches=False)
+            for name, x in one.results.items():
+                assert torch.equal(found.results[name], x), f"{name} differs for {world_size} ranks"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_run_to_run_bits(schedule: str) -> None:
+    case = replace(CASE, dtype="bfloat16", is_causal=True)
+    first, second = (of_case(case, even_cuts(case.seq, 5), schedule=schedule).results for _ in range(2))
+    for name, x in first.items():
+        assert torch.equal(second[name], x), name
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", [replace(CASE, mask="random"), replace(CASE, is_causal=True, kv_heads=2, dtype="bfloat16")])
+def test_no_memory_is_read_before_it_is_written(schedule: str, case: Case) -> None:
+    cuts = uneven_cuts(case.seq, 4)
+    plain = of_case(case, cuts, schedule=schedule).results
+    with poisoned_memory():
+        poisoned = of_case(case, cuts, schedule=schedule).results
+    for name, x in plain.items():
+        assert torch.equal(poisoned[name], x), name
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_views_of_one_projection_and_an_expanded_batch(schedule: str) -> None:
+    batch, seq, heads, d = 2, CASE.seq, 4, 8
+    joint = torch.randn(batch, seq, 3 * heads * d)
+    views = [x.view(batch, seq, heads, d) for x in joint.tensor_split(3, dim=-1)]
+    expanded = [x[:1].expand(batch, seq, heads, d) for x in views]
+    for qkv in (views, expanded):
+        dout = torch.randn(batch, heads, seq, d).transpose(1, 2)
+        strided = over_ranks(Tensors(*qkv, None, dout, dout), PATTERN, even_cuts(seq, 4), schedule=schedule)
+        plain = Tensors(*(x.contiguous() for x in qkv), None, dout.contiguous(), dout)
+        contiguous = over_ranks(plain, PATTERN, even_cuts(seq, 4), schedule=schedule)
+        for name, x in contiguous.results.items():
+            torch.testing.assert_close(strided.results[name], x)
+
+
+DENSE_TOO = Pattern([24, 97], [1, 5])
+"""Every row sees a key: its lse is a number."""
+
+
+def on_ranks(world_size: int, function: Any, **options: Any) -> list[Any]:
+    """`function(comm, rows)` on every rank."""
+    cuts = even_cuts(CASE.seq, world_size)
+    return run_threads(world_size, lambda comm: function(comm, slice(*cuts[comm.rank : comm.rank + 2])), timeout=20, **options)
+
+
+def _qkv(**options: Any) -> list[Tensor]:
+    return [torch.randn(2, CASE.seq, 4, 8, **options) for _ in range(3)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_lse_there_is_out_alone_and_without_gradients_nothing_is_recorded(schedule: str) -> None:
+    qkv = _qkv()
+
+    def attend(comm: ThreadComm, rows: slice) -> None:
+        shards = [x[:, rows].requires_grad_() for x in qkv]
+        with torch.no_grad():
+            silent = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule)
+        out, lse = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule, return_lse=True)
+        assert torch.equal(out, silent)
+        assert out.requires_grad
+        assert not silent.requires_grad
+        assert lse.requires_grad
+        assert out.is_contiguous()
+
+    on_ranks(3, attend)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1,)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_through_lse(schedule: str, ranks: tuple[int, ...]) -> None:
+    """Of a loss that has lse in it, on all ranks or on one alone."""
+    qkv, cuts = [x.double() for x in _qkv()], even_cuts(CASE.seq, 3)
+    weight = torch.zeros(2, 4, CASE.seq, dtype=torch.float64)
+    for rank in ranks:
+        weight[:, :, cuts[rank] : cuts[rank + 1]].normal_()
+
+    def attend(comm: ThreadComm, rows: slice) -> list[Tensor]:
+        shards = [x[:, rows].clone().requires_grad_() for x in qkv]
+        out, lse = ring_dilated_attention(*shards, DENSE_TOO, comm, is_causal=True, schedule=schedule, return_lse=True)
+        (out.square().sum() + ((weight[:, :, rows] * lse).sum() if comm.rank in ranks else 0)).backward()
+        return [x.grad for x in shards]
+
+    found = on_ranks(3, attend)
+    whole = [x.clone().requires_grad_() for x in qkv]
+    out, lse = oracle_attention(*whole, DENSE_TOO, is_causal=True)
+    (out.square().sum() + (weight * lse).sum()).backward()
+    for i, x in enumerate(whole):
+        torch.testing.assert_close(torch.cat([grads[i] for grads in found], 1), x.grad)
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_autocast_computes_in_its_dtype(low: torch.dtype, schedule: str) -> None:
+    qkv = _qkv()
+
+    def attend(comm: ThreadComm, rows: slice) -> None:
+        shards = [x[:, rows].requires_grad_() for x in qkv]
+        with torch.autocast("cpu", dtype=low):
+            out = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule)
+            grads = torch.autograd.grad(out.float().square().sum(), shards)
+        lower = [x.detach().to(low).requires_grad_() for x in shards]
+        expected = ring_dilated_attention(*lower, PATTERN, comm, schedule=schedule)
+        wanted = torch.autograd.grad(expected.float().square().sum(), lower)
+        assert torch.equal(out, expected)
+        assert out.dtype == low
+        for grad, want in zip(grads, wanted, strict=True):
+            assert grad.dtype == torch.float32
+            assert torch.equal(grad, want.float())
+
+    on_ranks(3, attend)
+
+
+def test_fp64_stays_fp64_under_autocast() -> None:
+    qkv = _qkv(dtype=torch.float64)
+
+    def attend(comm: ThreadComm, rows: slice) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return ring_dilated_attention(*(x[:, rows] for x in qkv), PATTERN, comm)
+
+    assert {out.dtype for out in on_ranks(2, attend)} == {torch.float64}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_backward_pass_uses_the_backend_of_the_forward_pass(schedule: str) -> None:
+    """Wherever it is called: gradients of another backend than the one that found `out` would not be reproducible."""
+    qkv = _qkv()
+
+    def attend(comm: ThreadComm, rows: slice) -> None:
+        found = []
+        for inside in (True, False):
+            shards = [x[:, rows].requires_grad_() for x in qkv]
+            with use_backend("reference"):
+                out = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule)
+                if inside:
+                    found.append(torch.autograd.grad(out.sum(), shards))
+            if not inside:
+                found.append(torch.autograd.grad(out.sum(), shards))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+    on_ranks(3, attend)
+
+
+def test_gradients_add_up_over_calls_whose_backward_passes_come_in_another_order() -> None:
+    qkv = _qkv(dtype=torch.float64)
+
+    def attend(comm: ThreadComm, rows: slice) -> None:
+        shards = [x[:, rows].requires_grad_() for x in qkv]
+        once = [ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule) for schedule in ("scatter", "ring")]
+        for out in once:  # the first call first, against autograd's own order
+            out.square().sum().backward(retain_graph=True)
+        added = [x.grad.clone() for x in shards]
+        for x in shards:
+            x.grad = None
+        sum(out.square().sum() for out in once).backward()
+        torch.testing.assert_close([x.grad for x in shards], added)
+
+    on_ranks(3, attend)
+
+
+def test_double_backward_is_refused() -> None:
+    qkv = _qkv()
+
+    def attend(comm: ThreadComm, rows: slice) -> None:
+        shards = [x[:, rows].requires_grad_() for x in qkv]
+        out = ring_dilated_attention(*shards, PATTERN, comm)
+        (grad,) = torch.autograd.grad(out.square().sum(), shards[:1], create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
+
+    on_ranks(2, attend)
+
+
+def test_an_empty_batch() -> None:
+    def attend(comm: ThreadComm, _: slice) -> None:
+        shards = [torch.randn(0, 5, 4, 8, requires_grad=True) for _ in range(3)]
+        for schedule in SCHEDULES:
+            out = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule)
+            out.sum().backward()
+            assert out.shape == (0, 5, 4, 8)
+
+    on_ranks(2, attend)

@@ -1,0 +1,379 @@
+"""Exchange plans, without communication: who computes what, with which rows, and how many bytes that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.ranks import even_cuts
+from helpers.strategies import patterns_with_heads
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dilkit import Pattern
+from dilkit.comm import ExchangePlan, exchange_plan, shard_cuts
+from dilkit.comm.passes.calls import Call
+from dilkit.comm.passes.local import local_ranges
+from dilkit.comm.passes.ring import Circle, circles
+from dilkit.comm.passes.tables import Tables, tables_of
+from dilkit.comm.plan.spread import deal_out
+
+Labels = NDArray[np.int64]
+MIB = 2**20
+LONG = Pattern([2048, 8192, 32768, 131072, 524288], [1, 4, 16, 64, 256])
+
+
+@st.composite
+def plans(draw: st.DrawFn, schedules: tuple[str, ...] = ("auto", "scatter", "gather", "ring")) -> ExchangePlan:
+    """Any plan that is allowed: up to 16 ranks, shards of any length, segments that end anywhere."""
+    pattern, (heads, kv_heads) = draw(patterns_with_heads())
+    world_size = draw(st.integers(1, 16))
+    seq = draw(st.integers(world_size, 48))
+    inner = st.lists(st.integers(1, max(seq - 1, 1)), min_size=world_size - 1, max_size=world_size - 1, unique=True)
+    uneven = st.builds(lambda cuts: (0, *sorted(cuts), seq), inner)
+    cuts = draw(st.sampled_from([even_cuts(seq, world_size), shard_cuts(seq, world_size, pattern)]) | uneven)
+    schedule = draw(st.sampled_from(schedules))
+    fuse = schedule in ("gather", "ring") or draw(st.booleans())
+    try:
+        return exchange_plan(pattern, cuts, heads, kv_heads, is_causal=draw(st.booleans()), schedule=schedule, fuse_branches=fuse)
+    except ValueError as error:
+        assume("overlap='once'" not in str(error))
+        raise
+
+
+@dataclass
+class Computed:
+    """Everything that ranks compute, found by sending labels in place of rows: `(batch, seq, heads)` numbers of the whole."""
+
+    plan: ExchangePlan
+    batch: int
+    pairs: list[Labels] = field(init=False)
+    """By rank: how many times each query meets each key there, `(batch, heads, seq, seq)`."""
+
+    def __post_init__(self) -> None:
+        plan, ranks = self.plan, range(self.plan.world_size)
+        self.tables = [tables_of(plan, rank, self.batch) for rank in ranks]
+        self.pairs = [np.zeros((self.batch, plan.heads, plan.seq, plan.seq), np.int64) for _ in ranks]
+        self.received = self._received()
+        for rank in ranks:
+            self._local(rank)
+            for call in self.tables[rank].calls:
+                self._call(rank, call, *self.received[rank])
+            for branch, route in enumerate(plan.routes):
+                if route.kind == "ring":
+                    for circle in circles(plan, branch, rank, self.batch):
+                        self._circle(circle)
+
+    def labels(self, rank: int, heads: int, rows: Any) -> Labels:
+        """What rows of a rank, numbered as it numbers them, are of the whole."""
+        start, stop = self.plan.cuts[rank : rank + 2]
+        batch, seq, head = np.unravel_index(np.asarray(rows), (self.batch, stop - start, heads))
+        return np.ravel_multi_index((batch, seq + start, head), (self.batch, self.plan.seq, heads))
+
+    def _received(self) -> list[tuple[Labels, Labels]]:
+        """By rank: labels of what it is sent, and which role they have (0, 1, 2 for q, k, v)."""
+        plan, boxes = self.plan, []
+        for rank, tables in enumerate(self.tables):
+            counts = tables.sent["qkv"].counts
+            labels, roles = np.full((2, sum(counts)), -1, np.int64)
+            for number, role in enumerate("qkv"):
+                for piece in tables.packed[role]:
+                    part = slice(piece.start, piece.start + len(piece.rows))
+                    assert (roles[part] == -1).all(), "two rows for one place of a message"
+                    labels[part] = self.labels(rank, plan.heads if role == "q" else plan.kv_heads, piece.rows)
+                    roles[part] = number
+            assert (roles >= 0).all(), "a place of a message left unwritten"
+            boxes.append([(labels[a:b], roles[a:b]) for a, b in pairwise(np.cumsum([0, *counts]))])
+        return [
+            tuple(np.concatenate([boxes[s][r][i] for s in range(plan.world_size)]) for i in (0, 1)) for r in range(len(boxes))
+        ]
+
+    def _local(self, rank: int) -> None:
+        plan, first = self.plan, self.plan.cuts[rank]
+        for start, stop, pattern in local_ranges(plan, rank):
+            count = pattern.count(stop - start, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
+            self.pairs[rank][:, :, first + start : first + stop, first + start : first + stop] += count
+
+    def _call(self, rank: int, call: Call, labels: Labels, roles: Labels) -> None:
+        queries, keys, values = (index.numpy() for index in (call.queries, call.keys, call.values))
+        assert (roles[queries] == 0).all()
+        assert (roles[keys] == 1).all()
+        assert (roles[values] == 2).all()
+        assert (labels[keys] == labels[values]).all()
+        self._meet(rank, call, labels[queries], labels[keys])
+
+    def _circle(self, circle: Circle) -> None:
+        for hop in range(circle.size):
+            if circle.reaches(-hop):
+                other = Circle(circle.plan, circle.spread, (circle.member - hop) % circle.size, self.batch)
+                queries = self.labels(circle.rank, self.plan.heads, circle.own_rows("q"))
+                keys = self.labels(other.rank, self.plan.kv_heads, other.own_rows("k"))
+                for call in circle.calls(hop):
+                    self._meet(circle.rank, call, queries[call.queries.numpy()], keys[call.keys.numpy()])
+
+    def _meet(self, rank: int, call: Call, queries: Labels, keys: Labels) -> None:
+        """Count the pairs of a call: queries `(problems * rows * width,)`, keys `(problems * rows,)`."""
+        plan, rows, width = self.plan, call.rows, call.width
+        real_queries = np.ones(len(queries), bool) if call.real_queries is None else call.real_queries.numpy()
+        real_keys = np.ones(len(keys), bool) if call.real_keys is None else call.real_keys.numpy()
+        sees = call.pattern.count(rows, width, kv_heads=1, is_causal=call.is_causal).numpy().transpose(1, 0, 2).astype(bool)
+        met = sees & real_queries.reshape(-1, rows, width, 1) & real_keys.reshape(-1, 1, 1, rows)
+        at, row, head = np.unravel_index(queries.reshape(-1, rows, width, 1), (self.batch, plan.seq, plan.heads))
+        key_at, key_row, kv_head = np.unravel_index(keys.reshape(-1, 1, 1, rows), (self.batch, plan.seq, plan.kv_heads))
+        assert (((at == key_at) & (head // (plan.heads // plan.kv_heads) == kv_head)) | ~met).all()
+        index = [np.broadcast_to(x, met.shape)[met] for x in (at, head, row, key_row)]
+        np.add.at(self.pairs[rank], tuple(index), 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(plans(), st.integers(1, 2))
+def test_every_pair_of_the_count_is_computed_once(plan: ExchangePlan, batch: int) -> None:
+    computed = Computed(plan, batch)
+    count = plan.pattern.count(plan.seq, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
+    total = sum(computed.pairs)
+    assert (total == count).all()
+    if plan.pattern.overlap == "count":
+        assert [batch * plan.work(rank) for rank in range(plan.world_size)] == [pairs.sum() for pairs in computed.pairs]
+    assert sum(map(plan.work, range(plan.world_size))) * 4 == plan.pattern.flops(
+        plan.seq, plan.heads, 1, kv_heads=plan.kv_heads, is_causal=plan.is_causal
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(plans(), st.integers(1, 2))
+def test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s(plan: ExchangePlan, batch: int) -> None:
+    tables = [tables_of(plan, rank, batch) for rank in range(plan.world_size)]
+    for roles in ("qkv", "q", "k"):
+        sent = np.array([t.sent[roles].counts for t in tables])
+        assert (sent == np.array([t.received[roles].counts for t in tables]).T).all()
+    sizes = dict(head_dim=8, dtype="bfloat16", batch=batch, key_padding_mask=True)
+    rings = [_ring_bytes(plan, rank, batch, 16) for rank in range(plan.world_size)]
+    for phase, through in (("forward", _forward_bytes), ("backward", _backward_bytes)):
+        counted = [through(t, rank, 16) + rings[rank][phase] for rank, t in enumerate(tables)]
+        assert plan.all_bytes(phase, **sizes).tolist() == counted
+        assert [plan.bytes(rank, phase, **sizes) for rank in range(plan.world_size)] == counted
+
+
+def test_tables_are_charged_for_all_their_row_numbers() -> None:
+    plan = exchange_plan(Pattern([8, 24, 97], [1, 3, 5]), (0, 11, 60, 97), 4, 2, schedule="gather")
+    for rank in range(3):
+        found = tables_of(plan, rank, 2)
+        assert found.nbytes == sum(x.nbytes for x in _tensors(found)) > 0
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """All tensors within."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (list, tuple, dict)) or is_dataclass(x):
+        inner = x if isinstance(x, (list, tuple)) else (x if isinstance(x, dict) else vars(x)).values()
+        for one in inner:
+            yield from _tensors(one)
+
+
+def _others(tables: Tables, way: str, roles: str, rank: int) -> int:
+    """Rows of one kind of message that go to others, or come from them."""
+    counts = getattr(tables, way)[roles].counts
+    return sum(counts) - counts[rank]
+
+
+def _forward_bytes(tables: Tables, rank: int, row: int) -> int:
+    """Rows of q, k, v; a flag a key; results with their lse back to whose they are."""
+    there, flags, back = (_others(tables, *what, rank) for what in (("sent", "qkv"), ("sent", "k"), ("received", "q")))
+    return there * row + flags + back * (row + 4)
+
+
+def _backward_bytes(tables: Tables, rank: int, row: int) -> int:
+    """out, dout and lse of the queries; gradients of q, k, v back to whose they are."""
+    return _others(tables, "sent", "q", rank) * (2 * row + 4) + _others(tables, "received", "qkv", rank) * row
+
+
+def _ring_bytes(plan: ExchangePlan, rank: int, batch: int, row: int) -> dict[str, int]:
+    """Each member passes on all blocks that some later member has a use for, and sends home gradients of all but its own."""
+    hops = grads = 0
+    for branch, route in enumerate(plan.routes):
+        for circle in circles(plan, branch, rank, batch) if route.kind == "ring" else ():
+            seen = range(circle.member + 1) if plan.is_causal else range(circle.size)
+            held = [circle.keys(member - circle.member) for member in seen]
+            following = (circle.member + 1) % circle.size
+            wanted = [block for block in seen if block != following] if not (plan.is_causal and following == 0) else []
+            hops += sum(held[block] for block in wanted)
+            grads += sum(held) - held[circle.member]
+    return dict(forward=hops * (2 * row + 1), backward=hops * (2 * row + 1) + grads * 2 * row)
+
+
+@settings(deadline=None, max_examples=60)
+@given(plans(("scatter",)))
+def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(plan: ExchangePlan) -> None:
+    assume(not plan.is_joint)  # all rows are moved then, kept by a branch or not
+    computed = Computed(plan, 1)
+    for branch in range(len(plan.pattern.branches)):
+        sent = [
+            computed.labels(rank, plan.heads, piece.rows)
+            for rank, tables in enumerate(computed.tables)
+            for piece in tables.packed["q"]
+            if piece.branch == branch
+        ]
+        labels = np.concatenate(sent) if sent else np.empty(0)
+        assert len(np.unique(labels)) == len(labels)
+    for tables, (labels, _) in zip(computed.tables, computed.received, strict=True):
+        used = [call.queries for call in tables.calls] + [x for call in tables.calls for x in (call.keys, call.values)]
+        assert sorted(np.concatenate([*used, np.empty(0, np.int64)]).tolist()) == list(range(len(labels)))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(0, 50), min_size=1, max_size=16).map(lambda sizes: [*sizes, 1]))
+def test_heads_are_dealt_out_in_proportion_and_in_order(heads: int, sizes: list[int]) -> None:
+    (owners,) = deal_out(heads, np.array([sizes]))
+    counts = np.bincount(owners, minlength=len(sizes))
+    assert len(owners) == heads
+    assert (np.diff(owners) >= 0).all()
+    assert (abs(counts - heads * np.array(sizes) / sum(sizes)) < 1).all()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_causal_work_is_balanced_where_the_ranks_of_a_segment_divide_the_heads(data: st.DataObject) -> None:
+    together = data.draw(st.sampled_from([2, 3, 4, 8]))
+    rows, segments = 24 * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    heads = together * data.draw(st.integers(1, 3))
+    rate, short = data.draw(st.sampled_from([1, 2, 4, 8])), data.draw(st.sampled_from([8, 24]))
+    pattern = Pattern([short, rows * together], [1, rate])
+    plan = exchange_plan(pattern, even_cuts(rows * together * segments, together * segments), heads, is_causal=True)
+    assert len({plan.work(rank) for rank in range(plan.world_size)}) == 1
+    assert plan.routes[1].kind == "scatter"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "most", "routes"),
+    [(8, 1.6, ["scatter"]), (16, 2.9, ["scatter", "scatter"]), (64, 3.5, ["scatter", "scatter", "hybrid"])],
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_published_bytes(world_size: int, most: float, routes: list[str], is_causal: bool) -> None:
+    plan = exchange_plan(LONG, shard_cuts(2**20, world_size, LONG), 8, is_causal=is_causal)
+    sent = plan.all_bytes("forward", head_dim=64, dtype="bfloat16")
+    assert sent.max() <= most * MIB
+    assert [route.kind for route in plan.routes if route.kind != "local"] == routes
+
+
+@settings(deadline=None, max_examples=50)
+@given(plans(("auto",)))
+def test_auto_moves_the_fewest_rows_through_the_busiest_rank(plan: ExchangePlan) -> None:
+    pattern = plan.pattern
+    limits = None if pattern.heads is None else pattern.heads[:1]
+    one = Pattern(pattern.segment_lengths[:1], pattern.dilation_rates[:1], pattern.offset, heads=limits)
+    plan = replace(plan, pattern=one, fuse_branches=True)
+    others = [_with_schedule(plan, schedule) for schedule in ("scatter", "gather")]
+    assert _busiest(plan) <= min(map(_busiest, others))
+
+
+def _with_schedule(plan: ExchangePlan, schedule: str) -> ExchangePlan:
+    return exchange_plan(plan.pattern, plan.cuts, plan.heads, plan.kv_heads, is_causal=plan.is_causal, schedule=schedule)
+
+
+def _busiest(plan: ExchangePlan) -> int:
+    """Rows that the busiest rank sends or is sent in a forward pass."""
+    ways = [("sent", "received"), ("received", "sent")]
+    return max(
+        _others(tables, way, "qkv", rank) + _others(tables, back, "q", rank)
+        for rank, tables in enumerate(tables_of(plan, rank, 1) for rank in range(plan.world_size))
+        for way, back in ways
+    )
+
+
+def test_bytes_of_the_example_are_those_of_the_formula() -> None:
+    """Of one branch, 4 ranks a segment, 512 rows a head and rank: three quarters of Q, K, V and O, and lse; of dO more."""
+    plan = exchange_plan(LONG, even_cuts(2**20, 8), 8)
+    rows = 512 * 8 * 3 // 4
+    assert set(plan.all_bytes("forward", head_dim=64, dtype="bfloat16")) == {rows * (4 * 64 * 2 + 4)}
+    assert set(plan.all_bytes("backward", head_dim=64, dtype="bfloat16")) == {rows * (5 * 64 * 2 + 4)}
+
+
+def test_grouped_heads_turn_the_choice_to_gather() -> None:
+    """Scatter moves 2 Q + 2 K/V, gather (g - 1) K/V: with 8 query heads to a key head, gather is less for 2 ranks."""
+    pattern = Pattern([64], [1])
+    assert exchange_plan(pattern, (0, 32, 64), 16, 2).routes[0].kind == "gather"
+    assert exchange_plan(pattern, (0, 32, 64), 16, 16).routes[0].kind == "scatter"
+
+
+def test_segments_within_shards_need_no_bytes() -> None:
+    pattern = Pattern([8, 16], [1, 2])
+    plan = exchange_plan(pattern, (0, 16, 48, 64), 4)
+    assert [route.kind for route in plan.routes] == ["local", "local"]
+    assert not plan.all_bytes("backward", head_dim=8, dtype="float32").any()
+
+
+def test_positions() -> None:
+    plan = exchange_plan(Pattern([4], [1]), (0, 3, 4, 9), 1)
+    assert [list(plan.positions(rank)) for rank in range(3)] == [[0, 1, 2], [3], [4, 5, 6, 7, 8]]
+
+
+def test_a_plan_for_many_ranks_is_made_of_counts_alone() -> None:
+    pattern = Pattern([2**12 * 4**i for i in range(9)], [4**i for i in range(9)])
+    plan = exchange_plan(pattern, even_cuts(10**9, 128), 32)
+    assert plan.all_bytes("forward", head_dim=128, dtype="bfloat16").max() < 2**34
+    assert sum(map(plan.work, range(128))) * 4 == pattern.flops(10**9, 32, 1)
+
+
+@pytest.mark.parametrize("cuts", [(), (0,), (0, 0, 4), (1, 4), (0, 5, 3), (0, 4, 4)])
+def test_cuts_that_are_none_are_refused(cuts: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"cuts=.* must start at 0 and grow"):
+        exchange_plan(Pattern([4], [1]), cuts, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (dict(schedule="fastest"), ValueError, r"schedule='fastest' is not known; choose from 'auto', 'scatter'"),
+        (dict(schedule="gather", fuse_branches=False), ValueError, r"schedule='gather' sums up .* use schedule='scatter'"),
+        (dict(schedule="ring", fuse_branches=False), ValueError, r"schedule='ring' sums up"),
+        (dict(is_causal=None), TypeError, r"is_causal=None is a NoneType"),
+        (dict(fuse_branches="no"), TypeError, r"fuse_branches='no' is a str"),
+        (dict(kv_heads=3), ValueError, r"kv_heads=3 must divide heads=4"),
+        (dict(kv_heads=0), ValueError, r"kv_heads=0 must"),
+        (dict(heads=0), ValueError, r"heads=0 must be at least 1"),
+        (dict(heads=2.5), TypeError, r"heads=2.5 is a float"),
+        (dict(cuts=(0, 2.5, 8)), TypeError, r"cuts\[1\]=2.5 is a float"),
+        (dict(pattern="dense"), TypeError, r"pattern='dense' is a str; a dilkit.Pattern is needed"),
+        (dict(pattern=Pattern([2, 8], [1, 2], overlap="once"), schedule="ring"), ValueError, r"use schedule='scatter'"),
+        (dict(pattern=Pattern([2, 8], [1, 2], overlap="once"), schedule="gather"), ValueError, r"use schedule='scatter'"),
+        (dict(pattern=Pattern([4], [1], heads=[(0, 6)])), ValueError, r"reaches past the 4 heads"),
+    ],
+)
+def test_errors_name_the_argument_and_the_way_out(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    arguments = {**dict(pattern=Pattern([4, 8], [1, 2]), cuts=(0, 4, 8), heads=4), **options}
+    with pytest.raises(error, match=text):
+        exchange_plan(**arguments)
+
+
+@pytest.mark.parametrize("dtype", ["int8", None])
+def test_bytes_of_unknown_dtypes_and_phases_are_refused(dtype: Any) -> None:
+    plan = exchange_plan(Pattern([4], [1]), (0, 2, 4), 1)
+    with pytest.raises(ValueError, match="dtype="):
+        plan.bytes(0, "forward", head_dim=8, dtype=dtype)
+    with pytest.raises(ValueError, match="phase='sideways'"):
+        plan.bytes(0, "sideways", head_dim=8, dtype="float32")
+
+
+def test_cuts_may_be_a_list() -> None:
+    assert exchange_plan(Pattern([4], [1]), [0, 2, 4], 1) is exchange_plan(Pattern([4], [1]), (0, 2, 4), 1)
+
+
+def test_overlap_once_moves_nothing_where_segments_are_within_ranks() -> None:
+    pattern = Pattern([2, 4], [1, 2], overlap="once")
+    assert {route.kind for route in exchange_plan(pattern, (0, 4, 12), 2).routes} == {"local"}
+    assert {route.kind for route in exchange_plan(pattern, (0, 2, 12), 2).routes} == {"scatter"}
+
+
+def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
+    """Queries that meet many more keys, or few, are padded to squares: of 1024 rows at most, not of all keys."""
+    plan = exchange_plan(Pattern([8192], [1]), (0, 16, 8192), 1, schedule="gather")
+    computed = [sum(len(call.keys) * call.rows for call in tables_of(plan, rank, 1).calls) for rank in (0, 1)]
+    assert computed[0] <= 1024 * 8192
+    assert computed[1] <= 8176 * (8176 + 2 * 1024)

@@ -1,0 +1,355 @@
+"""Ranks that disagree, are called with nonsense, or fail: an error on every rank, in time, which names rank and fact."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import PATTERN, even_cuts
+from torch import Tensor
+
+from dilkit import Pattern
+from dilkit.comm import (
+    CommError,
+    CommTimeout,
+    Fault,
+    PeerLost,
+    PlanMismatch,
+    ring_dilated_attention,
+    run_threads,
+    sum_over_ranks,
+)
+from dilkit.comm.transports.threads import Killed, ThreadComm
+
+SEQ, RANKS, ODD = 97, 3, 1
+CUTS = even_cuts(SEQ, RANKS)
+TIMEOUT, SLACK = 1.0, 2.0
+Arguments = dict[str, Any]
+
+
+def shards(comm: ThreadComm, **options: Any) -> Arguments:
+    """What a rank passes if all is well."""
+    rows = CUTS[comm.rank + 1] - CUTS[comm.rank]
+    query, key, value = (torch.randn(2, rows, 4, 8, **{"requires_grad": True, **options}) for _ in range(3))
+    return dict(query=query, key=key, value=value, pattern=PATTERN)
+
+
+def attend(comm: ThreadComm, arguments: Arguments) -> Tensor:
+    tensors = [arguments.pop(name) for name in ("query", "key", "value", "pattern")]
+    return ring_dilated_attention(*tensors, comm, **arguments)
+
+
+def on_all(change: Callable[[Arguments], None]) -> list[Exception]:
+    """What every rank says when one of them has changed its arguments; afterwards the transport still works."""
+
+    def on_rank(comm: ThreadComm) -> Exception:
+        arguments = shards(comm)
+        if comm.rank == ODD:
+            change(arguments)
+        with pytest.raises((TypeError, ValueError)) as caught:
+            attend(comm, arguments)
+        attend(comm, shards(comm)).sum().backward()
+        return caught.value
+
+    began = time.monotonic()
+    found = run_threads(RANKS, on_rank, timeout=5)
+    assert time.monotonic() - began < 5
+    return found
+
+
+def each(change: Callable[[Tensor], Any], *names: str) -> Callable[[Arguments], None]:
+    """A change to some tensors: by default to all three."""
+    return lambda x: x.update({name: change(x[name]) for name in names or ("query", "key", "value")})
+
+
+def given(**options: Any) -> Callable[[Arguments], None]:
+    return lambda arguments: arguments.update(options)
+
+
+def _mask(arguments: Arguments) -> None:
+    arguments["key_padding_mask"] = torch.zeros(arguments["query"].shape[:2], dtype=torch.bool)
+
+
+DISAGREE = {
+    "dtype": (each(Tensor.double), "dtype='torch.float64', the others 'torch.float32'"),
+    "batch": (each(lambda x: x[:1]), "batch=1, the others 2"),
+    "heads": (each(lambda x: x[:, :, :2]), "heads=2, the others 4"),
+    "kv_heads": (each(lambda x: x[:, :, :2], "key", "value"), "kv_heads=2, the others 4"),
+    "head_dim": (each(lambda x: x[..., :4]), "head_dim=4, the others 8"),
+    "pattern": (given(pattern=Pattern([8], [1])), "pattern="),
+    "schedule": (given(schedule="ring"), "schedule='ring', the others 'auto'"),
+    "is_causal": (given(is_causal=True), "is_causal=True, the others False"),
+    "scale": (given(scale=0.5), "scale=0.5, the others"),
+    "fuse_branches": (given(fuse_branches=False), "fuse_branches=False, the others True"),
+    "mask": (_mask, "key_padding_mask=True, the others False"),
+    "requires_grad": (each(Tensor.detach), "requires_grad=False, the others True"),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREE)
+def test_ranks_that_disagree(name: str) -> None:
+    change, text = DISAGREE[name]
+    for error in on_all(change):
+        assert isinstance(error, PlanMismatch)
+        assert error.ranks == (ODD,)
+        assert f"arguments of ring_dilated_attention: rank {ODD} has {text}" in str(error)
+
+
+MALFORMED = {
+    "stride": (each(lambda x: x.transpose(1, 3).contiguous().transpose(1, 3), "key"), "key has stride"),
+    "no rows": (each(lambda x: x[:, :0]), "query has no rows on this rank"),
+    "no tensor": (given(query=[1.0]), "query is a list; a torch.Tensor is needed"),
+    "none": (given(value=None), "value is a NoneType"),
+    "integers": (each(Tensor.int), "query is torch.int32"),
+    "dimensions": (each(lambda x: x[0]), "(batch, seq, heads, head_dim) is needed"),
+    "lengths": (each(lambda x: x[:, 1:], "key"), "key has"),
+    "grouping": (each(lambda x: x[:, :, :3], "key", "value"), "key has 3 heads, which does not divide the 4 heads"),
+    "pattern": (given(pattern="dense"), "pattern='dense' is a str"),
+    "heads of pattern": (given(pattern=Pattern([8], [1], heads=[(0, 6)])), "reaches past the 4 heads"),
+    "schedule": (given(schedule="fastest"), "schedule='fastest' is not known"),
+    "causal": (given(is_causal=1), "is_causal=1 is a int"),
+    "fuse": (given(fuse_branches=None), "fuse_branches=None is a NoneType"),
+    "lse": (given(return_lse="yes"), "return_lse='yes' is a str"),
+    "scale": (given(scale=float("nan")), "scale=nan must be finite"),
+    "mask": (given(key_padding_mask=torch.zeros(2, 3)), "key_padding_mask is torch.float32"),
+    "mask shape": (given(key_padding_mask=torch.zeros(2, 3, dtype=torch.bool)), "key_padding_mask has shape (2, 3)"),
+    "backend type": (given(backend=3), "backend=3 is a int"),
+    "backend name": (given(backend="fastest"), "fastest"),
+    "letters": (given(schedule="\N{SNOWMAN}\N{PILE OF POO}" * 500), "schedule='"),
+    "letters that are none": (given(schedule="\ud800\0" * 500), "schedule='"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_nonsense_on_one_rank(name: str) -> None:
+    change, text = MALFORMED[name]
+    for rank, error in enumerate(on_all(change)):
+        assert text in str(error)
+        if rank != ODD:
+            assert isinstance(error, PlanMismatch)
+            assert error.ranks == (ODD,)
+            assert f"on rank {ODD}: " in str(error)
+
+
+def test_nonsense_under_autocast() -> None:
+    def on_rank(comm: ThreadComm) -> str:
+        arguments = shards(comm)
+        if comm.rank == ODD:
+            arguments["value"] = None
+        with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises((TypeError, PlanMismatch)) as caught:
+            attend(comm, arguments)
+        return str(caught.value)
+
+    assert all("value is a NoneType" in text for text in run_threads(RANKS, on_rank, timeout=5))
+
+
+def test_one_autocast_of_several_is_a_disagreement() -> None:
+    def on_rank(comm: ThreadComm) -> str:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=comm.rank == ODD), pytest.raises(PlanMismatch) as caught:
+            attend(comm, shards(comm))
+        return str(caught.value)
+
+    assert all("rank 1 has dtype='torch.bfloat16'" in text for text in run_threads(RANKS, on_rank, timeout=5))
+
+
+def test_no_shards_fit_a_pattern_that_is_refused_by_the_plan() -> None:
+    def on_rank(comm: ThreadComm) -> str:
+        with pytest.raises(ValueError, match="use schedule='scatter'") as caught:
+            attend(comm, dict(shards(comm), schedule="gather", fuse_branches=False))
+        return str(caught.value)
+
+    assert len(set(run_threads(RANKS, on_rank))) == 1
+
+
+def test_what_is_no_transport() -> None:
+    with pytest.raises(TypeError, match=r"comm='mpi' is a str; a dilkit\.comm\.Comm is needed"):
+        attend("mpi", dict.fromkeys(("query", "key", "value"), torch.zeros(1, 3, 4, 8)) | dict(pattern=PATTERN))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("odd", [torch.device("meta"), torch.device("cpu")])
+def test_sums_of_tensors_of_several_devices(odd: torch.device) -> None:
+    """Of two devices on one rank, or of one that the other ranks do not have."""
+
+    def on_rank(comm: ThreadComm) -> str:
+        own = [torch.ones(2, device="meta"), torch.ones(2, device=odd)] if comm.rank == ODD else [torch.ones(2), torch.ones(2)]
+        with pytest.raises(ValueError, match=r"device|lie on") as caught:
+            sum_over_ranks(own, comm)
+        return str(caught.value)
+
+    said = run_threads(RANKS, on_rank, timeout=TIMEOUT)
+    assert all(f"rank {ODD}" in text for rank, text in enumerate(said) if rank != ODD)
+
+
+SCHEDULES = {"scatter": 5, "ring": 10}
+"""Exchanges of a forward and a backward pass: agreement, then what the schedule needs."""
+
+
+def step_of(comm: ThreadComm, schedule: str) -> None:
+    attend(comm, dict(shards(comm), schedule=schedule)).sum().backward()
+
+
+def with_fault(schedule: str, fault: Fault) -> list[tuple[CommError | Killed | None, float, CommError | None]]:
+    """By rank: what it died of, after how many seconds, and what it says when the transport is used again."""
+
+    def on_rank(comm: ThreadComm) -> tuple[Any, float, Any]:
+        began, error, again = time.monotonic(), None, None
+        try:
+            step_of(comm, schedule)
+        except (CommError, Killed) as caught:
+            error = caught
+            if isinstance(caught, Killed):
+                comm.abort(caught)
+        seconds = time.monotonic() - began
+        if isinstance(error, CommError):
+            with pytest.raises(CommError) as refused:
+                step_of(comm, schedule)
+            again = refused.value
+        return error, seconds, again
+
+    return run_threads(RANKS, on_rank, timeout=TIMEOUT, faults=[fault])
+
+
+def exchanges_of(schedule: str) -> int:
+    def on_rank(comm: ThreadComm) -> int:
+        step_of(comm, schedule)
+        return comm._number
+
+    (number,) = set(run_threads(RANKS, on_rank))
+    return number
+
+
+FAULTY = [(schedule, number) for schedule, last in SCHEDULES.items() for number in range(1, last + 1)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_table_of_faults_covers_all_exchanges(schedule: str) -> None:
+    assert exchanges_of(schedule) == SCHEDULES[schedule]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "number", "kind"),
+    [(*at, kind) for at in FAULTY for kind in ("drop", "kill")]
+    + [pytest.param(*at, "delay", marks=pytest.mark.slow) for at in FAULTY if at[0] == "scatter"],
+)
+def test_a_fault_at_every_exchange(schedule: str, number: int, kind: str) -> None:
+    found = with_fault(schedule, Fault(kind, ODD, number, seconds=TIMEOUT * 1.3))
+    struck = [error for rank, (error, _, _) in enumerate(found) if rank != ODD and error is not None]
+    if kind == "kill":
+        assert isinstance(found[ODD][0], Killed)
+    if kind == "kill" or _sends(schedule, number):
+        assert struck, "no rank noticed"
+        assert all(isinstance(error, PeerLost if kind == "kill" else (CommTimeout, PeerLost)) for error in struck)
+        first = min((entry for rank, entry in enumerate(found) if rank != ODD and entry[0]), key=lambda entry: entry[1])[0]
+        # Where a ring loses a message, the next rank waits for it, and the one after that for the next: any gives up first.
+        named = {ODD, (ODD + 1) % RANKS} if (schedule, kind) == ("ring", "drop") else {ODD}
+        (rank,) = first.ranks
+        assert rank in named
+        assert f"rank {rank}" in str(first)
+        assert first.step
+    for error, seconds, again in found:
+        assert seconds < TIMEOUT * 1.3 + SLACK
+        if isinstance(error, CommError):
+            assert "failed before and cannot be used again" in str(again)
+
+
+def _sends(schedule: str, number: int) -> bool:
+    """Whether the odd rank sends anything at an exchange of this schedule."""
+    sent: list[int] = []
+
+    def on_rank(comm: ThreadComm) -> None:
+        post = comm._post
+
+        def counted(send: Any, *rest: Any) -> Any:
+            if comm.rank == ODD and send:
+                sent.append(comm._number)
+            return post(send, *rest)
+
+        comm._post = counted
+        step_of(comm, schedule)
+
+    run_threads(RANKS, on_rank)
+    return number in sent
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_bit_turned_on_the_way_is_not_noticed_by_the_transport(number: int) -> None:
+    """Lengths are checked, contents are not: networks have checksums of their own. Where records are hit, ranks disagree."""
+    found = with_fault("scatter", Fault("corrupt", ODD, number))
+    assert all(error is None or isinstance(error, CommError) for error, _, _ in found)
+
+
+def test_after_a_failure_between_exchanges_no_message_is_taken_for_another() -> None:
+    def on_rank(comm: ThreadComm) -> list[Exception]:
+        arguments = shards(comm)
+        query, out = arguments["query"], attend(comm, arguments)
+        if comm.rank == ODD:
+            query.detach().mul_(2)  # autograd then refuses the backward pass here, before anything is sent
+        with pytest.raises(RuntimeError) as first:
+            out.sum().backward()
+        with pytest.raises(CommError, match="failed before and cannot be used again") as again:
+            attend(comm, shards(comm))
+        return [first.value, again.value]
+
+    for rank, (first, again) in enumerate(run_threads(RANKS, on_rank, timeout=TIMEOUT)):
+        assert isinstance(first, CommError) == (rank != ODD)
+        assert str(first)[:40] in str(again)
+
+
+def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
+    """It runs no backward pass; the others miss it, by name, and do not hang."""
+
+    def on_rank(comm: ThreadComm) -> Any:
+        arguments = shards(comm)
+        query, out = arguments["query"], attend(comm, arguments)
+        loss = query.sum() if comm.rank == ODD else out.sum()
+        began = time.monotonic()
+        try:
+            loss.backward()
+        except CommError as error:
+            return error, time.monotonic() - began
+        time.sleep(TIMEOUT + SLACK if comm.rank == ODD else 0)
+        return None, 0.0
+
+    found = run_threads(RANKS, on_rank, timeout=TIMEOUT)
+    assert found[ODD][0] is None
+    for rank in (0, 2):
+        error, seconds = found[rank]
+        assert isinstance(error, CommError)
+        assert seconds < TIMEOUT + SLACK
+    assert any(found[rank][0].ranks == (ODD,) and isinstance(found[rank][0], CommTimeout) for rank in (0, 2))
+
+
+@pytest.mark.slow
+def test_500_steps_leave_nothing_behind() -> None:
+    """Forward and backward: no memory, no file, no thread, no letter that nobody fetched."""
+    held: list[tuple[int, int]] = []
+
+    def on_rank(comm: ThreadComm) -> None:
+        arguments = {name: x[:1, :, :2] if isinstance(x, Tensor) else x for name, x in shards(comm).items()}
+        arguments = {name: x.detach().requires_grad_() if isinstance(x, Tensor) else x for name, x in arguments.items()}
+        for step in range(500):
+            schedule = ("auto", "ring", "gather")[step % 3]
+            attend(comm, dict(arguments, schedule=schedule)).sum().backward()
+            if comm.rank == 0 and step % 100 == 99:
+                gc.collect()
+                held.append((_resident(), len([*Path("/proc/self/fd").iterdir()])))
+        comm.agree(b"done")
+        assert not [key for key in comm._office.letters if key[1] == comm.rank]
+
+    threads = threading.active_count()
+    run_threads(2, on_rank, timeout=20)
+    assert threading.active_count() == threads
+    assert held[-1][0] - held[0][0] < 4 * 2**20
+    assert held[-1][1] == held[0][1]
+
+
+def _resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,279 @@
+"""Token orders over ranks: what one rank finds along the same order, with gradients; and tokens put in order beforehand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.ranks import even_cuts, uneven_cuts
+from torch import Tensor
+
+from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, TokenOrder, order, ordered_dilated_attention, plan
+from dilkit.comm import (
+    PlanMismatch,
+    RingDilatedAttention,
+    load_shard,
+    positions,
+    ring_dilated_attention,
+    run_threads,
+    shard,
+    unshard,
+)
+from dilkit.comm.reorder import moves_of
+from dilkit.comm.transports.threads import ThreadComm
+
+SHAPE, SEQ, HEADS, KV_HEADS, DIM = (6, 8), 49, 8, 4, 8
+HILBERT = order(SHAPE, extra_tokens=1)
+SNAKE = order(SHAPE, "snake", extra_tokens=1)
+POINTS = TokenOrder.from_permutation(torch.randperm(48, generator=torch.Generator().manual_seed(1)).numpy(), extra_tokens=1)
+ORDERS = {
+    "one": HILBERT,
+    "points": POINTS,
+    "two": [HILBERT, SNAKE],
+    "three": [SNAKE, POINTS, order((SEQ,))],
+    "identity": order((SEQ,)),
+}
+PATTERN = Pattern([12, 24, 49], [1, 3, 5])
+TIMEOUT = 20
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_a_rank() -> Iterator[None]:
+    """Ranks as threads share the cores already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [torch.randn(2, SEQ, heads, DIM, dtype=dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+def losses(out: Tensor, lse: Tensor, weights: Sequence[Tensor], uses: str) -> Tensor:
+    """A loss of `out`, of `lse` or of both, of what is finite."""
+    parts = dict(out=(out * weights[0]).sum(), lse=(lse.masked_fill(lse == -torch.inf, 0.0) * weights[1]).sum())
+    return sum((parts[name] for name in uses.split("+")), start=torch.zeros(()))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize(
+    ("name", "uses"), [("one", "out"), ("two", "lse"), ("three", "out+lse"), ("points", "lse"), ("identity", "out")]
+)
+def test_ranks_find_what_one_rank_finds(name: str, masked: bool, uses: str, poisoned: None) -> None:
+    given, mask = tensors(), torch.rand(2, SEQ) < 0.3 if masked else None
+    weights = torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64), torch.randn(2, HEADS, SEQ, dtype=torch.float64)
+    whole = [x.clone().requires_grad_() for x in given]
+    out, lse = ordered_dilated_attention(*whole, PATTERN, ORDERS[name], key_padding_mask=mask, return_lse=True)
+    grads = torch.autograd.grad(losses(out, lse, weights, uses), whole, materialize_grads=True)
+    cuts = uneven_cuts(SEQ, 3)
+
+    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
+        rows = slice(*cuts[comm.rank : comm.rank + 2])
+        own = [x[:, rows].clone().requires_grad_() for x in given]
+        part = None if mask is None else mask[:, rows]
+        out, lse = ring_dilated_attention(*own, PATTERN, comm, order=ORDERS[name], key_padding_mask=part, return_lse=True)
+        loss = losses(out, lse, (weights[0][:, rows], weights[1][:, :, rows]), uses)
+        return out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss, own, materialize_grads=True)
+
+    every = run_threads(3, on_rank, timeout=TIMEOUT)
+    for found, expected in zip(zip(*every, strict=True), (out, lse.transpose(1, 2), *grads), strict=True):
+        torch.testing.assert_close(torch.cat(found, 1), expected.detach())
+
+
+@pytest.mark.parametrize("cuts", [even_cuts(SEQ, 7), (0, SEQ)], ids=["7 ranks", "1 rank"])
+def test_any_number_of_ranks(cuts: tuple[int, ...]) -> None:
+    given = tensors()
+    for orders in ORDERS.values():
+
+        def on_rank(comm: ThreadComm, orders: Any = orders) -> Tensor:
+            return ring_dilated_attention(
+                *(x[:, slice(*cuts[comm.rank : comm.rank + 2])] for x in given), PATTERN, comm, order=orders
+            )
+
+        found = torch.cat(run_threads(len(cuts) - 1, on_rank, timeout=TIMEOUT), 1)
+        torch.testing.assert_close(found, ordered_dilated_attention(*given, PATTERN, orders))
+
+
+def test_when_some_ranks_have_lse_in_their_loss_and_others_out() -> None:
+    given, cuts = tensors(), even_cuts(SEQ, 3)
+    whole = [x.clone().requires_grad_() for x in given]
+    out, lse = ordered_dilated_attention(*whole, PATTERN, ORDERS["two"], return_lse=True)
+    expected = torch.autograd.grad(out[:, : cuts[1]].sum() + lse[:, :, cuts[1] :].sum(), whole)
+
+    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
+        own = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].clone().requires_grad_() for x in given]
+        results = ring_dilated_attention(*own, PATTERN, comm, order=ORDERS["two"], return_lse=True)
+        return torch.autograd.grad(results[0 if comm.rank == 0 else 1].sum(), own, materialize_grads=True)
+
+    for found, grad in zip(zip(*run_threads(3, on_rank, timeout=TIMEOUT), strict=True), expected, strict=True):
+        torch.testing.assert_close(torch.cat(found, 1), grad)
+
+
+@pytest.mark.parametrize("schedule", ["scatter", "gather", "ring"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_schedule_and_generated_orders(schedule: str, dtype: torch.dtype) -> None:
+    made, given, cuts = order(SHAPE, extra_tokens=1, is_generation_order=True), tensors(dtype), uneven_cuts(SEQ, 3)
+    expected = ordered_dilated_attention(*given, PATTERN, made, is_causal=True)
+
+    def on_rank(comm: ThreadComm) -> Tensor:
+        rows = slice(*cuts[comm.rank : comm.rank + 2])
+        module = RingDilatedAttention(PATTERN, comm, order=made, schedule=schedule)
+        return module(*(x[:, rows] for x in given), is_causal=True)
+
+    found = torch.cat(run_threads(3, on_rank, timeout=TIMEOUT), 1)
+    slack = {torch.bfloat16: 3e-2, torch.float32: 1e-5}[dtype]
+    torch.testing.assert_close(found, expected, rtol=slack, atol=slack)
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_module_over_ranks_with_rotary_positions(name: str) -> None:
+    orders = ORDERS[name] if isinstance(ORDERS[name], list) else [ORDERS[name]]
+    model = MultiheadDilatedAttention(64, HEADS, DilatedAttention(PATTERN, orders=orders), rotary=True, dtype=torch.float64)
+    x, cuts = torch.randn(2, SEQ, 64, dtype=torch.float64), uneven_cuts(SEQ, 3)
+    x.requires_grad_()
+    expected = model(x)[0]
+    wanted = torch.autograd.grad(expected.sin().sum(), [x, *model.parameters()])
+
+    def on_rank(comm: ThreadComm) -> list[Tensor]:
+        mine = copy.deepcopy(model)
+        mine.attention = RingDilatedAttention(PATTERN, comm, orders=orders)
+        own = x.detach()[:, slice(*cuts[comm.rank : comm.rank + 2])].requires_grad_()
+        out = copy.deepcopy(mine)(own)[0]
+        out = mine(own)[0]
+        return [out.detach(), *torch.autograd.grad(out.sin().sum(), [own, *mine.parameters()])]
+
+    found = [list(parts) for parts in zip(*run_threads(3, on_rank, timeout=TIMEOUT), strict=True)]
+    torch.testing.assert_close(torch.cat(found[0], 1), expected.detach())
+    torch.testing.assert_close(torch.cat(found[1], 1), wanted[0])
+    for parts, grad in zip(found[2:], wanted[1:], strict=True):
+        torch.testing.assert_close(sum(parts), grad)
+
+
+def test_one_message_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    exchange = ThreadComm.exchange
+
+    def noted(self: ThreadComm, rows: Tensor, sent: Any, received: Any, step: str = "rows") -> Any:
+        if self.rank == 0:
+            steps.append(step)
+        return exchange(self, rows, sent, received, step)
+
+    monkeypatch.setattr(ThreadComm, "exchange", noted)
+
+    def on_rank(comm: ThreadComm) -> int:
+        own = [
+            torch.randn(2, 49 // 7 * (comm.rank * 3 + 2), heads, DIM, requires_grad=True) for heads in (HEADS, KV_HEADS, KV_HEADS)
+        ]
+        mask = torch.zeros(2, own[0].shape[1], dtype=torch.bool)
+        ring_dilated_attention(*own, Pattern([7], [1]), comm, order=[HILBERT, SNAKE], key_padding_mask=mask).sum().backward()
+        return comm.sent_bytes
+
+    sent = run_threads(2, on_rank, timeout=TIMEOUT)
+    moved = [step for step in steps if "order" in step]
+    assert moved == [
+        "rows put in order",
+        "results put back in order",
+        "gradients of results put back in order",
+        "gradients of rows put in order",
+    ]
+    leaving = [(one.perm[:14] >= 14).sum() + (one.perm[:14] < 0).sum() for one in (HILBERT, SNAKE)]
+    qkv, out, masks = 4 * 2 * DIM * (HEADS + 2 * KV_HEADS), 4 * 2 * DIM * HEADS, 2 * KV_HEADS
+    assert sent == [sum(leaving) * (2 * qkv + 2 * out + masks) // 2] * 2
+
+
+@pytest.mark.parametrize("cuts", [even_cuts(SEQ, 4), uneven_cuts(SEQ, 5), (0, SEQ)])
+def test_tables_of_a_rank_are_as_long_as_its_rows(cuts: tuple[int, ...]) -> None:
+    plan.cache_clear()
+    for made in (HILBERT, SNAKE, POINTS):
+        moves = [moves_of(made, cuts, rank, torch.device("cpu")) for rank in range(len(cuts) - 1)]
+        for rank, one in enumerate(moves):
+            rows = cuts[rank + 1] - cuts[rank]
+            assert one.nbytes == 4 * rows * 4
+            assert moves_of(made, cuts, rank, torch.device("cpu")) is one
+            assert [len(x) for x in (one.row_major.rows, one.along.rows)] == [rows] * 2
+            assert [other.along.counts[rank] for other in moves] == list(one.row_major.counts)
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "another order": (dict(order=SNAKE), "rank 1 has order="),
+    "another permutation": (
+        dict(order=TokenOrder.from_permutation(POINTS.perm[1:] - 1, extra_tokens=1, curve="mine")),
+        "rank 1 has order=",
+    ),
+    "none": (dict(order=None), "rank 1 has order=''"),
+    "no order": (dict(order="hilbert"), "is no TokenOrder"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_ranks_with_another_order_raise_on_all(name: str) -> None:
+    changed, text = ODD[name]
+
+    def on_rank(comm: ThreadComm) -> Exception:
+        own = [x[:, slice(*even_cuts(SEQ, 3)[comm.rank : comm.rank + 2])] for x in tensors()]
+        options: Any = dict(order=POINTS) | (changed if comm.rank == 1 else {})
+        with pytest.raises((TypeError, ValueError)) as caught:
+            ring_dilated_attention(*own, PATTERN, comm, **options)
+        ring_dilated_attention(*own, PATTERN, comm, order=HILBERT)
+        return caught.value
+
+    errors = run_threads(3, on_rank, timeout=TIMEOUT)
+    assert all(text in str(error) for error in errors)
+    assert isinstance(errors[0], PlanMismatch)
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    (dict(order=order((6, 8))), "the sequence has 49 tokens, but the order is of 48.*extra_tokens=1 would leave 1 in front"),
+    (dict(order=HILBERT, is_causal=True), "would let tokens see their future"),
+    (dict(order=[HILBERT, SNAKE] * 3), "there are 6 orders but 4 key/value heads"),
+])  # fmt: skip
+def test_orders_that_do_not_fit_raise_on_all(options: dict[str, Any], text: str) -> None:
+    def on_rank(comm: ThreadComm) -> None:
+        own = [x[:, slice(*even_cuts(SEQ, 3)[comm.rank : comm.rank + 2])] for x in tensors()]
+        with pytest.raises(ValueError, match=text):
+            ring_dilated_attention(*own, PATTERN, comm, **options)
+        ring_dilated_attention(*own, PATTERN, comm, order=HILBERT)
+
+    run_threads(3, on_rank, timeout=TIMEOUT)
+
+
+def test_the_module_shows_and_checks_its_orders() -> None:
+    def on_rank(comm: ThreadComm) -> None:
+        assert "order=order((6, 8), 'hilbert', extra_tokens=1), rank 0 of 1" in str(
+            RingDilatedAttention(PATTERN, comm, order=HILBERT)
+        )
+        with pytest.raises(ValueError, match="both given"):
+            RingDilatedAttention(PATTERN, comm, order=HILBERT, orders=[SNAKE])
+
+    run_threads(1, on_rank, timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("made", [HILBERT, POINTS], ids=["grid", "points"])
+def test_tokens_put_in_order_before_they_are_shared_out(made: TokenOrder, tmp_path: Any) -> None:
+    """The cheaper way: attention over ranks as ever, with nothing to move."""
+    x = torch.randn(2, SEQ, KV_HEADS, DIM, dtype=torch.float64)
+    expected = ordered_dilated_attention(x, x, x, PATTERN, made)
+    np.save(tmp_path / "x.npy", x[0].numpy())
+
+    def on_rank(comm: ThreadComm) -> None:
+        own = shard(x, comm, PATTERN, order=made)
+        out = unshard(ring_dilated_attention(own, own, own, PATTERN, comm), comm, order=made)
+        torch.testing.assert_close(out, expected)
+        at = positions(own.shape[1], comm, order=made)
+        assert torch.equal(x[:, at], own)
+        assert torch.equal(load_shard(tmp_path / "x.npy", comm, PATTERN, order=made), own[0])
+        wrong = order((5, 5))
+        for call in (
+            lambda: shard(x, comm, order=wrong),
+            lambda: load_shard(tmp_path / "x.npy", comm, order=wrong),
+            lambda: positions(own.shape[1], comm, order=wrong),
+        ):
+            with pytest.raises(ValueError, match="but the order is of 25"):
+                call()
+
+    run_threads(3, on_rank, timeout=TIMEOUT)

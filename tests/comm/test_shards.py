@@ -1,0 +1,159 @@
+"""Who holds which rows: cuts, shards, whole sequences, files of tokens, positions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import Pattern
+from dilkit.comm import PlanMismatch, load_shard, positions, run_threads, shard, shard_cuts, unshard
+from dilkit.comm.transports.threads import ThreadComm
+
+
+@given(st.integers(1, 10**6), st.integers(1, 64), st.lists(st.integers(1, 5000), max_size=3))
+def test_cuts_share_out_all_rows(seq: int, world_size: int, lengths: list[int]) -> None:
+    if seq < world_size:
+        return
+    pattern = Pattern(lengths, [1] * len(lengths)) if lengths else None
+    cuts = shard_cuts(seq, world_size, pattern)
+    sizes = [stop - start for start, stop in pairwise(cuts)]
+    assert (cuts[0], cuts[-1], len(sizes)) == (0, seq, world_size)
+    assert min(sizes) >= 1
+    assert max(sizes) <= max(1.03 * seq / world_size, -(-seq // world_size))
+
+
+def test_cuts_are_where_segments_begin_if_that_is_nearly_even() -> None:
+    assert shard_cuts(1000, 3, Pattern([8, 16], [1, 2])) == (0, 336, 672, 1000)
+    assert shard_cuts(1000, 3, Pattern([8, 400], [1, 2])) == (0, 336, 664, 1000)
+    assert shard_cuts(10, 3, Pattern([8], [1])) == (0, 3, 6, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((3, 4), ValueError, r"seq=3 tokens cannot be shared out over world_size=4 ranks"),
+        ((3, 0), ValueError, r"world_size=0 must be at least 1"),
+        ((3.5, 2), TypeError, r"seq=3.5 is a float"),
+        ((8, 2, [4]), TypeError, r"pattern=\[4\] is a list; a dilkit.Pattern is needed"),
+    ],
+)
+def test_cuts_that_cannot_be_are_refused(arguments: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        shard_cuts(*arguments)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_shards_put_together_are_the_whole(dim: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(7, 11, 5) * 3).to(dtype)
+
+    def on_rank(comm: ThreadComm) -> None:
+        part = shard(x, comm, dim=dim)
+        assert part.is_contiguous()
+        assert torch.equal(unshard(part, comm, dim=dim), x)
+
+    run_threads(4, on_rank)
+
+
+def test_a_sequence_of_numbers_and_rows_of_no_width() -> None:
+    def on_rank(comm: ThreadComm) -> None:
+        for x in (torch.arange(9), torch.empty(9, 0)):
+            assert torch.equal(unshard(shard(x, comm, dim=0), comm, dim=0), x)
+
+    run_threads(2, on_rank)
+
+
+def test_shards_of_no_rows_are_put_together_too() -> None:
+    def on_rank(comm: ThreadComm) -> Tensor:
+        return unshard(torch.arange(3.0).view(1, 3)[:, : 3 * comm.rank], comm)
+
+    assert [x.tolist() for x in run_threads(2, on_rank)] == [[[0.0, 1.0, 2.0]]] * 2
+
+
+def test_a_shard_hands_its_gradient_to_its_rows() -> None:
+    def on_rank(comm: ThreadComm) -> Tensor:
+        x = torch.zeros(1, 6, requires_grad=True)
+        (shard(x, comm) * (comm.rank + 1)).sum().backward()
+        return x.grad
+
+    assert sum(run_threads(3, on_rank)).tolist() == [[1, 1, 2, 2, 3, 3]]
+
+
+def test_shards_that_do_not_fit_each_other_are_refused_on_every_rank() -> None:
+    def on_rank(comm: ThreadComm) -> str:
+        odd = comm.rank == 1
+        said = []
+        for x in (
+            torch.zeros(1, 2, 3 + odd),
+            torch.zeros(1, 2, dtype=torch.float64 if odd else None),
+            "x" if odd else torch.zeros(1, 2),
+        ):
+            with pytest.raises((PlanMismatch, TypeError), match=r"arguments of unshard|x is a str") as caught:
+                unshard(x, comm)
+            said.append(str(caught.value))
+        return said
+
+    for said in (run_threads(3, on_rank)[rank] for rank in (0, 2)):
+        assert "rank 1 has shape=[1, 4], the others [1, 3]" in said[0]
+        assert "rank 1 has dtype='torch.float64', the others 'torch.float32'" in said[1]
+        assert "on rank 1: TypeError: x is a str" in said[2]
+
+
+@pytest.mark.parametrize("pattern", [None, Pattern([16], [2])])
+def test_each_rank_reads_its_tokens_from_a_file(tmp_path: Path, pattern: Pattern | None) -> None:
+    tokens = np.arange(1000, dtype=np.int32)
+    np.save(tmp_path / "tokens.npy", tokens)
+    tokens.astype("<i2").tofile(tmp_path / "tokens.bin")
+    np.save(tmp_path / "pairs.npy", tokens.reshape(-1, 2).astype(">i4"))
+
+    def on_rank(comm: ThreadComm) -> None:
+        part = load_shard(tmp_path / "tokens.npy", comm, pattern)
+        assert torch.equal(part, shard(torch.from_numpy(tokens), comm, pattern, dim=0))
+        assert torch.equal(load_shard(str(tmp_path / "tokens.bin"), comm, pattern, dtype="<i2"), part.to(torch.int16))
+        pairs = load_shard(tmp_path / "pairs.npy", comm)  # bytes in the other order
+        assert torch.equal(pairs.int(), shard(torch.from_numpy(tokens).view(-1, 2), comm, dim=0))
+
+    run_threads(3, on_rank)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(2))
+    (tmp_path / "odd.bin").write_bytes(b"123")
+
+    def on_rank(comm: ThreadComm) -> None:
+        with pytest.raises(ValueError, match=r"odd.bin' is no .npy file; say what is in it, as dtype='uint16'"):
+            load_shard(tmp_path / "odd.bin", comm)
+        with pytest.raises(ValueError, match="multiple of the data-type size"):
+            load_shard(tmp_path / "odd.bin", comm, dtype="uint16")
+        with pytest.raises(ValueError, match=r"dtype='uint16' is for raw files; .*tokens.npy' says itself"):
+            load_shard(tmp_path / "tokens.npy", comm, dtype="uint16")
+        with pytest.raises(ValueError, match="seq=2 tokens cannot be shared out over world_size=3 ranks"):
+            load_shard(tmp_path / "tokens.npy", comm)
+        with pytest.raises(FileNotFoundError):
+            load_shard(tmp_path / "none.npy", comm)
+
+    run_threads(3, on_rank)
+
+
+def test_positions() -> None:
+    def on_rank(comm: ThreadComm) -> list[int]:
+        return positions([2, 1, 4][comm.rank], comm).tolist()
+
+    assert run_threads(3, on_rank) == [[0, 1], [2], [3, 4, 5, 6]]
+
+
+def test_positions_of_no_number_of_rows_are_refused_on_every_rank() -> None:
+    def on_rank(comm: ThreadComm) -> None:
+        for odd, text in ((2.5, "rows=2.5 is a float"), (-1, "rows=-1 must be at least 0")):
+            with pytest.raises((TypeError, ValueError), match=text):
+                positions(odd if comm.rank == 1 else 3, comm)
+
+    run_threads(3, on_rank)

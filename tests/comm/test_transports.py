@@ -1,0 +1,176 @@
+"""Every transport against one list of exchanges, and what each refuses. How they fail: test_faults.py."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.exchanges import conform
+from helpers.launch import LAUNCHERS, missing, start
+from helpers.project import python
+
+import dilkit.comm
+from dilkit.comm import Comm, CommError, Fault, MPIComm, TorchComm, run_threads
+from dilkit.comm.transports import mpi_library, staging
+from dilkit.comm.transports.flight import pieces, poll
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_threads_conform(size: int) -> None:
+    run_threads(size, conform)
+
+
+@pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3)), 4])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_processes_conform(launcher: str, size: int, tmp_path: Path) -> None:
+    job = start(launcher, size, tmp_path, "rank.py", "conformance").finish()
+    assert job.code == 0, job
+    for rank in range(size):
+        assert f"rank {rank} of {size} conforms\n" in job.text, job
+
+
+def test_one_process_without_mpirun_is_a_job_of_one_rank(tmp_path: Path) -> None:
+    if why := missing("openmpi"):
+        pytest.skip(why)
+    program = "from dilkit.comm import MPIComm; c = MPIComm(); print(c.rank, c.size, c.share(b'record'))"
+    assert python(program, tmp_path) == "0 1 [b'record']"
+
+
+def test_the_list_notices_a_corrupted_message() -> None:
+    with pytest.raises(AssertionError, match="uneven_counts_of_every_dtype"):
+        run_threads(3, conform, timeout=5, faults=[Fault("corrupt", rank=1, number=4)])
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_threads_end_after_ctrl_c() -> None:
+    died: list[str] = []
+
+    def on_rank(comm: Comm) -> None:
+        try:
+            comm.share(b"all are there")
+            if comm.rank == 0:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            while True:
+                comm.share(b"again")
+        except CommError as error:
+            died.append(str(error))
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        run_threads(3, on_rank, timeout=60)
+    end = time.monotonic() + 20
+    while len(died) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(died) == 3
+    assert all("KeyboardInterrupt" in text or "gave up" in text for text in died)
+
+
+def test_importing_the_transports_loads_neither_mpi_nor_torch(tmp_path: Path) -> None:
+    loaded = python("import sys, dilkit.comm; print([m for m in ('torch', 'mpi4py') if m in sys.modules])", tmp_path)
+    assert loaded == "[]"
+
+
+def test_every_name_is_there() -> None:
+    for name in dilkit.comm.__all__:
+        assert getattr(dilkit.comm, name).__name__ == name
+        assert name in dir(dilkit.comm)
+    with pytest.raises(AttributeError, match="no attribute 'Ring'"):
+        _ = dilkit.comm.Ring
+
+
+def test_torch_distributed_must_be_initialized() -> None:
+    with pytest.raises(RuntimeError, match=r"not initialized: start the ranks with torchrun and call.*init_process_group"):
+        TorchComm()
+
+
+def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    mpi_library.mpi.cache_clear()
+    with pytest.raises(ImportError, match=r"pip install 'dilkit\[mpi\]'"):
+        MPIComm()
+
+
+@pytest.mark.parametrize(
+    ("library", "aware"),
+    [
+        (None, False),
+        (types.SimpleNamespace(), False),
+        (types.SimpleNamespace(MPIX_Query_cuda_support=lambda: 0), False),
+        (types.SimpleNamespace(MPIX_Query_cuda_support=lambda: 1), True),
+    ],
+    ids=["not-found", "silent", "no", "yes"],
+)
+def test_mpi_is_cuda_aware_if_the_library_says_so(library: object, aware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_library, "loaded_library", lambda: library)
+    assert mpi_library.cuda_aware.__wrapped__() is aware
+    monkeypatch.setattr("dilkit.comm.transports.mpi.cuda_aware", lambda: aware)
+    reads = [MPIComm._reads(object.__new__(MPIComm), torch.device(name)) for name in ("cpu", "cuda:1", "meta")]
+    assert reads == [True, aware, False]
+
+
+def test_staged_bytes_are_copies() -> None:
+    part = torch.arange(5, dtype=torch.uint8)
+    ((peer, copy),) = staging.outgoing([(3, part)], part.device)
+    assert peer == 3
+    assert torch.equal(copy, part)
+    assert copy.data_ptr() != part.data_ptr()
+    staged = staging.incoming([(3, part)])
+    staged[0][1].fill_(7)
+    staging.deliver(staged, [(3, part)])
+    assert part.tolist() == [7] * 5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="staging through pinned memory needs a CUDA device")
+def test_bytes_of_a_gpu_are_staged_through_pinned_memory() -> None:
+    part = torch.arange(5, dtype=torch.uint8, device="cuda")
+    ((_, copy),) = staging.outgoing([(0, part)], part.device)
+    assert copy.is_pinned()
+    assert copy.tolist() == [0, 1, 2, 3, 4]
+    staging.deliver([(0, copy + 1)], [(0, part)])
+    assert part.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_long_messages_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dilkit.comm.transports.flight.PIECE_BYTES", 4)
+    cut = [(peer, piece.tolist()) for peer, piece in pieces([(2, torch.arange(9)), (0, torch.arange(4))])]
+    assert cut == [(2, [0, 1, 2, 3]), (2, [4, 5, 6, 7]), (2, [8]), (0, [0, 1, 2, 3])]
+
+
+class TestPoll:
+    """With a clock that only `sleep` and `sched_yield` move."""
+
+    @pytest.fixture(autouse=True)
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.naps = 0.0, []
+
+        def pass_time(seconds: float) -> None:
+            self.naps.append(seconds)
+            self.now += seconds or 1e-6
+
+        fake_time = types.SimpleNamespace(monotonic=lambda: self.now, sleep=pass_time)
+        monkeypatch.setattr("dilkit.comm.transports.flight.time", fake_time)
+        monkeypatch.setattr("dilkit.comm.transports.flight.os", types.SimpleNamespace(sched_yield=lambda: pass_time(0)))
+
+    def test_true_as_soon_as_nothing_is_left(self) -> None:
+        left = iter([2, 1, 0])
+        assert poll(lambda: next(left), 1.0)
+        assert self.naps == [0, 0]
+
+    def test_false_when_the_time_is_over(self) -> None:
+        assert not poll(lambda: 1, 0.5)
+        assert 0.5 <= self.now < 0.502
+
+    def test_a_long_wait_naps(self) -> None:
+        poll(lambda: 1, 10.0)
+        assert sum(nap > 0 for nap in self.naps) / 10.0 < 1010, "looks per second"
+        assert max(self.naps) == 0.001
+
+    def test_no_nap_as_long_as_something_moves(self) -> None:
+        assert poll(lambda: max(0, 100 - int(self.now / 0.01)), 10.0)
+        assert max(self.naps) == 0

@@ -1,0 +1,153 @@
+"""`dilated_attention` under torch.compile and torch.export, and torch's own checks of an operator."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.calls import PATTERN, Recorder, attend, tensors
+from torch import Tensor
+
+import dilkit
+from dilkit import Pattern, dilated_attention
+from dilkit.op.operators import backward_op, encode_call, forward_op
+
+COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
+# Warnings of torch itself about its own parts, and about the compiler found.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Nothing compiled before may be found again: neither in this process nor on disk, where old graphs hide new faults."""
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def log() -> Iterator[list[tuple[str, str, int]]]:
+    """What the backends `first` and `second`, known for the length of a test, have run."""
+    entries: list[tuple[str, str, int]] = []
+    for name in ("first", "second"):
+        dilkit.register_backend(Recorder(name, entries))
+    yield entries
+    for name in ("first", "second"):
+        dilkit.unregister_backend(name)
+
+
+@pytest.mark.parametrize(("dtype", "masked"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_opcheck(dtype: torch.dtype, masked: bool) -> None:
+    inputs = tensors(kv_heads=2, dtype=dtype, requires_grad=True)
+    mask = torch.rand(2, 20) < 0.3 if masked else None
+    call = encode_call(PATTERN, True, True, "reference")
+    torch.library.opcheck(forward_op, (*inputs, mask, 0.3, call))
+    out, lse = forward_op(*inputs, mask, 0.3, call)
+    saved = [x.detach() for x in (*inputs, out, lse)]
+    torch.library.opcheck(backward_op, (torch.randn_like(saved[3]), *saved, mask, 0.3, call))
+
+
+def call_of_everything(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    out, lse = attend(query * 2, key, value, is_causal=True, key_padding_mask=mask, return_lse=True)
+    return out + 1, lse.masked_fill(lse == -torch.inf, 0)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "dynamic"),
+    [
+        ("aot_eager", False),
+        ("aot_eager", True),
+        pytest.param("inductor", False, marks=[NEEDS_COMPILER, pytest.mark.slow]),
+        pytest.param("inductor", True, marks=[NEEDS_COMPILER, pytest.mark.slow]),
+    ],
+)
+def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:
+    compiled = torch.compile(call_of_everything, fullgraph=True, dynamic=dynamic, backend=compiler)
+    for batch, seq in ((2, 20), (3, 33)) if dynamic else ((2, 20),):
+        inputs, mask = tensors(batch, seq, kv_heads=2, requires_grad=True), torch.rand(batch, seq) < 0.3
+        results = []
+        for function in (compiled, call_of_everything):
+            out, lse = function(*inputs, mask)
+            results.append((out, lse, *torch.autograd.grad(out.sin().sum() + lse.cos().sum(), inputs)))
+        torch.testing.assert_close(*results)
+
+
+def test_compiled_without_gradients_equals_eager() -> None:
+    inputs, mask = tensors(kv_heads=2), torch.rand(2, 20) < 0.3
+    compiled = torch.compile(call_of_everything, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs, mask), call_of_everything(*inputs, mask))
+
+
+def test_a_pattern_never_used_before_can_be_traced() -> None:
+    """Whatever a pattern works out about itself must be there before tracing: dynamo traces no locks and no JSON."""
+    pattern = Pattern([4, 12], [2, 3], heads=[(0, 2), None])
+    inputs = tensors()
+    compiled = torch.compile(lambda *x: dilated_attention(*x, pattern, backend="reference"), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), dilated_attention(*inputs, pattern, backend="reference"))
+
+
+def test_scale_may_change_from_call_to_call() -> None:
+    inputs = tensors()
+    compiled = torch.compile(lambda s, *x: attend(*x, scale=s), fullgraph=True, backend="aot_eager")
+    for scale in (0.1, 0.2, 3, -1.5):
+        torch.testing.assert_close(compiled(scale, *inputs), attend(*inputs, scale=scale))
+
+
+def test_the_choice_of_backend_is_made_when_compiled_code_runs(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(compiled: Any) -> list[tuple[str, str]]:
+        log.clear()
+        compiled(*tensors(requires_grad=True)).sum().backward()
+        return [(name, phase) for name, phase, _ in log]
+
+    compiled = torch.compile(lambda *x: attend(*x, backend=None), fullgraph=True, backend="aot_eager")
+    for name in ("first", "second", "first"):
+        with dilkit.use_backend(name):
+            assert step(compiled) == [(name, "forward"), (name, "backward")]
+    monkeypatch.setenv("DILKIT_BACKEND", "second")
+    assert step(compiled) == [("second", "forward"), ("second", "backward")]
+    by_argument = torch.compile(lambda *x: attend(*x, backend="first"), fullgraph=True, backend="aot_eager")
+    assert step(by_argument) == [("first", "forward"), ("first", "backward")]
+
+
+def test_an_error_of_the_choice_comes_through_compiled_code() -> None:
+    compiled = torch.compile(lambda *x: attend(*x, backend="nobody"), fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match=r"'nobody' is not a known backend; known: .*reference"):
+        compiled(*tensors())
+
+
+def test_autocast_of_another_dtype_recompiles_as_it_does_for_a_linear_layer() -> None:
+    """torch 2.6 to 2.11 do not guard on the dtype of autocast: the second one gets the code of the first, with F.linear too."""
+    query, key, value = tensors()
+    ours = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    theirs = torch.compile(F.linear, fullgraph=True, backend="aot_eager")
+    weight = torch.randn(8, 8)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            assert ours(query, key, value).dtype == theirs(query, weight).dtype
+    assert ours(query, key, value).dtype == torch.float32
+
+
+class Attention(torch.nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(query, key, value, is_causal=True)
+
+
+def test_exported_programs_can_be_stored_and_take_other_lengths() -> None:
+    sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("seq", min=1)}
+    program = torch.export.export(Attention(), tensors(), dynamic_shapes=(sizes,) * 3)
+    stored = io.BytesIO()
+    torch.export.save(program, stored)
+    stored.seek(0)
+    other = tensors(3, 31)
+    torch.testing.assert_close(torch.export.load(stored).module()(*other), Attention()(*other))

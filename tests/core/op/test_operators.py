@@ -1,0 +1,176 @@
+"""`dilated_attention` as a citizen of autograd."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from helpers.calls import PATTERN, Recorder, attend, gradients, tensors
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import dilkit
+from dilkit.oracle import oracle_attention
+
+
+def attend_lse(*inputs: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return attend(*inputs, return_lse=True, **options)
+
+
+@pytest.mark.parametrize("function", [attend, attend_lse])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradcheck(function: Any, is_causal: bool) -> None:
+    inputs = tensors(1, 7, 4, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *x: function(*x, is_causal=is_causal), inputs)
+
+
+@pytest.mark.parametrize("only_lse", [False, True])
+def test_the_gradient_of_lse_is_the_oracles_where_rows_see_nothing(only_lse: bool) -> None:
+    inputs, mask = tensors(kv_heads=2, dtype=torch.float64), torch.rand(2, 20) < 0.5
+    mask[0, :12] = True
+
+    def outputs(out: Tensor, lse: Tensor) -> Any:
+        lse = lse.masked_fill(lse == -math.inf, 0)
+        return lse if only_lse else (out, lse)
+
+    ours = gradients(lambda *x: outputs(*attend_lse(*x, is_causal=True, key_padding_mask=mask)), inputs)
+    exact = gradients(lambda *x: outputs(*oracle_attention(*x, PATTERN, is_causal=True, key_padding_mask=mask)), inputs)
+    torch.testing.assert_close(ours, exact)
+
+
+@pytest.mark.parametrize("wanted", [w for w in itertools.product([False, True], repeat=3) if any(w)], ids=str)
+def test_gradients_for_some_inputs_only(wanted: tuple[bool, ...]) -> None:
+    inputs = tensors()
+    everything = gradients(attend, inputs)
+    some = [x.clone().requires_grad_(w) for x, w in zip(inputs, wanted, strict=True)]
+    out = attend(*some)
+    ((out.double() + 1).sin() * torch.arange(out.numel()).view(out.shape).cos()).sum().backward()
+    for x, full, w in zip(some, everything, wanted, strict=True):
+        assert (x.grad is not None) == w
+        if w:
+            torch.testing.assert_close(x.grad, full)
+
+
+def test_gradients_accumulate() -> None:
+    inputs = tensors(requires_grad=True)
+    attend(*inputs).sin().sum().backward()
+    once = [x.grad.clone() for x in inputs]
+    attend(*inputs).sin().sum().backward()
+    torch.testing.assert_close([x.grad for x in inputs], [2 * x for x in once])
+
+
+@pytest.mark.parametrize("layout", ["expanded", "transposed"])
+def test_gradients_coming_in_with_any_strides(layout: str) -> None:
+    inputs = tensors(requires_grad=True)
+    out = attend(*inputs)
+    dout = torch.ones(()).expand(out.shape) if layout == "expanded" else torch.randn(out.shape[::-1]).permute(3, 2, 1, 0)
+    assert dout.stride(-1) != 1
+    strided = torch.autograd.grad(out, inputs, dout, retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(strided, torch.autograd.grad(out, inputs, dout.contiguous()), strict=True))
+
+
+def test_what_is_saved_for_the_backward() -> None:
+    saved: list[Tensor] = []
+    inputs, mask = tensors(requires_grad=True), torch.zeros(2, 20, dtype=torch.bool)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        with torch.no_grad():
+            assert not attend(*inputs).requires_grad
+        with torch.inference_mode():
+            attend(*inputs)
+        attend(*(x.detach() for x in inputs))
+        assert not saved
+        attend(*inputs, key_padding_mask=mask)
+    shapes = [tuple(x.shape) for x in saved]
+    assert sorted(shapes) == sorted([*[(2, 20, 4, 8)] * 4, (2, 4, 20), (2, 20)])  # query, key, value, out; lse; mask
+
+
+@pytest.mark.parametrize("which", ["query", "out"])
+def test_overwriting_what_was_saved_is_noticed(which: str) -> None:
+    leaf, key, value = tensors(requires_grad=True)
+    query = leaf * 1
+    out = attend(query, key, value)
+    {"query": query, "out": out}[which].detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_double_backward_is_refused() -> None:
+    inputs = tensors(requires_grad=True)
+    (first,) = torch.autograd.grad(attend(*inputs).sin().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once only: double backward"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(use_reentrant: bool) -> None:
+    log: list[tuple[str, str, int]] = []
+    inputs = tensors()
+    expected = gradients(attend_lse, inputs)
+    dilkit.register_backend(Recorder("recorder", log))
+    try:
+        again = gradients(
+            lambda *x: checkpoint(lambda *y: attend_lse(*y, backend="recorder"), *x, use_reentrant=use_reentrant), inputs
+        )
+    finally:
+        dilkit.unregister_backend("recorder")
+    assert [phase for _, phase, _ in log][:2] == ["forward", "forward"]
+    torch.testing.assert_close(again, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_empty_batches_and_sequences(shape: tuple[int, int], masked: bool) -> None:
+    inputs = tensors(*shape, heads=4, kv_heads=2, requires_grad=True)
+    mask = torch.zeros(shape, dtype=torch.bool) if masked else None
+    out, lse = attend_lse(*inputs, key_padding_mask=mask)
+    assert (out.shape, lse.shape) == (inputs[0].shape, (shape[0], 4, shape[1]))
+    (out.sum() + lse.sum()).backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in inputs)
+
+
+def test_a_single_head_dimension_may_have_any_stride() -> None:
+    wide = [torch.randn(2, 20, 4, 3) for _ in range(3)]
+    narrow = [x[..., ::3] for x in wide]
+    assert narrow[0].stride(-1) == 3
+    assert torch.equal(attend(*narrow), attend(*(x.contiguous() for x in narrow)))
+
+
+def test_the_backward_goes_to_whom_the_forward_went() -> None:
+    log: list[tuple[str, str, int]] = []
+    for name in ("first", "second"):
+        dilkit.register_backend(Recorder(name, log))
+    try:
+        with dilkit.use_backend("first"):
+            out = attend(*tensors(requires_grad=True), backend=None)
+        with dilkit.use_backend("second"):
+            out.sum().backward()
+    finally:
+        for name in ("first", "second"):
+            dilkit.unregister_backend(name)
+    assert [(name, phase) for name, phase, _ in log] == [("first", "forward"), ("first", "backward")]
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    problems = [tensors(seq=8 + i) for i in range(16)]
+    expected = [gradients(attend_lse, inputs) for inputs in problems]
+    log: list[tuple[str, str, int]] = []
+    names = [f"thread{i}" for i in range(16)]
+    for name in names:
+        dilkit.register_backend(Recorder(name, log))
+
+    def work(name: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        with dilkit.use_backend(name):
+            return gradients(lambda *x: attend_lse(*x, backend=None), inputs)
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(work, names, problems))
+    finally:
+        for name in names:
+            dilkit.unregister_backend(name)
+    torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
+    assert all([phase for n, phase, _ in log if n == name][:2] == ["forward", "backward"] for name in names)

@@ -1,0 +1,150 @@
+"""`dilated_attention` under autocast, vmap and the transforms it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.calls import PATTERN, attend, gradients, tensors
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from dilkit import dilated_attention
+
+# torch's own, at the first forward-mode derivative in a process.
+TORCH_WARNS = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+LOW = pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
+
+
+@LOW
+def test_autocast_computes_in_its_dtype(low: torch.dtype) -> None:
+    inputs = tensors()
+    with torch.autocast("cpu", dtype=low):
+        out, lse = attend(*inputs, return_lse=True)
+    expected, expected_lse = attend(*(x.to(low) for x in inputs), return_lse=True)
+    assert (out.dtype, lse.dtype) == (low, torch.float32)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+
+
+@LOW
+def test_autocast_gives_gradients_in_the_dtype_of_the_inputs(low: torch.dtype) -> None:
+    inputs = tensors()
+    with torch.autocast("cpu", dtype=low):
+        got = gradients(attend, inputs)
+    assert {x.dtype for x in got} == {torch.float32}
+    torch.testing.assert_close(got, gradients(lambda *x: attend(*(y.to(low) for y in x)), inputs))
+
+
+def test_fp64_stays_fp64_under_autocast() -> None:
+    inputs = tensors(dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend(*inputs)
+        mixed = attend(inputs[0], inputs[1].float(), inputs[2].float())
+    assert torch.equal(out, attend(*inputs))
+    assert mixed.dtype == torch.float64
+
+
+@LOW
+def test_mixed_dtypes_meet_under_autocast_only(low: torch.dtype) -> None:
+    query, key, value = tensors()
+    with torch.autocast("cpu", dtype=low):
+        assert attend(query, key.bfloat16(), value.half()).dtype == low
+    with pytest.raises(ValueError, match=r"key is torch.bfloat16 .* query torch.float32"):
+        attend(query, key.bfloat16(), value)
+
+
+def test_autocast_around_the_backward_changes_nothing() -> None:
+    inputs = tensors(requires_grad=True)
+    total = sum(x.sin().sum() for x in attend(*inputs, return_lse=True))
+    expected = torch.autograd.grad(total, inputs, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = torch.autograd.grad(total, inputs)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "in_dims", [(0, 0, 0), (1, 0, 2), (0, None, None), (None, 1, 0), (None, None, -2), (-4, 1, None)], ids=str
+)
+def test_vmap_is_a_loop(in_dims: tuple[int | None, ...]) -> None:
+    inputs = tuple(
+        torch.randn((2, 12, 4, 8) if dim is None else (*(2, 12, 4, 8)[: dim % 5], 3, *(2, 12, 4, 8)[dim % 5 :]))
+        for dim in in_dims
+    )
+
+    def loop(*x: Tensor) -> Tensor:
+        return torch.stack(
+            [attend(*(y if d is None else y.select(d, i) for y, d in zip(x, in_dims, strict=True))) for i in range(3)]
+        )
+
+    mapped = torch.func.vmap(attend, in_dims=in_dims)
+    torch.testing.assert_close(mapped(*inputs), loop(*inputs))
+    torch.testing.assert_close(gradients(mapped, inputs), gradients(loop, inputs))
+
+
+@pytest.mark.parametrize("mask_dim", [0, 1, None])
+def test_vmap_over_masks_and_lse(mask_dim: int | None) -> None:
+    inputs = torch.randn(3, 2, 12, 4, 8)
+    mask = torch.rand(2, 12) < 0.5 if mask_dim is None else torch.rand(3, 2, 12).lt(0.5).movedim(0, mask_dim)
+
+    def call(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return attend(x, x, x, key_padding_mask=mask, return_lse=True)
+
+    mapped = torch.func.vmap(call, in_dims=(0, mask_dim))(inputs, mask)
+    rows = [call(inputs[i], mask if mask_dim is None else mask.select(mask_dim, i)) for i in range(3)]
+    torch.testing.assert_close(mapped, tuple(map(torch.stack, zip(*rows, strict=True))))
+
+
+def test_vmap_nests_and_takes_empty_batches() -> None:
+    x = torch.randn(3, 2, 2, 12, 4, 8)
+    nested = torch.func.vmap(torch.func.vmap(lambda y: attend(y, y, y)))(x)
+    torch.testing.assert_close(nested, attend(*[x.flatten(0, 2)] * 3).view(x.shape))
+    assert torch.func.vmap(lambda y: attend(y, y, y))(x[:, 0, :0]).shape == (3, 0, 12, 4, 8)
+
+
+def test_vmap_over_the_last_dimension_says_what_it_needs() -> None:
+    x = torch.randn(2, 12, 4, 8, 3)
+    with pytest.raises(ValueError, match="stride 3 in its last dimension"):
+        torch.func.vmap(lambda y: attend(y, y, y), in_dims=-1)(x)
+
+
+def test_gradients_in_batches() -> None:
+    inputs = tensors(1, 4, 2, 2, 2, dtype=torch.float64)
+    one_by_one = torch.autograd.functional.jacobian(attend, inputs)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(attend, inputs, vectorize=True), one_by_one)
+
+
+@TORCH_WARNS
+@pytest.mark.parametrize("transform", ["grad", "jacrev", "jacfwd", "hessian"])
+def test_transforms_of_torch_func_are_refused(transform: str) -> None:
+    query, key, value = tensors(1, 4, 2, 2, 2)
+    with pytest.raises(RuntimeError, match=r"dilated_attention does not support torch\.func\.grad"):
+        getattr(torch.func, transform)(lambda q: attend(q, key, value).sum())(query)
+
+
+@TORCH_WARNS
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_forward_mode_is_refused(at: int, grad_mode: bool) -> None:
+    inputs: list[Any] = list(tensors())
+    with forward_ad.dual_level(), torch.set_grad_enabled(grad_mode):
+        attend(*inputs)  # no tangents: nothing to refuse
+        inputs[at] = forward_ad.make_dual(inputs[at], torch.ones_like(inputs[at]))
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            attend(*inputs)
+
+
+def test_tensors_without_data() -> None:
+    query, key, value = (x.to("meta") for x in tensors(kv_heads=2, dtype=torch.float16))
+    out, lse = dilated_attention(query, key, value, PATTERN, return_lse=True)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (query.shape, torch.float16, (2, 4, 20), torch.float32)
+
+
+def test_autocast_makes_room_for_the_layer_before() -> None:
+    """The everyday case: a projection that autocast has turned into bf16 beside tensors that are still fp32."""
+    query, key, value = tensors()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        projected = F.linear(query, torch.randn(8, 8))
+        assert attend(projected, key, value).dtype == projected.dtype == torch.bfloat16

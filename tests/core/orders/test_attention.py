@@ -1,0 +1,362 @@
+"""Attention along token orders: nothing changes where theory says so, and elsewhere it is the oracle on moved tokens."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from helpers.backends_here import on
+
+from dilkit import (
+    DilatedAttention,
+    MultiheadDilatedAttention,
+    Pattern,
+    TokenOrder,
+    dilated_attention,
+    order,
+    ordered_dilated_attention,
+)
+from dilkit.oracle import oracle_attention
+from dilkit.rotary import rotary_embedding
+
+SHAPE, SEQ, HEADS, KV_HEADS, DIM = (6, 8), 49, 8, 4, 8
+HILBERT = order(SHAPE, extra_tokens=1)
+SNAKE = order(SHAPE, "snake", extra_tokens=1)
+TURNED = order(SHAPE, "row-major", extra_tokens=1).transposed()
+POINTS = TokenOrder.from_permutation(torch.randperm(48, generator=torch.Generator().manual_seed(1)).numpy(), extra_tokens=1)
+IDENTITY = order((SEQ,))
+PATTERN = Pattern([12, 24, 49], [1, 3, 5])
+ORDERS = {
+    "one": [HILBERT],
+    "points": [POINTS],
+    "two": [HILBERT, SNAKE],
+    "three": [SNAKE, HILBERT, IDENTITY],
+    "four": [HILBERT, SNAKE, TURNED, POINTS],
+}
+SEVERAL = pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
+MASKED = pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+
+
+def rows(heads=HEADS, kv_heads=KV_HEADS, seq=SEQ, dtype=torch.float64, grad=False):
+    return [torch.randn(2, seq, n, DIM, dtype=dtype, requires_grad=grad) for n in (heads, kv_heads, kv_heads)]
+
+
+def a_mask(seq=SEQ):
+    mask = torch.rand(2, seq) < 0.3
+    mask[1] = True  # nothing is seen at all
+    return mask
+
+
+def by_count(query, key, value, pattern, orders, mask=None, is_causal=False):
+    """The definition: head by head a softmax over the count, with row and column i taken from where token i is in the order."""
+    heads, kv_heads = query.shape[2], key.shape[2]
+    first = pattern.head_shard[0] if pattern.head_shard else 0
+    counts = pattern.count(query.shape[1], heads, kv_heads=kv_heads, is_causal=is_causal)
+    outs, lses = [], []
+    for head in range(heads):
+        kv_head = head // (heads // kv_heads)
+        place = torch.tensor(orders[(first + kv_head) % len(orders)].rank).long()
+        seen = counts[head][place][:, place].expand(len(query), -1, -1)
+        if mask is not None:
+            seen = seen * ~mask[:, None]
+        scores = DIM**-0.5 * query[:, :, head] @ key[:, :, kv_head].mT + seen.double().log()
+        nothing = (seen == 0).all(-1, keepdim=True)
+        weights = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+        outs.append(weights @ value[:, :, kv_head])
+        lses.append(scores.masked_fill(nothing, 0.0).logsumexp(-1).masked_fill(nothing[..., 0], -torch.inf))
+    return torch.stack(outs, 2), torch.stack(lses, 1)
+
+
+def assert_by_count(tensors, pattern, orders, mask=None, **options):
+    found = ordered_dilated_attention(*tensors, pattern, orders, key_padding_mask=mask, return_lse=True, **options)
+    expected = by_count(*tensors, pattern, orders, mask, options.get("is_causal", False))
+    torch.testing.assert_close(found, expected)
+    if tensors[0].requires_grad:
+        weights = [torch.randn_like(x) for x in found]
+        grads = [torch.autograd.grad(_loss(x, weights), tensors) for x in (found, expected)]
+        torch.testing.assert_close(*grads)
+
+
+def _loss(results, weights):
+    """Of everything that is finite."""
+    return sum((x.masked_fill(x == -torch.inf, 0.0) * w).sum() for x, w in zip(results, weights, strict=True))
+
+
+@SEVERAL
+@MASKED
+def test_it_is_the_permuted_count_with_gradients(orders, masked, poisoned):
+    assert_by_count(rows(grad=True), PATTERN, orders, a_mask() if masked else None)
+
+
+@pytest.mark.parametrize("backend", on("cpu"))
+def test_one_order_is_the_oracle_on_moved_tokens(backend):
+    tensors = rows(kv_heads=HEADS, dtype=torch.float32)
+    mask = a_mask()
+    moved = [HILBERT.apply(x) for x in tensors]
+    expected = HILBERT.restore(oracle_attention(*moved, PATTERN, key_padding_mask=HILBERT.apply(mask))[0])
+    found = ordered_dilated_attention(*tensors, PATTERN, HILBERT, key_padding_mask=mask, backend=backend)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pattern", [
+    Pattern([12, 24], [2, 4], offset="block"),
+    Pattern([12, 24, 49], [1, 2, 3], overlap="once"),
+    Pattern([12, 49], [2, 3], heads=[(0, 3), (2, 8)]),
+    Pattern([12, 49], [2, 3], heads=[(1, 3), (5, 6)]),
+    Pattern([12, 24], [3, 5], head_shard=(3, 9)),
+    Pattern([12, 24], [3, 5], "block", heads=[None, (1, 7)], head_shard=(2, 7)),
+], ids=str)  # fmt: skip
+@MASKED
+def test_every_kind_of_pattern(pattern, masked):
+    for orders in (ORDERS["two"], ORDERS["three"]):
+        assert_by_count(rows(grad=True), pattern, orders, a_mask() if masked else None)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 5), (12, 3)])
+@MASKED
+def test_query_heads_go_with_their_key_value_head(heads, kv_heads, masked):
+    assert_by_count(rows(heads, kv_heads), PATTERN, ORDERS["two"], a_mask() if masked else None)
+
+
+@MASKED
+def test_shards_of_heads_are_parts_of_the_whole(masked):
+    """Tensor parallelism: heads take the orders that they have in the model, also where a shard has fewer heads than orders."""
+    query, key, value = rows()
+    mask, orders = a_mask() if masked else None, ORDERS["three"]
+    whole = ordered_dilated_attention(query, key, value, PATTERN, orders, key_padding_mask=mask)
+    for first, held in ((0, 1), (1, 2), (3, 1)):
+        pattern = Pattern(PATTERN.segment_lengths, PATTERN.dilation_rates, head_shard=(first, KV_HEADS))
+        at, kv = slice(2 * first, 2 * (first + held)), slice(first, first + held)
+        part = ordered_dilated_attention(query[:, :, at], key[:, :, kv], value[:, :, kv], pattern, orders, key_padding_mask=mask)
+        torch.testing.assert_close(part, whole[:, :, at])
+
+
+@MASKED
+def test_the_identity_changes_no_bit(masked):
+    tensors, mask = rows(dtype=torch.float32), a_mask() if masked else None
+    plain = dilated_attention(*tensors, PATTERN, key_padding_mask=mask, return_lse=True)
+    for orders in (IDENTITY, [order(SHAPE, "row-major", extra_tokens=1), IDENTITY]):
+        for is_causal in (False, True):
+            plain = dilated_attention(*tensors, PATTERN, key_padding_mask=mask, return_lse=True, is_causal=is_causal)
+            found = ordered_dilated_attention(
+                *tensors, PATTERN, orders, key_padding_mask=mask, return_lse=True, is_causal=is_causal
+            )
+            assert all(map(torch.equal, found, plain))
+
+
+@SEVERAL
+@MASKED
+def test_undilated_attention_over_everything_does_not_depend_on_the_order(orders, masked):
+    tensors, mask = rows(), a_mask() if masked else None
+    for pattern in (Pattern.dense(), Pattern([49, 100], [1, 1])):
+        plain = dilated_attention(*tensors, pattern, key_padding_mask=mask, return_lse=True)
+        torch.testing.assert_close(
+            ordered_dilated_attention(*tensors, pattern, orders, key_padding_mask=mask, return_lse=True), plain
+        )
+
+
+def test_undilated_segments_along_tiles_are_windows():
+    """What 2-D window attention computes."""
+    tiles = order((8, 12), "tile", tile=(4, 4))
+    q, k, v = rows(seq=96, kv_heads=HEADS)
+    windows = [x.view(2, 2, 4, 3, 4, HEADS, DIM).permute(0, 1, 3, 5, 2, 4, 6).reshape(12, HEADS, 16, DIM) for x in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*windows).view(2, 2, 3, HEADS, 4, 4, DIM)
+    expected = expected.permute(0, 1, 4, 2, 5, 3, 6).reshape(q.shape)
+    torch.testing.assert_close(ordered_dilated_attention(q, k, v, Pattern([16], [1]), tiles), expected)
+
+
+@pytest.mark.parametrize("pattern", [Pattern([12], [1]), Pattern([49], [4]), PATTERN], ids=str)
+def test_segments_and_strides_do_depend_on_the_order(pattern):
+    tensors = rows()
+    plain = dilated_attention(*tensors, pattern)
+    found = [ordered_dilated_attention(*tensors, pattern, given) for given in (HILBERT, TURNED, [HILBERT, TURNED])]
+    for one, other in ((found[0], plain), (found[1], plain), (found[0], found[1]), (found[2], found[0]), (found[2], found[1])):
+        assert (one - other).abs().max() > 0.1
+
+
+def test_several_orders_are_each_head_by_itself():
+    tensors = rows(HEADS, HEADS)
+    orders = ORDERS["three"]
+    together = ordered_dilated_attention(*tensors, PATTERN, orders)
+    for i, one in enumerate(orders):
+        torch.testing.assert_close(together[:, :, i::3], ordered_dilated_attention(*tensors, PATTERN, one)[:, :, i::3])
+
+
+def test_equal_orders_are_one_order():
+    tensors = rows()
+    generated = order(SHAPE, extra_tokens=1, is_generation_order=True)
+    assert len(DilatedAttention(PATTERN, orders=[generated] * 3).orders) == 1
+    ordered_dilated_attention(*tensors, PATTERN, [generated] * 9, is_causal=True)
+
+
+@SEVERAL
+def test_what_a_masked_row_holds_does_not_matter(orders):
+    (query, key, value), mask = rows(), a_mask()
+    found = [
+        ordered_dilated_attention(
+            query, *(x.masked_fill(mask[..., None, None], fill) for x in (key, value)), PATTERN, orders, key_padding_mask=mask
+        )
+        for fill in (0.0, 1e6)
+    ]
+    assert torch.equal(*found)
+
+
+def test_causal_attention_along_an_order_is_refused_unless_it_is_how_tokens_are_generated():
+    tensors = rows(grad=True)
+    for given in (HILBERT, SNAKE, POINTS, TURNED):
+        with pytest.raises(ValueError, match=r"is_causal=True along .* see their future.*is_generation_order=True"):
+            ordered_dilated_attention(*tensors, PATTERN, given, is_causal=True)
+    generated = [order(SHAPE, curve, extra_tokens=1, is_generation_order=True) for curve in ("hilbert", "snake")]
+    with pytest.raises(ValueError, match=r"is_causal=True with 2 orders .* through one another"):
+        ordered_dilated_attention(*tensors, PATTERN, generated, is_causal=True)
+    for one in generated:
+        assert_by_count(tensors, PATTERN, [one], a_mask(), is_causal=True)
+    assert_by_count(tensors, PATTERN, [order((SEQ,), is_generation_order=True)], is_causal=True)
+
+
+def test_a_generated_order_sees_nothing_of_its_future():
+    made = order(SHAPE, extra_tokens=1, is_generation_order=True)
+    query, key, value = rows()
+    before = ordered_dilated_attention(query, key, value, PATTERN, made, is_causal=True)
+    last = made.perm[30:].tolist()
+    value[:, last] = key[:, last] = 7.0
+    after = ordered_dilated_attention(query, key, value, PATTERN, made, is_causal=True)
+    assert torch.equal(before[:, made.perm[:30].tolist()], after[:, made.perm[:30].tolist()])
+    assert not torch.equal(before, after)
+
+
+BAD = {
+    "length": (order((8, 8)), ValueError, r"the sequence has 49 tokens, but the order is of 64: 8 x 8 cells and extra_tokens=0"),
+    "no extra tokens": (order(SHAPE), ValueError, "extra_tokens=1 would leave 1 in front"),
+    "too many": (ORDERS["four"] + [HILBERT], ValueError, "5 orders but 4 key/value heads"),
+    "none": ([], ValueError, "order is empty"),
+    "no order": ("hilbert", TypeError, "order='hilbert' is no TokenOrder"),
+    "a list of no orders": ([HILBERT, 3], TypeError, "is no TokenOrder, nor a list of them"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_orders_are_named(name):
+    given, error, text = BAD[name]
+    with pytest.raises(error, match=text):
+        ordered_dilated_attention(*rows(), PATTERN, given)
+
+
+def test_other_bad_input_is_named_as_without_orders():
+    query, key, value = rows()
+    with pytest.raises(ValueError, match="key_padding_mask has shape"):
+        ordered_dilated_attention(query, key, value, PATTERN, HILBERT, key_padding_mask=torch.zeros(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="key has seq 40 and query 49"):
+        ordered_dilated_attention(query, key[:, :40], value[:, :40], PATTERN, HILBERT)
+    with pytest.raises(TypeError, match="is_causal=1"):
+        ordered_dilated_attention(query, key, value, PATTERN, HILBERT, is_causal=1)
+    with pytest.raises(ValueError, match="no-such-backend"):
+        ordered_dilated_attention(query, key, value, PATTERN, HILBERT, backend="no-such-backend")
+
+
+def test_empty_batches():
+    empty = [x[:0].float() for x in rows()]
+    for orders in ORDERS.values():
+        out, lse = ordered_dilated_attention(*empty, PATTERN, orders, return_lse=True)
+        assert (out.shape, lse.shape) == ((0, SEQ, HEADS, DIM), (0, HEADS, SEQ))
+
+
+@pytest.mark.parametrize("name", ["one", "three", "points"])
+@MASKED
+def test_compiled(name, masked):
+    module, mask = DilatedAttention(PATTERN, orders=ORDERS[name]), a_mask() if masked else None
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    inputs = rows(grad=True)
+    plain, found = (f(*inputs, key_padding_mask=mask, return_lse=True) for f in (module, compiled))
+    torch.testing.assert_close(found, plain)
+    weights = [torch.randn_like(x) for x in plain]
+    torch.testing.assert_close(*(torch.autograd.grad(_loss(x, weights), inputs) for x in (found, plain)))
+
+
+def test_autocast():
+    query, key, value = rows(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ordered_dilated_attention(query.bfloat16(), key, value, PATTERN, ORDERS["two"])
+        expected = ordered_dilated_attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), PATTERN, ORDERS["two"])
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+
+
+@SEVERAL
+def test_vmap(orders):
+    query, key, value = (torch.stack([x, 2 * x]) for x in rows())
+    mask = torch.stack([a_mask(), a_mask()])
+
+    def attend(query, key, value, mask):
+        return ordered_dilated_attention(query, key, value, PATTERN, orders, key_padding_mask=mask)
+
+    mapped = torch.func.vmap(attend)(query, key, value, mask)
+    torch.testing.assert_close(mapped, torch.stack([attend(*x) for x in zip(query, key, value, mask, strict=True)]))
+
+
+def test_gradients_in_batches():
+    inputs = tuple(torch.randn(1, 4, 2, 2, dtype=torch.float64) for _ in range(3))
+
+    def attend(*inputs):
+        return ordered_dilated_attention(*inputs, Pattern([2, 4], [1, 2]), [order((2, 2)), order((4,))])
+
+    one_by_one = torch.autograd.functional.jacobian(attend, inputs)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(attend, inputs, vectorize=True), one_by_one)
+
+
+def test_the_module_is_the_function():
+    tensors, mask = rows(), a_mask()
+    options = dict(key_padding_mask=mask, return_lse=True)
+    for given, orders in ((dict(order=HILBERT), HILBERT), (dict(orders=ORDERS["two"]), ORDERS["two"])):
+        found = DilatedAttention(PATTERN, scale=0.3, **given)(*tensors, **options)
+        expected = ordered_dilated_attention(*tensors, PATTERN, orders, scale=0.3, **options)
+        assert all(map(torch.equal, found, expected))
+
+
+def test_what_a_module_is_given():
+    with pytest.raises(ValueError, match=r"order=.* and orders=.* are both given"):
+        DilatedAttention(PATTERN, order=HILBERT, orders=[SNAKE])
+    with pytest.raises(TypeError, match="order='hilbert' is a str; a TokenOrder is needed"):
+        DilatedAttention(PATTERN, order="hilbert")
+    with pytest.raises(ValueError, match="orders is empty"):
+        DilatedAttention(PATTERN, orders=[])
+    assert "order=order((6, 8), 'hilbert', extra_tokens=1)" in str(DilatedAttention(PATTERN, order=HILBERT))
+    assert "orders=[order((6, 8), 'hilbert'" in str(DilatedAttention(PATTERN, orders=ORDERS["two"]))
+    assert "order" not in str(DilatedAttention(PATTERN))
+
+
+def test_orders_that_are_the_same_under_two_names_are_told():
+    wide = order((6, 8))  # a generalised curve goes along the longest side, also of the reversed grid
+    with pytest.warns(UserWarning, match=r"order\(\(6, 8\), 'hilbert'\) and .*transposed\(\) move tokens alike"):
+        DilatedAttention(PATTERN, orders=[wide, wide.transposed()])
+    DilatedAttention(PATTERN, orders=[HILBERT, SNAKE, HILBERT])
+
+
+def test_modules_are_copied_and_stored_as_without_orders():
+    for orders in ORDERS.values():
+        module = MultiheadDilatedAttention(16, HEADS, DilatedAttention(PATTERN, orders=orders))
+        plain = MultiheadDilatedAttention(16, HEADS, DilatedAttention(PATTERN))
+        assert module.state_dict().keys() == plain.state_dict().keys()
+        x = torch.randn(2, SEQ, 16)
+        for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert again.attention.orders == module.attention.orders
+            assert torch.equal(again(x)[0], module(x)[0])
+
+
+def test_rotary_positions_move_with_their_tokens():
+    module = MultiheadDilatedAttention(
+        64, HEADS, DilatedAttention(PATTERN, orders=ORDERS["two"]), rotary=True, dtype=torch.float64
+    )
+    x = torch.randn(2, SEQ, 64, dtype=torch.float64)
+    query, key, value = (y.view(2, SEQ, HEADS, DIM) for y in torch.nn.functional.linear(x, module.in_proj_weight).chunk(3, -1))
+    out, _ = by_count(rotary_embedding(query), rotary_embedding(key), value, PATTERN, ORDERS["two"])
+    torch.testing.assert_close(module(x)[0], module.out_proj(out.reshape(2, SEQ, 64)))
+
+
+def test_a_module_with_a_dense_pattern_is_the_same_with_any_order():
+    module = MultiheadDilatedAttention(64, HEADS, DilatedAttention(Pattern.dense()), rotary=True, dtype=torch.float64)
+    x, mask = torch.randn(2, SEQ, 64, dtype=torch.float64), a_mask()
+    plain = module(x, key_padding_mask=mask)[0]
+    for orders in ORDERS.values():
+        module.attention = DilatedAttention(Pattern.dense(), orders=orders)
+        torch.testing.assert_close(module(x, key_padding_mask=mask)[0], plain)

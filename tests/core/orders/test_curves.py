@@ -1,0 +1,232 @@
+"""The engines of token orders against definitions in plain Python, in arrays that end where they must not write."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+from helpers import skilling
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilkit.orders import _curves
+
+DTYPES = (np.int32, np.int64)
+CUBES = [(2, bits) for bits in range(9)] + [(3, bits) for bits in range(7)]
+GUARD = 64
+MARK = -77
+
+
+def written(engine, count: int, *arguments, dtype=np.int32, start: int = 0) -> np.ndarray:
+    """What `engine` writes into `count` elements, `start` elements past an aligned place, having left its surroundings alone."""
+    room = np.full(count + 3 * GUARD, MARK, dtype)
+    first = -(room.ctypes.data // room.itemsize) % (64 // room.itemsize) + GUARD + start
+    out = room[first : first + count]
+    engine(out, *arguments)
+    assert (room[:first] == MARK).all()
+    assert (room[first + count :] == MARK).all()
+    return out
+
+
+def hilbert(ndim: int, bits: int, threads: int = 1, **options) -> np.ndarray:
+    return written(_curves.hilbert, 1 << ndim * bits, ndim, bits, threads, **options)
+
+
+def hilbert_rank(ndim: int, bits: int, threads: int = 1, **options) -> np.ndarray:
+    return written(_curves.hilbert_rank, 1 << ndim * bits, ndim, bits, threads, **options)
+
+
+def morton(shape: tuple[int, ...], threads: int = 1, **options) -> np.ndarray:
+    return written(_curves.morton, prod(shape), shape, threads, **options)
+
+
+def tiles(shape: tuple[int, ...], tile: tuple[int, ...], **options) -> np.ndarray:
+    return written(_curves.tiles, prod(shape), shape, tile, **options)
+
+
+def snake(shape: tuple[int, ...], **options) -> np.ndarray:
+    return written(_curves.snake, prod(shape), shape, **options)
+
+
+def inverse(perm: np.ndarray) -> np.ndarray:
+    return written(lambda out: _curves.invert(perm, out), len(perm), dtype=perm.dtype)
+
+
+@cache
+def oracle(ndim: int, bits: int) -> np.ndarray:
+    return skilling.permutation(ndim, bits)
+
+
+@cache
+def by_one_thread(engine, *arguments) -> np.ndarray:
+    return engine(*arguments)
+
+
+def morton_by_sorting(shape: tuple[int, ...]) -> np.ndarray:
+    """The cells by the bits of their coordinates: the highest of each axis in turn, then the next lower ones."""
+    grid = np.indices(shape).reshape(len(shape), -1)
+    bits = [grid[axis] >> bit & 1 for bit in range(max(shape).bit_length()) for axis in reversed(range(len(shape)))]
+    return np.lexsort(bits)
+
+
+def tiles_by_sorting(shape: tuple[int, ...], tile: tuple[int, ...]) -> np.ndarray:
+    grid = np.indices(shape).reshape(len(shape), -1)
+    which = [cells // side for cells, side in zip(grid, tile, strict=True)]
+    return np.lexsort([*grid[::-1], *which[::-1]])
+
+
+def steps(perm: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """How many cells apart, along the axes, each cell is from the one before."""
+    return np.abs(np.diff(np.stack(np.unravel_index(perm, shape)), axis=1)).sum(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("ndim", "bits"), CUBES)
+class TestHilbert:
+    def test_it_is_skillings_curve(self, ndim, bits, dtype):
+        perm = hilbert(ndim, bits, dtype=dtype)
+        assert perm.dtype == dtype
+        assert np.array_equal(perm, oracle(ndim, bits))
+
+    def test_rank_is_the_inverse(self, ndim, bits, dtype):
+        rank = hilbert_rank(ndim, bits, dtype=dtype)
+        assert np.array_equal(rank[oracle(ndim, bits)], np.arange(1 << ndim * bits))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("ndim", "bits"), [(2, 9), (2, 10), (2, 11), (3, 7)])
+def test_larger_hilbert_curves_step_to_neighbours_and_hold_the_smaller_ones(ndim, bits, dtype):
+    perm, rank = hilbert(ndim, bits, dtype=dtype), hilbert_rank(ndim, bits, dtype=dtype)
+    shape = (1 << bits,) * ndim
+    assert perm[0] == 0
+    assert (steps(perm, shape) == 1).all()
+    assert np.array_equal(rank[perm], np.arange(len(perm)))
+    first = np.stack(np.unravel_index(perm[: 1 << ndim * (bits - ndim)], shape))  # as many levels on, the frame is the same
+    assert np.array_equal(np.ravel_multi_index(first, (1 << (bits - ndim),) * ndim), hilbert(ndim, bits - ndim))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("start", range(0, 16, 3))
+def test_any_alignment(start, dtype):
+    assert np.array_equal(hilbert(2, 7, dtype=dtype, start=start), oracle(2, 7))
+    assert np.array_equal(hilbert_rank(2, 7, dtype=dtype, start=start)[oracle(2, 7)], np.arange(1 << 14))
+    assert np.array_equal(morton((50, 41), dtype=dtype, start=start), morton_by_sorting((50, 41)))
+    assert np.array_equal(tiles((50, 41), (7, 6), dtype=dtype, start=start), tiles_by_sorting((50, 41), (7, 6)))
+
+
+class TestBoxes:
+    @pytest.mark.parametrize("rows", range(1, 21))
+    def test_morton_of_every_small_plane(self, rows):
+        for columns in range(1, 21):
+            assert np.array_equal(morton((rows, columns)), morton_by_sorting((rows, columns))), (rows, columns)
+
+    @pytest.mark.parametrize("depth", range(1, 8))
+    def test_morton_of_every_small_box(self, depth):
+        for shape in product([depth], range(1, 8), range(1, 8)):
+            assert np.array_equal(morton(shape), morton_by_sorting(shape)), shape
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.one_of(st.tuples(*[st.integers(1, 300)] * 2), st.tuples(*[st.integers(1, 70)] * 3)), st.sampled_from(DTYPES))
+    def test_morton_of_larger_boxes(self, shape, dtype):
+        assert np.array_equal(morton(shape, dtype=dtype), morton_by_sorting(shape))
+
+    @pytest.mark.parametrize(
+        "shape", [(1, 70_000), (2, 5_000), (3_000, 3), (2, 2, 9_000), (2_000, 1, 5), (257, 257), (64, 65, 64)]
+    )
+    def test_morton_of_long_and_of_almost_round_boxes(self, shape):
+        assert np.array_equal(morton(shape), morton_by_sorting(shape))
+
+    @settings(max_examples=80, deadline=None)
+    @given(st.data(), st.integers(1, 3), st.sampled_from(DTYPES))
+    def test_tiles(self, data, ndim, dtype):
+        shape = data.draw(st.tuples(*[st.integers(1, (400, 60, 20)[ndim - 1])] * ndim))
+        tile = data.draw(st.tuples(*[st.integers(1, 40)] * ndim))
+        assert np.array_equal(tiles(shape, tile, dtype=dtype), tiles_by_sorting(shape, tile))
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(1, 3).flatmap(lambda ndim: st.tuples(*[st.integers(1, 30)] * ndim)), st.sampled_from(DTYPES))
+    def test_snake_visits_every_cell_by_steps_to_neighbours(self, shape, dtype):
+        perm = snake(shape, dtype=dtype)
+        assert perm[0] == 0
+        assert (steps(perm, shape) == 1).all()
+        assert np.array_equal(np.sort(perm), np.arange(prod(shape)))
+
+    def test_snake_of_a_box(self):
+        assert snake((2, 2, 3)).tolist() == [0, 1, 2, 5, 4, 3, 9, 10, 11, 8, 7, 6]
+
+    @pytest.mark.parametrize("length", [1, 2, 17, 1000])
+    def test_in_one_dimension_all_is_row_major(self, length):
+        for perm in (morton((length,)), tiles((length,), (7,)), snake((length,))):
+            assert np.array_equal(perm, np.arange(length))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestInvert:
+    def test_it_is_the_inverse(self, dtype):
+        perm = np.random.default_rng(1).permutation(1000).astype(dtype)
+        assert np.array_equal(inverse(perm)[perm], np.arange(1000))
+        assert len(inverse(perm[:0])) == 0
+
+    @pytest.mark.parametrize("wrong", [-1, 3])
+    def test_what_is_no_index_is_told(self, dtype, wrong):
+        with pytest.raises(ValueError, match=rf"perm\[1\]={wrong} must be at least 0 and below 3"):
+            inverse(np.array([2, wrong, 0], dtype))
+
+    def test_lengths_differ(self, dtype):
+        with pytest.raises(ValueError, match="out has 2 elements, must have as many as perm, 3"):
+            _curves.invert(np.arange(3, dtype=dtype), np.empty(2, dtype))
+
+
+BAD = {
+    "a short array": (
+        lambda: _curves.hilbert(np.empty(63, np.int32), 2, 3),
+        "out has 63 elements, must have one for each of the 64 cells",
+    ),
+    "a long array": (lambda: _curves.hilbert_rank(np.empty(65, np.int64), 3, 2), "out has 65 elements"),
+    "four axes": (lambda: _curves.hilbert(np.empty(16, np.int32), 4, 1), "ndim=4 must be 2 or 3"),
+    "negative bits": (lambda: _curves.hilbert(np.empty(1, np.int32), 2, -1), "bits=-1 from 0 to 31"),
+    "no cells": (
+        lambda: _curves.morton(np.empty(0, np.int32), (0, 4)),
+        r"shape=\(0, 4\) must be one to three sides of at least 1",
+    ),
+    "negative sides": (lambda: _curves.snake(np.empty(4, np.int32), (-2, -2)), r"shape=\(-2, -2\) must be"),
+    "a box of four axes": (lambda: _curves.snake(np.empty(1, np.int32), (1, 1, 1, 1)), "one to three sides"),
+    "more cells than there can be": (lambda: _curves.morton(np.empty(4, np.int32), (2**40, 2**40)), "out has 4 elements"),
+    "a tile of no cells": (
+        lambda: _curves.tiles(np.empty(4, np.int32), (2, 2), (0, 2)),
+        r"tile=\(0, 2\) must be a side of at least 1",
+    ),
+    "a tile of other axes": (lambda: _curves.tiles(np.empty(4, np.int32), (2, 2), (2,)), r"for each axis of shape=\(2, 2\)"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+def test_what_does_not_fit_is_told(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7, 1000])
+class TestThreads:
+    """Threads are used from four million cells on, which is also where lines are streamed past the caches as int64."""
+
+    def test_hilbert(self, threads):
+        for ndim, bits in ((2, 11), (3, 8)):
+            assert np.array_equal(hilbert(ndim, bits, threads), by_one_thread(hilbert, ndim, bits))
+            assert np.array_equal(hilbert_rank(ndim, bits, threads), by_one_thread(hilbert_rank, ndim, bits))
+
+    def test_morton(self, threads):
+        for shape in ((2049, 2050), (161, 163, 162)):
+            assert np.array_equal(morton(shape, threads), by_one_thread(morton, shape))
+
+
+@pytest.mark.parametrize("start", [0, 1, 4])
+def test_large_arrays_are_those_of_the_other_type(start):
+    """Arrays of int64 are streamed past the caches at half the number of cells."""
+    assert np.array_equal(hilbert(2, 11, dtype=np.int64, start=start), hilbert(2, 11))
+    assert np.array_equal(hilbert_rank(2, 11, dtype=np.int64, start=start), hilbert_rank(2, 11))
+    assert np.array_equal(morton((2049, 2051), dtype=np.int64, start=start), morton((2049, 2051)))
+    assert np.array_equal(tiles((2049, 2051), (16, 16), dtype=np.int64, start=start), tiles((2049, 2051), (16, 16)))

@@ -1,0 +1,303 @@
+"""Codes of points against Skilling's transform and interleaved bits, by every instruction set there is; sorting by them."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import dilkit
+from dilkit.orders import _points
+from dilkit.orders.points import CURVES, MAX_BITS, PER_THREAD, decode, encode, instruction_set, sort_points
+
+COUNTS = (0, 1, 7, 63, 64, 65, 509, 512, 513, 1031)
+DTYPES = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
+
+
+@pytest.fixture(params=_points.instruction_sets())
+def isa(request, monkeypatch) -> str:
+    monkeypatch.setenv("DILKIT_CPU_ISA", request.param)
+    return request.param
+
+
+def skilling(points: np.ndarray, bits: int) -> list[int]:
+    """Hilbert codes by Skilling's transform (AIP Conf. Proc. 707, 2004): undo the turns from the top bit on, then Gray's code."""
+    axes = [axis.astype(np.uint64).copy() for axis in points.T]
+    for bit in reversed(range(1, bits)):
+        here, below = np.uint64(1 << bit), np.uint64((1 << bit) - 1)
+        for i in range(len(axes)):
+            is_set = (axes[i] & here) != 0
+            swapped = np.where(is_set, np.uint64(0), (axes[0] ^ axes[i]) & below)
+            axes[0] ^= np.where(is_set, below, swapped)
+            axes[i] ^= swapped
+    for i in range(1, len(axes)):
+        axes[i] ^= axes[i - 1]
+    flips = np.zeros_like(axes[0])
+    for bit in reversed(range(1, bits)):
+        flips ^= np.where((axes[-1] >> np.uint64(bit)) & np.uint64(1), np.uint64((1 << bit) - 1), np.uint64(0))
+    return interleaved(np.stack([axis ^ flips for axis in axes], 1), bits)
+
+
+def interleaved(points: np.ndarray, bits: int) -> list[int]:
+    """Morton codes: the bits of all axes in turn, the first axis first."""
+    return [int("".join(f"{c:0{bits}b}"[b] for b in range(bits) for c in point), 2) for point in points.tolist()]
+
+
+ORACLES = {"hilbert": skilling, "morton": interleaved}
+
+
+def some_points(ndim: int, bits: int, count: int) -> np.ndarray:
+    """Random points, with the first and the last cell of the grid among them."""
+    points = np.random.default_rng(bits * 7 + ndim).integers(0, 2**bits, (count, ndim))
+    points[: min(count, 1)] = 2**bits - 1
+    points[1:2] = 0
+    return points
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("ndim", MAX_BITS)
+def test_codes_are_those_of_the_definition(isa, curve, ndim):
+    for bits in range(1, MAX_BITS[ndim] + 1):
+        points = some_points(ndim, bits, 67)
+        codes = encode(points, bits, curve)
+        assert codes.tolist() == ORACLES[curve](points, bits), bits
+        assert np.array_equal(decode(codes, ndim, bits, curve), points), bits
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("ndim", MAX_BITS)
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5])
+def test_codes_count_the_cells_along_an_order(isa, curve, ndim, bits):
+    cells = dilkit.order((2**bits,) * ndim, curve).coordinates()
+    everything = np.arange(2 ** (bits * ndim))
+    assert np.array_equal(encode(cells, bits, curve), everything)
+    assert np.array_equal(decode(everything, ndim, bits, curve), cells)
+
+
+def test_neighbours_along_the_hilbert_curve_are_one_step_apart(isa):
+    for ndim, bits in ((2, 6), (3, 4)):
+        cells = decode(np.arange(2 ** (ndim * bits)), ndim, bits)
+        assert cells[0].tolist() == [0] * ndim
+        assert (np.abs(np.diff(cells, axis=0)).sum(1) == 1).all()
+
+
+@pytest.mark.parametrize("ndim", MAX_BITS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_nothing_but_the_result_is_written(isa, count, ndim):
+    points = some_points(ndim, 9, count)
+    guarded = np.full(count + 128, 77, np.uint32)
+    codes = encode(points, 9, out=guarded[64 : count + 64])
+    assert (guarded[:64] == 77).all()
+    assert (guarded[count + 64 :] == 77).all()
+    assert codes.tolist() == skilling(points, 9)
+    for dtype in (np.uint16, np.int32, np.int64):
+        room = np.full((count + 128, ndim), 77, dtype)
+        assert np.array_equal(decode(codes, ndim, 9, out=room[64 : count + 64]), points)
+        assert (room[:64] == 77).all()
+        assert (room[count + 64 :] == 77).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_any_dtype_and_any_strides(isa, dtype):
+    bits = min(int(np.iinfo(dtype).max).bit_length(), 20)
+    points = some_points(3, bits, 131).astype(dtype)
+    expected = skilling(points, bits)
+    wide = np.zeros((3, 262, 5), dtype)
+    wide[:, ::2, 1] = points.T
+    backward = np.ascontiguousarray(points[::-1])[::-1]
+    bytewise = np.zeros(131, np.dtype([("pad", "u1"), ("point", dtype, 3)]))
+    bytewise["point"] = points
+    for layout in (points, np.asfortranarray(points), tuple(points.T), wide[:, ::2, 1].T, backward, bytewise["point"]):
+        assert encode(layout, bits).tolist() == expected
+    assert encode(points.astype(points.dtype.newbyteorder(">")), bits).tolist() == expected
+    back = np.zeros((3, 262, 5), dtype)
+    decode(encode(points, bits), 3, bits, out=tuple(back[:, ::2, 1]))
+    assert np.array_equal(back, wide)
+    bytewise["point"] = 0
+    decode(encode(points, bits), 3, bits, out=bytewise["point"])
+    assert np.array_equal(bytewise["point"], points)
+    assert not bytewise["pad"].any()
+
+
+def test_codes_in_any_dtype(isa):
+    points = some_points(2, 4, 99)
+    for dtype in DTYPES[2:] + DTYPES[:1]:
+        codes = np.zeros(198, dtype)[::2]
+        assert encode(points, 4, out=codes) is codes
+        assert codes.tolist() == skilling(points, 4)
+        assert np.array_equal(decode(codes, 2, 4), points)
+    assert encode(points, 16).dtype == np.uint32
+    assert encode(points, 17).dtype == np.int64
+
+
+def test_tensors(isa):
+    points = torch.from_numpy(some_points(3, 10, 77))
+    codes = encode(points)
+    assert isinstance(codes, torch.Tensor)
+    assert (codes.dtype, encode(points, 11).dtype) == (torch.int32, torch.int64)
+    assert codes.tolist() == skilling(points.numpy(), 10)
+    assert torch.equal(decode(codes, 3, 10), points.int())
+    assert torch.equal(encode(tuple(points.T)), codes)
+    out = torch.empty(77, dtype=torch.int64)
+    assert encode(points, out=out) is out
+    assert torch.equal(out, codes.long())
+
+
+def test_bits_are_those_of_the_largest_coordinate():
+    points = np.array([[0, 0], [5, 1], [2, 3]])
+    assert np.array_equal(encode(points), encode(points, 3))
+    assert encode(np.zeros((4, 3), int)).tolist() == [0] * 4
+    assert encode(np.zeros((0, 3), int)).shape == (0,)
+
+
+@given(st.data(), st.sampled_from(CURVES), st.sampled_from([2, 3]))
+@settings(max_examples=60, deadline=None)
+def test_there_and_back(data, curve, ndim):
+    bits = data.draw(st.integers(1, MAX_BITS[ndim]))
+    coordinate = st.integers(0, 2**bits - 1)
+    points = np.array(data.draw(st.lists(st.tuples(*[coordinate] * ndim), min_size=1, max_size=40)))
+    codes = encode(points, bits, curve)
+    assert codes.tolist() == ORACLES[curve](points, bits)
+    assert np.array_equal(decode(codes, ndim, bits, curve), points)
+
+
+def test_threads_change_nothing(isa):
+    points = some_points(2, 12, 3 * PER_THREAD + 5)
+    codes = encode(points, 12)
+    assert np.array_equal(encode(points, 12, threads=3), codes)
+    assert np.array_equal(decode(codes, 2, 12, threads=3), points)
+    points[PER_THREAD * 2] = points[-1] = 4096
+    with pytest.raises(ValueError, match=rf"coords\[{PER_THREAD * 2}\]=\(4096, 4096\)"):
+        encode(points, 12, threads=3)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "hint"), [(0, 16, "bits=5"), (700, 2**40, "bits=41"), (1030, -1, "subtract the least coordinates")]
+)
+def test_a_coordinate_out_of_range_is_named(isa, at, value, hint):
+    points = some_points(3, 4, 1031)
+    points[at, 1] = value
+    with pytest.raises(ValueError, match=rf"coords\[{at}\]=\(\d+, {value}, \d+\) is out of range: bits=4 .*{hint}"):
+        encode(points, 4)
+
+
+def test_the_highest_bit_of_a_signed_dtype_is_no_coordinate(isa):
+    with pytest.raises(ValueError, match="out of range"):
+        encode(np.array([[1, -1]], np.int8), 8)
+    assert encode(np.array([[255, 255]], np.uint8), 8).tolist() == skilling(np.array([[255, 255]]), 8)
+
+
+def test_a_code_out_of_range_is_named(isa):
+    codes = np.arange(600)
+    codes[599] = 1024
+    with pytest.raises(ValueError, match=r"codes\[599\]=1024 is out of range: bits=5 in 2-D give 0 to 1023"):
+        decode(codes, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: encode(np.zeros((4, 2))), TypeError, "float64.*whole cells.*sort_points"),
+        (lambda: encode(np.zeros((4, 2), bool)), TypeError, "bool"),
+        (lambda: encode([[1, 2], [3, 4]]), TypeError, r"coords\[0\] is a list"),
+        (lambda: encode(np.zeros((4, 4), int)), ValueError, "4 axes.*2-D and 3-D"),
+        (lambda: encode(np.zeros(4, int)), ValueError, r"shape \(4,\).*\(n, 2\)"),
+        (lambda: encode((np.zeros(4, int), np.zeros(5, int))), ValueError, r"\(4,\), \(5,\)"),
+        (lambda: encode(np.zeros((4, 2), int), 32), ValueError, "bits=32 must be at most 31 in 2-D"),
+        (lambda: encode(np.zeros((4, 3), int), 22), ValueError, "bits=22 must be at most 21 in 3-D"),
+        (lambda: encode(np.zeros((4, 3), int), 0), ValueError, "bits=0 must be at least 1"),
+        (lambda: encode(np.zeros((4, 3), int), 2.0), TypeError, "bits=2.0"),
+        (lambda: encode(np.zeros((4, 3), int), curve="snake"), ValueError, "'snake'.*'hilbert', 'morton'"),
+        (lambda: encode(np.zeros((4, 3), int), threads=0), ValueError, "threads=0"),
+        (lambda: encode(np.zeros((4, 3), int), out=np.zeros(5, int)), ValueError, "out has 5 places; 4 are needed"),
+        (lambda: encode(np.zeros((4, 3), int), 6, out=np.zeros(4, np.uint16)), ValueError, "uint16.*16 bits; 18 are needed"),
+        (lambda: encode(np.zeros((4, 3), int), out=np.broadcast_to(np.int64(0), 4)), ValueError, "read-only"),
+        (lambda: decode(np.zeros(4), 2, 3), TypeError, "codes is of dtype float64"),
+        (lambda: decode(np.zeros((4, 1), int), 2, 3), ValueError, r"codes has shape \(4, 1\)"),
+        (lambda: decode(np.zeros(4, int), 4, 3), ValueError, "ndim=4"),
+        (lambda: decode(np.zeros(4, int), 2, 9, out=np.zeros((4, 2), np.uint8)), ValueError, "uint8.*8 bits; 9 are needed"),
+        (lambda: decode(np.zeros(4, int), 2, 9, out=np.zeros((4, 3), int)), ValueError, "3 axes; ndim=2"),
+        (lambda: sort_points(np.zeros((4, 3))), TypeError, "float64.*cell"),
+        (lambda: sort_points(np.zeros((4, 3)), cell=0.0), ValueError, "cell=0.0"),
+        (lambda: sort_points(np.array([[0.0, np.nan]]), cell=1.0), ValueError, "not finite"),
+        (
+            lambda: sort_points(np.array([[0, 0], [0, 2**31]])),
+            ValueError,
+            r"span 2\*\*32 cells.*2\*\*31 in 2-D: pass a larger cell",
+        ),
+        (lambda: sort_points(np.array([[0.0, 0.0], [0.0, 1e30]]), cell=1e-3), ValueError, "larger cell"),
+        (lambda: sort_points(np.zeros((4, 3), int), batch=np.zeros(3, int)), ValueError, r"batch has shape \(3,\)"),
+        (lambda: sort_points(np.zeros((4, 3), int), batch=np.array([0, 0, -1, 0])), ValueError, "batch has the number -1"),
+        (lambda: sort_points(np.array([[0, 2**30]]), batch=np.array([2**62])), ValueError, "more than 63"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_an_instruction_set_is_chosen(monkeypatch):
+    best = _points.instruction_sets()[0]
+    assert instruction_set() == best
+    monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
+    assert instruction_set() == "generic"
+    monkeypatch.setenv("DILKIT_CPU_ISA", "mmx")
+    with pytest.raises(ValueError, match="DILKIT_CPU_ISA='mmx'"):
+        encode(np.zeros((4, 3), int))
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("ndim", MAX_BITS)
+def test_points_are_sorted_by_their_codes(curve, ndim):
+    for bits, count in ((1, 50), (3, 999), (9, 4097), (20, 3001)):
+        points = some_points(ndim, bits, count)
+        order = sort_points(points - 5, curve)
+        assert order.perm.tolist() == np.argsort(encode(points, bits, curve), kind="stable").tolist()
+        assert np.array_equal(order.rank[order.perm], np.arange(count))
+        assert (order.shape, order.curve, len(order)) == ((count,), curve, count)
+        assert not order.perm.flags.writeable
+        assert np.array_equal(order.restore(order.apply(points, 0), 0), points)
+
+
+@given(st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 3), max_size=60), st.integers(0, 63))
+@example([], 0)
+@example([2**63 - 1, 0], 0)
+def test_codes_are_sorted_stably(codes, shift):
+    for dtype in (np.int64, np.uint32):
+        array = (np.array(codes, np.int64) >> shift).astype(dtype)
+        for index in (np.int32, np.int64):
+            perm = np.empty(len(array), index)
+            _points.argsort(array, perm)
+            assert perm.tolist() == np.argsort(array, kind="stable").tolist()
+
+
+def test_many_wide_codes_are_sorted():
+    codes = np.random.default_rng(0).integers(0, 2**63, 70001)
+    perm = np.empty(len(codes), np.int32)
+    _points.argsort(codes, perm)
+    assert np.array_equal(perm, np.argsort(codes, kind="stable"))
+
+
+def test_floating_point_clouds_are_sorted_by_cells():
+    cloud = np.random.default_rng(0).normal(size=(3000, 3)).astype(np.float32)
+    cells = np.floor((cloud - cloud.min(0)) / 0.1).astype(int)
+    expected = np.argsort(encode(cells), kind="stable")
+    assert np.array_equal(sort_points(cloud, cell=0.1).perm, expected)
+    assert np.array_equal(sort_points(torch.from_numpy(cloud), cell=0.1).perm, expected)
+    assert np.array_equal(sort_points(tuple(cloud.T), cell=0.1).perm, expected)
+
+
+def test_clouds_of_a_batch_follow_each_other():
+    points, batch = some_points(3, 8, 900), np.random.default_rng(1).integers(0, 5, 900)
+    order = sort_points(points, batch=batch)
+    expected = [
+        i
+        for cloud in range(5)
+        for i in np.flatnonzero(batch == cloud)[np.argsort(encode(points[batch == cloud], 8), kind="stable")]
+    ]
+    assert order.perm.tolist() == expected
+
+
+def test_no_points():
+    assert len(sort_points(np.zeros((0, 3), int))) == 0
+    assert len(sort_points(np.zeros((0, 2)), cell=0.5, batch=np.zeros(0, int))) == 0

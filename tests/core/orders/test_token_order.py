@@ -1,0 +1,368 @@
+"""Token orders as values: permutations and their inverses, what they say of themselves, how they are kept, moved and refused."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from dilkit import Pattern, TokenOrder, dilated_attention, order, plan
+from dilkit.cache import ENTRY_BYTES
+from dilkit.environment import CACHE_BYTES
+from dilkit.orders.checks import CURVES, empty
+from dilkit.orders.curves import chosen_tile
+from dilkit.orders.operators import reorder_op
+
+SHAPES = [(1,), (7,), (1, 1), (1, 9), (9, 1), (8, 8), (5, 8), (12, 10), (1, 1, 1), (4, 4, 4), (3, 4, 5), (2, 1, 7)]
+EACH = [(shape, curve) for shape in SHAPES for curve in CURVES]
+NAMED = pytest.mark.parametrize(("shape", "curve"), EACH, ids=["x".join(map(str, shape)) + f" {curve}" for shape, curve in EACH])
+GIVEN = TokenOrder.from_permutation([3, 0, 2, 1, 4], extra_tokens=2)
+TORCH_WARNS = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    plan.cache_clear()
+
+
+@NAMED
+@pytest.mark.parametrize("extra", [0, 2])
+def test_an_order_is_a_permutation_and_its_inverse_with_the_extra_tokens_in_front(shape, curve, extra):
+    made = order(shape, curve, extra_tokens=extra)
+    n = extra + int(np.prod(shape))
+    assert len(made) == len(made.perm) == n
+    assert sorted(made.perm) == list(range(n))
+    assert made.perm[made.rank].tolist() == made.rank[made.perm].tolist() == list(range(n))
+    assert made.perm[:extra].tolist() == list(range(extra))
+    assert made.perm[extra] == extra  # the first cell
+
+
+@NAMED
+def test_coordinates_are_the_cells_in_order(shape, curve):
+    made = order(shape, curve, extra_tokens=1)
+    found = made.coordinates()
+    assert found.shape == (len(made) - 1, len(shape))
+    assert np.array_equal(np.ravel_multi_index(tuple(found.T), shape) + 1, made.perm[1:])
+
+
+@NAMED
+def test_a_transposed_order_runs_through_the_reversed_grid(shape, curve):
+    made = order(shape, curve, extra_tokens=1)
+    turned = made.transposed()
+    assert turned.shape == made.shape
+    assert turned.transposed() == made
+    tile = None if made.tile is None else made.tile[::-1]
+    assert np.array_equal(turned.coordinates(), order(shape[::-1], curve, tile=tile).coordinates()[:, ::-1])
+    assert sorted(turned.perm) == list(range(len(made)))
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 4, 4), (6, 6)])
+def test_a_transposed_order_is_another_one(shape):
+    assert order(shape).transposed() != order(shape)
+    assert not np.array_equal(order(shape).transposed().perm, order(shape).perm)
+
+
+def test_which_hilbert_curve_is_said():
+    assert [order(shape).variant for shape in ((8, 8), (4, 4, 4), (8, 4), (6, 6), (7,))] == [
+        "true",
+        "true",
+        *["generalised"] * 2,
+        None,
+    ]
+    assert order((8, 8), "morton").variant is None
+
+
+@pytest.mark.parametrize(("made", "identity"), [
+    (order((5, 7), "row-major"), True), (order((9,)), True), (order((1, 9)), True), (order((6, 1), "snake"), True),
+    (order((4, 4), "tile", tile=(4, 4)), True), (order((4, 4), "tile", tile=(1, 4)), True), (order((8, 8)), False),
+    (order((3, 100), "snake"), False), (order((3, 4), "row-major").transposed(), False), (order((1, 300), "morton"), True),
+], ids=str)  # fmt: skip
+def test_the_identity_is_told(made, identity):
+    assert made.is_identity is identity
+    assert made.is_identity == np.array_equal(made.perm, np.arange(len(made)))
+
+
+@pytest.mark.parametrize(("shape", "tile"), [
+    ((64, 64), (8, 8)), ((1080, 1920), (8, 8)), ((33, 45, 80), (3, 5, 4)), ((37, 41), (8, 8)), ((5, 100), (5, 10)),
+    ((90, 160), (9, 8)), ((2, 64, 64), (2, 4, 4)), ((100,), (50,)),
+])  # fmt: skip
+def test_a_tile_is_chosen_and_said(shape, tile):
+    assert order(shape, "tile").tile == chosen_tile(shape) == tile
+    assert order(shape, "tile") == order(shape, "tile", tile=tile)
+    assert order(shape).tile is None
+
+
+def test_tiles_that_fill_the_grid_are_those_that_attend_together():
+    made = order((8, 12), "tile", tile=(4, 4))
+    rows, columns = made.coordinates().T
+    assert np.array_equal((rows // 4 * 3 + columns // 4), np.arange(96) // 16)
+
+
+@pytest.mark.parametrize("x", [np.arange(66).reshape(3, 22), torch.arange(66).view(3, 22)], ids=["array", "tensor"])
+def test_apply_and_restore(x):
+    made = order((4, 5), extra_tokens=2)
+    moved = made.apply(x)
+    assert np.array_equal(np.asarray(moved), np.asarray(x)[:, made.perm])
+    assert type(moved) is type(x)
+    assert np.array_equal(np.asarray(made.restore(moved)), np.asarray(x))
+    assert np.array_equal(np.asarray(made.apply(x.T, dim=0)), np.asarray(moved.T))
+    assert np.array_equal(np.asarray(made.restore(moved.T, dim=-2)), np.asarray(x.T))
+
+
+def test_arrays_cannot_be_written_to():
+    made = order((8, 8))
+    for array in (made.perm, made.rank, GIVEN.perm, GIVEN.rank):
+        assert array.dtype == np.int32
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_orders_are_values():
+    made = order((6, 8), "snake", extra_tokens=1)
+    assert made == order([6, np.int64(8)], "snake", extra_tokens=1)
+    others = [
+        order((6, 8), "snake"),
+        order((8, 6), "snake", extra_tokens=1),
+        order((6, 8), extra_tokens=1),
+        GIVEN,
+        None,
+        made.transposed(),
+    ]
+    others.append(order((6, 8), "snake", extra_tokens=1, is_generation_order=True))
+    assert made not in others
+    assert len({made, order((6, 8), "snake", extra_tokens=1), *others}) == 1 + len(others)
+    assert copy.deepcopy(made) is made
+    with pytest.raises(AttributeError):
+        made.curve = "hilbert"
+
+
+def test_an_order_of_a_grid_travels_as_what_it_is_made_from():
+    made = order((64, 64), "tile", extra_tokens=1, is_generation_order=True).transposed()
+    text = pickle.dumps(made)
+    plan.cache_clear()
+    again = pickle.loads(text)
+    assert len(text) < 300
+    assert again is not made
+    assert again == made
+    assert hash(again) == hash(made)
+    assert np.array_equal(again.perm, made.perm)
+    assert repr(again) == "order((64, 64), 'tile', tile=(8, 8), extra_tokens=1, is_generation_order=True).transposed()"
+
+
+def test_a_given_permutation_is_an_order():
+    assert GIVEN.perm.tolist() == [0, 1, 5, 2, 4, 3, 6]
+    again = pickle.loads(pickle.dumps(GIVEN))
+    assert again == copy.copy(GIVEN) == GIVEN
+    assert hash(again) == hash(GIVEN)
+    assert again.rank.tolist() == GIVEN.rank.tolist()
+    assert TokenOrder.from_permutation([3, 0, 2, 4, 1], extra_tokens=2) != GIVEN
+    assert TokenOrder.from_permutation(range(5)).is_identity
+    with pytest.raises(ValueError, match="has no grid to transpose"):
+        GIVEN.transposed()
+
+
+@pytest.mark.parametrize(("perm", "error"), [
+    ([0, 2], ValueError), ([0, 0], ValueError), ([-1, 0], ValueError), ([], TypeError), ([[0, 1]], ValueError),
+    ([0.0, 1.0], TypeError), ([1, 2**40], ValueError), ([True, False], TypeError), ("ab", TypeError),
+])  # fmt: skip
+def test_what_is_no_permutation_is_refused(perm, error):
+    with pytest.raises(error, match="perm"):
+        TokenOrder.from_permutation(perm)
+
+
+BAD = {
+    "zero": (dict(shape=(0, 3)), ValueError, r"shape\[0\]=0 of shape=\(0, 3\) must be at least 1"),
+    "negative": (dict(shape=(3, -2)), ValueError, r"shape\[1\]=-2"),
+    "no integer": (dict(shape=(3, 2.0)), TypeError, r"shape\[1\]=2.0 is a float"),
+    "bool": (dict(shape=(True, 2)), TypeError, "bool"),
+    "4 dimensions": (dict(shape=(2, 2, 2, 2)), ValueError, r"has 4 dimensions; 1 to 3 are possible"),
+    "no dimension": (dict(shape=()), ValueError, "has 0 dimensions"),
+    "a number": (dict(shape=64), TypeError, "shape=64 is a int; a sequence of integers is needed"),
+    "text": (dict(shape="8x8"), TypeError, "shape='8x8'"),
+    "too many": (dict(shape=(2**31, 2**31, 2)), ValueError, r"9223372036854775808 tokens; at most 2\*\*62"),
+    "too many with extra": (dict(shape=(2**31, 2**31), extra_tokens=1), ValueError, r"at most 2\*\*62"),
+    "unknown curve": (dict(curve="hilbrt"), ValueError, "did you mean 'hilbert'"),
+    "other curve": (dict(curve="peano-gosper"), ValueError, "choose from: 'hilbert', 'morton', 'tile', 'row-major', 'snake'"),
+    "curve of another type": (dict(curve=["hilbert"]), TypeError, "is a list; a name is needed"),
+    "tile of another curve": (dict(tile=(2, 2)), ValueError, "means nothing to curve='hilbert'"),
+    "tile larger than the grid": (dict(curve="tile", tile=(2, 9)), ValueError, r"tile\[1\]=9 .* must be from 1 to 8"),
+    "empty tile": (dict(curve="tile", tile=(2, 0)), ValueError, r"tile\[1\]=0"),
+    "tile of other dimensions": (dict(curve="tile", tile=(2,)), ValueError, "tile=.* has 1 dimensions and shape=.* 2"),
+    "tile of no integers": (dict(curve="tile", tile=(2, 1.5)), TypeError, r"tile\[1\]=1.5"),
+    "zero with chosen tile": (dict(shape=(0, 3), curve="tile"), ValueError, r"shape\[0\]=0"),
+    "negative extra": (dict(extra_tokens=-1), ValueError, "extra_tokens=-1 must be at least 0"),
+    "extra of another type": (dict(extra_tokens=1.0), TypeError, "extra_tokens=1.0"),
+    "generation": (dict(is_generation_order=1), TypeError, "is_generation_order=1"),
+    "threads": (dict(threads=0), ValueError, "threads=0 must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name):
+    arguments, error, text = BAD[name]
+    for _ in range(2):  # an error is not kept, and nothing that is kept hides it
+        order((8, 8), "hilbert")
+        with pytest.raises(error, match=text):
+            order(**{"shape": (8, 8), **arguments})
+
+
+def test_a_table_that_finds_no_room_is_a_memory_error():
+    with pytest.raises(MemoryError, match=r"1,152,921,504,606,846,976 tokens \(8,589,934,592.0 GiB\)"):
+        order((2**30, 2**30), "row-major")
+    with pytest.raises(MemoryError, match="order a smaller grid"):
+        empty(2**61)
+
+
+def test_the_wrong_length_names_both_and_the_extra_tokens():
+    made = order((4, 4))
+    with pytest.raises(
+        ValueError, match=r"x has 17 tokens along dim 1, but the order is of 16.*extra_tokens=1 would leave 1 in front"
+    ):
+        made.apply(torch.zeros(2, 17))
+    with pytest.raises(ValueError, match=r"x has 16 tokens along dim 0, but the order is of 18.*extra_tokens=0 fits"):
+        order((4, 4), extra_tokens=2).restore(np.zeros(16), dim=0)
+    with pytest.raises(ValueError, match=r"x has 5 tokens .* use an order of the grid that these tokens come from"):
+        made.apply(torch.zeros(2, 5))
+    with pytest.raises(ValueError, match=r"dim=1 is no dimension of x, which has shape \(16,\)"):
+        made.apply(torch.zeros(16))
+    with pytest.raises(TypeError, match=r"x is a list; a torch\.Tensor or a numpy.ndarray is needed"):
+        made.apply([1] * 16)
+
+
+def test_an_order_is_made_once_and_its_bytes_are_counted():
+    made = order((16, 16))
+    first = plan.cache_info()
+    assert (first.misses, first.bytes) == (1, 256 * 4 + ENTRY_BYTES)
+    assert order([16, 16], "hilbert", threads=3) is made
+    assert made.rank is made.rank
+    device = torch.device("meta")
+    assert made.index(device) is made.index(device)
+    assert made.index(device, inverse=True) is not made.index(device)
+    after = plan.cache_info()
+    assert (after.misses, after.entries, after.bytes) == (4, 4, 4 * (256 * 4 + ENTRY_BYTES))
+
+
+def test_the_cache_is_bounded_and_can_be_off(monkeypatch):
+    monkeypatch.setenv(CACHE_BYTES.name, str(3 * (256 * 4 + ENTRY_BYTES)))
+    for columns in range(1, 17):
+        made = order((16, columns))
+        assert np.array_equal(made.restore(made.apply(np.arange(len(made)), 0), 0), np.arange(len(made)))
+        assert plan.cache_info().bytes <= 3 * (256 * 4 + ENTRY_BYTES)
+    monkeypatch.setenv(CACHE_BYTES.name, "0")
+    made = order((16, 16), "snake")
+    x = torch.randn(1, 256, requires_grad=True)
+    assert torch.equal(made.restore(made.apply(x)), x)
+    assert plan.cache_info().entries == 0
+
+
+def test_points_leave_nothing_in_the_cache():
+    GIVEN.restore(GIVEN.apply(torch.randn(2, 7)))
+    GIVEN.index(torch.device("meta"))
+    assert plan.cache_info().entries == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (1, 7, 2), (1, 7, 0), (1, 1, 7, 2, 3), (2, 7, 2), (7, 3)])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_rows_move_as_torch_moves_them(shape, contiguous):
+    x = torch.randn(shape) if contiguous else torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    dim = shape.index(7)
+    expected = x.index_select(dim, torch.from_numpy(GIVEN.perm.copy()))
+    assert torch.equal(GIVEN.apply(x, dim), expected)
+    assert torch.equal(GIVEN.apply(x, dim - x.dim()), expected)
+    assert torch.equal(GIVEN.restore(expected, dim), x)
+
+
+def test_threads_get_the_same_order():
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda i: order((32, 32), CURVES[i % 4]), range(64)))
+        ranks = list(pool.map(lambda one: one.rank, made))
+    for one, rank in zip(made, ranks, strict=True):
+        assert one is order((32, 32), one.curve)
+        assert np.array_equal(rank[one.perm], np.arange(1024))
+
+
+def test_orders_need_no_torch():
+    code = (
+        "import sys; from dilkit import order; order((8, 8), extra_tokens=1).transposed().rank; assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+BOTH = pytest.mark.parametrize(
+    "made", [order((4, 4), extra_tokens=1), TokenOrder.from_permutation(range(16, -1, -1))], ids=["grid", "given"]
+)
+
+
+@BOTH
+def test_gradients_are_moved_back(made):
+    x = torch.randn(2, 17, 3, dtype=torch.float64, requires_grad=True)
+    for move in (made.apply, made.restore):
+        torch.autograd.gradcheck(move, x)
+        torch.autograd.gradgradcheck(move, x)
+    (grad,) = torch.autograd.grad(made.apply(x), x, made.apply(x))
+    assert torch.equal(grad, x)
+
+
+@BOTH
+@TORCH_WARNS
+def test_functional_transforms(made):
+    x = torch.randn(2, 17, 3, requires_grad=True)
+    moved = made.apply(x)
+    assert torch.equal(torch.func.vmap(lambda row: made.apply(row, 0))(x), moved)
+    assert torch.equal(torch.func.vmap(made.apply, in_dims=2, out_dims=2)(x), moved)
+    assert torch.equal(torch.func.jvp(made.apply, (x,), (x,))[1], moved)
+    grad = torch.func.vmap(torch.func.grad(lambda row: made.apply(row, -2).pow(3).sum()))(x)
+    torch.testing.assert_close(grad, 3 * x.detach() ** 2)
+
+
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(made, dynamic):
+    def call(x):
+        return made.apply(x.sin()) * 2 + made.restore(x, -2)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    x = torch.randn(2, 17, 3, requires_grad=True)
+    plain, out = call(x), compiled(x)
+    assert torch.equal(plain, out)
+    weight = torch.randn_like(x)
+    torch.testing.assert_close(torch.autograd.grad(out, x, weight), torch.autograd.grad(plain, x, weight))
+    vmapped = torch.compile(torch.func.vmap(lambda x: made.apply(x, 0)), fullgraph=True, backend="aot_eager")
+    assert torch.equal(vmapped(x.detach()), made.apply(x))
+
+
+@TORCH_WARNS
+def test_the_operator_of_compiled_graphs():
+    made = order((4, 4))
+    for x in (torch.randn(2, 16), torch.randn(16, 2, requires_grad=True)):
+        torch.library.opcheck(reorder_op, (x, x.shape.index(16), made.text, True))
+
+
+def test_a_table_made_in_inference_mode_serves_training():
+    made = order((4, 4))
+    with torch.inference_mode():
+        made.apply(torch.randn(2, 16))
+    x = torch.randn(2, 16, requires_grad=True)
+    made.restore(made.apply(x)).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_a_fake_tensor_leaves_no_fake_table():
+    from torch._subclasses import FakeTensorMode
+
+    made = order((4, 4))
+    with FakeTensorMode():
+        assert made.apply(torch.empty(2, 16)).shape == (2, 16)
+    assert made.apply(torch.arange(16), 0).tolist() == made.perm.tolist()
+
+
+def test_the_whole_input_can_be_put_in_order_once():
+    """Attention between apply and restore is attention along the order: the cheapest way to have it in all layers."""
+    made, pattern = order((4, 4)), Pattern([8], [2])
+    x = torch.randn(1, 16, 2, 4)
+    along = made.apply(x)
+    assert not torch.equal(made.restore(dilated_attention(along, along, along, pattern)), dilated_attention(x, x, x, pattern))

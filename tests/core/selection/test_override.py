@@ -1,0 +1,119 @@
+"""Who may say which backend runs: the argument, the block, the variable; and that no one is ever overruled in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.fakes import Fake
+
+import dilkit
+from dilkit import Device, Limits, NoBackendError, Pattern, Problem
+from dilkit.selector import explain, requested_backends, select, use_backend
+
+PATTERN = Pattern([16, 32], [1, 2])
+
+
+def problem() -> Problem:
+    return Problem(pattern=PATTERN, seq=64, heads=4, head_dim=64, device=Device.assume("cpu"))
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Registered: `one` and `two`, which can everything, and `none`, which refuses everything for two reasons."""
+    monkeypatch.delenv("DILKIT_BACKEND", raising=False)
+    nothing = Limits(dtypes=frozenset(), max_head_dim=0)
+    names = {"one": 100, "two": 50, "none": 200}
+    for name, priority in names.items():
+        dilkit.register_backend(Fake(name, priority, nothing if name == "none" else Limits(devices=None)))
+    yield
+    for name in names:
+        dilkit.unregister_backend(name)
+
+
+def chosen(argument: Any = None) -> str:
+    return select(problem(), requested_backends(argument)).name
+
+
+@pytest.mark.usefixtures("three")
+def test_the_argument_wins_over_the_block_over_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen() == "one"
+    monkeypatch.setenv("DILKIT_BACKEND", " two ,one")
+    assert chosen() == "two"
+    with use_backend("one"):
+        assert chosen() == "one"
+        assert chosen("two") == "two"
+        assert chosen(["none", "two"]) == "two"
+        with use_backend("none", "two"):
+            assert chosen() == "two"
+        assert chosen() == "one"
+    monkeypatch.setenv("DILKIT_BACKEND", "  ")
+    assert chosen() == "one"
+
+
+@pytest.mark.usefixtures("three")
+def test_a_named_backend_that_cannot_raises_with_all_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1, 8, 2, 4)
+
+    def expect(**options: Any) -> None:
+        with pytest.raises(NoBackendError) as caught:
+            dilkit.dilated_attention(x, x, x, PATTERN, **options)
+        for part in ("asked for: none", "none ", "refused", "dtype float32", "head_dim 4: at most 0", "not asked for"):
+            assert part in str(caught.value)
+
+    expect(backend="none")
+    with use_backend("none"):
+        expect()
+    monkeypatch.setenv("DILKIT_BACKEND", "none")
+    expect()
+
+
+@pytest.mark.usefixtures("three")
+def test_unknown_names_are_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"backend='no' is not a known backend; known: none, one, two, "):
+        explain(problem(), "no")
+    with pytest.raises(ValueError, match="use_backend='no' is not a known backend; known: none"), use_backend("one", "no"):
+        pass
+    monkeypatch.setenv("DILKIT_BACKEND", "one,no")
+    with pytest.raises(ValueError, match="DILKIT_BACKEND='no' is not a known backend; known: none"):
+        explain(problem())
+
+
+@pytest.mark.usefixtures("three")
+def test_a_block_ends_with_an_exception_too() -> None:
+    with pytest.raises(KeyError), use_backend("two"):
+        raise KeyError
+    assert chosen() == "one"
+
+
+@pytest.mark.usefixtures("three")
+def test_a_block_holds_for_its_thread_and_its_task_only() -> None:
+    seen: list[str] = []
+    with use_backend("two"):
+        thread = threading.Thread(target=lambda: seen.append(chosen()))
+        thread.start()
+        thread.join()
+    assert seen == ["one"]
+
+    async def task(name: str) -> str:
+        with use_backend(name):
+            await asyncio.sleep(0.001)
+            return chosen()
+
+    async def tasks() -> list[str]:
+        return await asyncio.gather(task("two"), task("one"), task("two"))
+
+    assert asyncio.run(tasks()) == ["two", "one", "two"]
+
+
+@pytest.mark.usefixtures("three")
+def test_a_choice_made_before_is_not_kept_when_the_backends_change() -> None:
+    assert chosen() == "one"
+    dilkit.register_backend(Fake("newer", 300))
+    assert chosen() == "newer"
+    dilkit.unregister_backend("newer")
+    assert chosen() == "one"

@@ -1,0 +1,281 @@
+"""The table of orders: who comes first on every GPU for every dtype, why, and what becomes of backends it does not name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+from unittest import mock
+
+import pytest
+from helpers.fakes import Fake, family
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilkit import Device, Pattern, Problem, backend, registry
+from dilkit.device import GENERATIONS
+from dilkit.problem import DTYPES
+from dilkit.selection.preference import BY_DESIGN, FEATURES, LAUNCH_BOUND, Preference, measured_first
+from dilkit.selection.table import TABLE, row_of, table_preference
+from dilkit.selector import Trace, ranked, trace
+
+BRANCHES = Pattern([2048, 4096], [1, 2])
+ONE = Pattern([4096], [1])
+GPUS = ["sm_{}{}".format(*generation.capability) for generation in GENERATIONS]
+
+
+def problem(device: str, dtype: str = "float16", **options: Any) -> Problem:
+    options = dict(pattern=BRANCHES, seq=2**17, heads=16, head_dim=64) | options
+    return Problem(device=Device.assume(device), dtype=dtype, **options)
+
+
+def traced(posed: Problem, cupy: bool = True) -> Trace:
+    """The choice where everything is installed, but perhaps not CuPy."""
+    with mock.patch.object(backend, "_installed", lambda module: cupy or module != "cupy"):
+        return trace(posed, family(cupy), (), table_preference(posed))
+
+
+def picked(posed: Problem, cupy: bool = True) -> str | None:
+    return traced(posed, cupy).picked
+
+
+def why(posed: Problem, cupy: bool = True) -> str:
+    return str(traced(posed, cupy).why)
+
+
+def test_a_cpu_runs_the_c_kernel() -> None:
+    assert [picked(problem("cpu", dtype)) for dtype in DTYPES] == ["native"] * 4
+    assert "as measured in docs/results" in why(problem("cpu", "float32"))
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_float32_runs_the_raw_kernel_on_every_gpu(device: str) -> None:
+    posed = problem(device, "float32")
+    assert (picked(posed), picked(posed, cupy=False)) == ("cupy_raw", "sdpa")
+    assert picked(problem(device, "float64")) == "reference"
+
+
+@pytest.mark.parametrize(
+    ("device", "half", "bfloat", "wide", "single", "masked"),
+    [
+        ("sm_52", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw"),
+        ("sm_60", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw"),
+        ("sm_61", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw"),
+        ("sm_70", "sdpa", "cupy_raw", "sdpa", "sdpa", "sdpa"),
+        ("sm_75", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw", "cupy_raw"),
+        ("sm_80", "cupy_raw", "cupy_raw", "cupy_raw", "sdpa", "cupy_raw"),
+        ("sm_86", "cupy_raw", "cupy_raw", "cupy_raw", "sdpa", "cupy_raw"),
+        ("sm_89", "cupy_raw", "cupy_raw", "cupy_raw", "sdpa", "cupy_raw"),
+        ("sm_90", "cupy_raw", "cupy_raw", "sdpa", "sdpa", "cupy_raw"),
+        ("sm_100", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
+        ("sm_120", "cupy_raw", "cupy_raw", "cupy_raw", "sdpa", "cupy_raw"),
+    ],
+)
+def test_who_runs_halves_on_which_gpu(device: str, half: str, bfloat: str, wide: str, single: str, masked: str) -> None:
+    asked = (
+        problem(device),
+        problem(device, "bfloat16"),
+        problem(device, head_dim=128),
+        problem(device, pattern=ONE),
+        problem(device, key_padding_mask=True),
+    )
+    assert tuple(map(picked, asked)) == (half, bfloat, wide, single, masked)
+
+
+@pytest.mark.parametrize("device", ["sm_90", "sm_100"])
+def test_small_problems_of_many_branches_are_launched_once(device: str) -> None:
+    small = problem(device, "bfloat16", pattern=Pattern([512, 1024], [1, 2]), seq=8192, heads=8, head_dim=128)
+    assert small.flops() <= LAUNCH_BOUND < problem(device, head_dim=128).flops()
+    assert picked(small) == "cupy_raw"
+    assert "one launch" in why(small)
+    assert picked(replace(small, pattern=ONE)) == "sdpa"
+
+
+def test_grouped_heads_on_hopper_run_the_raw_kernel_where_keys_are_shared() -> None:
+    grouped = problem("sm_90", head_dim=128, kv_heads=4)
+    assert picked(grouped) == "cupy_raw"
+    assert picked(replace(grouped, pattern=ONE)) == "sdpa"
+
+
+def test_branches_of_different_heads_share_no_keys() -> None:
+    split = problem("sm_80", pattern=Pattern.head_split([2048, 4096], [1, 2], 16))
+    assert picked(split) == "sdpa"
+    assert picked(problem("sm_80", pattern=Pattern([2048, 4096], [1, 2], heads=[(0, 9), (8, 16)]))) == "cupy_raw"
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("sm_52", "there is no float16 arithmetic on this GPU"),
+        ("sm_60", "also sum in float16"),
+        ("sm_61", "float32 arithmetic: the float16 units of this GPU run at 1/64 of the float32 rate"),
+        ("sm_62", "also sum in float16"),
+        ("sm_70", "tensor cores of 7.0"),
+        ("sm_75", "no flash attention below 8.0"),
+        ("sm_80", "up to 1.3 times less work"),
+        ("sm_90", "exponentials bound every kernel"),
+        ("sm_100", "matmul instructions that this generation has of its own"),
+    ],
+)
+def test_the_trace_says_why_the_picked_one_came_first(device: str, reason: str) -> None:
+    posed = problem(device)
+    assert why(posed).startswith(f"first {BY_DESIGN}: ")
+    assert reason in why(posed)
+    assert (
+        f"picked   {'' if picked(posed) == 'cupy_raw' else 'memory-efficient'}"
+        in str(trace(posed, family(), (), table_preference(posed)))
+        or picked(posed) == "sdpa"
+    )
+
+
+def test_bfloat16_without_units_says_so() -> None:
+    assert "no GPU below 8.0 has bfloat16 units" in why(problem("sm_75", "bfloat16"))
+
+
+@pytest.fixture
+def no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy is not installed, wherever it is."""
+    whole = backend._installed
+    monkeypatch.setattr(backend, "_installed", lambda name: name != "cupy" and whole(name))
+
+
+@pytest.mark.usefixtures("no_cupy")
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("real", [False, True])
+def test_without_cupy_torch_computes_and_the_trace_says_what_to_install(device: str, dtype: str, real: bool) -> None:
+    posed = problem(device, dtype)
+    known = {**family(cupy=False), **(registry.backends() if real else {})}
+    decided = trace(posed, known, (), table_preference(posed))
+    assert decided.picked == "sdpa"
+    assert "module cupy: not installed (pip install 'dilkit[cuda]')" in str(decided)
+    if table_preference(posed).order[0] == "cupy_raw":
+        assert str(decided.why).startswith(f"after cupy_raw, which comes first {BY_DESIGN}: ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", ["cpu", *GPUS])
+def test_the_backends_that_are_installed_compute_on_every_device(device: str, dtype: str) -> None:
+    posed = problem(device, dtype)
+    decided = trace(posed, registry.backends(), (), table_preference(posed))
+    assert decided.picked in table_preference(posed).order
+    assert decided.why
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_torch_without_code_for_the_gpu_is_refused_whatever_the_table_says(device: str) -> None:
+    bare = replace(Device.assume(device), torch_code=False)
+    posed = replace(problem("cpu"), device=bare)
+    decided = trace(posed, family(), (), table_preference(posed))
+    assert decided.picked is None
+    line = "CUDA 12.6" if (bare.capability or (0, 0)) < (7, 5) else "CUDA 12.8 or newer"
+    assert f"install a torch built for {line}" in str(decided)
+
+
+def test_every_row_decides_on_something_and_is_well_formed() -> None:
+    flags = product((ONE, BRANCHES), (64, 128), (False, True), (16, 4), (4096, 2**17))
+    devices = ["cpu", *GPUS, "sm_62", "sm_110", "sm_120"]
+    posed = (
+        problem(device, dtype, pattern=pattern, head_dim=dim, key_padding_mask=mask, kv_heads=kv, seq=seq)
+        for device, dtype, (pattern, dim, mask, kv, seq) in product(devices, DTYPES, flags)
+    )
+    decided = {id(row_of(p)) for p in posed}
+    assert [row.where for row in TABLE if id(row) not in decided] == []
+    assert id(None) not in decided
+    for row in TABLE:
+        assert len(set(row.order)) == len(row.order)
+        assert row.order[-1] == "reference"
+        assert set(row.features) <= set(FEATURES)
+        assert set(row.dtypes) <= set(DTYPES)
+    assert len({row.where for row in TABLE}) == len(TABLE)
+
+
+@given(
+    st.tuples(st.integers(5, 15), st.integers(0, 9)).filter(lambda capability: capability >= GENERATIONS[0].capability),
+    st.sampled_from(DTYPES),
+    patterns_with_heads(),
+    st.integers(1, 256),
+    st.integers(1, 4096),
+    st.booleans(),
+)
+def test_whatever_the_problem_a_row_decides(
+    capability: tuple[int, int], dtype: str, found: tuple[Pattern, Heads], dim: int, seq: int, mask: bool
+) -> None:
+    pattern, (heads, kv_heads) = found
+    sizes = dict(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=dim, key_padding_mask=mask)
+    posed = problem("{}.{}".format(*capability), dtype, **sizes)
+    row = row_of(posed)
+    assert row is not None
+    decided = trace(posed, family(), (), table_preference(posed))
+    able = [d.name for d in decided.decisions if d.verdict in ("picked", "able")]
+    assert decided.picked == next(name for name in row.order if name in able)
+
+
+def test_a_device_of_another_kind_is_in_no_row() -> None:
+    posed = replace(problem("cpu"), device=Device("mps", "mps"))
+    assert row_of(posed) is None
+    decided = trace(posed, family(), (), table_preference(posed))
+    assert (decided.picked, decided.why) == ("reference", "by its priority, 0")
+
+
+def test_rows_say_what_they_are_about() -> None:
+    rows = {row.where for row in TABLE}
+    assert {"cpu, any dtype", "cuda, float32", "cuda 6.1, float16", "cuda up to 5.9, float16"} <= rows
+    assert "cuda 8.0-8.9 and 12.0 and newer, bfloat16 float16, shared keys" in rows
+
+
+# Backends that no row names
+
+
+@pytest.mark.parametrize(
+    ("priority", "first"), [(100, "mine"), (15, "mine"), (14, "cupy_raw"), (10, "cupy_raw"), (-5, "cupy_raw")]
+)
+def test_a_backend_of_a_third_party_keeps_its_priority(priority: int, first: str) -> None:
+    posed = problem("sm_61", "float32")
+    known = {**family(), "mine": Fake("mine", priority)}
+    decided = trace(posed, known, (), table_preference(posed))
+    assert decided.picked == ("cupy_raw" if priority == 15 else first)  # of equals, the table's comes first
+    if decided.picked == "mine":
+        assert decided.why == f"by its priority, {priority}"
+    names = [c.name for c in ranked(known, (), table_preference(posed))]
+    assert [name for name in names if name in table_preference(posed).order] == list(table_preference(posed).order)
+
+
+NAMES = [f"b{i}" for i in range(6)]
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.integers(-3, 3)), st.permutations(NAMES), st.integers(0, 6), st.data())
+def test_named_backends_share_out_their_priorities(
+    priorities: dict[str, int], order: list[str], named: int, data: st.DataObject
+) -> None:
+    known = {name: Fake(name, priority) for name, priority in priorities.items()}
+    wanted = Preference(tuple((name, "why") for name in order[:named]))
+    found = [c.name for c in ranked(known, (), wanted)]
+    assert sorted(found) == sorted(known)
+    assert [name for name in found if name in wanted.order] == [name for name in wanted.order if name in known]
+    for other in set(known) - set(wanted.order):  # as many stand before it as its own priority says
+        before = [name for name in found[: found.index(other)] if name in wanted.order]
+        assert len(before) == sum(priorities[name] >= priorities[other] for name in wanted.order if name in known)
+    asked = tuple(data.draw(st.permutations(sorted(known)))[:2])
+    assert tuple(c.name for c in ranked(known, asked, wanted))[: len(asked)] == asked
+
+
+# What was measured goes before the table
+
+
+def test_measured_orders_come_first_and_the_table_orders_the_rest() -> None:
+    posed = problem("sm_61", "float32")
+    wanted = measured_first((("numba_cuda", 0.002), ("sdpa", 0.0031)), table_preference(posed))
+    assert wanted.order == ("numba_cuda", "sdpa", "cupy_raw", "reference")
+    decided = trace(posed, family(), (), wanted)
+    assert (decided.picked, decided.why) == ("numba_cuda", "measured by `dilkit tune`: numba_cuda 2 ms, sdpa 3.1 ms")
+    assert "not among those measured by `dilkit tune`" in str(wanted.why("cupy_raw"))
+    assert measured_first((), table_preference(posed)) == table_preference(posed)
+
+
+def test_those_asked_for_are_picked_for_that_reason() -> None:
+    posed = problem("sm_61", "float32")
+    decided = trace(posed, family(), ("numba_cuda",), table_preference(posed))
+    assert (decided.picked, decided.why) == ("numba_cuda", "asked for")
+    assert trace(posed, {}, ()).why is None

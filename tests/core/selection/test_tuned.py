@@ -1,0 +1,369 @@
+"""What was measured: the file is checked whole, holds for what it was measured on alone, and costs nothing to go by."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.fakes import Fake
+from helpers.strategies import patterns_with_heads
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dilkit
+from dilkit import Device, Pattern, Problem
+from dilkit.backends.reference import Reference
+from dilkit.environment import TUNED, tuned_file
+from dilkit.problem import DTYPES
+from dilkit.selection import tuned
+from dilkit.selection.entries import Entry, Setup, Shape, TunedError, load, to_text
+from dilkit.selector import explain, requested_backends, select, use_backend
+
+PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=64, heads=4, head_dim=8)
+HERE = tuned.setup_of(PROBLEM.device)
+
+
+def entry(problem: Problem = PROBLEM, setup: Setup = HERE, **seconds: float) -> Entry:
+    return Entry(setup, tuned.shape_of(problem), tuple((seconds or dict(reference=0.1, native=0.2)).items()))
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that holds what was measured; it is not there yet."""
+    path = tmp_path / "cache" / "tuned.json"
+    path.parent.mkdir()
+    monkeypatch.setenv(TUNED.name, str(path))
+    monkeypatch.delenv("DILKIT_BACKEND", raising=False)
+    tuned.read_again()
+    yield path
+    tuned.read_again()
+
+
+def write(path: Path, *entries: Entry) -> None:
+    path.write_text(to_text(entries))
+    tuned.read_again()
+
+
+# Where the file is
+
+
+def test_the_file_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for value, path in (
+        ("", tmp_path / "home/.cache/dilkit/tuned.json"),
+        (str(tmp_path / "x.json"), tmp_path / "x.json"),
+        ("~/x.json", tmp_path / "home/x.json"),
+        (" none ", None),
+    ):
+        monkeypatch.setenv(TUNED.name, value)
+        assert tuned_file() == path
+    monkeypatch.delenv(TUNED.name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tuned_file() == tmp_path / "dilkit/tuned.json"
+
+
+# What is chosen
+
+
+def test_the_measured_order_is_gone_by(file: Path) -> None:
+    assert select(PROBLEM).name == "native"
+    write(file, entry())
+    assert select(PROBLEM).name == "reference"
+    assert explain(PROBLEM).why == "measured by `dilkit tune`: reference 100 ms, native 200 ms"
+    write(file, entry(sdpa=0.1))
+    assert select(PROBLEM).name == "sdpa"
+    file.unlink()
+    tuned.read_again()
+    assert select(PROBLEM).name == "native"
+
+
+def test_an_argument_a_block_and_the_variable_win_over_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(file, entry())
+    with use_backend("sdpa"):
+        assert select(PROBLEM, requested_backends()).name == "sdpa"
+        assert select(PROBLEM, requested_backends("native")).name == "native"
+    monkeypatch.setenv("DILKIT_BACKEND", "sdpa")
+    assert select(PROBLEM, requested_backends()).name == "sdpa"
+    assert explain(PROBLEM).why == "asked for"
+    monkeypatch.delenv("DILKIT_BACKEND")
+    assert select(PROBLEM, requested_backends()).name == "reference"
+
+
+def test_the_operator_goes_by_it(file: Path) -> None:
+    used = []
+
+    class Seen(Reference):
+        name = "seen"
+        priority = -50
+
+        def forward(self, *inputs: Any) -> Any:
+            used.append(self.name)
+            return super().forward(*inputs)
+
+    dilkit.register_backend(Seen(name="seen"))
+    try:
+        x = torch.randn(1, 64, 4, 8)
+        dilkit.dilated_attention(x, x, x, PROBLEM.pattern)
+        assert used == []
+        write(file, entry(seen=0.1))
+        dilkit.dilated_attention(x, x, x, PROBLEM.pattern)
+        assert used == ["seen"]
+    finally:
+        dilkit.unregister_backend("seen")
+
+
+def test_one_that_refuses_is_passed_over(file: Path) -> None:
+    once = replace(PROBLEM, pattern=Pattern([16, 32], [1, 2], overlap="once"))
+    write(file, entry(once, sdpa=0.1, reference=0.2))
+    decided = explain(once)
+    assert decided.picked == "reference"
+    assert "sdpa" in [d.name for d in decided.decisions if d.verdict == "refused"]
+
+
+def test_backends_that_are_gone_and_those_unmeasured_do_no_harm(file: Path) -> None:
+    write(file, entry(gone=0.1, reference=0.2))
+    assert select(PROBLEM).name == "reference"
+    dilkit.register_backend(Fake("mighty", 1000))
+    try:
+        assert select(PROBLEM).name == "mighty"
+    finally:
+        dilkit.unregister_backend("mighty")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(dtype="float64"),
+        dict(head_dim=16),
+        dict(is_causal=True),
+        dict(requires_grad=True),
+        dict(seq=128),
+        dict(pattern=Pattern([16], [1])),
+        dict(pattern=Pattern([16, 32], [1, 4])),
+        dict(pattern=Pattern([16, 32], [1, 2], overlap="once")),
+        dict(pattern=Pattern([16, 32], [1, 2], heads=[(0, 2), (2, 4)])),
+        dict(device=Device.assume("cpu")),
+        dict(device=Device.assume("sm_61")),
+    ],
+    ids=lambda fields: ", ".join(f"{name}={value}" for name, value in fields.items()),  # a Device prints sets in any order
+)
+def test_other_problems_go_by_the_table(file: Path, other: dict[str, Any]) -> None:
+    write(file, entry())
+    assert tuned.seconds(PROBLEM)
+    assert tuned.seconds(replace(PROBLEM, **other)) == ()
+
+
+@pytest.mark.parametrize("like", [dict(seq=50), dict(seq=90), dict(heads=8, kv_heads=2), dict(batch=3), dict(scale=2.0)], ids=str)
+def test_problems_alike_share_an_order(file: Path, like: dict[str, Any]) -> None:
+    write(file, entry())
+    assert tuned.seconds(replace(PROBLEM, **{"kv_heads": None, **like}))
+
+
+def test_segments_longer_than_the_sequence_are_the_sequence() -> None:
+    patterns = (Pattern.dense(), Pattern([64], [1]), Pattern([1000], [1]), Pattern([60], [1]))
+    assert {tuned.shape_of(replace(PROBLEM, pattern=p)).branches for p in patterns} == {"64/1"}
+
+
+# Checked on reading
+
+
+GOOD = json.loads(to_text([entry()]))
+
+
+def spoiled(*path: Any, value: Any = None) -> Any:
+    """The good file with the value at `path` replaced, or taken out for `...`."""
+    data = json.loads(json.dumps(GOOD))
+    place = data
+    for step in path[:-1]:
+        place = place[step]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return data
+
+
+FIRST = ("entries", 0)
+BAD = [
+    ("", "JSONDecodeError"),
+    ('{"schema": 1, "entr', "JSONDecodeError"),
+    ("[" * 100_000, "RecursionError"),
+    (b"\xff\xfe\x00", "UnicodeDecodeError"),
+    ([], "no object with schema 1"),
+    (spoiled("schema", value=2), "no object with schema 1"),
+    (spoiled("entries", value={}), "a list of entries"),
+    (spoiled("entries", 0, value=7), "entry 0: entry is no object of seconds, setup, shape"),
+    (spoiled(*FIRST, "setup", value=...), "entry 0: entry is no object"),
+    (spoiled(*FIRST, "setup", "torch", value=...), "entry 0: setup is no object of capability, device, dilkit, name, torch"),
+    (spoiled(*FIRST, "setup", "torch", value=2.13), "torch=2.13 is no text"),
+    (spoiled(*FIRST, "shape", "more", value=1), "entry 0: shape is no object"),
+    (spoiled(*FIRST, "shape", "dtype", value="int8"), "dtype='int8' is not known"),
+    (spoiled(*FIRST, "shape", "head_dim", value=0), "head_dim=0 must be at least 1"),
+    (spoiled(*FIRST, "shape", "head_dim", value=8.0), "head_dim=8.0 is a float"),
+    (spoiled(*FIRST, "shape", "is_causal", value=0), "is_causal=0 is a int"),
+    (spoiled(*FIRST, "shape", "branches", value=""), "branches='' is no text"),
+    (spoiled(*FIRST, "shape", "seq", value=63), "seq=63 is not a power of two"),
+    (spoiled(*FIRST, "seconds", value=[]), "seconds is no object"),
+    (spoiled(*FIRST, "seconds", value={}), "names no backend"),
+    (spoiled(*FIRST, "seconds", value={"": 1.0}), "backend='' is no text"),
+    (spoiled(*FIRST, "seconds", value={"native": 0}), "native=0.0 must be finite and greater than 0"),
+    (spoiled(*FIRST, "seconds", value={"native": True}), "native=True is a bool"),
+    (spoiled(*FIRST, "seconds", value={"native": float("nan")}), "native=nan must be finite"),
+    (spoiled(*FIRST, "seconds", value={"native": "fast"}), "native='fast' is a str"),
+]
+
+
+@pytest.mark.parametrize(("content", "complaint"), BAD, ids=[complaint for _, complaint in BAD])
+def test_a_malformed_file_is_ignored_with_one_warning(file: Path, content: Any, complaint: str) -> None:
+    raw = content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content)).encode()
+    file.write_bytes(raw)
+    tuned.read_again()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert {select(replace(PROBLEM, seq=seq)).name for seq in (64, 128, 256)} == {"native"}
+        explain(PROBLEM)
+    (warning,) = caught
+    assert str(file) in str(warning.message)
+    assert complaint in str(warning.message)
+    assert "`dilkit tune`" in str(warning.message)
+    with pytest.raises(TunedError, match=r"tuned\.json: "):
+        load(file)
+
+
+def test_a_file_that_cannot_be_read_is_ignored_with_one_warning(file: Path) -> None:
+    file.mkdir()
+    with pytest.warns(UserWarning, match=r"tuned\.json is ignored: IsADirectoryError"):
+        assert select(PROBLEM).name == "native"
+    assert select(replace(PROBLEM, seq=128)).name == "native"
+
+
+def test_a_warning_made_an_error_is_raised_once(file: Path) -> None:
+    file.write_text("{")
+    tuned.read_again()
+    with pytest.raises(UserWarning, match="is ignored"):
+        select(PROBLEM)
+    assert select(PROBLEM).name == "native"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+PLACES = [("schema",), ("entries",), FIRST]
+PLACES += [(*FIRST, name) for name in GOOD["entries"][0]]
+PLACES += [(*FIRST, part, name) for part in ("setup", "shape", "seconds") for name in GOOD["entries"][0][part]]
+
+
+@given(st.sampled_from(PLACES), JSON)
+def test_any_value_anywhere_is_taken_or_refused(tmp_path_factory: pytest.TempPathFactory, place: Any, value: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_text(json.dumps(spoiled(*place, value=value)))
+    try:
+        entries = load(path)
+    except TunedError:
+        return
+    for found in entries:
+        assert isinstance(found, Entry)
+        assert all(isinstance(name, str) and taken > 0 for name, taken in found.seconds)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_refused_by_name(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "bytes.json"
+    path.write_bytes(content)
+    with pytest.raises(TunedError, match=r"bytes\.json"):
+        load(path)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+SECONDS = st.dictionaries(TEXTS, st.floats(1e-9, 1e9), min_size=1, max_size=4).map(lambda found: tuple(found.items()))
+SHAPES = st.builds(
+    Shape,
+    dtype=st.sampled_from(DTYPES),
+    head_dim=st.integers(1, 512),
+    is_causal=st.booleans(),
+    requires_grad=st.booleans(),
+    branches=TEXTS,
+    seq=st.integers(0, 40).map(lambda power: 1 << power),
+)
+ENTRIES = st.builds(Entry, st.builds(Setup, *[TEXTS] * 5), SHAPES, SECONDS)
+
+
+@given(st.lists(ENTRIES, max_size=4))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, entries: list[Entry]) -> None:
+    path = tmp_path_factory.getbasetemp() / "written.json"
+    path.write_text(to_text(entries), encoding="utf-8")
+    assert load(path) == tuple(entries)
+
+
+@given(patterns_with_heads(), st.integers(0, 300), st.sampled_from(DTYPES), st.booleans())
+def test_every_problem_has_a_shape_that_can_be_kept(found: Any, seq: int, dtype: str, flag: bool) -> None:
+    pattern, (heads, kv_heads) = found
+    options = dict(dtype=dtype, is_causal=flag, requires_grad=not flag)
+    shape = tuned.shape_of(Problem(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=4, **options))
+    assert replace(shape) == shape
+    assert max(seq, 1) / shape.seq <= 2**0.5 + 1e-9
+    assert shape.seq / max(seq, 1) <= 2**0.5 + 1e-9
+
+
+# Out of date
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(dict(torch="1.0"), "torch 1.0"), (dict(dilkit="0.0"), "dilkit 0.0"), (dict(name="Another CPU"), "measured on Another CPU")],
+    ids=str,
+)
+def test_a_stale_file_is_ignored_with_one_warning(file: Path, change: dict[str, str], says: str) -> None:
+    write(file, entry(setup=replace(HERE, **change)))
+    with pytest.warns(UserWarning, match=r"tuned\.json is ignored: measured on") as caught:
+        assert {select(replace(PROBLEM, seq=seq)).name for seq in (64, 128)} == {"native"}
+    (warning,) = caught
+    assert str(file) in str(warning.message)
+    assert says in str(warning.message)
+    assert f"this is {HERE}" in str(warning.message)
+
+
+def test_a_file_of_other_devices_beside_ours_is_not_stale(file: Path) -> None:
+    gpu = replace(HERE, device="cuda", name="NVIDIA H100", capability="9.0")
+    write(file, entry(setup=gpu), entry(setup=replace(HERE, torch="1.0")), entry())
+    assert select(PROBLEM).name == "reference"
+    assert select(replace(PROBLEM, seq=4096)).name == "native"
+    write(file, entry(setup=gpu))
+    assert select(PROBLEM).name == "native"
+    assert tuned.seconds(replace(PROBLEM, device=Device("cuda", "NVIDIA H100", (9, 0))))
+
+
+# What it costs
+
+
+def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(file, entry())
+    read = []
+    monkeypatch.setattr(tuned, "load", lambda path: read.append(path) or load(path))
+    for seq in (64, 64, 128, 256):
+        select(replace(PROBLEM, seq=seq))
+        explain(replace(PROBLEM, seq=seq))
+    assert read == [file]
+
+
+def test_a_choice_that_was_made_before_reads_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(file, entry())
+    select(PROBLEM)
+    monkeypatch.setattr(tuned, "seconds", None)
+    assert select(PROBLEM).name == "reference"
+
+
+def test_the_variable_takes_effect_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(file, entry())
+    assert select(PROBLEM).name == "reference"
+    monkeypatch.setenv(TUNED.name, "none")
+    assert select(PROBLEM).name == "native"

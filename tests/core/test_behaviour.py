@@ -1,0 +1,149 @@
+"""What a caller relies on beyond the right numbers: nothing leaks, nothing is touched, every run gives the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.backends_here import on
+
+from dilkit import Pattern, dilated_attention, explain
+from dilkit.tools.verify.problems import NESTED, RAGGED, SPARSE, Case
+from dilkit.tools.verify.tensors import Tensors, make_tensors
+
+PATTERNS = {
+    "nested": NESTED,
+    "ragged": RAGGED,
+    "sparse": SPARSE,
+    "once": Pattern([8, 16], [1, 2], overlap="once"),
+    "block": Pattern([8, 16], [2, 4], offset="block"),
+    "head split": Pattern.head_split([8, 16], [1, 2], 4),
+    "dense": Pattern.dense(),
+}
+BASE = Case(feature="behaviour", variant="base", seq=23, head_dim=8, batch=1)
+
+pytestmark = pytest.mark.parametrize("backend", on("cpu"))
+each_pattern = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+
+
+def attend(backend: str, case: Case, tensors: Tensors, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(out, lse)` of `backend`, with `inputs` in place of the case's own; skips what the backend refuses, with its reasons."""
+    decision = next(d for d in explain(case.problem(), backend).decisions if d.name == backend)
+    if decision.verdict != "picked":
+        pytest.skip("; ".join(decision.reasons))
+    q, k, v = (inputs.get(name, x) for name, x in zip(("query", "key", "value"), tensors.qkv, strict=True))
+    options = dict(is_causal=case.is_causal, key_padding_mask=tensors.mask, scale=case.scale)
+    return dilated_attention(q, k, v, case.pattern, backend=backend, return_lse=True, **options)
+
+
+def changed_rows(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Which rows of `out` differ in any bit, bool `(heads, seq)`."""
+    return (before != after).any(-1)[0].T
+
+
+@each_pattern
+def test_a_later_token_never_changes_an_earlier_row(backend: str, pattern: Pattern) -> None:
+    case = replace(BASE, pattern=pattern, is_causal=True)
+    tensors = make_tensors(case)
+    before, _ = attend(backend, case, tensors)
+    for j in range(1, case.seq):
+        later = [x.clone() for x in tensors.qkv]
+        for x in later:
+            x[:, j] = 7 * torch.randn_like(x[:, j])
+        after, _ = attend(backend, case, tensors, query=later[0], key=later[1], value=later[2])
+        assert not changed_rows(before, after)[:, :j].any(), f"token {j} changes a row before it"
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@each_pattern
+def test_a_token_changes_exactly_the_rows_that_see_it(backend: str, pattern: Pattern, is_causal: bool) -> None:
+    case = replace(BASE, pattern=pattern, is_causal=is_causal)
+    tensors = make_tensors(case)
+    before, _ = attend(backend, case, tensors)
+    seen = pattern.count(case.seq, case.heads, is_causal=is_causal) > 0
+    for j in range(case.seq):
+        value = tensors.value.clone()
+        value[:, j] += 10.0
+        after, _ = attend(backend, case, tensors, value=value)
+        assert torch.equal(changed_rows(before, after), seen[:, :, j]), f"token {j}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each_pattern
+def test_every_run_gives_the_same_bits(backend: str, pattern: Pattern, dtype: str) -> None:
+    case = replace(BASE, pattern=pattern, dtype=dtype, seq=157, batch=2, mask="random")
+    tensors = make_tensors(case)
+    first, *others = [everything(backend, case, tensors) for _ in range(3)]
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def everything(backend: str, case: Case, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    """out, lse and the three gradients."""
+    qkv = [x.clone().requires_grad_() for x in tensors.qkv]
+    out, lse = attend(backend, case, tensors, query=qkv[0], key=qkv[1], value=qkv[2])
+    return (out, lse, *torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse)))
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@each_pattern
+def test_gradients_agree_with_finite_differences(backend: str, pattern: Pattern, is_causal: bool) -> None:
+    case = replace(BASE, pattern=pattern, dtype="float64", seq=11, head_dim=3, is_causal=is_causal, kv_heads=2)
+    tensors = make_tensors(case)
+    qkv = [x.clone().requires_grad_() for x in tensors.qkv]
+    with torch.no_grad():
+        unseen = attend(backend, case, tensors)[1] == -torch.inf
+
+    def finite(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attend(backend, case, tensors, query=inputs[0], key=inputs[1], value=inputs[2])
+        return out, lse.masked_fill(unseen, 0.0)  # -inf has no finite differences
+
+    assert torch.autograd.gradcheck(finite, qkv, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_rows_that_see_nothing(backend: str, dtype: str, poisoned: None) -> None:
+    case = replace(BASE, dtype=dtype, mask="element", batch=2)
+    tensors = make_tensors(case)
+    out, lse, dq, dk, dv = everything(backend, case, tensors)
+    assert (lse[1] == -torch.inf).all()
+    assert lse[0].isfinite().all()
+    for x in (out, dq, dk, dv):
+        assert not x[1].any()
+        assert x.isfinite().all()
+
+
+def test_constant_values_come_out_unchanged(backend: str) -> None:
+    case = replace(BASE, values="constant value", mask="random")
+    tensors = make_tensors(case)
+    out, lse = attend(backend, case, tensors)
+    seen = (lse > -torch.inf).transpose(1, 2)
+    torch.testing.assert_close(out, seen.unsqueeze(-1).expand_as(out).to(out.dtype), rtol=0, atol=1e-6)
+
+
+def test_inputs_are_not_modified(backend: str) -> None:
+    case = replace(BASE, mask="random", layout="transposed")
+    tensors = make_tensors(case)
+    given = (*tensors.qkv, tensors.mask, tensors.dout, tensors.dlse)
+    before = [x.clone() for x in given]
+    leaves = [x.detach().requires_grad_() for x in tensors.qkv]
+    out, lse = attend(backend, case, tensors, query=leaves[0], key=leaves[1], value=leaves[2])
+    torch.autograd.grad((out, lse), leaves, (tensors.dout, tensors.dlse))
+    assert all(torch.equal(a, b) for a, b in zip(before, given, strict=True))
+
+
+def test_nothing_is_saved_without_gradients(backend: str) -> None:
+    tensors = make_tensors(BASE)
+    qkv = dict(zip(("query", "key", "value"), (x.clone().requires_grad_() for x in tensors.qkv), strict=True))
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        with torch.no_grad():
+            out, lse = attend(backend, BASE, tensors, **qkv)
+        attend(backend, BASE, tensors)
+        assert not saved
+        assert out.grad_fn is None
+        assert lse.grad_fn is None
+        attend(backend, BASE, tensors, **qkv)
+    assert saved

@@ -1,0 +1,99 @@
+"""A backend from outside: installed beside dilkit it is found everywhere, and a broken one takes nothing down.
+
+The good one is the package that docs/adding-a-backend.md makes, step by step.
+"""
+
+import json
+import re
+import sys
+
+import pytest
+from helpers.project import ROOT, run, succeed
+
+PAGE = (ROOT / "docs/adding-a-backend.md").read_text()
+FILES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
+COMMANDS = re.findall(r"^\$ (.+)$", PAGE, re.MULTILINE)
+BROKEN = {"exploding": "exploding_plugin:Exploding", "leaving": "leaving_plugin:Leaving", "absent": "no_such_module:Backend"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with the page's package installed into it, and beside it three entry points that cannot be loaded."""
+    project, site = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
+    for name, text in FILES.items():
+        (project / name).write_text(text)
+    assert COMMANDS[0] == "pip install ."
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site))
+    succeed(sys.executable, "-m", *COMMANDS[0].split(), *options, cwd=project)
+    (site / "exploding_plugin.py").write_text("raise RuntimeError('no such driver')\n")
+    (site / "leaving_plugin.py").write_text("import sys\nsys.exit('leaving')\n")
+    metadata = site / "broken_plugins-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugins\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[dilkit.backends]\n" + "".join(f"{k} = {v}\n" for k, v in BROKEN.items()))
+    return site
+
+
+def test_the_page_names_what_it_makes():
+    assert set(FILES) == {"dilkit_dense.py", "pyproject.toml"}
+    assert [c.split()[1] for c in COMMANDS] == ["install", "info", "verify"]
+
+
+def test_the_selector_picks_it(site, tmp_path):
+    code = (
+        "import dilkit, json; p = dilkit.Pattern([8, 16], [1, 2]);"
+        "short, long = (dilkit.explain(dilkit.Problem(pattern=p, seq=n, heads=2, head_dim=4)) for n in (64, 5000));"
+        "print(json.dumps([short.to_dict(), long.to_dict(), str(long)]))"
+    )
+    short, long, text = json.loads(succeed(sys.executable, "-c", code, cwd=tmp_path, python_path=site))
+    assert short["picked"] == "dense"
+    assert long["picked"] not in ("dense", None)
+    assert "seq 5000: at most 4096 (the score matrix would not fit)" in text
+
+
+def test_broken_ones_are_shown_with_their_exception(site, tmp_path):
+    code = "import dilkit; print(dilkit.explain(dilkit.Problem(pattern=dilkit.Pattern([8], [2]), seq=64, heads=2, head_dim=4)))"
+    lines = {line.split()[0]: line for line in succeed(sys.executable, "-c", code, cwd=tmp_path, python_path=site).splitlines()}
+    for name, text in {
+        "exploding": "RuntimeError: no such driver",
+        "leaving": "SystemExit: leaving",
+        "absent": "ModuleNotFoundError",
+    }.items():
+        assert "broken" in lines[name]
+        assert text in lines[name]
+        assert BROKEN[name] in lines[name]
+
+
+def test_a_broken_one_cannot_be_asked_for(site, tmp_path):
+    code = (
+        "import dilkit; dilkit.explain(dilkit.Problem(pattern=dilkit.Pattern([8], [2]), seq=64, heads=2, head_dim=4), 'absent')"
+    )
+    done = run(
+        sys.executable,
+        "-c",
+        code + "; import torch; q = torch.ones(1, 8, 2, 4)\n"
+        "dilkit.dilated_attention(q, q, q, dilkit.Pattern([8], [2]), backend='absent')",
+        cwd=tmp_path,
+        python_path=site,
+    )
+    assert done.returncode == 1
+    assert "no_such_module" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_the_commands_of_the_page_run_and_know_it(site, tmp_path, command):
+    shown = succeed(*command.split(), cwd=tmp_path, python_path=site, OMP_NUM_THREADS="1")
+    assert "dense" in shown
+
+
+@pytest.mark.slow
+def test_the_conformance_suite_takes_it_in(site, tmp_path):
+    """The suite of this checkout runs unchanged: the new backend has the same cases as ours, and passes them."""
+    pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    options = dict(cwd=ROOT, python_path=site, OMP_NUM_THREADS="1")
+    listed = succeed(*pytest_here, "--collect-only", "tests/backends/test_conformance.py", **options).splitlines()
+    cases = {name: [line for line in listed if f"oracle[{name}-" in line] for name in ("dense", "reference")}
+    assert len(cases["dense"]) == len(cases["reference"]) > 0
+    assert not [line for line in listed if any(f"oracle[{name}-" in line for name in BROKEN)]
+    shown = succeed(*pytest_here, *cases["dense"][:: max(1, len(cases["dense"]) // 12)], **options)
+    assert re.search(r"^1[0-9] passed", shown, re.MULTILINE), shown

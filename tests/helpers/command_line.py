@@ -1,0 +1,38 @@
+"""The `dilkit` command as tests run it: in this process, or in a fresh Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from dilkit.tools.cli import main
+
+
+def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    """What `dilkit argv` prints on stdout, having exited with `code`."""
+    found = main(argv)
+    printed = capsys.readouterr()
+    assert found == code, printed.err
+    return printed.out
+
+
+def json_output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
+    """The JSON object of `dilkit argv --json`: strict, with its schema, and nothing besides it on stdout."""
+
+    def reject(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    report = json.loads(output(capsys, *argv, "--json", code=code), parse_constant=reject)
+    assert report["schema"] == 1
+    assert report["command"] == argv[0]
+    return report
+
+
+def in_subprocess(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh Python with `argv`."""
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, env={**os.environ, **environment}, check=False)

@@ -1,0 +1,120 @@
+"""Stand-ins for the CUDA runtime: they record what is asked of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dilkit.backends.cuda.table import Kernel
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch, and what lay at its addresses while it ran."""
+
+    kernel: Kernel
+    blocks: int
+    call: Any
+    tiles: list[tuple[int, ...]]
+    branches: list[tuple[int, ...]]
+    counter: int | None
+
+
+class RecordingLauncher:
+    """A launcher on the CPU that runs nothing; `resident` blocks fit on its device."""
+
+    def __init__(self, resident: int = 4) -> None:
+        self.blocks, self.launches, self.captures = resident, [], False
+
+    def resident(self, kernel: Kernel, device: torch.device) -> int:
+        return self.blocks
+
+    def launch(self, kernel: Kernel, blocks: int, call: Any, device: torch.device) -> None:
+        tiles = _records(int(call["tiles"]), int(call["tile_count"]))
+        branches = _records(int(call["branches"]), int(call["branch_count"]))
+        counter = ctypes.c_int32.from_address(int(call["counter"])).value if call["counter"] else None
+        self.launches.append(Launch(kernel, blocks, call.copy(), tiles, branches, counter))
+
+    def capturing(self, device: torch.device) -> bool:
+        return self.captures
+
+
+def _records(address: int, count: int) -> list[tuple[int, ...]]:
+    numbers = (ctypes.c_int32 * (4 * count)).from_address(address)
+    return [tuple(row) for row in np.array(numbers).reshape(-1, 4).tolist()]
+
+
+class FakeCupy:
+    """As much of CuPy as launches use, on two devices of 10 multiprocessors that hold 3 blocks each."""
+
+    def __init__(self, stream: int = 77) -> None:
+        self.events: list[Any] = []
+        self.device, self.stream, self.capturing, self.occupancy = 0, stream, False, 3
+        driver = SimpleNamespace(
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="dynamic shared memory",
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carve-out",
+            funcSetAttribute=lambda function, what, value: self.note("attribute", function, what, value),
+            occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy,
+        )
+        self.cuda = SimpleNamespace(Device=self._device, Module=lambda: _Module(self), driver=driver)
+
+    def note(self, what: str, *facts: Any) -> None:
+        """Record something that happened, with the device on which it did."""
+        self.events.append((what, self.device, *facts))
+
+    def of(self, what: str) -> list[Any]:
+        """The recorded things of one kind."""
+        return [event for event in self.events if event[0] == what]
+
+    @contextlib.contextmanager
+    def _device(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+    def _occupancy(self, function: str, threads: int, shared: int) -> int:
+        self.note("occupancy", function, threads, shared)
+        return self.occupancy
+
+
+class _Module:
+    def __init__(self, cupy: FakeCupy) -> None:
+        self.cupy = cupy
+
+    def load(self, code: bytes) -> None:
+        self.cupy.note("load", code)
+
+    def get_function(self, name: str) -> Any:
+        cupy = self.cupy
+
+        class Function:
+            ptr = f"<{name}>"
+
+            def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int = 0, stream: Any = None) -> None:
+                cupy.note("launch", name, grid, block, arguments, shared_mem, stream.ptr)
+
+        return Function()
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    """CuPy and torch's CUDA, both recorded; kernels are not compiled: their code is what they and their device are."""
+    fake = FakeCupy()
+    properties = SimpleNamespace(major=8, minor=6, name="a device", multi_processor_count=10)
+    for name, module in {"cupy": fake, "cupy.cuda": fake.cuda, "cupy.cuda.driver": fake.cuda.driver}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=fake.stream + device.index))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr("dilkit.backends.cuda.compile.code_of", lambda *asked: repr(asked).encode())
+    return fake

@@ -1,0 +1,44 @@
+"""The definition as loops over single pairs and rows, sharing no code with what it is a test of."""
+
+from __future__ import annotations
+
+import numpy as np
+from helpers.strategies import Heads
+
+from dilkit import Pattern
+
+
+def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads) -> bool:
+    """Whether query i of `head` sees key j in one branch: the docstring of `Pattern`, term by term."""
+    served = (pattern.heads or [None] * len(pattern.segment_lengths))[branch]
+    if served is not None and not served[0] <= head < served[1]:
+        return False
+    w, r = pattern.segment_lengths[branch], pattern.dilation_rates[branch]
+    first, total = pattern.head_shard or (0, heads[1])
+    kv_head = first + head // (heads[0] // heads[1])
+    offset = kv_head % r if pattern.offset == "modulo" else kv_head // -(-total // r)
+    return i // w == j // w and (i % w) % r == offset and (j % w) % r == offset
+
+
+def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:
+    """The number of branches in which each query sees each key, before `overlap` has its say: one pair at a time."""
+    count = np.zeros((heads[0], seq, seq), dtype=int)
+    for head, i, j in np.ndindex(*count.shape):
+        if j <= i or not is_causal:
+            count[head, i, j] = sum(sees(pattern, b, head, i, j, heads) for b in range(len(pattern.segment_lengths)))
+    return count
+
+
+def by_rows(q: np.ndarray, k: np.ndarray, v: np.ndarray, count: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """`out` and `lse`, one row at a time, each key repeated as often as it counts: a plain softmax over a list of keys."""
+    batch, seq, heads, _ = q.shape
+    out, lse = np.zeros_like(q), np.full((batch, heads, seq), -np.inf)
+    group = heads // k.shape[2]
+    for b, h, i in np.ndindex(batch, heads, seq):
+        seen = np.repeat(np.arange(seq), count[b, h, i])
+        if len(seen):
+            scores = scale * (k[b, seen, h // group] @ q[b, i, h])
+            weights = np.exp(scores - scores.max())
+            out[b, i, h] = weights @ v[b, seen, h // group] / weights.sum()
+            lse[b, h, i] = scores.max() + np.log(weights.sum())
+    return out, lse

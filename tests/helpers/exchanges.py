@@ -1,0 +1,176 @@
+"""What every transport must do: exchanges whose results each rank can tell by itself. `conform(comm)` runs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit.comm.transports.base import RECORD_BYTES, Comm, PlanMismatch
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+CHECKS: list[Callable[[Comm], None]] = []
+
+
+def conform(comm: Comm) -> None:
+    """Run every check on this rank, in the same order on all ranks."""
+    for check in CHECKS:
+        try:
+            check(comm)
+        except (Exception, pytest.fail.Exception) as error:
+            raise AssertionError(f"rank {comm.rank} of {comm.size}, {check.__name__}: {type(error).__name__}: {error}") from error
+
+
+def checked(check: Callable[[Comm], None]) -> Callable[[Comm], None]:
+    CHECKS.append(check)
+    return check
+
+
+class Traffic:
+    """Who sends how many rows to whom, `counts[source][target]`, and the rows themselves, which any rank can make."""
+
+    def __init__(
+        self, counts: Sequence[Sequence[int]], width: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> None:
+        self.counts, self.width, self.dtype, self.seed = counts, width, dtype, seed
+
+    def block(self, source: int, target: int) -> Tensor:
+        """What `source` sends to `target`, `(counts[source][target], width)`."""
+        draw = torch.Generator().manual_seed(1 + target + 100 * (source + 100 * self.seed))
+        values = torch.randint(0, 127, (self.counts[source][target], self.width), generator=draw)
+        return (values % 2 if self.dtype == torch.bool else values).to(self.dtype)
+
+    def begin(self, comm: Comm) -> Callable[[], None]:
+        """Post this rank's part; what waits for it and checks every bit and the count of bytes."""
+        peers, me = range(comm.size), comm.rank
+        rows = torch.cat([self.block(me, target) for target in peers])
+        before = comm.sent_bytes
+        pending = comm.exchange(rows, self.counts[me], [self.counts[s][me] for s in peers], f"traffic {self.seed}")
+        to_others = sum(self.counts[me][target] for target in peers if target != me)
+        assert comm.sent_bytes - before == to_others * self.width * rows.element_size()
+
+        def finish() -> None:
+            got, expected = pending.wait(), torch.cat([self.block(source, me) for source in peers])
+            assert got.dtype == self.dtype
+            assert got.shape == expected.shape
+            assert torch.equal(got, expected), f"traffic {self.seed}"
+            assert pending.wait() is got
+
+        return finish
+
+
+def uneven(size: int, seed: int = 0) -> list[list[int]]:
+    """Counts 0 .. 6, every pair of ranks its own."""
+    return [[(3 * source + 5 * target + seed + source * target) % 7 for target in range(size)] for source in range(size)]
+
+
+@checked
+def nobody_sends_anything(comm: Comm) -> None:
+    Traffic([[0] * comm.size] * comm.size).begin(comm)()
+
+
+@checked
+def each_to_itself_only(comm: Comm) -> None:
+    Traffic([[4 * (source == target) for target in range(comm.size)] for source in range(comm.size)]).begin(comm)()
+
+
+@checked
+def uneven_counts_of_every_dtype(comm: Comm) -> None:
+    for number, dtype in enumerate(DTYPES):
+        Traffic(uneven(comm.size, number), dtype=dtype, seed=number).begin(comm)()
+
+
+@checked
+def rows_of_no_width(comm: Comm) -> None:
+    Traffic(uneven(comm.size), width=0).begin(comm)()
+
+
+@checked
+def one_rank_sends_to_one_other(comm: Comm) -> None:
+    last = comm.size - 1
+    Traffic([[5 * (source == 0 and target == last) for target in range(comm.size)] for source in range(comm.size)]).begin(comm)()
+
+
+@checked
+def around_the_ring(comm: Comm) -> None:
+    for hop in range(2 * comm.size):
+        Traffic([[2 * (t == (s + 1) % comm.size) for t in range(comm.size)] for s in range(comm.size)], seed=hop).begin(comm)()
+
+
+@checked
+def many_in_flight_waited_for_out_of_order(comm: Comm) -> None:
+    finish = [Traffic(uneven(comm.size, number), width=1 + number, seed=number).begin(comm) for number in range(24)]
+    for i in sorted(range(24), key=lambda number: (number * 7 + comm.rank) % 24):
+        finish[i]()
+
+
+@checked
+def messages_of_more_than_eight_megabytes(comm: Comm) -> None:
+    """Two in flight; the message from the last rank to the first has 9 MiB and a few bytes, others are short."""
+    last = comm.size - 1
+    counts = [[9 * 1024 + 3 if (s, t) == (last, 0) else 3 for t in range(comm.size)] for s in range(comm.size)]
+    first, second = (Traffic(counts, width=1024, dtype=torch.uint8, seed=seed).begin(comm) for seed in range(2))
+    second()
+    first()
+
+
+@checked
+def special_bits_survive(comm: Comm) -> None:
+    """NaN payloads, infinities and signed zeros: bytes are moved, not values."""
+    bits = torch.tensor([[0x7FC01234, -4194304, 0x7F800000, -(2**31)]], dtype=torch.int32)
+    got = comm.exchange(bits.view(torch.float32).repeat(comm.size, 1), [1] * comm.size, [1] * comm.size, "bits").wait()
+    assert torch.equal(got.view(torch.int32), bits.repeat(comm.size, 1))
+
+
+@checked
+def rows_that_need_gradients_are_sent_without_them(comm: Comm) -> None:
+    rows = torch.full((comm.size, 2), float(comm.rank), requires_grad=True)
+    got = comm.exchange(rows, [1] * comm.size, [1] * comm.size, "leaf").wait()
+    assert not got.requires_grad
+    assert got[:, 0].tolist() == [float(rank) for rank in range(comm.size)]
+
+
+@checked
+def share_brings_every_record(comm: Comm) -> None:
+    def record(rank: int) -> bytes:
+        return (b"", b"\0\0", bytes(range(256)), b"x" * (RECORD_BYTES - 2))[rank % 4]
+
+    before = comm.sent_bytes
+    assert comm.share(record(comm.rank)) == [record(rank) for rank in range(comm.size)]
+    with pytest.raises(ValueError, match="record has"):
+        comm.share(b"x" * (RECORD_BYTES - 1))
+    assert comm.sent_bytes == before
+
+
+@checked
+def agree_names_who_differs_on_every_rank(comm: Comm) -> None:
+    comm.agree(b"the same")
+    if comm.size < 3:
+        return
+    odd = comm.size - 1
+    with pytest.raises(PlanMismatch, match=f"the plan: rank {odd} of {comm.size} differs") as caught:
+        comm.agree(b"one" if comm.rank == odd else b"another", "the plan")
+    assert caught.value.ranks == (odd,)
+    assert caught.value.step == "the plan"
+
+
+@checked
+def wrong_rows_are_refused_before_anything_is_sent(comm: Comm) -> None:
+    ones = [1] * comm.size
+    with pytest.raises(TypeError, match="rows is a list"):
+        comm.exchange([1.0], ones, ones)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="contiguous"):
+        comm.exchange(torch.zeros(2, 2 * comm.size).t(), [2] * comm.size, [2] * comm.size)
+    with pytest.raises(ValueError, match="one count"):
+        comm.exchange(torch.zeros(comm.size, 2), ones, [*ones, 1])
+    with pytest.raises(ValueError, match="add up to"):
+        comm.exchange(torch.zeros(comm.size + 1, 2), ones, ones)
+    to_itself = [int(rank == comm.rank) for rank in range(comm.size)]
+    with pytest.raises(ValueError, match=f"differ about what rank {comm.rank} sends to itself: 1 rows, or 2"):
+        comm.exchange(torch.zeros(1, 2), to_itself, [2 * count for count in to_itself])
+    comm.agree(b"still usable")

@@ -1,0 +1,29 @@
+"""A backend that is all limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dilkit import Backend, Limits
+from dilkit.backends.native.backend import Native
+from dilkit.backends.reference import Reference
+from dilkit.backends.sdpa.backend import SDPA
+
+
+class Fake(Backend):
+    """A backend of nothing but a name, a priority and limits."""
+
+    def __init__(self, name: str, priority: int, limits: Limits = Limits(devices=None)) -> None:  # noqa: B008
+        self.name, self.priority, self.limits = name, priority, limits  # type: ignore[misc]
+
+    def forward(self, *args: Any) -> Any:
+        raise AssertionError("nothing is computed here")
+
+
+def family(cupy: bool = True) -> dict[str, Backend]:
+    """The backends of dilkit by name, those for CUDA alone as fakes: everything is installed, but perhaps not CuPy."""
+    limits = Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32", "bfloat16", "float16"}), max_head_dim=128)
+    raw = Fake("cupy_raw", 15, limits)
+    raw.requires, raw.extra = () if cupy else ("cupy",), "cuda"  # type: ignore[misc]
+    readable = Fake("numba_cuda", 5, Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32"})))
+    return {backend.name: backend for backend in (Native(), SDPA(), Reference(), raw, readable)}

@@ -1,0 +1,90 @@
+"""Compiles `.cu` files as C, with a shim for the host in the place of CUDA. Libraries are kept, by contents."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SHIM = ROOT / "tests/backends/cuda/host"
+KERNELS = ROOT / "backends/cuda/kernels"
+LANGUAGE = ("-x", "c", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unused", "-Wno-unknown-pragmas")
+# Products and sums are rounded apart, so that equal arithmetic gives equal bits in kernels compiled with different macros.
+FLAGS = (*LANGUAGE, "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-Werror=frame-larger-than=65536")
+CHECKED = ("-DHOST_CHECKED", "-g", "-fsanitize=thread", "-fsanitize=bounds", "--param=tsan-instrument-func-entry-exit=0")
+WEEK = 7 * 24 * 3600
+
+Macros = tuple[tuple[str, int], ...]
+
+
+@cache
+def library(source: str | Path, macros: Macros, checked: bool, number: int) -> ctypes.CDLL:
+    """Copy `number` of the library of a kernel file: each has shared memory and threads of its own."""
+    with tempfile.NamedTemporaryFile(dir=_directory(), suffix=".so") as place:  # a file of its own, or it is the same library
+        shutil.copyfile(compile_kernel(source, macros, checked), place.name)
+        return ctypes.CDLL(place.name)
+
+
+@cache
+def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
+    """The library of a kernel file (of backends/cuda, or a path). Raises RuntimeError with what the compiler says."""
+    path = KERNELS / source
+    flags = [*FLAGS, *(CHECKED if checked else ()), *(f"-D{name}={value}" for name, value in macros)]
+    files = sorted([path, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
+    text = [*flags, _run("gcc", "--version"), *(f"{file.name}\n{file.read_text()}" for file in files)]
+    place = _directory() / f"{path.stem}-{hashlib.sha256(chr(0).join(text).encode()).hexdigest()[:24]}.so"
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=_directory()) as folder:
+            built = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+            _run("gcc", *flags, f"-I{SHIM}", f"-I{KERNELS}", "-c", "-o", str(built[0]), str(path))
+            _run("gcc", "-shared", "-o", str(built[1]), str(built[0]), "-lm")  # apart, or runtimes of sanitizers come along
+            built[1].replace(place)
+    return place
+
+
+@cache
+def arrays(path: Path) -> tuple[tuple[int, int, str], ...]:
+    """Address, bytes and name of every static array of a library, but for the gaps of `tests/backends/cuda/host/memory.h`."""
+    symbols = (line.split() for line in _run("nm", "-S", "--defined-only", str(path)).splitlines())
+    found = ((int(s[0], 16), int(s[1], 16), s[3].split(".")[0]) for s in symbols if len(s) == 4 and s[2] in "dDbB")
+    return tuple(array for array in found if not array[2].startswith("host_gap"))
+
+
+def with_lines(text: str, path: Path) -> str:
+    """`text` with files and lines for the places in the code of a library, which are marked with `@`."""
+
+    def line(match: re.Match[str]) -> str:
+        places = _run("addr2line", "-i", "-e", str(path), match[1]).splitlines()
+        return " in ".join(Path(place.split(" ")[0]).name for place in places)
+
+    return re.sub(r"@([0-9a-f]+)", line, text)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+@cache
+def _directory() -> Path:
+    """A directory of the user's own, which nobody else can put libraries into. What is a week old is removed."""
+    place = Path(tempfile.gettempdir()) / f"dilkit-cuda-host-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise PermissionError(f"{place} belongs to another user; set TMPDIR")
+    for old in place.glob("*.so"):
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > WEEK:
+                old.unlink()
+    return place

@@ -1,0 +1,124 @@
+"""Launches CUDA kernels on the CPU: a launcher for tests, in the place of CuPy's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from helpers import host_compile
+
+ORDERS = {"forward": 0, "reverse": 1, "random": 2}
+ERROR_BYTES = 1024
+
+QUERY_VIEWS, KEY_VIEWS = ("query", "out", "dout", "dquery"), ("key", "value", "dkey", "dvalue")
+GIVEN = ("query", "key", "value", "dout", "mask", "tiles", "branches")
+
+_ALONE = threading.Lock()
+"""Held by a launch: a library computes one block at a time."""
+
+Span = tuple[int, int, str, bool]
+"""Memory of a launch: address, bytes, name, and whether it is only read."""
+
+
+class Range(ctypes.Structure):
+    """`Range` of `tests/backends/cuda/host/block.h`."""
+
+    _fields_ = [("low", ctypes.c_size_t), ("bytes", ctypes.c_int64), ("name", ctypes.c_char_p), ("constant", ctypes.c_int64)]
+
+
+class Launch(ctypes.Structure):
+    """`Launch` of `tests/backends/cuda/host/block.h`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("blocks", "first_block", "block_step", "order")),
+        ("seed", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("shared_bytes", "range_count", "array_count")),
+        *((name, ctypes.POINTER(Range)) for name in ("ranges", "arrays")),
+        ("error", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("matrices", "conflicts")),
+    ]
+
+
+class KernelError(RuntimeError):
+    """A kernel did what a GPU does not allow, or does not promise."""
+
+
+class HostLauncher:
+    """Runs the threads of a block in `order` ("forward", "reverse", or "random" by `seed`), and blocks on `workers` cores.
+
+    `matrices`: how many the kernels have loaded so far; `conflicts`: how many turns that took beyond one for each.
+    `checked`: every single access to memory is checked, for bounds of arrays in shared memory and for races; ten times slower.
+    """
+
+    def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False) -> None:
+        self.order, self.seed, self.checked = ORDERS[order], seed, checked
+        self.matrices = self.conflicts = 0
+        self.workers = workers or min(4, len(os.sched_getaffinity(0)))
+
+    def resident(self, kernel: Any, device: object = None) -> int:
+        """Two blocks a worker, so that both the first tile of a block and later ones are met."""
+        return 2 * self.workers
+
+    def capturing(self, device: object = None) -> bool:
+        return False
+
+    def launch(self, kernel: Any, blocks: int, call: Any, device: object = None, memory: Mapping[str, Any] | None = None) -> None:
+        """Run `blocks` blocks of `kernel`: its `source`, `name`, `macros` and `shared_bytes`. Waits for them.
+
+        The kernel may touch `memory` (contiguous arrays or tensors by name), or what the views, tables and sizes of `call` say.
+        Raises KernelError with kernel, block, thread and place for whatever is caught.
+        """
+        call = np.array(call)
+        built = kernel.source, tuple(kernel.macros.items()), self.checked
+        path = host_compile.compile_kernel(*built)
+        spans = call_spans(call[()], 2 if kernel.macros["STORAGE"] else 4) if memory is None else _spans(memory)
+        ranges, arrays = _ranges(spans), _ranges((*x, False) for x in host_compile.arrays(path))
+        count = min(self.workers, blocks)
+        error = [ctypes.create_string_buffer(ERROR_BYTES) for _ in range(count)]
+        sizes = kernel.shared_bytes, len(ranges), len(arrays), ranges, arrays
+        parts = [Launch(blocks, i, count, self.order, self.seed + i, *sizes, ctypes.addressof(error[i])) for i in range(count)]
+        functions = [getattr(host_compile.library(*built, i), f"host_launch_{kernel.name}") for i in range(count)]
+        with _ALONE, ThreadPoolExecutor(count) as pool:
+            for _ in pool.map(lambda f, part: f(ctypes.c_void_p(call.ctypes.data), ctypes.byref(part)), functions, parts):
+                pass
+        self.matrices += sum(part.matrices for part in parts)
+        self.conflicts += sum(part.conflicts for part in parts)
+        for text in error:
+            if text.value:
+                raise KernelError(host_compile.with_lines(text.value.decode(), path))
+
+
+def _ranges(spans: Iterable[Span]) -> Any:
+    found = [Range(address, size, name.encode(), constant) for address, size, name, constant in spans]
+    return (Range * len(found))(*found)
+
+
+def _spans(memory: Mapping[str, Any]) -> Iterator[Span]:
+    for name, x in memory.items():
+        if isinstance(x, np.ndarray):
+            yield x.ctypes.data, x.nbytes, name, not x.flags.writeable
+        else:
+            yield x.data_ptr(), x.nbytes, name, False
+
+
+def call_spans(call: Any, itemsize: int) -> list[Span]:
+    """The memory that a `Call` speaks of; what a kernel may not write is constant."""
+    batch, seq, heads, kv_heads, dim = (int(call[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim"))
+    found: list[Span] = []
+    for own, views in ((heads, QUERY_VIEWS), (kv_heads, KEY_VIEWS)):
+        for name in views:
+            data, *strides = (int(x) for x in call[name])
+            last = sum((n - 1) * stride for n, stride in zip((batch, seq, own), strides, strict=True))
+            found.append((data, (last + dim) * itemsize, name, name in GIVEN))
+    mask_bytes = (batch - 1) * int(call["mask_batch"]) + (seq - 1) * int(call["mask_row"]) + 1
+    rows = batch * heads * seq * 4
+    sizes = dict(
+        lse=rows, delta=rows, mask=mask_bytes, tiles=call["tile_count"] * 16, branches=call["branch_count"] * 16, counter=4
+    )
+    found += [(int(call[name]), int(size), name, name in GIVEN) for name, size in sizes.items()]
+    return [span for span in found if span[0] and span[1] > 0]

@@ -1,0 +1,84 @@
+"""The checkout seen as files: what the tests of packaging and docs share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
+"""The top-level folders, each with the name that it is installed under."""
+BUILT = (
+    "*.so",
+    "_*.c",
+    "__pycache__",
+    "*.egg-info",
+    ".git",
+    ".venv",
+    ".*_cache",
+    ".hypothesis",
+    "build",
+    "dist",
+    "dilkit-demo",
+    "dilkit-demo-image",
+    "dilkit-bench",
+    "site",
+)
+
+
+def packages(root: Path = ROOT) -> dict[str, str]:
+    """Every package of the checkout in `root`, by the name that it is installed under: a folder with an `__init__.py`."""
+    found = {}
+    for name, folder in ROOTS.items():
+        for path in sorted((root / folder).rglob("__init__.py")):
+            place = path.parent.relative_to(root)
+            found[".".join([name, *place.parts[1:]])] = place.as_posix()
+    return found
+
+
+def metadata() -> dict[str, Any]:
+    """The contents of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def checkout(target: Path) -> Path:
+    """A copy of the checkout as a fresh clone has it, with nothing built: what a test builds, it builds there."""
+    shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*BUILT), symlinks=True)
+    return target
+
+
+def run(*command: str, cwd: Path, python_path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` with this Python's scripts first on PATH and `python_path` first among the modules; never raises."""
+    scripts = str(Path(sys.executable).parent)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DILKIT_", "PYTEST_"))}
+    env = {**inherited, "PATH": scripts + os.pathsep + os.environ.get("PATH", ""), **variables}
+    if python_path is not None:
+        env["PYTHONPATH"] = str(python_path)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+
+def succeed(*command: str, cwd: Path, python_path: Path | None = None, **variables: str) -> str:
+    """Standard output of `command`, which must succeed."""
+    done = run(*command, cwd=cwd, python_path=python_path, **variables)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def python(code: str, cwd: Path, python_path: Path | None = None) -> str:
+    """What `code` prints in a new interpreter."""
+    return succeed(sys.executable, "-c", code, cwd=cwd, python_path=python_path).strip()
+
+
+def pip_install(source: Path, target: Path) -> None:
+    """Install `source`, a wheel or a project, into the folder `target`, with nothing downloaded."""
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
+    succeed(sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source), cwd=source.parent)

@@ -1,0 +1,133 @@
+"""What one rank of a job started by `launch.start` runs: `rank.py <launcher> <name> [arguments]`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.exchanges import conform
+
+from dilkit.comm import Comm, CommError, MPIComm, TorchComm
+from dilkit.comm.transports import flight
+from dilkit.comm.transports.mpi_library import cuda_aware, loaded_library
+
+TIMEOUT = 1.5
+"""Seconds that ranks wait for one that fails."""
+
+
+def connect(launcher: str, timeout: float) -> Comm:
+    """This rank's transport."""
+    if launcher != "gloo":
+        return MPIComm(timeout=timeout)
+    meeting = f"file://{os.environ['DILKIT_TEST_MEETING']}"
+    dist.init_process_group("gloo", init_method=meeting, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    return TorchComm(timeout=timeout)
+
+
+def say(line: str) -> None:
+    """Print `line` in one piece: ranks write to the same place."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def conformance(comm: Comm) -> None:
+    """The whole list on this transport, and on what else its class can be made from."""
+    for other in (comm, *(of_torch(comm) if isinstance(comm, TorchComm) else of_mpi(comm))):
+        conform(other)
+    say(f"rank {comm.rank} of {comm.size} conforms")
+
+
+def of_torch(comm: Comm) -> Iterator[Comm]:
+    """A group without rank 0, so that its ranks are others than the global ones; and one collective operation per exchange."""
+    group = dist.new_group(range(1, comm.size))
+    if comm.rank:
+        yield TorchComm(group, timeout=60.0)
+    else:
+        with pytest.raises(ValueError, match="process 0 is not in it"):
+            TorchComm(group)
+    together = TorchComm(timeout=60.0)
+    together._backends = {"cpu": "as nccl"}
+    yield together
+    with pytest.raises(ValueError, match=r"rows are on meta, but the group has as nccl for cpu only"):
+        TorchComm._post(together, [], [], torch.device("meta"), 0, "rows")
+    staged = TorchComm(timeout=60.0)
+    staged._reads = lambda device: False  # type: ignore[method-assign]
+    yield staged
+
+
+def of_mpi(comm: Comm) -> Iterator[Comm]:
+    """Ranks in reverse; bytes through other memory, as those of a GPU; and messages in many pieces."""
+    from mpi4py import MPI
+
+    yield MPIComm(MPI.COMM_WORLD.Split(0, -comm.rank), timeout=60.0)
+    assert loaded_library() is not None
+    assert cuda_aware() is False
+    staged = MPIComm(timeout=60.0)
+    staged._reads = lambda device: False  # type: ignore[method-assign]
+    yield staged
+    flight.PIECE_BYTES = 1 << 16
+    yield comm
+    own = MPI.COMM_WORLD.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
+    for wrong in (*([] if comm.rank == 0 else [own]), "world", MPI.COMM_SELF.Get_group()):
+        with pytest.raises(TypeError, match="no intracommunicator of mpi4py that this rank is in"):
+            MPIComm(wrong)
+    assert not flight.in_flight
+
+
+def everyone(comm: Comm, step: str) -> None:
+    """Everyone sends to everyone."""
+    comm.exchange(torch.zeros(comm.size, 8), [1] * comm.size, [1] * comm.size, step).wait()
+
+
+def fault(comm: Comm, kind: str) -> None:
+    """All goes well once; then rank 1 fails before it takes part in the step "keys"."""
+    everyone(comm, "warming up")
+    if comm.rank == 1:
+        FAULTS[kind](comm)
+    if kind == "disagrees":
+        comm.agree(b"one", "the plan")
+    began = time.monotonic()
+    try:
+        everyone(comm, "keys")
+    except CommError as error:
+        say(f"rank {comm.rank} knows after {time.monotonic() - began:.2f} s: {type(error).__name__}: {error}")
+        raise
+
+
+def raises(comm: Comm) -> None:
+    raise ZeroDivisionError("this one's own fault")
+
+
+def raises_in_a_thread(comm: Comm) -> None:
+    thread = threading.Thread(target=raises, args=(comm,))
+    thread.start()
+    thread.join()
+    time.sleep(100)
+
+
+def gives_up(comm: Comm) -> None:
+    comm.abort(ZeroDivisionError("this one's own fault"))
+    time.sleep(100)
+
+
+FAULTS = {
+    "killed": lambda comm: os.kill(os.getpid(), signal.SIGKILL),
+    "frozen": lambda comm: os.kill(os.getpid(), signal.SIGSTOP),
+    "late": lambda comm: time.sleep(100),
+    "raises": raises,
+    "raises_in_a_thread": raises_in_a_thread,
+    "gives_up": gives_up,
+    "exits": lambda comm: sys.exit(3),
+    "disagrees": lambda comm: comm.agree(b"another", "the plan"),
+}
+
+if __name__ == "__main__":
+    launcher, name, *arguments = sys.argv[1:]
+    globals()[name](connect(launcher, TIMEOUT if arguments else 60.0), *arguments)

@@ -1,0 +1,126 @@
+"""Dilated attention over ranks as threads, put together again, and judged as the conformance suite judges backends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit import Pattern
+from dilkit.comm import ExchangePlan, Fault, exchange_plan, ring_dilated_attention, run_threads
+from dilkit.comm.transports.threads import ThreadComm
+from dilkit.tools.verify import conformance
+from dilkit.tools.verify.problems import Case
+from dilkit.tools.verify.tensors import Tensors, make_tensors
+
+PATTERN = Pattern([8, 24, 97], [1, 3, 5])
+"""Some segments within ranks, some not; none ends where shards do."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What all ranks found, put together, and the bytes that each sent in its forward and its backward pass."""
+
+    results: dict[str, Tensor]
+    forward_bytes: list[int]
+    backward_bytes: list[int]
+    plan: ExchangePlan
+
+
+def even_cuts(seq: int, world_size: int) -> tuple[int, ...]:
+    """Shards as equal as can be, wherever segments begin."""
+    return tuple(t * seq // world_size for t in range(world_size + 1))
+
+
+def uneven_cuts(seq: int, world_size: int, seed: int = 0) -> tuple[int, ...]:
+    """Shards of any length, 1 row included."""
+    return (0, *sorted(random.Random(f"{seq} {seed}").sample(range(1, seq), world_size - 1)), seq)
+
+
+def over_ranks(
+    tensors: Tensors,
+    pattern: Pattern,
+    cuts: Sequence[int],
+    *,
+    gradients: bool = True,
+    timeout: float = 20.0,
+    faults: Sequence[Fault] = (),
+    **options: Any,
+) -> Found:
+    """`ring_dilated_attention` forward and, with `gradients`, backward through `out`, each rank with its rows."""
+    query, key, value, mask, dout = tensors.query, tensors.key, tensors.value, tensors.mask, tensors.dout
+
+    def on_rank(comm: ThreadComm) -> tuple[dict[str, Tensor], int, int]:
+        rows = slice(*cuts[comm.rank : comm.rank + 2])
+        shards = [x.detach()[:, rows].requires_grad_(gradients) for x in (query, key, value)]
+        part = None if mask is None else mask[:, rows]
+        out, lse = ring_dilated_attention(*shards, pattern, comm, key_padding_mask=part, return_lse=True, **options)
+        sent, found = comm.sent_bytes, dict(out=out.detach(), lse=lse.transpose(1, 2))
+        if gradients:
+            found |= zip(("dq", "dk", "dv"), torch.autograd.grad(out, shards, dout[:, rows]), strict=True)
+        return found, sent, comm.sent_bytes - sent
+
+    every = run_threads(len(cuts) - 1, on_rank, timeout=timeout, faults=faults)
+    results = {name: torch.cat([found[name] for found, _, _ in every], dim=1) for name in every[0][0]}
+    results["lse"] = results["lse"].transpose(1, 2)
+    sizes = query.shape[2], key.shape[2]
+    chosen = {name: options[name] for name in ("is_causal", "schedule", "fuse_branches") if name in options}
+    plan = exchange_plan(pattern, tuple(cuts), *sizes, **chosen)
+    return Found(results, [sent for _, sent, _ in every], [sent for _, _, sent in every], plan)
+
+
+def of_case(case: Case, cuts: Sequence[int], **options: Any) -> Found:
+    """A case of the problem list over ranks."""
+    settings = dict(is_causal=case.is_causal, scale=case.scale, gradients=case.gradients)
+    return over_ranks(make_tensors(case), case.pattern, cuts, **{**settings, **options})
+
+
+def assert_right(case: Case, found: Found, slack: float = 1.0) -> None:
+    """Assert that no error against fp64 exceeds that of plain torch math by more than the project's rule allows.
+
+    `slack` multiplies what is allowed: of a few numbers, plain torch math may hit all by luck.
+    """
+    tensors = make_tensors(case)
+    wrong = conformance._malformed(found.results, tensors)
+    wrong += conformance._judge(found.results, _slackened(expected(case), slack))[1]
+    assert not wrong, "; ".join(wrong)
+
+
+def _slackened(want: conformance.Expected, slack: float) -> conformance.Expected:
+    return replace(want, error={name: slack * error for name, error in want.error.items()})
+
+
+def assert_counted(found: Found, tensors: Tensors) -> None:
+    """Assert that ranks sent as many bytes as the plan says."""
+    options = dict(
+        head_dim=tensors.query.shape[3],
+        dtype=str(tensors.query.dtype).removeprefix("torch."),
+        batch=tensors.query.shape[0],
+        key_padding_mask=tensors.mask is not None,
+    )
+    assert found.forward_bytes == found.plan.all_bytes("forward", **options).tolist()
+    if "dq" in found.results:
+        assert found.backward_bytes == found.plan.all_bytes("backward", **options).tolist()
+
+
+@lru_cache(maxsize=1024)
+def expected(case: Case) -> conformance.Expected:
+    """As `conformance.expected`, with gradients through `out` alone: over ranks `lse` has none."""
+    tensors = make_tensors(case)
+    tensors = replace(tensors, dlse=torch.zeros_like(tensors.dlse))
+    exact = _oracle(case, "float64", conformance._in(tensors, torch.float64))
+    if case.dtype == "float64":
+        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+        single = expected(replace(case, dtype="float32"))
+        return conformance.Expected(exact, {name: shrink * error for name, error in single.error.items()})
+    plain, tiny = _oracle(case, case.dtype, tensors), conformance._few_roundings(case, tensors, exact)
+    return conformance.Expected(exact, {name: conformance._distance(plain[name], x) + tiny[name] for name, x in exact.items()})
+
+
+def _oracle(case: Case, dtype: str, tensors: Tensors) -> dict[str, Tensor]:
+    return conformance._differentiated(partial(conformance._oracle, case, dtype), tensors, case.gradients)

@@ -1,0 +1,30 @@
+"""The committed result files, and what may stand in a damaged one: for the tests of reports and comparisons."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from helpers.project import ROOT
+
+FOLDER = ROOT / "docs" / "results"
+COMMITTED = sorted(FOLDER.glob("*.json"))
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+def content(name: str) -> dict[str, Any]:
+    """What a committed file holds; a copy of its own for every caller."""
+    found: dict[str, Any] = json.loads(_text(FOLDER / f"{name}.json"))
+    return found
+
+
+def write(path: Path, content: Any) -> Path:
+    """`content` as a JSON file."""
+    path.write_text(json.dumps(content))
+    return path

@@ -1,0 +1,184 @@
+"""The pages say what the code does: their Python runs, their generated parts are current, their links lead somewhere."""
+
+import json
+import re
+import shlex
+import shutil
+import sys
+
+import pytest
+from helpers.project import ROOT, run, succeed
+
+import dilkit
+import dilkit.comm
+from dilkit.environment import VARIABLES
+from dilkit.tools import cli
+from dilkit.tools.bench import gpu_targets as suite_gpu_targets
+from dilkit.tools.bench import target as suite_targets
+from dilkit.tools.bench.orders import targets as suite_orders_targets
+from dilkit.tools.bench.ranks import targets as suite_ring_targets
+from dilkit.tools.report.kinds import bench_report, briefs
+from dilkit.tools.results import file as results
+from dilkit.tools.site import figures
+from dilkit.tools.site import pages as docs
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)[^)]*\)")
+
+
+def identity(path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if PYTHON.search(p.read_text())], ids=identity)
+def test_python_on_a_page_runs(page):
+    """The blocks of a page run one after the other, as one program; a block with a title is a file, followed elsewhere."""
+    names = {"__name__": "page"}
+    for block in PYTHON.findall(page.read_text()):
+        exec(compile(block, identity(page), "exec"), names)
+
+
+def test_there_is_python_on_the_pages():
+    assert sum(len(PYTHON.findall(page.read_text())) for page in PAGES) >= 4
+
+
+def test_the_readme_example_is_short():
+    (example,) = PYTHON.findall((ROOT / "README.md").read_text())
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python 3.13 lays help texts out in another way than 3.10 to 3.12")
+def test_generated_parts_are_current(tmp_path):
+    done = run(sys.executable, "-m", "dilkit.tools.site.pages", "--check", "--root", str(ROOT), cwd=tmp_path)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}write them anew with: make docs"
+
+
+def test_a_changed_page_is_found(tmp_path):
+    shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "environment.md"
+    page.write_text("before\n<!-- generated: environment -->\nold\n<!-- end -->\nafter\n")
+    text = docs.stale_pages(tmp_path)[page]
+    assert text.startswith("before\n<!-- generated: environment -->\n| variable |")
+    assert text.endswith("\n<!-- end -->\nafter\n")
+    assert all(variable.name in text for variable in VARIABLES)
+    page.write_text(text)
+    assert page not in docs.stale_pages(tmp_path)
+
+
+def test_an_unknown_block_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("<!-- generated: nonsense -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="nothing generates 'nonsense'; known: api"):
+        docs.stale_pages(tmp_path)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no README\.md there"):
+        docs.stale_pages(tmp_path)
+
+
+def measured(command: str, folder) -> dict:
+    """The result file that a command writes into `folder`."""
+    succeed(*command.split(), "--out", str(folder), cwd=folder, OMP_NUM_THREADS="1")
+    return json.loads(max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns).read_text())
+
+
+def test_figures_come_from_result_files(tmp_path):
+    assert figures.summary(tmp_path) == figures.measurements(tmp_path) == figures.NOTHING
+    problem = "dilkit bench --seq 64 --heads 2 --dim 8 --segments 16,32 --backend reference"
+    bench = measured(f"{problem} --repeats 2", tmp_path)
+    overhead = measured(f"{problem} --repeats 3 --overhead", tmp_path)
+    time = bench_report.seconds(bench["lengths"][0]["entries"]["reference"]["time"]["median_s"])
+    extra = next(iter(overhead["modes"].values()))["overhead_s"]
+    short, whole = figures.summary(tmp_path), figures.measurements(tmp_path)
+    for text in (short, whole):
+        assert "Pattern([16, 32], [1, 2])" in text
+        assert f"{1e6 * extra:.1f}" in text
+    assert f"64 tokens: reference {time} and " in short
+    assert re.search(rf"\| *64 *\| *reference *\| *{re.escape(time)} *\|", whole)
+    assert "[bench.json](results/bench.json)" in whole
+
+
+@pytest.mark.parametrize(
+    ("words", "targets"),
+    [
+        (briefs.CPU, suite_targets.TARGETS),
+        (briefs.GPU, suite_gpu_targets.TARGETS),
+        (briefs.ORDERS, suite_orders_targets.TARGETS),
+        (briefs.RING, suite_ring_targets.FIGURES),
+    ],
+    ids=["cpu", "gpu", "orders", "ring"],
+)
+def test_figures_in_words_are_figures_of_their_suite(words, targets):
+    assert words.keys() <= {target.name for target in targets}
+
+
+@pytest.mark.slow
+def test_a_report_of_the_demo_is_a_result_file(tmp_path):
+    assert "dilkit demo" not in figures.summary(tmp_path)
+    report = measured("dilkit demo --steps 1 --context 256 --threads 1", tmp_path)
+    after = f"{report['training']['after']:.2f} bits per byte"
+    assert after in figures.summary(tmp_path)
+    assert after in figures.measurements(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"kind": "other"}', '{"kind": "bench"', '{"kind": "bench"}', '{"command": "demo"}']
+)
+def test_other_files_are_refused_among_the_results(tmp_path, text):
+    (tmp_path / "stray.json").write_text(text)
+    with pytest.raises(results.ResultError, match=r"stray\.json"):
+        figures.summary(tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_links_lead_somewhere(page):
+    missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_the_index_names_every_page():
+    linked = set(LINK.findall((ROOT / "docs/index.md").read_text()))
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert linked == pages - {"index.md"}
+
+
+def test_every_public_name_is_in_the_api_page():
+    page = (ROOT / "docs/api.md").read_text()
+    assert [name for name in (*dilkit.__all__, *dilkit.comm.__all__) if f".{name}\n" not in page] == ["__version__"]
+
+
+def commands() -> list[list[str]]:
+    """Every call of `dilkit` in the consoles on the pages, without a launcher before it.
+
+    The page on adding a backend, whose commands need that backend, is followed by a test of its own.
+    """
+    pages = [page for page in PAGES if page.name != "adding-a-backend.md"]
+    consoles = "".join(block for page in pages for block in CONSOLE.findall(page.read_text()))
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in consoles.splitlines() if line.startswith("$ ")]
+    return [line[line.index("dilkit") + 1 :] for line in words if "dilkit" in line]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_commands_on_the_pages_are_understood(command, capsys, tmp_path, monkeypatch):
+    """Those that look at the machine or at a pattern run, too; the others take minutes, or a GPU, for which a CPU stands in."""
+    name, *arguments = command
+    cli.parser_of(name).parse_args(["cpu" if word == "cuda" else word for word in arguments])
+    if name in ("info", "plan", "draw", "order"):
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(command) == 0, capsys.readouterr().err
+
+
+def test_the_site_is_built_of_every_page(tmp_path):
+    """In strict mode: a link or a name that leads nowhere, and a page that the navigation leaves out, are errors."""
+    pytest.importorskip("mkdocs", reason="mkdocs, of the extra docs, is not installed")
+    done = run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path), cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert {page.relative_to(tmp_path) for page in tmp_path.rglob("*.html")} >= pages
+    api = (tmp_path / "api.html").read_text()
+    names = {*dilkit.__all__, *dilkit.comm.__all__} - {"__version__"}
+    assert not [name for name in names if not re.search(rf'<h2 id="[\w.]+\.{name}"', api)]
+    assert "one softmax" in api or "softmax_j" in api, "docstrings are missing"

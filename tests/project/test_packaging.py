@@ -1,0 +1,227 @@
+"""What is installed is what is declared, and the parts of the project stand on each other as the layout says."""
+
+import ast
+import json
+import re
+import runpy
+import sys
+import sysconfig
+import zipfile
+from importlib.metadata import entry_points, version
+
+import pytest
+from helpers.project import ROOT, ROOTS, checkout, metadata, packages, pip_install, python, succeed
+
+import dilkit
+
+MEND = "mend it with: rm -rf *.egg-info && .venv/bin/pip install --no-build-isolation --no-deps -e ."
+
+
+def sources(folder: str) -> list:
+    """Every Python file of a top-level folder, however deep."""
+    found = sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+    assert found, f"no Python file in {folder}/: this test looks in the wrong place"
+    return found
+
+
+def module_name(path) -> str:
+    """The name that a file of the checkout is imported by: `backends/sdpa/merge.py` is `dilkit.backends.sdpa.backend.merge`."""
+    folder, *inner = path.relative_to(ROOT).with_suffix("").parts
+    (package,) = (name for name, place in ROOTS.items() if place == folder)
+    return ".".join([package, *inner]).removesuffix(".__init__")
+
+
+def imported_modules(path) -> set[str]:
+    """Every module that a file imports anywhere, and `package.name` for each name imported from a package."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the whole name, dilkit..."
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize(
+    ("group", "declared"), [("dilkit.backends", ("entry-points", "dilkit.backends")), ("console_scripts", ("scripts",))]
+)
+def test_installed_entry_points_are_those_declared(group, declared):
+    table = metadata()["project"]
+    for key in declared:
+        table = table[key]
+    ours = {p.name: p.value for p in entry_points(group=group) if p.value.startswith("dilkit.")}
+    assert ours == table, f"entry points {group}: installed {ours}, declared {table}; {MEND}"
+
+
+def test_every_backend_file_is_declared():
+    """A file of backends/ that defines a public subclass of Backend must be declared; kernel files define none."""
+    bases = {}
+    for path in sources("backends"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                names = {b.attr if isinstance(b, ast.Attribute) else getattr(b, "id", "") for b in node.bases}
+                bases[f"{module_name(path)}:{node.name}"] = names
+    defined, known, before = set(), {"Backend"}, None
+    while known != before:  # a backend may derive from another one
+        before = set(known)
+        defined = {value for value, names in bases.items() if names & known}
+        known |= {value.partition(":")[2] for value in defined}
+    public = {value for value in defined if not value.partition(":")[2].startswith("_")}
+    declared = set(metadata()["project"]["entry-points"]["dilkit.backends"].values())
+    assert public, "no backend found: this test looks in the wrong place"
+    assert public == declared, (
+        'add the missing line under [project.entry-points."dilkit.backends"] in pyproject.toml, or remove the stale one'
+    )
+
+
+def test_the_version_is_written_in_one_place():
+    assert version("dilkit") == dilkit.__version__, f"installed as {version('dilkit')}; {MEND}"
+    assert metadata()["project"]["dynamic"] == ["version"]
+    assert metadata()["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "dilkit.__version__"}
+
+
+def test_the_changelog_knows_the_version():
+    assert re.search(rf"^## \[({re.escape(dilkit.__version__)}|Unreleased)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_importing_dilkit_imports_no_torch(tmp_path):
+    loaded = python(
+        "import sys, dilkit; dilkit.Pattern([8], [2]); print(sorted({m.split('.')[0] for m in sys.modules}))", tmp_path
+    )
+    assert "'torch'" not in loaded
+    assert "'numpy'" not in loaded
+
+
+def test_loading_every_backend_imports_no_torch(tmp_path):
+    assert python("import sys, dilkit; dilkit.list_backends(); print('torch' in sys.modules)", tmp_path) == "False"
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("dilkit", ("dilkit.backends", "dilkit.comm", "dilkit.tools")),
+        ("backends", ("dilkit.comm", "dilkit.tools")),
+        ("comm", ("dilkit.backends", "dilkit.tools")),
+    ],
+)
+def test_arrows_only_go_down(folder, forbidden):
+    for path in sources(folder):
+        wrong = {m for m in imported_modules(path) for package in forbidden if is_within(m, package)}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}: {folder}/ stands below"
+
+
+def test_no_import_circle():
+    """No file imports, at its top, a file that in turn needs it: neither could be read first."""
+    files = {module_name(path): path for folder in ROOTS.values() for path in sources(folder)}
+    waiting = {name: {m for m in top_imports(path) if m in files and m != name} for name, path in files.items()}
+    while free := [name for name, needs in waiting.items() if not needs]:
+        waiting = {name: needs - set(free) for name, needs in waiting.items() if needs}
+    assert not waiting, f"files that import one another in a circle, and those that need them: {', '.join(sorted(waiting))}"
+
+
+def is_submodule(package: str, name: str) -> bool:
+    folder = ROOT / packages().get(package, "no such folder")
+    return (folder / name).is_dir() or any((folder / f"{name}{suffix}").exists() for suffix in (".py", ".pyx"))
+
+
+def top_imports(path) -> set[str]:
+    """The modules that a file imports when it is imported itself: not in functions, nor for type checkers alone."""
+    found, left = set(), list(ast.parse(path.read_text()).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):  # a submodule, or a name of the module itself
+            found |= {f"{node.module}.{a.name}" if is_submodule(node.module, a.name) else node.module for a in node.names}
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            left += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            left += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)]
+    return found
+
+
+@pytest.mark.parametrize("folder", [*ROOTS.values(), "tests"])
+def test_nobody_imports_a_package_by_its_folder(folder):
+    for path in sources(folder):
+        wrong = {m for m in imported_modules(path) if m.partition(".")[0] in ("backends", "comm", "tools")}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}: that makes a second copy of every class"
+
+
+def test_no_file_names_a_package_index_or_a_path_of_one_machine():
+    wrong = re.compile("py" + r"pi\.org|index-" + r"url|/(root|work|home)/\w|/tm" + r"p/\w")
+    for path in [p for p in checkout_files() if p.suffix in (".py", ".pyx", ".md", ".toml", ".txt", ".in", "")]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert not wrong.search(line), f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+
+
+def checkout_files() -> list:
+    folders = [*ROOTS.values(), "tests", "docs", ".ci"]
+    inside = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return inside + [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".")]
+
+
+@pytest.mark.slow
+def test_the_wheel_has_everything_and_works_alone(tmp_path):
+    """Build it from a copy of the checkout, install it into an empty folder, and use it from there."""
+    source = checkout(tmp_path / "source")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+    succeed(sys.executable, "-m", "pip", "wheel", *options, "-w", str(tmp_path), str(source), cwd=tmp_path, CFLAGS="-O0")
+    (wheel,) = tmp_path.glob("dilkit-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        f"{package.replace('.', '/')}/{path.name}"
+        for package, folder in packages(source).items()
+        for path in (source / folder).glob("*.py")
+    }
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    for package, folder in packages(source).items():
+        expected |= {f"{package.replace('.', '/')}/{path.stem}{suffix}" for path in (source / folder).glob("*.pyx")}
+    kernels = {f"dilkit/backends/cuda/{path.name}" for path in (source / "backends" / "cuda").glob("*.cu*")}
+    assert "dilkit/backends/cuda/dilated.cuh" in kernels
+    assert expected | kernels | {"dilkit/py.typed"} <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "backends", "tools", "comm"))]
+    pip_install(wheel, tmp_path / "site")
+    shown = python(
+        "import json, dilkit, dilkit.orders._curves, importlib.metadata as m, importlib.resources as r;"
+        "print(json.dumps([dilkit.__file__, dilkit.orders._curves.__file__, r.files('dilkit').joinpath('py.typed').is_file(),"
+        " sorted(dilkit.list_backends()), str(m.distribution('dilkit').locate_file(''))]))",
+        tmp_path,
+        python_path=tmp_path / "site",
+    )
+    package, extension, typed, backends, site = json.loads(shown)
+    assert all(place.startswith(str(tmp_path / "site")) for place in (package, extension, site))
+    assert typed
+    assert backends == sorted(metadata()["project"]["entry-points"]["dilkit.backends"])
+
+
+class TestMachine:
+    """.ci/machine.py: what a bare machine lacks, told before anything is installed."""
+
+    def missing(self) -> str:
+        return " ".join(f"{what} {package}" for what, package in runpy.run_path(str(ROOT / ".ci/machine.py"))["missing"]())
+
+    def test_the_machine_that_runs_the_tests_lacks_nothing(self):
+        assert self.missing() == ""
+
+    def test_no_ensurepip(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "ensurepip", None)
+        assert "ensurepip" in self.missing()
+        assert "python3-venv" in self.missing()
+
+    def test_no_header(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+        assert "Python.h" in self.missing()
+        assert "python3-dev" in self.missing()
+
+    def test_no_compiler(self, monkeypatch):
+        monkeypatch.setenv("CC", "no-such-compiler")
+        assert "no-such-compiler gcc" in self.missing()
+
+    def test_old_python(self, monkeypatch):
+        monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+        assert "Python >= 3.10 (this is 3.9" in self.missing()

@@ -1,0 +1,432 @@
+"""The command line: what it prints, what it exits with, and that it works where torch does not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import in_subprocess, json_output, output
+from helpers.fakes import family
+
+from dilkit import register_backend, unregister_backend
+from dilkit.backend import Limits
+from dilkit.backends.native.backend import Native
+from dilkit.backends.reference import Reference
+from dilkit.environment import TUNED
+from dilkit.problem import DTYPES
+from dilkit.selection.table import TABLE
+from dilkit.tools.cli import COMMANDS, main
+from dilkit.tools.commands import verify
+from dilkit.tools.commands.info import command as info
+from dilkit.tools.console.terminal import coloured
+from dilkit.tools.verify import conformance
+from dilkit.tools.verify.problems import LARGE, PROBLEMS
+
+
+class Picky(Reference):
+    """A backend that takes next to nothing, and gets that wrong."""
+
+    name = "picky"
+    priority = -1
+    limits = Limits(dtypes=frozenset({"float16"}), max_head_dim=16)
+
+    def __init__(self) -> None:
+        super().__init__(name="picky")
+
+    def forward(self, *inputs: Any) -> Any:
+        out, lse = super().forward(*inputs)
+        return out * 2, lse
+
+
+@pytest.fixture
+def picky() -> Iterator[str]:
+    register_backend(Picky())
+    yield "picky"
+    unregister_backend("picky")
+
+
+@pytest.fixture
+def few_problems(monkeypatch: pytest.MonkeyPatch) -> int:
+    few = [case for case in PROBLEMS if case.feature in ("causal", "scale") and case.dtype in ("float32", "float16")]
+    monkeypatch.setattr(verify, "PROBLEMS", few)
+    return len(few)
+
+
+# The shell around the commands
+
+
+def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "--help")
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert all(f"\n  {code} " in text for code in (0, 1, 2, 130))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert "--json" in output(capsys, command, "--help")
+
+
+def test_without_a_command_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "commands:" in output(capsys, code=2)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert output(capsys, "--version").startswith("dilkit 0.")
+
+
+def test_a_command_that_cannot_be_loaded_hides_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dilkit.tools.commands.draw.command", None)
+    assert "cannot be loaded" in output(capsys, "--help")
+    assert main(["draw"]) == 2
+    assert capsys.readouterr().err.startswith("dilkit draw: this command cannot be loaded: ModuleNotFoundError")
+    assert "picked" in output(capsys, "info")
+
+
+def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(args: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "run", interrupted)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "dilkit: interrupted\n"
+
+
+def test_interruption_while_a_command_is_loaded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dilkit.tools.cli.importlib.import_module", interrupted)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "dilkit: interrupted\n"
+
+
+@pytest.mark.parametrize("command", ["verify", "bench", "tune", "draw", "demo"])
+def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Path, command: str) -> None:
+    swallowed = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    print('went on')\nexcept BaseException:\n    pass\n"
+    (tmp_path / "torch.py").write_text(f"import os, signal\n{swallowed}")
+    out = ["--out", str(tmp_path / "out")] if command in ("bench", "demo") else []
+    tuned = {TUNED.name: str(tmp_path / "tuned.json")}
+    # A job in the background of a script inherits that Ctrl-C is ignored; here it must not be.
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from dilkit.tools.cli import main; "
+    done = in_subprocess("-c", f"{start}sys.exit(main(sys.argv[1:]))", command, *out, PYTHONPATH=str(tmp_path), **tuned)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dilkit: interrupted\n")
+
+
+BAD = [
+    (["frobnicate"], "COMMAND: invalid choice: 'frobnicate'"),
+    (["info", "--assume", "gtx1080"], "--assume: device 'gtx1080' is not a compute capability"),
+    (["info", "--assume", "sm_30"], "--assume: capability 3.0 is below 5.2"),
+    (["info", "--device", "tpu"], "--device: 'tpu' is not known"),
+    (["info", "--device", "sm_61"], "`dilkit info --assume sm_61`"),
+    (["info", "--device", "cuda:99"], "--device: 'cuda:99' is not there"),
+    (["info", "--device", "cpu", "--assume", "sm_61"], "--assume: not allowed with argument --device"),
+    (["info", "--seq", "0"], "--seq: '0' is not a whole number of 1 or more"),
+    (["info", "--heads", "many"], "--heads: 'many' is not a whole number"),
+    (["info", "--dim", "1.5"], "--dim: '1.5' is not a whole number"),
+    (["info", "--batch", "-1"], "--batch: '-1' is not a whole number"),
+    (["info", "--dtype", "int8"], "--dtype: 'int8' is not known"),
+    (["info", "--kv-heads", "3"], "--kv-heads: 3 does not divide --heads 8"),
+    (["info", "--segments", "8,x"], "--segments: 'x' is not a whole number"),
+    (["info", "--segments", "8,"], "--segments: '' is not a whole number"),
+    (["info", "--segments", "8,16", "--rates", "1"], "--segments, --rates: "),
+    (["info", "--segments", "8", "--rates", "9"], "dilation_rates[0]=9 exceeds segment_lengths[0]=8"),
+    (["info", "--segments", "dense", "--rates", "2"], "--rates: (2,) does not go with --segments dense"),
+    (["info", "--offset", "random"], "--offset: invalid choice: 'random'"),
+    (["info", "--overlap", "never"], "--overlap: invalid choice: 'never'"),
+    (["info", "--backend", "abacus"], "--backend: 'abacus' is not a known backend"),
+    (["info", "--seqs", "8"], "unrecognized arguments: --seqs"),
+    (["verify", "--backend", "abacus"], "--backend: 'abacus' is not a known backend"),
+    (["verify", "--device", "moon"], "--device: 'moon' is not known"),
+    (["draw", "--seq", "5000"], "--seq: 5000 is more than a picture can show; at most 2048"),
+    (["draw", "--heads", "100"], "--heads: 100 is more than a picture can show; at most 64"),
+    (["draw", "--out", "x.jpg"], "--out: 'x.jpg' must end in .png, .svg, .pdf"),
+    (["draw", "--out", "no/such/folder/x.png"], "--out: the folder 'no/such/folder' does not exist"),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+def test_a_bad_argument_is_one_line_naming_it(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith("dilkit")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+# dilkit info
+
+
+def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixture[str], picky: str) -> None:
+    text = output(capsys, "info", "--all", "--assume", "sm_61", "--dtype", "fp16", "--train", "--causal")
+    assert "picked" in text
+    assert "head_dim 64: at most 16" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_info_judges_an_assumed_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    judged = json_output(capsys, "info", "--assume", "sm_61", "--dtype", "half", "--mask")["problem"]
+    assert "sm_61" in judged["device"]
+    assert "float16, key_padding_mask" in judged["problem"]
+    assert judged["picked"] in [b["name"] for b in judged["backends"] if b["verdict"] == "picked"]
+
+
+def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch._C, "_cuda_getArchFlags", lambda: "sm_75 sm_80 sm_90 compute_120", raising=False)
+    [note] = json_output(capsys, "info", "--assume", "sm_61")["problem"]["notes"]
+    assert "has no code for sm_61: install a torch built for CUDA 12.6" in note
+    assert not json_output(capsys, "info", "--assume", "sm_86")["problem"]["notes"]
+
+
+def test_info_all_judges_every_known_device_for_every_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    report = json_output(capsys, "info", "--all", "--device", "cpu")
+    matrix, orders = report["matrix"], report["orders"]
+    assert sum("assumed" in row["device"] for row in matrix) == 10 * 4
+    assert [(row["label"][:3], row["dtype"]) for row in matrix[:4]] == [("cpu", dtype) for dtype in DTYPES]
+    assert all(row["picked"] and row["why"] for row in matrix)
+    assert [row["number"] for row in orders] == list(range(1, len(TABLE) + 1))
+    for row in matrix:
+        decided = orders[row["row"] - 1]
+        assert decided["device"] == row["label"].split()[0].replace("sm", "cuda").partition("_")[0]
+        assert decided["why"] in row["why"]
+
+
+def test_info_all_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "info", "--all")
+    assert "\n  1   cpu, any dtype: native, sdpa, reference\n" in text
+    assert text.count("cupy_raw, sdpa, numba_cuda") >= 8
+    assert "by design, until `dilkit tune` has measured" in " ".join(text.split())
+    (row,) = [line for line in text.splitlines() if line.startswith("  cpu ") and "native 1" in line]
+    assert row.split()[-8:] == ["native", "1"] * 4
+
+
+def test_info_all_says_why_where_the_table_does_not_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "info", "--all", "--backend", "reference")
+    assert "picked for other reasons than the table's\n  a  asked for\n" in text
+    assert "reference a" in text
+
+
+def test_info_all_says_what_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    raw = family(cupy=False)["cupy_raw"]
+    raw.name, raw.requires = "raw", ("cupy_that_is_not_there",)  # type: ignore[misc]
+    register_backend(raw)
+    try:
+        text = " ".join(output(capsys, "info", "--all").split())
+    finally:
+        unregister_backend("raw")
+    assert text.count("raw module cupy_that_is_not_there: not installed (pip install 'dilkit[cuda]')") == 1
+
+
+def test_info_exits_with_1_when_nothing_is_picked(capsys: pytest.CaptureFixture[str], picky: str) -> None:
+    judged = json_output(capsys, "info", "--backend", picky, code=1)["problem"]
+    assert judged["picked"] is None
+    [reasons] = [b["reasons"] for b in judged["backends"] if b["name"] == picky]
+    assert reasons == ["dtype float32: computes float16", "head_dim 64: at most 16"]
+
+
+def test_info_shows_a_malformed_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "abacus")
+    text = output(capsys, "info", code=2)
+    assert "cannot be judged: ValueError: DILKIT_BACKEND='abacus' is not a known backend" in text
+    assert "DILKIT_BACKEND      MALFORMED: ValueError: DILKIT_BACKEND='abacus'" in text
+
+
+def test_info_shows_a_malformed_variable_that_the_problem_does_not_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", "lots")
+    report = json_output(capsys, "info", code=2)
+    assert report["problem"]["picked"]
+    [error] = [v["error"] for v in report["environment"] if v["error"]]
+    assert "DILKIT_CACHE_BYTES='lots' must be a whole number of bytes" in error
+
+
+@pytest.fixture
+def broken_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `import torch` fails, as it does after half an installation."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')\n")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+def test_info_works_where_torch_is_broken(broken_torch: dict[str, str]) -> None:
+    done = in_subprocess("-m", "dilkit", "info", "--all", "--assume", "sm_61", **broken_torch)
+    assert done.returncode == 1
+    assert "torch cannot be imported, so nothing can run here: ImportError: libtorch_cpu.so" in " ".join(done.stdout.split())
+    assert "sm_90 H100" in done.stdout
+    assert not done.stderr
+    report = json.loads(in_subprocess("-m", "dilkit", "info", "--json", **broken_torch).stdout)
+    assert "libtorch_cpu.so" in report["versions"]["torch"]["error"]
+
+
+@pytest.mark.parametrize("command", ["verify", "draw"])
+def test_other_commands_say_that_torch_is_broken(broken_torch: dict[str, str], command: str) -> None:
+    done = in_subprocess("-m", "dilkit", command, **broken_torch)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"dilkit {command}: a part of the installation cannot be used: ImportError: libtorch_cpu.so")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import dilkit",
+        "import dilkit; dilkit.Pattern, dilkit.list_backends()",
+        "from dilkit.tools.cli import main; main(['--help'])",
+    ],
+)
+def test_torch_is_imported_only_when_needed(code: str) -> None:
+    done = in_subprocess("-c", f"{code}\nimport sys; print('torch' in sys.modules, file=sys.stderr)")
+    assert done.stderr == "False\n"
+
+
+# dilkit verify
+
+
+def test_verify_shows_worst_errors_by_dtype_and_feature(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
+    text = output(capsys, "verify", "--backend", "reference")
+    assert f"reference: {few_problems} passed" in text
+    assert "every result is right" in text
+    assert "\n  scale " in text
+
+
+def test_verify_counts_passes_and_refusals(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
+    report = json_output(capsys, "verify", "--backend", "reference")
+    assert report["right"]
+    judged = report["backends"]["reference"]
+    assert judged["counts"] == dict(passed=few_problems, refused=0, failed=0, broken=0)
+    assert 0 < judged["by_feature"]["causal"]["float32"]["worst"] <= 3
+    assert judged["by_feature"]["causal"]["float64"]["worst"] is None
+
+
+def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], few_problems: int, picky: str) -> None:
+    report = json_output(capsys, "verify", "--backend", f"reference,{picky}", code=1)
+    judged = report["backends"][picky]
+    assert judged["counts"]["refused"] == few_problems // 2
+    assert judged["counts"]["failed"] == len(judged["failures"]) > 0
+    assert list(judged["refusals"]) == ["dtype float32: computes float16"]
+    text = output(capsys, "verify", "--backend", picky, code=1)
+    assert "FAIL causal-nested-float16" in text
+    assert "NOT every result is right" in text
+
+
+@pytest.fixture
+def one_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(LARGE[0], variant="causal", seq=64, head_dim=8, is_causal=True)
+    monkeypatch.setattr(verify, "LARGE", (tiny,))
+
+
+def test_verify_computes_large_cases_again(
+    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = json_output(capsys, "verify", "--backend", "native,reference", "--large", "--repeats", "3")
+    assert report["cases"] == few_problems + 1
+    assert report["repeats"] == dict(times=3, differing=dict(native=0))
+    monkeypatch.setattr(conformance, "repeats_that_differ", lambda *_: 2)
+    text = output(capsys, "verify", "--backend", "native", "--large", "--repeats", "3", code=1)
+    assert "computed 3 times more: 2 DIFFER" in text
+
+
+def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
+    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None
+) -> None:
+    class WrongWhenLarge(Native):
+        name = "wrong_when_large"
+
+        def forward(self, query: Any, *arguments: Any) -> Any:
+            out, lse = super().forward(query, *arguments)
+            return (out + 1 if query.shape[1] == 64 else out), lse
+
+    register_backend(WrongWhenLarge())
+    try:
+        report = json_output(capsys, "verify", "--backend", "wrong_when_large", "--repeats", "2", code=1)
+    finally:
+        unregister_backend("wrong_when_large")
+    assert report["cases"] == few_problems + 1
+    assert [failure["case"] for failure in report["backends"]["wrong_when_large"]["failures"]] == ["large-causal-float32"]
+
+
+def test_results_that_change_are_counted() -> None:
+    class Restless(Native):
+        name = "restless"
+
+        def forward(self, *arguments: Any) -> Any:
+            out, lse = super().forward(*arguments)
+            self.calls = getattr(self, "calls", 0) + 1
+            return (out + 1 if self.calls == 3 else out), lse
+
+    register_backend(Restless())
+    try:
+        assert conformance.repeats_that_differ("restless", replace(LARGE[0], seq=64, head_dim=8), "cpu", 4) == 1
+    finally:
+        unregister_backend("restless")
+
+
+def test_verify_goes_by_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, few_problems: int
+) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "reference")
+    assert list(json_output(capsys, "verify")["backends"]) == ["reference"]
+    monkeypatch.setenv("DILKIT_BACKEND", "abacus")
+    assert main(["verify"]) == 2
+    assert "DILKIT_BACKEND='abacus' is not a known backend" in capsys.readouterr().err
+
+
+# dilkit draw
+
+
+def test_draw_in_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "draw", "--seq", "6", "--heads", "1", "--segments", "2,6", "--rates", "1,3").splitlines()
+    start = lines.index("head 0") + 1
+    assert [line.rstrip() for line in lines[start : start + 6]] == [":. .", "..", "  ..", ". .:", "    ..", "    .."]
+    assert lines[-1] == "count:   0   . 1   : 2"
+
+
+def test_draw_in_colour_shows_two_rows_a_line() -> None:
+    lines = coloured([[0, 1], [1, 0], [2, 2]])
+    assert [line.count("\u2580") for line in lines] == [2, 2]
+    assert all(line.endswith("\033[0m") for line in lines)
+    assert lines[0].split("\u2580")[0] != lines[0].split("\u2580")[1]
+
+
+def test_draw_says_when_cells_are_blocks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    text = output(capsys, "draw", "--seq", "120")
+    assert "one cell stands for 3 x 3 tokens" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_draw_gives_the_count_matrix(capsys: pytest.CaptureFixture[str]) -> None:
+    report = json_output(capsys, "draw", "--seq", "3", "--heads", "1", "--segments", "dense", "--causal")
+    assert report["count"] == [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]]
+    assert report["largest"] == 1
+    assert report["share_seen"] == pytest.approx(6 / 9)
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--causal", "--heads", "5"], ["--segments", "2,3,4,5,6,7,8,9,10,11", "--rates", "1,1,1,1,1,1,1,1,1,1"]]
+)
+def test_draw_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "count.png"
+    assert output(capsys, "draw", "--seq", "20", "--segments", "4,20", *options, "--out", str(path)) == f"wrote {path}\n"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_draw_without_matplotlib_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["draw", "--out", str(tmp_path / "x.png")]) == 2
+    assert "pip install 'dilkit[plot]'" in capsys.readouterr().err
+    assert "head 0" in output(capsys, "draw")

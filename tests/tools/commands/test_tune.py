@@ -1,0 +1,285 @@
+"""`dilkit tune`: it measures, writes the order, and the automatic choice goes by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakes import Fake
+
+from dilkit import Device, Limits, Pattern, Problem, register_backend, unregister_backend
+from dilkit.backends.reference import Reference
+from dilkit.environment import TUNED
+from dilkit.selection import entries as tuned_entries
+from dilkit.selection import tuned
+from dilkit.selector import explain, select
+from dilkit.tools import cli
+from dilkit.tools.commands.tune import command as tune
+from dilkit.tools.measure import overhead
+from dilkit.tools.measure import timing as measure
+from dilkit.tools.measure.case import Contest
+
+SHAPE = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--device", "cpu", "--repeats", "2"]
+PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setattr(tune, "MIN_TIME", 0.0)
+    with overhead.one_thread():
+        yield
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that orders go to; its folder is not there yet."""
+    path = tmp_path / "cache" / "tuned.json"
+    monkeypatch.setenv(TUNED.name, str(path))
+    monkeypatch.delenv("DILKIT_BACKEND", raising=False)
+    tuned.read_again()
+    yield path
+    tuned.read_again()
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds that a contest finds of each backend, in place of measuring: all others are refused. Its checks are real."""
+    found: dict[str, float] = {}
+    whole = Contest.run
+
+    def run(self: Contest, problem: Problem) -> dict[str, Any]:
+        result = whole(self, problem)
+        for name, entry in result["entries"].items():
+            if entry["verdict"] == "measured" and name in found:
+                entry["time"]["median_s"] = found[name]
+        return result
+
+    monkeypatch.setattr(Contest, "run", run)
+    return found
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["tune", *SHAPE, *arguments])
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert run(*arguments, "--json") == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["command"]) == (1, "tune")
+    return found
+
+
+def names(found: dict[str, Any]) -> list[str]:
+    return [row["backend"] for row in found["order"]]
+
+
+def test_what_is_measured_is_gone_by(file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]) -> None:
+    times |= dict(reference=1e-9, sdpa=2e-9, native=3e-9)
+    assert select(PROBLEM).name == "native"
+    found = report(capsys, "--seqs", "32,64")
+    assert [(p["seq"], p["requires_grad"]) for p in found["problems"]] == [(32, False), (32, True), (64, False), (64, True)]
+    assert [names(p) for p in found["problems"]] == [["reference", "sdpa", "native"]] * 4
+    assert found["problems"][0]["by_table"] == ["native", "sdpa", "reference"]
+    for seq, requires_grad in ((32, False), (60, True)):
+        decided = explain(replace(PROBLEM, seq=seq, requires_grad=requires_grad))
+        assert decided.picked == "reference"
+        assert "measured by `dilkit tune`: reference" in str(decided)
+    assert select(replace(PROBLEM, seq=256)).name == "native"
+    assert len(tuned_entries.load(file)) == 4
+
+
+def test_it_really_measures(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "--seq", "32", "--passes", "forward", "--causal")
+    (measured,) = found["problems"]
+    assert {"native", "sdpa", "reference"} <= set(names(measured))
+    seconds = [row["seconds"] for row in measured["order"]]
+    assert seconds == sorted(seconds)
+    assert 0 < seconds[0] < 10
+    (kept,) = tuned_entries.load(file)
+    assert kept.setup == tuned.setup_of(PROBLEM.device)
+    assert kept.shape == tuned.shape_of(replace(PROBLEM, is_causal=True))
+    assert list(kept.seconds) == [(row["backend"], row["seconds"]) for row in measured["order"]]
+
+
+def test_it_prints_a_table(file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]) -> None:
+    times |= dict(sdpa=1e-9)
+    register_backend(Fake("unable", 0, Limits(dtypes=frozenset())))
+    try:
+        assert run("--seq", "32", "--passes", "training") == 0
+    finally:
+        unregister_backend("unable")
+    printed = capsys.readouterr()
+    assert "1 x 32 tokens, 4 heads x 8, float32, requires_grad, Pattern([16, 32], [1, 2])\n" in printed.out
+    assert "unmeasured, it would have been native" in printed.out
+    assert "unable refused dtype float32: computes" in " ".join(printed.out.split())
+    assert f"the automatic choice goes by {file}" in printed.out
+    assert max(map(len, printed.out.splitlines())) <= 100 or len(str(file)) > 60
+
+
+def test_it_says_that_a_variable_wins_over_it(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "reference")
+    assert run("--seq", "32", "--passes", "forward", "--backend", "native") == 0
+    assert "DILKIT_BACKEND=reference is set, and wins over what was measured" in capsys.readouterr().out
+
+
+def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
+    file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]
+) -> None:
+    forward = ("--seq", "32", "--passes", "forward")
+    times |= dict(native=1e-9)
+    report(capsys, *forward)
+    times |= dict(sdpa=1e-10)
+    report(capsys, *forward)
+    report(capsys, *forward, "--causal")
+    first, second = tuned_entries.load(file)
+    assert (first.shape.is_causal, second.shape.is_causal) == (False, True)
+    assert first.seconds[0] == ("sdpa", 1e-10)
+    assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
+
+
+def test_entries_of_other_setups_are_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = tuned_entries.Entry(tuned.setup_of(Device.assume("sm_90")), tuned.shape_of(PROBLEM), (("sdpa", 0.1),))
+    file.parent.mkdir()
+    file.write_text(tuned_entries.to_text([gpu]))
+    report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native")
+    kept, new = tuned_entries.load(file)
+    assert (kept, [name for name, _ in new.seconds]) == (gpu, ["native"])
+
+
+def test_a_file_that_cannot_be_read_is_written_anew_and_that_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.parent.mkdir()
+    file.write_text("{")
+    assert run("--seq", "32", "--passes", "forward", "--backend", "native") == 0
+    assert f"{file}: JSONDecodeError" in capsys.readouterr().err
+    assert len(tuned_entries.load(file)) == 1
+
+
+class Wrong(Reference):
+    name = "wrong"
+
+    def forward(self, *inputs: Any) -> Any:
+        out, lse = super().forward(*inputs)
+        return out + 1, lse
+
+
+def test_a_wrong_backend_is_not_in_the_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    register_backend(Wrong(name="wrong"))
+    try:
+        found = report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native,wrong", code=1)
+    finally:
+        unregister_backend("wrong")
+    (measured,) = found["problems"]
+    assert names(measured) == ["native"]
+    (left,) = measured["left_out"]
+    assert (left["backend"], left["verdict"]) == ("wrong", "wrong")
+    assert left["reasons"]
+
+
+def test_nothing_measured_is_an_exit_code_and_no_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    register_backend(Fake("unable", 0, Limits(dtypes=frozenset())))
+    try:
+        assert run("--seq", "32", "--backend", "unable") == 1
+    finally:
+        unregister_backend("unable")
+    assert "no backend was measured" in capsys.readouterr().out
+    assert not file.exists()
+
+
+def test_interruption_keeps_what_was_measured(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Contest.run
+
+    def interrupted(self: Contest, problem: Problem) -> dict[str, Any]:
+        if problem.seq > 32:
+            raise KeyboardInterrupt
+        return whole(self, problem)
+
+    monkeypatch.setattr(Contest, "run", interrupted)
+    found = report(capsys, "--seqs", "32,64", "--passes", "forward", "--backend", "native", code=130)
+    assert found["interrupted"] is True
+    assert len(tuned_entries.load(file)) == 1
+    assert run("--seqs", "64,128", "--backend", "native") == 130
+    assert "interrupted; what was measured before is kept" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_shown_and_removed(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tuned.setup_of(PROBLEM.device)
+    old = replace(here, torch="1.0")
+    seconds = (("native", 0.001), ("sdpa", 0.002))
+    entries = [tuned_entries.Entry(setup, tuned.shape_of(PROBLEM), seconds) for setup in (here, old)]
+    file.parent.mkdir()
+    file.write_text(tuned_entries.to_text(entries))
+    monkeypatch.setattr(Contest, "run", None)
+    assert cli.main(["tune", "--show"]) == 0
+    text = capsys.readouterr().out
+    assert f"{file}: 2 orders" in text
+    assert f"\n{here}\n" in text
+    assert f"\n{old} (does not hold here)\n" in text
+    assert "  32 tokens, 16/1 32/2, float32 x 8  native 1 ms, sdpa 2 ms" in text
+    shown = report(capsys, "--show")["entries"]
+    assert [row["holds"] for row in shown] == [True, False]
+    assert shown[0]["seconds"] == dict(seconds)
+    assert report(capsys, "--clear") == dict(schema=1, command="tune", file=str(file), removed=True)
+    assert not file.exists()
+    assert cli.main(["tune", "--clear"]) == 0
+    assert f"there is no file {file}" in capsys.readouterr().out
+    assert cli.main(["tune", "--show"]) == 0
+    assert f"{file}: no orders" in capsys.readouterr().out
+
+
+def test_a_malformed_file_is_not_shown_but_can_be_removed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.parent.mkdir()
+    file.write_text("[]")
+    assert cli.main(["tune", "--show"]) == 2
+    assert f"{file}: no object with schema 1" in capsys.readouterr().err
+    assert cli.main(["tune", "--clear"]) == 0
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--seq", "8", "--seqs", "8,16"], "--seqs: does not go with --seq 8"),
+        (["--seqs", "32,x"], "--seqs: 'x' is not a whole number"),
+        (["--budget", "0"], "--budget: '0' is not a number of seconds above 0"),
+        (["--repeats", "0"], "--repeats: '0' is not a whole number of 1 or more"),
+        (["--passes", "backward"], "--passes: invalid choice: 'backward'"),
+        (["--backend", "nobody"], "--backend: 'nobody' is not a known backend"),
+        (["--show", "--clear"], "--clear: not allowed with argument --show"),
+        (["--device", "cuda:99"], "--device: 'cuda:99' is not there"),
+    ],
+    ids=" ".join,
+)
+def test_bad_arguments(file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str) -> None:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+def test_there_must_be_a_file_to_write(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TUNED.name, str(file / "below" / "tuned.json"))
+    file.parent.mkdir()
+    file.touch()
+    assert run("--seq", "32") == 2
+    assert "DILKIT_TUNED: folder" in capsys.readouterr().err
+    monkeypatch.setenv(TUNED.name, "none")
+    assert run("--seq", "32") == 2
+    assert "DILKIT_TUNED='none': no file to keep orders in" in capsys.readouterr().err
+
+
+def test_one_process_measures(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in dict(RANK="0", WORLD_SIZE="4", LOCAL_RANK="0", LOCAL_WORLD_SIZE="4").items():
+        monkeypatch.setenv(name, value)
+    assert run("--seq", "32") == 2
+    assert "torchrun started 4 processes" in capsys.readouterr().err

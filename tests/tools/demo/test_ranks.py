@@ -1,0 +1,215 @@
+"""`dilkit demo` over ranks: what one rank learns, told once, ended together."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import launch, train_rank
+from helpers.train_rank import demo_losses, write_text
+
+from dilkit.comm import exchange_plan, run_threads, shard_cuts
+from dilkit.tools import cli
+from dilkit.tools.console import interrupt
+from dilkit.tools.demo.text import ranks as demo_ranks
+from dilkit.tools.demo.text import train as demo_train
+from dilkit.tools.demo.text.model import load_model
+
+THREADS = ("demo", "--comm", "threads", "--world-size", "2", "--context", "256", "--steps", "3", "--threads", "1")
+
+
+@functools.cache
+def one_rank() -> dict[str, Any]:
+    """What one rank learns."""
+    return run_threads(1, demo_losses)[0]
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return str(write_text(tmp_path))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_loss_is_that_of_one_rank(world_size: int) -> None:
+    found = run_threads(world_size, demo_losses)
+    assert len(one_rank()["losses"]) == 20 + 9
+    for number, rank in enumerate(found):
+        torch.testing.assert_close(rank["losses"], one_rank()["losses"], rtol=1e-4, atol=0)
+        assert all(map(torch.equal, rank["parameters"], found[0]["parameters"]))
+        numbers = sum(p.numel() for p in rank["parameters"])
+        for seq in (512, 1024):
+            assert 0 < rank["sent"][seq]["gradients"] <= 2 * 4 * (numbers + 1)
+            assert rank["sent"][seq]["attention"] == planned(number, world_size, seq)
+
+
+def slow(launcher: str) -> Any:
+    """The launcher, where `make test` has no time for it: another one stands for both there."""
+    return pytest.param(launcher, marks=pytest.mark.slow)
+
+
+def planned(rank: int, world_size: int, seq: int) -> int:
+    """Bytes that a rank sends in the attention of one step of `demo_losses`, by the plan."""
+    config = train_rank.CONFIG
+    plan = exchange_plan(config.pattern, shard_cuts(seq, world_size, config.pattern), config.heads, is_causal=True)
+    sizes = dict(head_dim=config.head_dim, dtype="float32")
+    return config.layers * sum(plan.bytes(rank, phase, **sizes) for phase in ("forward", "backward"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
+def test_every_loss_over_processes_is_that_of_one_rank(tmp_path: Path, launcher: str) -> None:
+    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "demo").finish()
+    assert job.code == 0, job
+    (line,) = [line for line in job.text.splitlines() if line.startswith("[")]
+    torch.testing.assert_close(json.loads(line), one_rank()["losses"], rtol=1e-4, atol=0)
+
+
+def check_report(out: Path, transport: str, together: bool) -> None:
+    report = json.loads((out / "report.json").read_text())
+    ranks = report["ranks"]
+    assert report["interrupted"] is None
+    assert (ranks["world_size"], ranks["transport"], ranks["cuts"]) == (2, transport, [0, 128, 256])
+    assert [fact["rank"] for fact in ranks["by_rank"]] == [0, 1]
+    assert (len({fact["process"] for fact in ranks["by_rank"]}) == 1) == together
+    for fact in ranks["by_rank"]:
+        assert fact["sent"]["256"]["gradients"] == pytest.approx(4 * report["model"]["parameters"], rel=1e-4)
+        assert fact["peak_bytes"] is None or fact["peak_bytes"] > 4 * 4 * report["model"]["parameters"]
+    markdown = (out / "report.md").read_text()
+    assert "## Over 2 ranks" in markdown
+    assert ("the process that all ranks are threads of" in markdown) == together
+    assert "| 1 | 128 |" in markdown
+    assert "Dilated against dense" not in markdown
+    assert (out / "loss.png").exists()
+    assert load_model(out / "model.pt").config.context == 256
+
+
+def test_one_rank_tells(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*THREADS, "--text", text, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    for once in ("held out: 7.", "2 ranks (ThreadComm), each with 128 bytes of a window of 256", "bits per byte\n", "report  "):
+        assert said.out.count(once) == 1, said.out
+    check_report(tmp_path / "out", "ThreadComm", together=True)
+
+
+def test_json_is_all_that_is_printed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*THREADS, "--json", "--text", text, "--out", str(tmp_path / "out")]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "report.json").read_text())
+
+
+@pytest.mark.parametrize("launcher", ["gloo", slow("openmpi")])
+def test_a_job_of_processes_tells_once(tmp_path: Path, launcher: str) -> None:
+    write_text(tmp_path)
+    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
+    assert job.code == 0, job
+    assert job.text.count("held out: 7.") == job.text.count("report  ") == 1, job
+    check_report(tmp_path / "out", "TorchComm" if launcher == "gloo" else "MPIComm", together=False)
+
+
+@pytest.mark.parametrize("launcher", [slow("gloo"), "mpich"])
+def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
+    write_text(tmp_path)
+    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "failing_demo", str(tmp_path)).finish()
+    assert job.code != 0, job
+    assert job.text.count("[rank 1] ZeroDivisionError: this one's own fault") == 1, job
+    assert job.text.count("Traceback") == 1, job
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["interrupted"] == "training"
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    job = launch.start("openmpi", 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
+    assert job.text.count("dilkit demo: --text: ") == 1, job
+    assert "Traceback" not in job.text, job
+    assert job.code == 2, job
+
+
+def test_more_ranks_than_bytes_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["demo", "--comm", "threads", "--context", "64", "--world-size", "65", "--text", text, "--out", str(tmp_path / "o")]
+    assert cli.main(command) == 2
+    assert "seq=64 tokens cannot be shared out over world_size=65" in capsys.readouterr().err
+
+
+def test_sampling_has_no_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--sample", "x", "--comm", "threads", "--world-size", "2"]) == 2
+    assert "--comm: has no meaning with --sample" in capsys.readouterr().err
+
+
+def test_ranks_that_train_on_different_things_are_told(tmp_path: Path) -> None:
+    def work(comm: Any) -> None:
+        demo_ranks.Ranks(comm, train_rank.ModelConfig()).agree(text="abc"[comm.rank], steps=3)
+
+    with pytest.raises(ValueError, match=r"what the ranks train on: rank 1 has text='b', the others 'a'"):
+        run_threads(2, work)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_all_ranks_after_the_same_step(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(self: demo_train.Trainer) -> None:
+        if (self.ranks.comm.rank, self.progress.steps) == (1, 2):
+            os.kill(os.getpid(), signal.SIGINT)
+            while not self.ranks.stop.is_set():
+                time.sleep(0.001)
+        original(self)
+
+    original = demo_train.Trainer.step
+    monkeypatch.setattr(demo_train.Trainer, "step", step)
+    command = [*THREADS, "--text", text, "--out", str(tmp_path / "out")]
+    command[command.index("--steps") + 1] = "1000"
+    assert cli.main(command) == interrupt.INTERRUPTED
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["interrupted"], report["training"]["steps"], len(report["ranks"]["by_rank"])) == ("training", 3, 2)
+    assert capsys.readouterr().out.count("interrupted while training") == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("launcher", ["openmpi", slow("mpich")])
+def test_ctrl_c_at_mpirun_leaves_a_report(tmp_path: Path, launcher: str) -> None:
+    write_text(tmp_path)
+    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path), "--minutes", "5")
+    report, limit = tmp_path / "out" / "report.json", time.monotonic() + 60
+    while not report.exists():
+        assert job.code is None, job
+        assert time.monotonic() < limit, job
+        time.sleep(0.05)
+    os.kill(job.process.pid, signal.SIGINT)
+    job.finish()
+    assert json.loads(report.read_text())["interrupted"] == "training", job
+    assert launcher != "mpich" or job.text.count("interrupted while training") == 1, job
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_second_ctrl_c_interrupts() -> None:
+    with interrupt.stopping() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        time.sleep(interrupt._SAME + 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_ask_to_stop(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with interrupt.stopping() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(number)
+        assert stop.is_set()
+    assert signal.getsignal(number) is before

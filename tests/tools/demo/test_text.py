@@ -1,0 +1,307 @@
+"""`dilkit demo` from end to end on a small text, and what it says to input that will not do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dilkit.tools import cli
+from dilkit.tools.demo.text import corpus as demo_text
+from dilkit.tools.demo.text import scaling as demo_scaling
+from dilkit.tools.demo.text import train as demo_train
+from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model, save_model
+from dilkit.tools.demo.text.sample import MAX_WINDOW, sample_bytes
+
+CONTEXT = 256
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Any:
+    """--threads is for the whole process: put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve small files of text, a copy of one of them, and what a folder may hold besides."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for i in range(12):
+        (folder / f"file{i}.txt").write_text("".join(f"line {j} of file {i}: {i * j}\n" for j in range(40)))
+    (folder / "copy.txt").write_bytes((folder / "file3.txt").read_bytes())
+    (folder / "empty.txt").touch()
+    (folder / "image.bin").write_bytes(b"\x89PNG\0\0")
+    (folder / ".hidden").write_text("hidden")
+    return folder
+
+
+def train(corpus: Path, out: Path, *more: str) -> int:
+    """A run of three steps."""
+    return cli.main(
+        ["demo", "--text", str(corpus), "--context", str(CONTEXT), "--steps", "3", "--threads", "1", "--out", str(out), *more]
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one whole run."""
+    out = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    assert train(corpus, out) == 0
+    return out
+
+
+def test_all_results_are_written(trained: Path) -> None:
+    report = json.loads((trained / "report.json").read_text())
+    assert report["schema"] == 1
+    assert report["interrupted"] is None
+    assert report["backend"]["picked"]
+    assert report["model"]["context"] == CONTEXT
+    training = report["training"]
+    assert (training["steps"], training["tokens"]) == (3, 3 * CONTEXT)
+    assert training["after"] < training["before"] == pytest.approx(8, abs=0.5)
+    assert training["tokens_per_second"] > 0
+    assert len(training["train_curve"]) == 3
+    assert [row["tokens"] for row in report["scaling"]["rows"]] == [64, 128, 256, 512, 1024]
+    assert all(row["dilated"]["seconds"] > 0 and row["dense"]["seconds"] > 0 for row in report["scaling"]["rows"])
+    assert (training["short_window_bytes"], training["short_window_share"]) == (CONTEXT, 0.75)
+    markdown = (trained / "report.md").read_text()
+    assert f"Windows: {CONTEXT} bytes throughout." in markdown
+    assert f"{training['before']:.2f} -> {training['after']:.2f} bits per byte" in markdown
+    for picture in ("loss.png", "scaling.png"):
+        assert picture in markdown
+        assert (trained / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_is_all_that_is_printed(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(corpus, tmp_path, "--json", "--save", str(tmp_path / "here" / "m.pt")) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "report.json").read_text())
+    assert load_model(tmp_path / "here" / "m.pt").config.context == CONTEXT
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_short_windows_are_said(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_train, "SHORT_WINDOW", 64)
+    assert train(corpus, tmp_path) == 0
+    said = f"64 bytes for the first 75% of training, then {CONTEXT} bytes"
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["training"]["tokens"] == 3 * 64
+
+
+def test_interruption_before_the_first_step_keeps_an_earlier_model(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_train.Trainer, "step", interrupt)
+    (tmp_path / "model.pt").write_text("an earlier one")
+    assert train(corpus, tmp_path) == 130
+    assert (tmp_path / "model.pt").read_text() == "an earlier one"
+    assert "--sample" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["model"]["file"] is None
+
+
+def test_same_seed_gives_the_same_course(corpus: Path) -> None:
+    def losses(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        text = demo_text.load_text([str(corpus)], CONTEXT)
+        windows = demo_train.held_out_windows(text.held_out, CONTEXT)
+        model = ByteTransformer(ModelConfig(context=CONTEXT, width=32, layers=1))
+        trainer = demo_train.Trainer(model, text.train, windows, demo_train.Budget(steps=2), seed)
+        trainer.run(lambda: None, lambda: None)
+        return [bits for *_, bits in trainer.progress.train + trainer.progress.held_out]
+
+    assert losses(1) == losses(1) != losses(2)
+
+
+def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
+    text = demo_text.load_text([str(corpus)], CONTEXT)
+    train_files, held_out_files = set(text.train_files), set(text.held_out_files)
+    assert train_files
+    assert held_out_files
+    assert not train_files & held_out_files
+    assert len(train_files | held_out_files) == 12, "the copy counts once; hidden, empty and binary files do not count"
+    for name in held_out_files:
+        assert Path(name).read_bytes() in text.held_out
+        assert Path(name).read_bytes() not in text.train
+    assert text == demo_text.load_text([str(corpus)], CONTEXT)
+
+
+def test_the_standard_library_is_the_default_text() -> None:
+    text = demo_text.load_text(None, 8192)
+    assert "argparse.py" in {*text.train_files, *text.held_out_files}
+    assert not any("site-packages" in name or name.startswith("test/") for name in text.train_files + text.held_out_files)
+    assert 0.05 < len(text.held_out) / len(text.train) < 0.1
+
+
+def test_windows_do_not_overlap() -> None:
+    windows = demo_train.held_out_windows(bytes(range(200)), 64)
+    assert windows.shape == (3, 65)
+    assert [int(window[0]) for window in windows] == [0, 67, 135]
+
+
+@pytest.mark.parametrize("when", ["training", "measuring"])
+def test_interrupted_run_reports_what_there_is(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    def interrupt(self: Any, *_: Any) -> Any:
+        if len(getattr(self, "rows", ())) or (getattr(self, "progress", None) and self.progress.steps == 2):
+            raise KeyboardInterrupt
+        return original(self, *_)
+
+    owner, name = {"training": (demo_train.Trainer, "step"), "measuring": (demo_scaling.Scaling, "_row")}[when]
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, interrupt)
+    assert train(corpus, tmp_path) == 130
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["interrupted"] == when
+    assert report["training"]["steps"] == (2 if when == "training" else 3)
+    assert len(report["scaling"]["rows"]) == (0 if when == "training" else 1)
+    assert f"Interrupted while {when}" in (tmp_path / "report.md").read_text()
+    assert f"interrupted while {when}" in capsys.readouterr().out
+    assert (tmp_path / "loss.png").exists()
+    assert (tmp_path / "scaling.png").exists() == (when == "measuring")
+    assert ("Nothing was measured." in (tmp_path / "report.md").read_text()) == (when == "training")
+    load_model(tmp_path / "model.pt")
+
+
+def test_missing_matplotlib_is_said(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert train(corpus, tmp_path) == 0
+    assert "no pictures: import of matplotlib.figure halted" in capsys.readouterr().out
+    assert ".png" not in (tmp_path / "report.md").read_text()
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_what_exceeds_a_budget_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_scaling, "TIME_BUDGET", 0.0)
+    scaling = demo_scaling.Scaling(ModelConfig(context=CONTEXT).problem(), [64, 128])
+    scaling.run(lambda row: None)
+    assert scaling.rows[0].note == ""
+    assert scaling.rows[1].dense is None
+    assert "dense left out" in scaling.rows[1].note
+
+
+def test_sampling_continues_the_prompt(trained: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    command = ["demo", "--out", str(trained), "--sample", "línea ", "--bytes", "20", "--seed", "3"]
+    assert cli.main(command) == 0
+    first = capsysbinary.readouterr().out
+    assert first.startswith("línea ".encode())
+    assert cli.main(command) == 0
+    assert capsysbinary.readouterr().out == first
+    assert cli.main([*command, "--json"]) == 0
+    sampled = json.loads(capsysbinary.readouterr().out)
+    assert (sampled["schema"], sampled["prompt"]) == (1, "línea ")
+    assert ("línea " + sampled["sample"] + "\n").encode() == first
+
+
+def test_sampling_goes_beyond_its_window() -> None:
+    model = ByteTransformer(ModelConfig(context=64, width=16, layers=1)).eval()
+    assert len(list(sample_bytes(model, b"x" * 2 * MAX_WINDOW, 70, 0.0, 0))) == 70
+
+
+def test_the_model_never_sees_what_comes_later() -> None:
+    model = ByteTransformer(ModelConfig(context=CONTEXT, width=32, layers=2)).eval()
+    text = torch.randint(256, (1, 200))
+    changed = text.clone()
+    changed[:, 150:] = (changed[:, 150:] + 1) % 256
+    with torch.no_grad():
+        before, after = model(text), model(changed)
+    torch.testing.assert_close(before[:, :150], after[:, :150], rtol=0, atol=0)
+    assert not torch.equal(before[:, 150:], after[:, 150:])
+
+
+def test_checkpoint_brings_the_model_back(tmp_path: Path) -> None:
+    model = ByteTransformer(ModelConfig(context=64, width=16, layers=1))
+    save_model(model, tmp_path / "m.pt")
+    loaded = load_model(tmp_path / "m.pt")
+    assert loaded.config == model.config
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+
+
+class Evil:
+    """Running code while it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("evil"),))
+
+
+def bad_checkpoint(kind: str, path: Path) -> None:
+    good: dict[str, Any] = dict(format="dilkit-demo-model-1", config=dict(context=64), weights={})
+    if kind == "text":
+        path.write_text("not a checkpoint")
+    elif kind == "foreign":
+        torch.save({"state_dict": {}}, path)
+    elif kind == "code":
+        torch.save({**good, "config": Evil()}, path)
+    else:
+        torch.save(good, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("text", "no checkpoint"), ("foreign", "no checkpoint"), ("code", "no checkpoint"), ("weights", "damaged")]
+)
+def test_bad_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bad_checkpoint(kind, tmp_path / "m.pt")
+    assert cli.main(["demo", "--sample", "x", "--checkpoint", "m.pt"]) == 2
+    error = capsys.readouterr().err
+    assert "--checkpoint: 'm.pt'" in error
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--text", "missing.txt"], "--text: 'missing.txt' cannot be read"),
+        (["--text", "empty.txt"], "--text: 'empty.txt' is empty"),
+        (["--text", "binary"], "--text: 'binary' is binary"),
+        (["--text", "nothing"], "--text: folder 'nothing' holds no text file"),
+        (["--text", "a.txt"], "--text: a.txt is 1 file with text; at least 2 are needed"),
+        (["--text", "a.txt", "b.txt"], "more than one context of 8,192 bytes is needed"),
+        (["--minutes", "0"], "--minutes: '0' is not a number more than 0"),
+        (["--minutes", "nan"], "--minutes: 'nan' is not a number"),
+        (["--steps", "0"], "--steps: '0' is not a whole number of 1 or more"),
+        (["--steps", "1", "--minutes", "1"], "not allowed with"),
+        (["--context", "63"], "--context: '63' is not a whole number of 64 or more"),
+        (["--bytes", "10"], "--bytes: has no meaning without --sample"),
+        (["--temperature", "1"], "--temperature: has no meaning without --sample"),
+        (["--sample", "x", "--minutes", "1"], "--minutes: has no meaning with --sample"),
+        (["--sample", "x", "--temperature", "-1"], "--temperature: '-1' is not a number 0 or more"),
+        (["--seed", str(2**63)], f"--seed: {2**63} is too large"),
+        (["--save", "nothing"], "--save: 'nothing' is a folder; name a file"),
+        (["--save", "a.txt/model.pt"], "--save: folder 'a.txt' cannot be made"),
+        (["--sample", "x"], "--checkpoint: 'dilkit-demo/model.pt' is not there"),
+        (["--text", "a.txt", "b.txt", "--context", "64", "--out", "a.txt"], "--out: folder 'a.txt' cannot be made"),
+    ],
+)
+def test_bad_input_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("some words " * 20)
+    Path("b.txt").write_text("other words " * 20)
+    Path("empty.txt").touch()
+    Path("binary").write_bytes(b"\0" * 100)
+    Path("nothing").mkdir()
+    assert cli.main(["demo", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,48 @@
+"""Published results are measured anew by one command, and stay as they are where that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.project import ROOT
+
+from dilkit.tools.site import remeasure
+
+TINY = "bench --seq 64 --heads 2 --dim 8 --segments 16,32 --backend reference --repeats 2"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(remeasure, "COMMANDS", {"tiny": TINY, "wrong": f"{TINY} --budget nothing"})
+    folder = tmp_path / "docs" / "results"
+    folder.mkdir(parents=True)
+    for name in remeasure.COMMANDS:
+        (folder / f"{name}.json").write_text("before")
+    return tmp_path
+
+
+def test_a_result_takes_the_place_of_the_one_before(checkout: Path) -> None:
+    assert remeasure.main(["--root", str(checkout), "tiny"]) == 0
+    found = json.loads((checkout / "docs" / "results" / "tiny.json").read_text())
+    assert found["lengths"][0]["seq"] == 64
+    assert str(checkout) not in found["command"], "the command of a published result names no folder of this machine"
+
+
+def test_what_fails_is_left_as_it_was_and_named(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert remeasure.main(["--root", str(checkout)]) == 1
+    assert "left as before: wrong" in capsys.readouterr().err
+    assert (checkout / "docs" / "results" / "wrong.json").read_text() == "before"
+    assert (checkout / "docs" / "results" / "tiny.json").read_text() != "before"
+
+
+def test_unknown_results_are_refused(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        remeasure.main(["--root", str(checkout), "tinny"])
+    assert "tinny: no such result; known: tiny, wrong" in capsys.readouterr().err
+
+
+def test_every_published_result_of_a_cpu_can_be_measured_anew() -> None:
+    published = {path.stem for path in (ROOT / "docs" / "results").glob("*.json") if not path.stem.startswith("gpu")}
+    assert published - {"kernels"} == set(remeasure.COMMANDS)

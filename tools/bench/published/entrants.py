@@ -1,0 +1,113 @@
+"""Who takes part in the suite of published settings: what older implementations called by names of their own, as it is here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from dilkit.pattern import Pattern
+from dilkit.problem import Problem
+from dilkit.tools.commands.bench import PEERS
+from dilkit.tools.measure.implementation import Contestant, Inputs, backend_contestants
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dilkit.orders.token_order import TokenOrder
+
+TWINS = ("float32", "bfloat16")
+"""The automatic choice once more, with tensors of another dtype."""
+SUMMARIES = {
+    "auto": "the automatic choice of backend",
+    "head-split": "the attention of each head in one branch alone, as in the older implementations",
+    "multihead": "MultiheadDilatedAttention: with its four projections",
+    "ordered": "with the order of a grid as nearly square as can be, along a Hilbert curve",
+}
+
+
+def entrant(name: str, heads: int) -> Contestant:
+    """The contestant of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend. KeyError else."""
+    from dilkit.tools.measure.peers.known import peer_contestants
+
+    if name in TWINS:
+        return Contestant(name, "dtype", f"the automatic choice in {name}", _auto, _none)
+    if name not in SUMMARIES:
+        (found,) = peer_contestants([name]) if name in PEERS else backend_contestants([name])
+        return found
+    attend = {"auto": _auto, "head-split": _head_split, "multihead": _multihead, "ordered": _ordered}[name]
+    computed = (lambda pattern: _split(pattern, heads)) if name == "head-split" else (lambda pattern: pattern)
+    found = Contestant(name, "way", SUMMARIES[name], attend, _none, computed, computes=SUMMARIES[name])
+    return replace(found, checked=replace(found, attend=_out_of_order)) if name == "ordered" else found
+
+
+def _none(problem: Problem) -> tuple[str, ...]:
+    return ()
+
+
+def _auto(inputs: Inputs, problem: Problem) -> Tensor:
+    from dilkit.nn import DilatedAttention
+
+    return _out(DilatedAttention(problem.pattern), inputs, problem)
+
+
+def _out(attention: nn.Module, inputs: Inputs, problem: Problem) -> Tensor:
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask)
+    out: Tensor = attention(inputs.query, inputs.key, inputs.value, **options)
+    return out
+
+
+def _head_split(inputs: Inputs, problem: Problem) -> Tensor:
+    from dilkit.nn import DilatedAttention
+
+    return _out(DilatedAttention(_split(problem.pattern, problem.heads)), inputs, problem)
+
+
+def _split(pattern: Pattern, heads: int) -> Pattern:
+    return Pattern.head_split(pattern.segment_lengths, pattern.dilation_rates, heads)
+
+
+def grid_order(seq: int) -> TokenOrder:
+    """The Hilbert order of `seq` tokens as a grid that is as nearly square as can be."""
+    from dilkit.orders.token_order import order
+
+    rows = next(side for side in range(math.isqrt(seq), 0, -1) if seq % side == 0)
+    return order((rows, seq // rows))
+
+
+def _ordered(inputs: Inputs, problem: Problem) -> Tensor:
+    """Attention along the curve through the grid of the tokens, which are given and come back row by row."""
+    from dilkit.nn import DilatedAttention
+
+    return _out(DilatedAttention(problem.pattern, order=grid_order(problem.seq)), inputs, problem)
+
+
+def _out_of_order(inputs: Inputs, problem: Problem) -> Tensor:
+    """The same for tokens given along the curve: what comes back is attention as any other, which the oracle knows."""
+    order = grid_order(problem.seq)
+    rows = [order.restore(x, 1) for x in (inputs.query, inputs.key, inputs.value)]
+    out: Tensor = order.apply(_ordered(Inputs(*rows, inputs.dout, inputs.key_padding_mask), problem), 1)
+    return out
+
+
+def _multihead(inputs: Inputs, problem: Problem) -> Tensor:
+    """Projections that change nothing but take what any others take, so that the result is that of the attention alone."""
+    module = _identity(problem.heads, problem.head_dim, problem.pattern, problem.dtype, problem.device.type)
+    out: Tensor = module(*(x.flatten(2) for x in (inputs.query, inputs.key, inputs.value)), need_weights=False)[0]
+    return out.unflatten(2, (problem.heads, problem.head_dim))
+
+
+@lru_cache(maxsize=4)
+def _identity(heads: int, head_dim: int, pattern: Pattern, dtype: str, device: str) -> nn.Module:
+    import torch
+
+    from dilkit.nn import DilatedAttention, MultiheadDilatedAttention
+
+    size, kind = heads * head_dim, getattr(torch, dtype)
+    module = MultiheadDilatedAttention(size, heads, DilatedAttention(pattern), device=device, dtype=kind)
+    one = torch.eye(size, device=device, dtype=kind)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(one.repeat(parameter.shape[0] // size, 1) if parameter.dim() == 2 else torch.zeros_like(parameter))
+    return module

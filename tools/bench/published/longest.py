@@ -1,0 +1,84 @@
+"""The longest sequence that fits into a given amount of memory: found by trying, doubling first, then halving the interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dilkit.problem import Problem
+from dilkit.tools.measure import timing as measure
+from dilkit.tools.measure.implementation import Contestant, Inputs
+
+
+@dataclass(frozen=True)
+class Search:
+    """How it is searched. `limit`: bytes, inputs counted; `grain`: the answer is a multiple of it; `budget`: seconds."""
+
+    limit: int
+    grain: int
+    budget: float
+
+    def longest(self, contestant: Contestant, problem: Problem) -> dict[str, Any]:
+        """The longest `seq` of `problem` that fits (0: none), and every length tried with its bytes and seconds.
+
+        `stopped` is why there may be longer ones: a call would take longer than the budget, or the device had no more room.
+        """
+        tried: list[dict[str, Any]] = []
+
+        def fits(seq: int) -> bool:
+            tried.append(dict(seq=seq) | _try(contestant, replace(problem, seq=seq)))
+            return tried[-1]["bytes"] is not None and tried[-1]["bytes"] <= self.limit
+
+        def too_slow(seq: int) -> bool:
+            if not tried or tried[-1]["seconds"] is None:
+                return False
+            last = tried[-1]
+            return last["seconds"] * (seq / last["seq"]) ** (2 if contestant.quadratic else 1) > self.budget
+
+        found, slow = bisect(fits, self.grain, too_slow)
+        stopped = f"a call would take more than {self.budget:g} s (--budget)" if slow else None
+        return dict(limit_bytes=self.limit, seq=found, tried=tried, stopped=stopped)
+
+
+def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bool]) -> tuple[int, bool]:
+    """The largest multiple of `grain` that fits, 0 if none does, where what is longer than something too long does not fit.
+
+    True beside it: it was `too_slow` to look further.
+    """
+    low, high = 0, grain
+    while fits(high):
+        low, high = high, 2 * high
+        if too_slow(high):
+            return low, True
+    while high - low > grain:
+        middle = (low + high) // (2 * grain) * grain
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low, False
+
+
+def _try(contestant: Contestant, problem: Problem) -> dict[str, Any]:
+    """Peak bytes of a call with its inputs, and its seconds; None where the device has no such room."""
+    import time
+
+    import torch
+
+    def call() -> Any:
+        inputs = inputs_of(problem)
+        return inputs, contestant.once(inputs, problem)
+
+    start = time.perf_counter()
+    try:
+        peak = measure.peak_memory(call, problem.device.type)
+    except (MemoryError, torch.cuda.OutOfMemoryError):
+        return dict(bytes=None, seconds=None)
+    return dict(bytes=peak, seconds=time.perf_counter() - start)
+
+
+def inputs_of(problem: Problem) -> Inputs:
+    """Random tensors, without a gradient of the output where the problem asks for none: the inputs and nothing else."""
+    inputs = Inputs.random(problem)
+    return inputs if problem.requires_grad else replace(inputs, dout=inputs.query.detach())

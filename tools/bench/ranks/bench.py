@@ -1,0 +1,91 @@
+"""`dilkit bench --comm ...`: the bench for a problem whose sequence is sharded over ranks; contestants are schedules."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dilkit.problem import Problem
+from dilkit.tools.console import ranks as job
+from dilkit.tools.console.arguments import make_folder
+
+if TYPE_CHECKING:
+    from dilkit.comm import Comm
+
+SUMMARIES = {
+    "auto": "for each branch what moves the fewest rows through the busiest rank",
+    "scatter": "the ranks of a segment deal out its heads",
+    "gather": "each rank is sent the keys and values that its queries see",
+    "ring": "keys and values go round, hop by hop",
+}
+
+
+def run(args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
+    """Measure on all ranks of the job that `args` names; rank 0 writes the three files and prints the table."""
+    for name in ("baseline", "overhead", "quick"):
+        if getattr(args, name):
+            raise ValueError(f"--{name}: does not go with --comm, which compares schedules of exchange; leave it out")
+    job.check(args)
+    make_folder("--out", args.out)
+    return job.run(args, partial(_work, args=args, problem=problem, lengths=lengths, repeats=repeats))
+
+
+def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
+    from dilkit.tools.commands import bench
+
+    result = _measure(comm, args, problem, lengths, repeats)
+    if comm.rank == 0:
+        bench.write(args, result)
+        if args.json:
+            print(json.dumps(result, allow_nan=False))
+    entries = [entry for length in result["lengths"] for entry in length["entries"].values()]
+    return 1 if any(entry["verdict"] == "wrong" for entry in entries) else 0
+
+
+def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> dict[str, Any]:
+    import torch
+    from tqdm import tqdm
+
+    from dilkit.tools.bench.ranks.contest import RingContest
+    from dilkit.tools.report.kinds.bench_report import scaling
+    from dilkit.tools.results import file as results
+
+    found: list[dict[str, Any]] = []
+    seqs = sorted(set(lengths))
+    with tqdm(total=len(seqs), unit="length", disable=True if comm.rank else None) as bar:
+        for seq in seqs:
+            contest = RingContest(
+                comm,
+                args.schedules,
+                args.backend,
+                repeats,
+                args.budget or 20.0,
+                args.comm != "threads",
+                lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}"),
+            )
+            found.append(contest.run(replace(problem, seq=seq)))
+            bar.update()
+    ranks = dict(comm=args.comm, transport=transport_name(args.comm), world_size=comm.size, threads=torch.get_num_threads())
+    who = [dict(name=name, kind="schedule", summary=SUMMARIES[name]) for name in args.schedules]
+    method = dict(repeats=repeats, min_time_s=0.0, budget_s=contest.budget)
+    told = dict(problem=results.describe_problem(problem), method=method, contestants=who, lengths=found, ranks=ranks)
+    return results.new("bench", problem.device, **told, scaling=scaling(found), interrupted=False)
+
+
+def transport_name(kind: str) -> str:
+    """What moves the rows, with its version."""
+    import torch
+    import torch.distributed as dist
+
+    if kind == "mpi":
+        from mpi4py import MPI
+
+        first = str(MPI.Get_library_version()).splitlines()[0].split(",")[0].strip("\0")
+        return " ".join(first.replace("Version:", "").split())
+    if kind == "torch":
+        return f"torch.distributed {torch.__version__}, {dist.get_backend()}"
+    return "threads of one process"

@@ -1,0 +1,211 @@
+"""`dilkit bench`: who computes a pattern how fast, in how much memory, at which lengths."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dilkit.problem import Problem
+from dilkit.tools.bench.suite import SUITES
+from dilkit.tools.console import arguments
+from dilkit.tools.console import ranks as job
+from dilkit.tools.console.arguments import whole
+from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
+
+if TYPE_CHECKING:
+    from dilkit.tools.measure.implementation import Contestant
+
+NAME = "bench"
+HELP = """\
+measure time and memory of backends over lengths, each checked first
+
+Every contestant is checked against fp64 arithmetic just before it is timed, a peer that computes another function against
+that one; all are timed in interleaved rounds, beside a
+matmul of the same run. With --comm the sequence is sharded over ranks, and schedules of exchange are compared; --device cuda
+is then each rank's own GPU. Writes bench.json, bench.md and bench.png (overhead.json with --overhead, suite.* with --suite) into
+--out, in place of earlier ones. Ctrl-C keeps what was measured so far. Exit code 1 when a contestant was wrong or failed."""
+
+SEQS = (2048, 4096, 8192, 16384)
+PEERS = ("gather", "longnet", "dense", "flex", "torchscale", "dilated-attention-pytorch", "natten")
+"""The names that `peers.known` has, known without torch."""
+SCHEDULES = ("auto", "scatter", "gather", "ring")
+REPEATS, OVERHEAD_REPEATS = 7, 201
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    arguments.add_pattern_arguments(parser, seq=None, seq_help=f"tokens (default {','.join(map(str, SEQS))}; 16 with --overhead)")
+    arguments.add_call_arguments(parser)
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
+    group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
+    group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: DILKIT_BACKEND's, else all)")
+    peers = f"measure beside them, or all of: {', '.join(PEERS)}; docs/measurements.md tells of them"
+    group.add_argument("--baseline", "--peers", type=_names, default=(), metavar="A,B", help=peers)
+    group.add_argument("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
+    repeats = f"samples of each contestant (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
+    group.add_argument("--repeats", type=whole(1), metavar="N", help=repeats)
+    group.add_argument(
+        "--budget",
+        type=arguments.positive,
+        metavar="S",
+        help="seconds a call may take before it is left out (default 20; not with --overhead)",
+    )
+    group.add_argument(
+        "--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="folder of the results (default %(default)s)"
+    )
+    group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
+    group.add_argument(
+        "--suite",
+        choices=tuple(SUITES),
+        help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
+    )
+    group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
+    group.add_argument("--full", action="store_true", help="suite seeds: on to a million tokens and more")
+    group.add_argument(
+        "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
+    )
+    job.add_arguments(parser)
+    parser.add_argument_group("ranks").add_argument(
+        "--schedules",
+        type=_schedules,
+        metavar="A,B",
+        help=f"with --comm: schedules of exchange to measure (default {','.join(SCHEDULES)})",
+    )
+
+
+def run(args: Namespace) -> int:
+    """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
+    from dilkit.tools.bench import suite
+    from dilkit.tools.bench.ranks import bench as ring_bench
+    from dilkit.tools.measure import overhead
+
+    if args.suite:
+        return suite.run(args, _defaults())
+    if args.quick:
+        raise ValueError("--quick: goes with --suite alone; for a quick look at a problem of your own, give a small --seq")
+    for name in ("full", "resume"):
+        if getattr(args, name):
+            raise ValueError(f"--{name}: goes with --suite alone; leave it out")
+    if args.seq and args.seqs:
+        raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
+    problem = _problem(args, _lengths_of(args)[-1])
+    if args.comm:
+        args.schedules = args.schedules or SCHEDULES
+        return ring_bench.run(args, problem, _lengths_of(args), args.repeats or REPEATS)
+    if args.schedules:
+        raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")
+    job.check(args)
+    if args.overhead:
+        return overhead.run(args, problem, args.repeats or OVERHEAD_REPEATS)
+    load_torch()
+    contestants = _contestants(args)
+    arguments.make_folder("--out", args.out)
+    result = _measure(args, problem, contestants)
+    if result["lengths"]:
+        write(args, result)
+    else:
+        print("interrupted before anything was measured; nothing is written", file=sys.stderr)
+    if args.json:
+        print(json.dumps(result, allow_nan=False))
+    entries = [entry for length in result["lengths"] for entry in length["entries"].values()]
+    if result["interrupted"]:
+        return INTERRUPTED
+    return 1 if any(entry["verdict"] in ("wrong", "failed") for entry in entries) else 0
+
+
+def _defaults() -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return vars(parser.parse_args([]))
+
+
+def _lengths_of(args: Namespace) -> tuple[int, ...]:
+    given = (args.seq,) if args.seq else args.seqs
+    return given or ((16,) if args.overhead else SEQS)
+
+
+def _problem(args: Namespace, seq: int) -> Problem:
+    from dilkit.device import probe
+
+    kind, _, index = args.device.partition(":")
+    return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), probe(kind, int(index or 0)))
+
+
+def _measure(args: Namespace, longest: Problem, contestants: list[Contestant]) -> dict[str, Any]:
+    """The result of all lengths, shortest first; those before the interruption when there was one."""
+    from dataclasses import replace
+
+    from tqdm import tqdm
+
+    from dilkit.tools.measure.case import Contest
+    from dilkit.tools.report.kinds.bench_report import scaling
+    from dilkit.tools.results import file as results
+
+    lengths: list[dict[str, Any]] = []
+    contest = Contest(contestants, args.repeats or REPEATS, budget=args.budget or 20.0)
+    interrupted = False
+    with tqdm(total=len(_lengths_of(args)), unit="length", file=sys.stderr, disable=None) as bar:
+        try:
+            for seq in sorted(set(_lengths_of(args))):
+                contest.say = lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}")
+                lengths.append(contest.run(replace(longest, seq=seq)))
+                bar.update()
+        except KeyboardInterrupt:
+            interrupted = True
+    who = [dict(name=c.name, kind=c.kind, summary=c.summary, computes=c.computes) for c in contest.contestants]
+    method = dict(repeats=contest.repeats, min_time_s=contest.min_time, budget_s=contest.budget)
+    told = dict(problem=results.describe_problem(longest), method=method, contestants=who, lengths=lengths)
+    return results.new(NAME, longest.device, **told, scaling=scaling(lengths), interrupted=interrupted)
+
+
+def _contestants(args: Namespace) -> list[Contestant]:
+    from dilkit.registry import list_backends
+    from dilkit.selector import requested_backends
+    from dilkit.tools.measure import implementation as contestants
+    from dilkit.tools.measure.peers import known as peers
+
+    asked = ("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, (*PEERS, peers.ALL))
+    for option, names, known in asked:
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
+    names = args.backend or requested_backends() or None
+    return contestants.backend_contestants(names) + peers.peer_contestants(args.baseline)
+
+
+def write(args: Namespace, result: dict[str, Any]) -> None:
+    """Write the three files; the table goes to stdout unless JSON is wanted there, everything else that is said to stderr."""
+    from dilkit.tools.report.kinds import bench_plot, bench_report
+    from dilkit.tools.results import file as results
+
+    results.save(result, args.out / "bench.json")
+    results.write_text(args.out / "bench.md", bench_report.markdown(result))
+    written = ["bench.json", "bench.md"]
+    try:
+        bench_plot.draw(result, args.out / "bench.png")
+        written.append("bench.png")
+    except ImportError as error:
+        print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
+    if not args.json:
+        print(bench_report.text_table(result))
+    print(f"wrote {', '.join(written)} in {args.out}", file=sys.stderr)
+
+
+def _schedules(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        if name not in SCHEDULES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not known; choose from {', '.join(SCHEDULES)}")
+    return names
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty or repeated name; write it as sdpa,reference")
+    return names

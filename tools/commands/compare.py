@@ -1,0 +1,115 @@
+"""`dilkit compare OLD NEW`: what got slower or faster between two result files, measurement by measurement."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dilkit.tools.results.comparison import Comparison
+
+HELP = "compare two result files: exit code 1 if something got slower beyond noise"
+MARGIN = 0.05
+"""What runs of the same code differ by on the same machine, beyond what the samples of one run show."""
+_SHOWN = 60
+"""Rows of the table that are printed without --all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("old", type=Path, metavar="OLD", help="the JSON file of the earlier run")
+    parser.add_argument("new", type=Path, metavar="NEW", help="the JSON file of the later run, of the same kind")
+    parser.add_argument(
+        "--margin",
+        type=_share,
+        default=MARGIN,
+        metavar="SHARE",
+        help="a change counts where all of the ratio's 95%% interval is beyond 1 + SHARE, or below 1 / (1 + SHARE) "
+        "(default %(default)s: what runs of the same code differ by)",
+    )
+    parser.add_argument("--all", action="store_true", help="also the measurements that did not change")
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 10; write 0.05 for 5%")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare and print; 1 where something got slower beyond noise, else 0. Raises `results.ResultError`."""
+    from dilkit.tools.console import text
+    from dilkit.tools.results import comparison
+
+    loaded = [load(path) for path in (args.old, args.new)]
+    (old, before), (new, after) = loaded
+    _check_alike(args, old, new, before.keys() & after.keys())
+    found = comparison.compare(old, new, (before, after), args.margin)
+    if args.json:
+        told = asdict(found) | dict(regressions=len(found.regressions), margin=args.margin)
+        text.print_json("compare", dict(old=text.visible(str(args.old)), new=text.visible(str(args.new)), **told))
+    else:
+        print("\n".join(lines(found, args)))
+    return 1 if found.regressions else 0
+
+
+def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The result in a file, and its measurements. Raises `results.ResultError`."""
+    from dilkit.tools.results import file as results
+    from dilkit.tools.results import measurements, shapes
+
+    result = results.load(path)
+    if complaint := shapes.result({})(result, ""):
+        raise results.ResultError(path, f"{complaint}: not what dilkit writes; run the command again")
+    try:
+        found = measurements.find(result, shapes.SAMPLES)
+    except ValueError as error:
+        raise results.ResultError(path, f"{error}: not what dilkit writes; run the command again") from None
+    if not found:
+        raise results.ResultError(path, f"a result of kind {result['kind']!r} without samples: nothing in it can be compared")
+    return result, found
+
+
+def _check_alike(args: argparse.Namespace, old: dict[str, Any], new: dict[str, Any], both: Any) -> None:
+    from dilkit.tools.results.file import ResultError
+
+    if old["kind"] != new["kind"]:
+        raise ResultError(args.new, f"a result of kind {new['kind']!r}, {args.old} is of {old['kind']!r}; compare two of a kind")
+    if old.get("quick") != new.get("quick"):
+        told = "with --quick" if new.get("quick") else "without --quick"
+        raise ResultError(args.new, f"made {told}, unlike {args.old}: other lengths; run the same command for both")
+    if not both:
+        raise ResultError(args.new, f"measures nothing that {args.old} measures; run the same command for both")
+
+
+def lines(found: Comparison, args: argparse.Namespace) -> list[str]:
+    """The comparison for the terminal."""
+    from dilkit.tools.console.text import aligned, in_seconds, visible
+    from dilkit.tools.results.comparison import FEW, SAME
+
+    shown = [c for c in found.changes if args.all or c.verdict != SAME]
+    rows = [("new / old", "95% interval", "old", "new", "", "what")]
+    for c in shown[: None if args.all else _SHOWN]:
+        interval = "-" if c.verdict == FEW else f"{c.interval[0]:.3f} - {c.interval[1]:.3f}"
+        rows.append((f"{c.ratio:.3f}", interval, in_seconds(c.old), in_seconds(c.new), c.verdict, c.what))
+    told = [visible(f"old: {args.old}"), visible(f"new: {args.new}")]
+    told += [f"{name} differs: {a} -> {b}" for name, a, b in found.differences]
+    told += ["", *aligned(rows)] if len(rows) > 1 else []
+    for name, only in (("old", found.only_old), ("new", found.only_new)):
+        told += ["", f"only in {name}:", *(f"  {what}" for what in only)] if only else []
+    return [*told, "", _verdict(found, args.margin)]
+
+
+def _verdict(found: Comparison, margin: float) -> str:
+    from dilkit.tools.results.comparison import FASTER, SAME
+
+    counts = {verdict: sum(c.verdict == verdict for c in found.changes) for verdict in (FASTER, SAME)}
+    return (
+        f"{len(found.changes)} measurements in both: {len(found.regressions)} slower, {counts[FASTER]} faster, "
+        f"{counts[SAME]} without a change beyond noise (margin {margin:.0%})"
+    )

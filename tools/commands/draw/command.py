@@ -1,0 +1,89 @@
+"""`dilkit draw`: the count matrix of a pattern, in the terminal and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dilkit.pattern import Pattern
+from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of
+from dilkit.tools.console.interrupt import load_torch
+from dilkit.tools.console.terminal import coloured, shaded, side_by_side
+from dilkit.tools.console.text import print_json, wrapped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HELP = "draw the count matrix of a pattern: how many times each query sees each key"
+MAX_SEQ, MAX_HEADS = 2048, 64
+"""Beyond these a cell or a head is less than can be seen in a picture."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the pattern's arguments and --out."""
+    add_pattern_arguments(parser, seq=64, heads=4, segments=(16, 32, 64))
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.png", help="draw into a file instead: .png, .svg or .pdf (needs matplotlib)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw in the terminal or, with --out, into a file. Raises ValueError for what cannot be drawn."""
+    for name, value, limit in (("--seq", args.seq, MAX_SEQ), ("--heads", args.heads, MAX_HEADS)):
+        if value > limit:
+            raise ValueError(f"{name}: {value} is more than a picture can show; at most {limit}")
+    pattern = pattern_of(args)
+    load_torch()
+    count = pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
+    if args.out:
+        from dilkit.tools.commands.draw.picture import save_picture
+
+        save_picture(count, title(pattern, args), args.out, is_causal=args.causal)
+    if args.json:
+        print_json("draw", _facts(count, pattern, args))
+    elif args.out:
+        print(f"wrote {args.out}")
+    else:
+        print("\n".join([*wrapped("", title(pattern, args)), *_drawn(count)]))
+    return 0
+
+
+def title(pattern: Pattern, args: argparse.Namespace) -> str:
+    """What is drawn, in one line."""
+    grouped = f" over {args.kv_heads} key/value heads" if args.kv_heads not in (None, args.heads) else ""
+    return f"{pattern}, {args.seq} tokens, {args.heads} head{'s' * (args.heads > 1)}{grouped}{', causal' if args.causal else ''}"
+
+
+def _facts(count: Tensor, pattern: Pattern, args: argparse.Namespace) -> dict[str, Any]:
+    asked = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, is_causal=args.causal)
+    seen = dict(largest=int(count.max()), share_seen=int((count > 0).sum()) / count.numel(), count=count.tolist())
+    return dict(pattern=json.loads(pattern.to_json()), **asked, out=str(args.out) if args.out else None, **seen)
+
+
+def _drawn(count: Tensor) -> list[str]:
+    """All heads, as many side by side as the terminal holds; too long a sequence is reduced to blocks, which is said."""
+    room = shutil.get_terminal_size((100, 24)).columns
+    block = -(-count.shape[1] // room)
+    if block > 1:
+        from torch.nn.functional import max_pool2d
+
+        count = max_pool2d(count.float()[None], block, ceil_mode=True)[0].int()
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    panels = [[f"head {h}", *(coloured if colour else shaded)(matrix.tolist())] for h, matrix in enumerate(count)]
+    notes = [f"one cell stands for {block} x {block} tokens and shows the largest count among them"] * (block > 1)
+    return [
+        "down: queries, across: keys",
+        *notes,
+        *side_by_side(panels, count.shape[2], room),
+        *_legend(int(count.max()), colour),
+    ]
+
+
+def _legend(largest: int, colour: bool) -> list[str]:
+    draw = coloured if colour else shaded
+    return ["", "count: " + "   ".join(f"{draw([[c]])[0] or '(blank)'} {c}" for c in range(largest + 1))]

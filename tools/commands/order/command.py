@@ -1,0 +1,151 @@
+"""`dilkit order`: what the curves through a grid do to segments, strides and blocks, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from dilkit.orders.locality import locality_report
+from dilkit.orders.token_order import TokenOrder, order
+from dilkit.tools.commands.order.report import reading, report_lines
+from dilkit.tools.console.arguments import numbers, whole
+from dilkit.tools.console.text import print_json
+
+CURVES = ("row-major", "snake", "tile", "morton", "hilbert")
+MAX_TOKENS = 2**24
+HELP = """\
+say what an order of a grid's tokens brings: row-major, snake, tiles, Morton, Hilbert
+
+For each segment length: the share of neighbours that share a segment, the diameter of segments, the distance to the nearest key
+that a dilation rate keeps and, with --window, the key blocks that a block of queries needs. Reordering neither changes nor speeds
+up attention over a fixed set of keys: it changes which tokens share a segment, a block or a stride."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the grid's and the segments' arguments, and --png."""
+    parser.add_argument(
+        "--shape", type=sides, default="64x64", metavar="HxW", help="the grid, N, HxW or DxHxW (default %(default)s)"
+    )
+    parser.add_argument("--curve", choices=CURVES, default="hilbert", help="the curve to judge (default %(default)s)")
+    parser.add_argument(
+        "--segments", type=numbers, default="256,1024", metavar="W,W", help="segment lengths, each reported (default %(default)s)"
+    )
+    parser.add_argument("--rates", type=numbers, default="2,4,8,16", metavar="R,R", help="dilation rates (default %(default)s)")
+    parser.add_argument(
+        "--window", type=sides, metavar="HxW", help="count the active blocks of a window; odd sides, or one for all"
+    )
+    parser.add_argument("--block", type=whole(1), default=128, metavar="B", help="tokens in a block (default %(default)s)")
+    parser.add_argument(
+        "--tile",
+        type=sides,
+        metavar="HxW",
+        help="of the tiles (default: one segment, with --window also one block; compact ones)",
+    )
+    parser.add_argument(
+        "--extra-tokens",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="tokens in front of the grid's, as a class token (default 0)",
+    )
+    parser.add_argument(
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="draw --curve and row-major, first of --segments, last of --rates: .png, .svg or .pdf (needs matplotlib)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report. Raises ValueError naming the argument that does not fit."""
+    _check(args)
+    block = args.block if args.window else None
+    orders = {length: orders_of(args.shape, length, block, args.tile, args.extra_tokens) for length in args.segments}
+    report = collect(args, orders)
+    if args.png:
+        from dilkit.tools.commands.order.picture import save_picture
+
+        length = args.segments[0]
+        found = report["segments"][0]["curves"]
+        pictured = {args.curve: orders[length][args.curve], "row-major": orders[length]["row-major"]}
+        save_picture([(o, found[curve]) for curve, o in pictured.items()], length, args.rates[-1], args.png)
+    if args.json:
+        print_json("order", report)
+    else:
+        print("\n".join(report_lines(report)))
+    return 0
+
+
+def collect(args: argparse.Namespace, orders: dict[int, dict[str, TokenOrder]]) -> dict[str, Any]:
+    """The whole report as plain data."""
+    options: dict[str, Any] = dict(window=args.window if args.window is None or len(args.window) > 1 else args.window[0])
+    segments = []
+    for length, by_curve in orders.items():
+        found = {c: asdict(locality_report(o, length, args.rates, block=args.block, **options)) for c, o in by_curve.items()}
+        segments.append(dict(segment_length=length, reading=reading(found, args.curve), curves=found))
+    grid = dict(shape=args.shape, tokens=args.extra_tokens + prod(args.shape), extra_tokens=args.extra_tokens)
+    return dict(**grid, curve=args.curve, segments=segments, png=str(args.png) if args.png else None)
+
+
+def orders_of(
+    shape: tuple[int, ...], length: int, block: int | None = None, tile: tuple[int, ...] | None = None, extra_tokens: int = 0
+) -> dict[str, TokenOrder]:
+    """The grid's orders by curve; tiles hold one segment of `length` each, unless `tile` says otherwise.
+
+    With `block`, also an order "block-tile", whose tiles hold one block of so many tokens each.
+    """
+    orders = {}
+    for curve in CURVES:
+        one = tile or segment_tile(shape, length)
+        orders[curve] = order(shape, curve, tile=one if curve == "tile" else None, extra_tokens=extra_tokens)
+        if curve == "tile" and block and not tile:
+            orders["block-tile"] = order(shape, curve, tile=segment_tile(shape, block), extra_tokens=extra_tokens)
+    return orders
+
+
+def segment_tile(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """The most compact tile of `length` cells that fits the grid; about `length` where none does.
+
+    Where whole tiles fill the grid, they may be less compact: by up to the square root of 2 in their diagonal.
+    """
+    length = min(length, prod(shape))
+    divisors = sorted({d for low in range(1, int(length**0.5) + 1) if length % low == 0 for d in (low, length // low)})
+    tiles = [(*front, length // prod(front)) for front in product(divisors, repeat=len(shape) - 1) if length % prod(front) == 0]
+    fitting = [tile for tile in tiles if all(t <= side for t, side in zip(tile, shape, strict=True))]
+    if not fitting:
+        edge = round(length ** (1 / len(shape)))
+        return tuple(min(edge, side) for side in shape)
+    cut = {tile: any(side % t for t, side in zip(tile, shape, strict=True)) for tile in fitting}
+    return min(fitting, key=lambda tile: sum(t * t for t in tile) * (1 + cut[tile]))
+
+
+def sides(text: str) -> tuple[int, ...]:
+    """An argument type: whole numbers of 1 or more, as 64x64."""
+    try:
+        parts = tuple(whole(1)(part) for part in text.lower().split("x"))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}; write sides as 64x64") from None
+    if len(parts) > 3:
+        raise argparse.ArgumentTypeError(f"{text!r} has {len(parts)} sides; a grid has 1, 2 or 3")
+    return parts
+
+
+def _check(args: argparse.Namespace) -> None:
+    tokens, axes = args.extra_tokens + prod(args.shape), len(args.shape)
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"--shape: {tokens:,} tokens are more than this command measures; at most {MAX_TOKENS:,}")
+    for option, given, one_for_all in (("--tile", args.tile, False), ("--window", args.window, True)):
+        if given and len(given) != axes and not (one_for_all and len(given) == 1):
+            raise ValueError(f"{option}: {'x'.join(map(str, given))} has {len(given)} sides, the grid {axes}; give one for each")
+    if args.window and any(side % 2 == 0 for side in args.window):
+        raise ValueError(
+            f"--window: {'x'.join(map(str, args.window))} has an even side, which has no middle cell; odd ones are needed"
+        )
+    if args.png:
+        from dilkit.tools.commands.order.picture import check_picture
+
+        check_picture(args.shape, args.png)

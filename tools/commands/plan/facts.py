@@ -1,0 +1,134 @@
+"""The numbers of `dilkit plan`, out of exchange plans: bytes, work, memory and predicted times of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.comm.passes.buffers import held_bytes, ring_bytes
+from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
+from dilkit.comm.plan.explain import branch_facts, explained
+from dilkit.comm.plan.spread import members_of
+from dilkit.comm.plan.tally import Tally
+from dilkit.comm.plan.traffic import Rows
+from dilkit.tools.console.text import in_bytes
+
+BACKWARD = 2.5
+"""Nominal FLOPs of a backward pass, in those of a forward pass."""
+Numbers = NDArray[Any]
+
+
+def schedule_facts(plan: ExchangePlan, rows: Rows, *, bandwidth: float, flops: float) -> dict[str, Any]:
+    """All about one schedule: routes; the smallest, the mean and the largest bytes, FLOPs and memory of all ranks; seconds."""
+    sent = {phase: plan.legs(phase, rows).sent for phase in PHASES}
+    memory, times, work = memory_of(plan, rows), times_of(plan, rows, bandwidth, flops), forward_flops(plan, rows)
+    slowest = int(np.argmax(times["overlapped"]))
+    return dict(
+        explanation=explained(plan, rows).split("\n"),
+        branches=[facts.to_dict() for facts in branch_facts(plan, rows)],
+        sent_bytes={phase: _spread(counts) for phase, counts in sent.items()},
+        flops={**_spread(work), "balance": float(work.max() / (work.sum() / len(work))) if work.any() else 1.0},
+        memory_bytes={name: _spread(counts) for name, counts in memory.items()},
+        seconds={name: float(times[name][slowest]) for name in times},
+        by_rank=dict(
+            **{f"{phase}_bytes": counts.tolist() for phase, counts in sent.items()},
+            flops=work.tolist(),
+            exchange_bytes=memory["exchange buffers"].tolist(),
+        ),
+    )
+
+
+def one_rank(plan: ExchangePlan, rows: Rows, rank: int, *, bandwidth: float, flops: float) -> dict[str, Any]:
+    """One rank: its positions, bytes by phase and by what is sent, FLOPs by when they are done, memory and seconds."""
+    where, work, unit = plan.positions(rank), plan.all_work, flops_of_a_pair(rows)
+    legs = {phase: plan.legs(phase, rows) for phase in PHASES}
+    return dict(
+        rank=rank,
+        positions=[where.start, where.stop],
+        sent_bytes={phase: _legs(legs[phase], "sent", rank) for phase in PHASES},
+        received_bytes={phase: _legs(legs[phase], "received", rank) for phase in PHASES},
+        flops={name: int(getattr(work, name)[rank]) * unit for name in ("local", "moved", "ring", "total")},
+        memory_bytes={name: int(counts[rank]) for name, counts in memory_of(plan, rows).items()},
+        seconds={name: float(found[rank]) for name, found in times_of(plan, rows, bandwidth, flops).items()},
+    )
+
+
+def _legs(legs: Any, way: str, rank: int) -> dict[str, int]:
+    found = {name: int(getattr(getattr(legs, name), way)[rank]) for name in ("there", "back", "ring")}
+    return {**found, "total": sum(found.values())}
+
+
+def flops_of_a_pair(rows: Rows) -> int:
+    """Nominal forward FLOPs of a query-key pair, as `Pattern.flops` counts them."""
+    return 4 * rows.head_dim * rows.batch
+
+
+def forward_flops(plan: ExchangePlan, rows: Rows) -> Numbers:
+    """`(world_size,)`, integers of any size."""
+    return plan.all_work.total * flops_of_a_pair(rows)
+
+
+def memory_of(plan: ExchangePlan, rows: Rows) -> dict[str, Numbers]:
+    """Bytes on each rank, `(world_size,)`, by kind; weights and what a backend needs beside its results are not among them.
+
+    Inputs are query, key, value (and mask); results out and lse; gradients those of the results and of the inputs.
+    """
+    tokens = np.diff(np.array(plan.cuts, np.int64)) * rows.batch
+    queries, keys = plan.heads * rows.row, 2 * plan.kv_heads * rows.row
+    found: dict[str, Numbers] = {
+        "inputs": tokens * (queries + keys + rows.key_padding_mask),
+        "results": tokens * (queries + plan.heads * rows.number),
+        "gradients": tokens * (2 * queries + keys),
+        "exchange buffers": held_bytes(plan, rows),
+        "ring buffers": ring_bytes(plan, rows),
+    }
+    return {**found, "total": np.sum(list(found.values()), axis=0)}
+
+
+def times_of(plan: ExchangePlan, rows: Rows, bandwidth: float, flops: float) -> dict[str, Numbers]:
+    """Seconds of each rank, `(world_size,)`, for forward and backward together; no rank is thought to wait for another's work.
+
+    overlapped = max(local work, rows there) + work on rows moved + max(work round rings, ring + results back)
+    """
+    work, unit = plan.all_work, flops_of_a_pair(rows) / flops
+    local, moved, ring = (np.array(part, float) * unit for part in (work.local, work.moved, work.ring))
+    compute, sending, overlapped = (np.zeros(plan.world_size) for _ in range(3))
+    for phase, factor in zip(PHASES, (1.0, BACKWARD), strict=True):
+        legs = plan.legs(phase, rows)
+        there, back, around = (leg.busier / bandwidth for leg in (legs.there, legs.back, legs.ring))
+        compute += factor * (local + moved + ring)
+        sending += there + back + around
+        overlapped += np.maximum(factor * local, there) + factor * moved + np.maximum(factor * ring, back + around)
+    return dict(compute=compute, communication=sending, overlapped=overlapped, sequential=compute + sending)
+
+
+def baselines(plan: ExchangePlan, rows: Rows, bandwidth: float) -> dict[str, Any]:
+    """What others would send in a forward pass, from the rank that sends most, beside what they would keep."""
+    shard = int(np.diff(np.array(plan.cuts, np.int64)).max()) * plan.kv_heads * rows.batch * rows.key_and_value
+    pattern, shape = plan.pattern, (plan.cuts, plan.heads, plan.kv_heads)
+    members = [members_of(pattern, branch, *shape) for branch in range(len(pattern.branches))]
+    sparse = rows.batch * rows.key_and_value * sum(Tally(found, plan.world_size, 1, False).keys_sent for found in members)
+    sent = {"full_ring": (plan.world_size - 1) * shard, "segment_all_gather": int(np.max(sparse))}
+    return {name: dict(forward_bytes=count, seconds=count / bandwidth) for name, count in sent.items()}
+
+
+def choice(plans: Mapping[str, ExchangePlan], rows: Rows) -> str:
+    """What the automatic choice is, and why, in one line."""
+    if "auto" not in plans:
+        return ""
+    kinds = [route.kind for route in plans["auto"].routes]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    if set(kinds) == {"local"}:
+        return f"auto: {counts}: every segment is within one rank, and nothing is sent"
+    most = {name: int(plan.legs("forward", rows).sent.max()) for name, plan in plans.items()}
+    others = ", ".join(f"{name} {in_bytes(most[name])}" for name in plans if name != "auto")
+    beside = f" ({others})" if others else ""
+    reason = "the fewest rows through the busiest rank, branch by branch"
+    return f"auto: {counts}: {reason}; {in_bytes(most['auto'])} sent forward{beside}"
+
+
+def _spread(counts: Numbers) -> dict[str, Any]:
+    return dict(min=int(counts.min()), mean=float(counts.sum() / len(counts)), max=int(counts.max()))

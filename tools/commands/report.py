@@ -1,0 +1,97 @@
+"""`dilkit report`: what result files say, as text, as Markdown, and as one HTML page. A pure function of the files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from dilkit.tools.report.document import Plot, Section
+
+HELP = "tell what result files say: tables, and plots as HTML or Markdown"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a JSON file that dilkit bench or dilkit demo wrote")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page with all tables and plots, which needs no other file"
+    )
+    parser.add_argument("--md", type=Path, metavar="FILE", help="write Markdown, the plots beside it as FILE-1.svg and so on")
+    parser.epilog = "Without --html and --md the tables are printed. Plots need matplotlib: pip install 'dilkit[plot]'."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read all files, then write or print; 0. Raises `results.ResultError` for the first file that is no result."""
+    from dilkit.tools.console import text
+    from dilkit.tools.report import html as report_html
+    from dilkit.tools.report import markdown as report_text
+    from dilkit.tools.results import file as results
+
+    sections = sections_of(args.files)
+    draw, note = drawing()
+    for option, path in (("--html", args.html), ("--md", args.md)):
+        if path is not None and path.is_dir():
+            raise ValueError(f"{option}: {path} is a folder; name the file to write in it")
+    written = []
+    if args.html:
+        results.write_text(args.html, report_html.page(sections, draw, note))
+        written.append(args.html)
+    if args.md:
+        written += write_markdown(sections, args.md, draw, note)
+    if args.json:
+        text.print_json("report", dict(sections=[asdict(one) for one in sections]))
+    elif not written:
+        print(report_text.text(sections))
+    for line in (f"wrote {', '.join(map(str, written))}" if written else "", note if written else ""):
+        if line:
+            print(line, file=sys.stderr)
+    return 0
+
+
+def sections_of(paths: Sequence[Path]) -> list[Section]:
+    """What each file says, in this order. Raises `results.ResultError`."""
+    from dilkit.tools.console.text import visible
+    from dilkit.tools.report.document import Section
+    from dilkit.tools.site import figures
+
+    found = [(path, *figures.load(path)) for path in paths]
+    stems = [path.stem for path in paths]
+    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
+    return [
+        Section(visible(name), result["kind"], result["command"], kind.tell(result))
+        for name, (_, kind, result) in zip(names, found, strict=True)
+    ]
+
+
+def drawing() -> tuple[Callable[[Plot, int], str] | None, str]:
+    """What draws plots, and nothing to say of it; without matplotlib None, and what to do about that."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        return None, f"No plots: {error}. `pip install 'dilkit[plot]'` brings what draws them; the tables are whole."
+    from dilkit.tools.report.picture import svg
+
+    return svg, ""
+
+
+def write_markdown(sections: Sequence[Section], path: Path, draw: Callable[[Plot, int], str] | None, note: str) -> list[Path]:
+    """Write the page to `path`, and beside it a picture for each plot. Returns what was written."""
+    from dilkit.tools.report import markdown as report_text
+    from dilkit.tools.results import file as results
+
+    written: list[Path] = []
+
+    def picture(plot: Plot) -> str | None:
+        if draw is None:
+            return None
+        written.append(path.with_name(f"{path.stem}-{len(written) + 1}.svg"))
+        results.write_text(written[-1], draw(plot, 0))
+        return quote(written[-1].name)
+
+    results.write_text(path, report_text.markdown(sections, picture, note))
+    return [path, *written]

@@ -1,0 +1,179 @@
+"""`dilkit tune`: which backend is the fastest here, for problems like yours; the automatic choice then goes by it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dilkit import environment
+from dilkit.device import Device, probe
+from dilkit.problem import Problem
+from dilkit.selection import entries as tuned_entries
+from dilkit.selection import tuned
+from dilkit.selection.table import table_preference
+from dilkit.tools.commands.bench import SEQS
+from dilkit.tools.commands.info.facts import devices
+from dilkit.tools.commands.tune import report as tune_report
+from dilkit.tools.console import arguments
+from dilkit.tools.console.arguments import whole
+from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
+from dilkit.tools.console.text import print_json
+
+HELP = """\
+measure which backend is the fastest here, for the automatic choice to go by
+
+Every backend that can compute the problem is checked against fp64 arithmetic, then timed in interleaved rounds: calls without
+a backward pass, and calls with one. The order by median time goes into a file, DILKIT_TUNED says which. The automatic choice
+goes by it for problems of the same dtype, head_dim, causality, pattern and, to the nearest power of two, length, on the same
+device with the same torch and dilkit. Other problems are measured by another run, which adds to the file. Ctrl-C keeps what
+was measured so far. Exit code 1 when a backend was wrong or failed, or none could be measured."""
+
+PASSES = {"forward": (False,), "training": (True,), "both": (False, True)}
+REPEATS = 7
+BUDGET = 5.0
+MIN_TIME = 0.02
+"""Seconds that a sample lasts at least."""
+
+Report = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    arguments.add_pattern_arguments(parser, seq=None, seq_help=f"tokens (default {','.join(map(str, SEQS))})")
+    arguments.add_call_arguments(parser, train=False)
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
+    group.add_argument("--passes", choices=tuple(PASSES), default="both", help="calls to measure (default %(default)s)")
+    arguments.add_backend_argument(group, "backends to measure (default: all)")
+    where = "cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)"
+    group.add_argument("--device", type=arguments.device_here, help=where)
+    group.add_argument("--repeats", type=whole(1), default=REPEATS, metavar="N", help="samples of each (default %(default)s)")
+    spent = "seconds a call may take before its backend is left out (default %(default)g)"
+    group.add_argument("--budget", type=arguments.positive, default=BUDGET, metavar="S", help=spent)
+    instead = parser.add_argument_group("the file").add_mutually_exclusive_group()
+    instead.add_argument("--show", action="store_true", help="measure nothing: show what was measured before")
+    instead.add_argument("--clear", action="store_true", help="measure nothing: remove the file")
+
+
+def run(args: Namespace) -> int:
+    """Measure and write the file, or show it, or remove it; exit codes as `HELP` says."""
+    path = environment.tuned_file()
+    if path is None:
+        raise ValueError(f"{environment.TUNED.name}={environment.tuned()!r}: no file to keep orders in; name one, or unset it")
+    if args.clear:
+        return _clear(args, path)
+    return _show(args, path) if args.show else _tune(args, path)
+
+
+def _tune(args: Namespace, path: Path) -> int:
+    if args.seq and args.seqs:
+        raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
+    if (started := environment.launch()) is not None and started.size > 1:
+        raise ValueError(f"{started.launcher} started {started.size} processes, which would disturb each other; start one")
+    load_torch()
+    posed = _problems(args)
+    arguments.make_folder(environment.TUNED.name, path.parent)
+    measured, interrupted = _measure(args, path, posed)
+    told = dict(file=str(path), setup=str(tuned.setup_of(posed[0].device)), overridden=list(environment.backend_names()))
+    report = dict(**told, problems=measured, interrupted=interrupted)
+    if args.json:
+        print_json("tune", report)
+    else:
+        print("\n".join(tune_report.lines(report)))
+    if interrupted:
+        return INTERRUPTED
+    verdicts = [entry["verdict"] for found in measured for entry in found["left_out"]]
+    return 1 if {"wrong", "failed"} & set(verdicts) or not all(found["order"] for found in measured) else 0
+
+
+def _problems(args: Namespace) -> list[Problem]:
+    """What is to be measured, the shortest first: each length once or twice, without and with a backward pass."""
+    kind, _, index = (args.device or "").partition(":")
+    device = probe(kind, int(index or 0)) if kind else _first_gpu()
+    seqs = sorted({args.seq} if args.seq else set(args.seqs or SEQS))
+    flags = PASSES[args.passes]
+    return [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": f}), device) for n in seqs for f in flags]
+
+
+def _first_gpu() -> Device:
+    return next((d for d in devices()[1:] if isinstance(d, Device)), None) or probe("cpu")
+
+
+def _measure(args: Namespace, path: Path, posed: list[Problem]) -> tuple[list[Report], bool]:
+    """What became of each problem, and whether there was an interruption; every order is in the file as soon as it is known."""
+    from tqdm import tqdm
+
+    from dilkit.tools.measure.case import Contest
+    from dilkit.tools.measure.implementation import backend_contestants
+
+    def contest() -> Contest:
+        return Contest(backend_contestants(args.backend), args.repeats, MIN_TIME, args.budget)
+
+    contests = {False: contest(), True: contest()}
+    measured: list[Report] = []
+    with tqdm(total=len(posed), unit="problem", file=sys.stderr, disable=None) as bar:
+        try:
+            for problem in posed:
+                held = contests[problem.requires_grad]
+                held.say = lambda text, p=problem: bar.set_description(f"{p.seq:,} tokens, {_passes(p)}: {text}")
+                measured.append(_found(problem, held.run(problem)["entries"]))
+                _keep(path, problem, measured[-1]["order"])
+                bar.update()
+        except KeyboardInterrupt:
+            return measured, True
+    return measured, False
+
+
+def _found(problem: Problem, entries: dict[str, Report]) -> Report:
+    """The order of backends and why others are not in it."""
+    times = {name: entry["time"]["median_s"] for name, entry in entries.items() if entry["verdict"] == "measured"}
+    order = [dict(backend=name, seconds=times[name]) for name in sorted(times, key=times.__getitem__)]
+    others = [dict(backend=n, verdict=e["verdict"], reasons=e["reasons"]) for n, e in entries.items() if n not in times]
+    told = dict(problem=str(problem), seq=problem.seq, requires_grad=problem.requires_grad)
+    return dict(**told, order=order, left_out=others, by_table=[n for n in table_preference(problem).order if n in times])
+
+
+def _keep(path: Path, problem: Problem, order: list[Report]) -> None:
+    """Put `order` into the file, in place of an earlier one for the same key; in place of a file that cannot be read, too."""
+    from dilkit.tools.results.file import write_text
+
+    if not order:
+        return
+    try:
+        kept = tuned_entries.load(path)
+    except tuned_entries.TunedError as error:
+        print(f"{error}; it is written anew", file=sys.stderr)
+        kept = ()
+    seconds = tuple((row["backend"], row["seconds"]) for row in order)
+    new = tuned_entries.Entry(tuned.setup_of(problem.device), tuned.shape_of(problem), seconds)
+    write_text(path, tuned_entries.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
+    tuned.read_again()
+
+
+def _passes(problem: Problem) -> str:
+    return "training" if problem.requires_grad else "forward"
+
+
+def _show(args: Namespace, path: Path) -> int:
+    entries = tuned_entries.load(path)
+    here = {tuned.setup_of(device) for device in devices() if isinstance(device, Device)}
+    if args.json:
+        print_json("tune", dict(file=str(path), entries=tune_report.plain(entries, here)))
+    else:
+        print("\n".join([f"{path}: {len(entries) or 'no'} orders", *tune_report.listed(entries, here)]))
+    return 0
+
+
+def _clear(args: Namespace, path: Path) -> int:
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    tuned.read_again()
+    if args.json:
+        print_json("tune", dict(file=str(path), removed=there))
+    else:
+        print(f"{'removed' if there else 'there is no file'} {path}")
+    return 0

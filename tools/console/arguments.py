@@ -1,0 +1,202 @@
+"""Arguments that several commands share: the pattern, the call it is used in, the device. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dilkit.device import Device, cuda_count, parse_capability, probe
+from dilkit.pattern import OFFSETS, OVERLAPS, Pattern
+from dilkit.problem import DTYPES, Problem
+from dilkit.tools.console.quantities import whole_number
+
+DENSE = "dense"
+_ALIASES = {
+    "fp64": "float64",
+    "double": "float64",
+    "fp32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+}
+
+
+def add_pattern_arguments(
+    parser: argparse.ArgumentParser,
+    seq: int | None = 16384,
+    heads: int = 8,
+    segments: Sequence[int] | None = (2048, 4096, 8192, 16384),
+    seq_help: str = "tokens (default %(default)s)",
+) -> None:
+    """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --head-split,
+    --causal; read them with `pattern_of`. `segments=None`: `set_series` is to set them once --seq is known."""
+    shown = ",".join(map(str, segments)) if segments else "2048,8192,32768,... up to --seq, with rates 1,4,16,..."
+    group = parser.add_argument_group("pattern")
+    group.add_argument("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
+    group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
+    group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
+    group.add_argument(
+        "--segments",
+        type=_segments,
+        default=tuple(segments) if segments else None,
+        metavar="W,W",
+        help=f"segment lengths, or {DENSE} (default {shown})",
+    )
+    group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
+    group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
+    group.add_argument(
+        "--overlap", choices=OVERLAPS, default=OVERLAPS[0], help="how a key of several branches counts (default %(default)s)"
+    )
+    group.add_argument("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
+    group.add_argument("--causal", action="store_true", help="no token sees a later one")
+
+
+def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32", train: bool = True) -> None:
+    """Add --dim, --dtype, --batch, --mask and, with `train`, --train; `problem_of` reads them together with the pattern's."""
+    group = parser.add_argument_group("call")
+    group.add_argument("--dim", type=whole(1), default=dim, metavar="D", help="size of a head (default %(default)s)")
+    group.add_argument(
+        "--dtype", type=dtype_name, default=dtype, help="fp64, fp32, bf16, fp16 or torch's names (default %(default)s)"
+    )
+    group.add_argument("--batch", type=whole(1), default=1, metavar="B", help="sequences (default %(default)s)")
+    group.add_argument("--mask", action="store_true", help="with a key padding mask")
+    if train:
+        group.add_argument("--train", action="store_true", help="with a backward pass")
+
+
+def add_backend_argument(parser: argparse._ActionsContainer, help: str) -> None:
+    """Add --backend: a tuple of known names, None when it is not given."""
+    parser.add_argument("--backend", type=_backends, metavar="A,B", help=help)
+
+
+def set_series(args: argparse.Namespace) -> None:
+    """Where --segments is not given, set LongNet's geometric series: lengths 2048, 8192, ... up to --seq, rates 1, 4, ..."""
+    if args.segments is not None:
+        return
+    if args.rates is not None:
+        raise ValueError("--rates: without --segments the rates are 1,4,16,...; give both, or neither")
+    powers = [4**i for i in range(64) if i == 0 or 2048 * 4**i <= args.seq]
+    args.segments, args.rates = tuple(2048 * power for power in powers), tuple(powers)
+
+
+def pattern_of(args: argparse.Namespace) -> Pattern:
+    """The pattern that the arguments of `add_pattern_arguments` name. Raises ValueError naming them."""
+    if args.kv_heads is not None and args.heads % args.kv_heads:
+        raise ValueError(f"--kv-heads: {args.kv_heads} does not divide --heads {args.heads}")
+    if args.segments == DENSE:
+        if args.rates not in (None, (1,)):
+            raise ValueError(f"--rates: {args.rates} does not go with --segments {DENSE}, whose one rate is 1; leave --rates out")
+        lengths, rates = Pattern.dense().segment_lengths, (1,)
+    else:
+        lengths, rates = args.segments, args.rates or tuple(2**i for i in range(len(args.segments)))
+    options = dict(offset=args.offset, overlap=args.overlap)
+    try:
+        if args.head_split:
+            return Pattern.head_split(lengths, rates, args.heads, **options)
+        return Pattern(lengths, rates, **options)
+    except ValueError as error:
+        raise ValueError(f"--segments, --rates: {error}") from None
+
+
+def problem_of(args: argparse.Namespace, device: Device | None = None) -> Problem:
+    """The problem that the arguments of `add_pattern_arguments` and `add_call_arguments` name, on `device` (default: the CPU)."""
+    sizes = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, head_dim=args.dim, batch=args.batch)
+    flags = dict(is_causal=args.causal, key_padding_mask=args.mask, requires_grad=args.train)
+    options: dict[str, Any] = {**sizes, **flags, "device": device or probe("cpu")}
+    return Problem(pattern=pattern_of(args), dtype=args.dtype, **options)
+
+
+def make_folder(option: str, folder: Path) -> None:
+    """Make the folder that `option` names, before there are results to lose. Raises ValueError where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option}: folder {str(folder)!r} cannot be made: {error.strerror}; name another") from None
+
+
+def whole(at_least: int) -> Callable[[str], int]:
+    """An argument type: a whole number, `at_least` or more, as 65536, 65_536, 65,536, 64K (K, M, G: powers of 1024) or 1e9."""
+
+    def parse(text: str) -> int:
+        try:
+            number = whole_number(text)
+        except ValueError:
+            number = at_least - 1
+        if number < at_least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {at_least} or more")
+        return number
+
+    return parse
+
+
+def positive(text: str) -> float:
+    """An argument type: a number of seconds above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number
+
+
+def dtype_name(text: str) -> str:
+    """An argument type: fp16, half or float16 is "float16", and so on."""
+    name = _ALIASES.get(text.lower(), text.lower()).removeprefix("torch.")
+    if name not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose from fp64, fp32, bf16, fp16 or {', '.join(DTYPES)}")
+    return name
+
+
+def assumed_device(text: str) -> Device:
+    """An argument type: the facts of a device that need not be there, such as sm_61."""
+    try:
+        return Device.assume(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def device_here(text: str) -> str:
+    """An argument type: the name of a device of this machine, cpu, cuda or cuda:1. Imports torch for all but cpu."""
+    kind, _, index = text.partition(":")
+    if text == "cpu":
+        return text
+    if kind != "cuda" or not (index or "0").isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose from cpu, cuda, cuda:1, ...{_mention_assume(text)}")
+    try:
+        there = cuda_count()
+    except Exception as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be reached: {type(error).__name__}: {error}") from None
+    if int(index or 0) >= there:
+        raise argparse.ArgumentTypeError(f"{text!r} is not there: torch sees {there} CUDA devices")
+    return f"{kind}:{int(index or 0)}"
+
+
+def _mention_assume(text: str) -> str:
+    try:
+        parse_capability(text)
+    except ValueError:
+        return ""
+    return f" (`dilkit info --assume {text}` takes a GPU that is not here)"
+
+
+def _segments(text: str) -> tuple[int, ...] | str:
+    return DENSE if text.strip().lower() == DENSE else numbers(text)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """An argument type: whole numbers of 1 or more, comma-separated."""
+    return tuple(whole(1)(part.strip()) for part in text.split(","))
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    from dilkit.registry import list_backends
+
+    names, known = tuple(part.strip() for part in text.split(",")), list_backends()
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a known backend; known: {', '.join(known)}")
+    return names

@@ -1,0 +1,134 @@
+"""Time and memory of dilated against dense attention, forward and backward, as the sequence grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from dilkit import Pattern, Problem, dilated_attention, explain
+from dilkit.tools.measure.timing import MIB, MeasureError, Samples, peak_memory, time_interleaved
+
+TIME_BUDGET = 25.0
+"""Seconds one forward and backward may take."""
+MEMORY_BUDGET = 4096 * MIB
+_ONCE_FROM = 2.0
+"""Seconds: a call that is expected to take this long is made once."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One forward and backward: median seconds, and peak extra bytes (None where they cannot be measured)."""
+
+    seconds: float
+    samples: tuple[float, ...]
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One length; a kind that was not run is None, and `note` says why."""
+
+    tokens: int
+    dilated: Measured | None
+    dense: Measured | None
+    note: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """Dense time over dilated time."""
+        return None if self.dense is None or self.dilated is None else self.dense.seconds / self.dilated.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self) | dict(speedup=self.speedup)
+
+
+class Scaling:
+    """Measures `problem`'s pattern and dense attention, each by the backend that the selector picks, length by length.
+
+    `rows` is up to date whenever it is interrupted.
+    """
+
+    def __init__(self, problem: Problem, lengths: Sequence[int]) -> None:
+        self.problem, self.lengths = problem, tuple(lengths)
+        self.patterns = {"dilated": problem.pattern, "dense": Pattern.dense()}
+        self.backends = {kind: explain(replace(problem, pattern=pattern)).picked for kind, pattern in self.patterns.items()}
+        self.rows: list[Row] = []
+        self.memory_note = ""
+
+    def run(self, after_row: Callable[[Row], Any]) -> None:
+        """Measure length by length, leaving out what would exceed a budget."""
+        for tokens in self.lengths:
+            self.rows.append(self._row(tokens))
+            after_row(self.rows[-1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        sizes = dict(batch=self.problem.batch, heads=self.problem.heads, head_dim=self.problem.head_dim, dtype=self.problem.dtype)
+        budgets = dict(time_budget_s=TIME_BUDGET, memory_budget_bytes=MEMORY_BUDGET, memory_note=self.memory_note)
+        rows = [row.to_dict() for row in self.rows]
+        return dict(**sizes, pattern=str(self.problem.pattern), backends=self.backends, **budgets, rows=rows)
+
+    def _row(self, tokens: int) -> Row:
+        """Short calls are timed in turns, so that both kinds meet the same machine; long ones once."""
+        forecasts = {kind: self._forecast(kind, tokens) for kind in self.patterns}
+        notes = [_excess(kind, *forecasts[kind]) for kind in self.patterns]
+        calls = {
+            kind: _call(self.problem, self.patterns[kind], tokens)
+            for kind in self.patterns
+            if not _excess(kind, *forecasts[kind])
+        }
+        short = {kind: call for kind, call in calls.items() if forecasts[kind][0] < _ONCE_FROM}
+        samples = time_interleaved(short, repeats=5) if short else {}
+        measured = {kind: self._with_peak(calls[kind], samples.get(kind)) for kind in calls}
+        return Row(tokens, measured.get("dilated"), measured.get("dense"), "; ".join(filter(None, notes)))
+
+    def _forecast(self, kind: str, tokens: int) -> tuple[float, float]:
+        """Seconds and bytes expected: those of the last length measured, times the square of the growth. 0 at first."""
+        for row in reversed(self.rows):
+            last: Measured | None = getattr(row, kind)
+            if last is not None:
+                growth = (tokens / row.tokens) ** 2
+                return growth * last.seconds, growth * (last.peak_bytes or 0)
+        return 0.0, 0.0
+
+    def _with_peak(self, call: Callable[[], Any], samples: Samples | None) -> Measured:
+        """With the peak memory of a further call, which is also the one that is timed where there are no samples yet."""
+        taken = [] if samples is None else [samples]
+
+        def timed() -> None:
+            taken.append(time_interleaved({"": call}, repeats=1, warmup=0)[""])
+
+        try:
+            peak = peak_memory(timed)
+        except MeasureError as error:
+            peak, self.memory_note = None, str(error)
+            timed()
+        return Measured(taken[0].median, taken[0].seconds, peak)
+
+
+def _excess(kind: str, seconds: float, size: float) -> str:
+    """Why a call that is expected to take this long and this much is not made; empty if it is."""
+    if seconds > TIME_BUDGET:
+        return f"{kind} left out: about {seconds:,.0f} s expected, {TIME_BUDGET:.0f} s allowed"
+    if size > MEMORY_BUDGET:
+        return f"{kind} left out: up to {size / MIB:,.0f} MiB expected, {MEMORY_BUDGET / MIB:,.0f} MiB allowed"
+    return ""
+
+
+def _call(problem: Problem, pattern: Pattern, tokens: int) -> Callable[[], Any]:
+    """A function that computes `problem` with this pattern and length, forward and backward."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (problem.batch, tokens, problem.heads, problem.head_dim)
+    query, key, value, grad = (torch.randn(shape, generator=generator, dtype=getattr(torch, problem.dtype)) for _ in range(4))
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+
+    def call() -> Any:
+        out = dilated_attention(*inputs, pattern, is_causal=problem.is_causal)
+        assert isinstance(out, torch.Tensor)
+        return torch.autograd.grad(out, inputs, grad)
+
+    return call

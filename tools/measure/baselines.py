@@ -1,0 +1,186 @@
+"""What dilkit is compared with: attention as one would write it in plain PyTorch. For comparisons only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.problem import Problem
+from dilkit.tools.measure import fused
+from dilkit.tools.measure.implementation import Contestant, Inputs
+from dilkit.tools.measure.peers import functions as peer_functions
+
+
+def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
+    """The same function as `dilkit.dilated_attention`, in the manner of LongNet's published code, with exact gradients.
+
+        out = sum_b softmax_b(lse_b) * out_b        (out_b, lse_b) = attention over the kept rows of branch b
+
+    For every branch the kept rows of query, key and value are gathered into new contiguous tensors, attended to by one of
+    torch's fused kernels, and scattered back into tensors as long as the sequence; the branches are then merged. Where a rate
+    does not divide the heads, heads of zeros are added. Gathering, scattering and merging are torch operators that autograd
+    differentiates.
+    """
+    return _merged(*_branches(query, key, value, problem))
+
+
+def longnet_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
+    """LongNet's procedure as published: as `gather_attention`, but the weights of the branches are constants to the gradient.
+
+    Where a segment is cut short by the end of the sequence, or its length is no multiple of the rate, it is filled up with
+    zeros, and without a causal mask the kept rows see these zeros as keys.
+    """
+    outs, lses = _branches(query, key, value, problem)
+    return _merged(outs, [lse.detach() for lse in lses])
+
+
+def _branches(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
+    found = [_branch(query, key, value, problem, branch) for branch in problem.pattern.branches]
+    return [out for out, _ in found], [lse for _, lse in found]
+
+
+def _merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
+    """The sum of `outs` `(batch, seq, heads, head_dim)`, weighted by the softmax over `lses` `(batch, heads, seq)`."""
+    lse = torch.stack(list(lses))
+    # A row that no branch keeps is -inf everywhere: a finite maximum makes its weights 0 and not NaN.
+    weights = (lse - lse.amax(0).clamp(min=-1e30).detach()).exp()
+    weights = (weights / weights.sum(0).clamp(min=1e-30)).transpose(-1, -2).unsqueeze(-1).to(outs[0].dtype)
+    return sum(weight * out for weight, out in zip(weights, outs, strict=True))
+
+
+def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch: DilatedSegment) -> tuple[Tensor, Tensor]:
+    """`out` `(batch, seq, heads, head_dim)`, `lse` `(batch, heads, seq)` of one branch; 0 and -inf in rows it does not keep."""
+    length, rate = min(branch.segment_length, problem.seq), branch.dilation_rate
+    by_offset = problem.pattern.offset == "block"
+    lacking = -problem.heads % rate  # heads of zeros, so that each offset has as many heads as the others
+    query, key, value = (_filled_up(x, length, rate, lacking) for x in (query, key, value))
+    segment, length = length, length + -length % rate
+    views = [_kept(x, length, rate, by_offset).permute(0, 1, 5, 3, 2, 4) for x in (query, key, value)]
+    q, k, v = (x.reshape(-1, problem.heads + lacking, *x.shape[-2:]).contiguous() for x in views)
+    out, lse = fused.attention_and_lse(q, k, v, problem)
+    segments = out.view(views[0].shape).permute(0, 1, 4, 3, 5, 2)
+    lses = lse.view(views[0].shape[:-1]).permute(0, 1, 4, 3, 2).unsqueeze(4)
+    whole_out, whole_lse = torch.zeros_like(query), lse.new_full((*query.shape[:3], 1), -math.inf)
+    _kept(whole_out, length, rate, by_offset).copy_(segments)
+    _kept(whole_lse, length, rate, by_offset).copy_(lses)
+    out, lse = (_cut_back(x, problem, segment, length) for x in (whole_out, whole_lse))
+    return out, lse.squeeze(-1).transpose(1, 2)
+
+
+def _filled_up(x: Tensor, length: int, rate: int, heads: int) -> Tensor:
+    """`x` with zeros after the sequence up to a whole segment, after each segment up to a multiple of `rate`, and for `heads`
+    more heads."""
+    pad = torch.nn.functional.pad
+    if after := -x.shape[1] % length:
+        x = pad(x, (0, 0, 0, 0, 0, after))
+    if within := -length % rate:
+        x = pad(x.unflatten(1, (-1, length)), (0, 0, 0, 0, 0, within)).flatten(1, 2)
+    return pad(x, (0, 0, 0, heads)) if heads else x
+
+
+def _cut_back(x: Tensor, problem: Problem, segment: int, length: int) -> Tensor:
+    """`x` without what `_filled_up` added; `length` is that of a segment with its zeros."""
+    if length > segment:
+        x = x.unflatten(1, (-1, length))[:, :, :segment].flatten(1, 2)
+    return x[:, : problem.seq, : problem.heads]
+
+
+def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
+    """The view `(batch, segments, kept rows, heads / rate, head_dim, offset)` of `x` `(batch, seq, heads, head_dim)`.
+
+    Head h starts at offset h mod rate, or with `by_offset` at h // (heads / rate): a diagonal over residue and offset.
+    """
+    rows = (
+        x.unflatten(1, (-1, length // rate, rate))
+        if length == x.shape[1]
+        else x.unflatten(1, (-1, length)).unflatten(2, (-1, rate))
+    )
+    heads = rows.unflatten(4, (rate, -1)) if by_offset else rows.unflatten(4, (-1, rate))
+    return heads.diagonal(dim1=3, dim2=4 if by_offset else 5)
+
+
+def _gather_refusals(problem: Problem) -> tuple[str, ...]:
+    pattern, seq = problem.pattern, problem.seq
+    found = list(_longnet_refusals(problem))
+    for branch in pattern.branches:
+        length, rate = min(branch.segment_length, seq), branch.dilation_rate
+        if seq % length:
+            found.append(f"seq {seq}: must be a multiple of segment length {length}; it has no short segments")
+        if length % rate:
+            found.append(f"dilation rate {rate}: must divide the segment length {length}")
+    return tuple(found)
+
+
+def _longnet_refusals(problem: Problem) -> tuple[str, ...]:
+    pattern = problem.pattern
+    asked = {
+        f"device {problem.device.name}: no fused kernel of torch's can compute {problem.dtype} x {problem.head_dim}": not (
+            fused.kernels(problem)
+        ),
+        "key_padding_mask: not supported": problem.key_padding_mask,
+        "grouped heads: not supported": problem.kv_heads != problem.heads,
+        "head ranges: not supported": pattern.heads is not None,
+        "a shard of heads: not supported": pattern.head_shard is not None,
+        "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
+    }
+    return tuple(reason for reason, wanted in asked.items() if wanted)
+
+
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+) -> Tensor:
+    """Ordinary attention of every token to every token, `softmax(scale * q k^T) v`: another function than the pattern's.
+
+    `torch.nn.functional.scaled_dot_product_attention`, with whichever of its kernels torch picks.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    mask = None if key_padding_mask is None else ~key_padding_mask[:, None, None, :]
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, **options).transpose(1, 2)
+
+
+def _dense_refusals(problem: Problem) -> tuple[str, ...]:
+    both = problem.is_causal and problem.key_padding_mask
+    return ("is_causal with key_padding_mask: torch takes one of them",) if both else ()
+
+
+def _dense(inputs: Inputs, problem: Problem) -> Tensor:
+    return dense_attention(inputs.query, inputs.key, inputs.value, problem, inputs.key_padding_mask)
+
+
+def _gather(inputs: Inputs, problem: Problem) -> Tensor:
+    return gather_attention(inputs.query, inputs.key, inputs.value, problem)
+
+
+def _longnet(inputs: Inputs, problem: Problem) -> Tensor:
+    return longnet_attention(inputs.query, inputs.key, inputs.value, problem)
+
+
+BASELINES = {
+    "gather": Contestant("gather", "baseline", "gather a copy per branch, torch's kernel, merge", _gather, _gather_refusals),
+    "longnet": Contestant(
+        "longnet",
+        "baseline",
+        "LongNet's procedure as published: pad, gather, torch's kernel, merge with detached weights",
+        _longnet,
+        _longnet_refusals,
+        computes=peer_functions.AS_PUBLISHED,
+        function=peer_functions.longnet,
+    ),
+    "dense": Contestant(
+        "dense",
+        "baseline",
+        "torch's attention over all tokens",
+        _dense,
+        _dense_refusals,
+        lambda _: Pattern.dense(),
+        quadratic=True,
+        computes="the attention of every token to every token",
+    ),
+}
+"""The baselines by name."""

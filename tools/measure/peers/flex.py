@@ -1,0 +1,170 @@
+"""torch's FlexAttention, compiled, on the count of the pattern: a mask where the count is 0, and the log of the count added."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.pattern import DilatedSegment
+from dilkit.problem import Problem
+from dilkit.tools.measure.implementation import Contestant, Inputs
+
+BLOCK = 128
+"""Rows and columns of a block of FlexAttention's mask."""
+
+Counter = Callable[[Any, Any, Any], Any]
+
+
+def flex_attention(inputs: Inputs, problem: Problem) -> Tensor:
+    """The pattern's attention, compiled at the first call of a problem, which takes many seconds."""
+    attend, ignored = _compiled(problem)
+    if inputs.key_padding_mask is not None:
+        ignored.copy_(inputs.key_padding_mask)
+    out: Tensor = attend(*(x.transpose(1, 2) for x in (inputs.query, inputs.key, inputs.value)))
+    return out.transpose(1, 2)
+
+
+@lru_cache(maxsize=8)
+def _compiled(problem: Problem) -> tuple[Callable[..., Tensor], Tensor]:
+    """The compiled function of query, key and value `(batch, heads, seq, head_dim)`, and its mask of ignored keys."""
+    from torch.nn.attention import flex_attention as flex
+
+    device = torch.device(problem.device.type, problem.device.index)
+    ignored = torch.zeros(problem.batch, problem.seq, dtype=torch.bool, device=device)
+    options = _options(problem, ignored)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = flex.flex_attention(q, k, v, **options)
+        return out
+
+    # torch counts compilations by code object and gives up after a few: each problem gets a code object of its own.
+    own = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False), ignored
+
+
+def _options(problem: Problem, ignored: Tensor) -> dict[str, Any]:
+    """What FlexAttention is told: the count as a mask, and as a change of scores where a key may be seen more than once."""
+    count = _counter(problem, ignored.device)
+
+    def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
+        seen = count(h, i, j) > 0
+        if problem.is_causal:
+            seen = seen & (i >= j)
+        return seen & ~ignored[b, j] if problem.key_padding_mask else seen
+
+    def weigh(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + torch.log(count(h, i, j).to(torch.float32))
+
+    options = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
+    blocks = _block_mask(problem, sees, ignored.device)
+    return dict(options, block_mask=blocks, score_mod=weigh if _counts_above_one(problem) else None)
+
+
+def _counter(problem: Problem, device: torch.device) -> Counter:
+    """`count(h, i, j)` of tensors of indices: in how many branches query i of head h sees key j."""
+    pattern, branches, group = problem.pattern, problem.pattern.branches, problem.heads // problem.kv_heads
+    lengths = [min(branch.segment_length, problem.seq) for branch in branches]
+
+    def offset(branch: DilatedSegment, head: int) -> int:
+        return pattern.head_offset(branch.dilation_rate, head // group, problem.kv_heads) if branch.serves(head) else -1
+
+    heads = range(problem.heads)
+    offsets = [torch.tensor([offset(b, h) for h in heads], dtype=torch.int32, device=device) for b in branches]
+    rates = [branch.dilation_rate for branch in branches]
+
+    def count(h: Any, i: Any, j: Any) -> Any:
+        total = 0
+        for length, rate, first_of in zip(lengths, rates, offsets, strict=True):
+            first = first_of[h]
+            seen = (i // length == j // length) & (i % length % rate == first) & (j % length % rate == first)
+            total = total + seen.to(torch.int32)
+        return total
+
+    return count
+
+
+def _counts_above_one(problem: Problem) -> bool:
+    """Whether a key may be seen more than once: several branches serve the same head."""
+    served = [sum(branch.serves(head) for branch in problem.pattern.branches) for head in range(problem.heads)]
+    return problem.pattern.overlap == "count" and max(served) > 1
+
+
+def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device) -> Any:
+    """The blocks in which any query sees any key, told from the rows that each branch keeps: no matrix of `seq**2` is made."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    some, whole = (x.to(device) for x in _blocks(problem))
+    partial = some & ~whole
+    return BlockMask.from_kv_blocks(
+        *_listed(partial), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
+    )
+
+
+def _blocks(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Which blocks hold a pair that is seen, and which hold nothing else: bool `(1, heads, blocks, blocks)`.
+
+    A block that a branch sees whole is one of a branch of rate 1, or it counts among the others.
+    """
+    seq, group = problem.seq, problem.heads // problem.kv_heads
+    rows, count = torch.arange(seq), -(-seq // BLOCK)
+    some, whole = (torch.zeros(problem.heads, count, count, dtype=torch.bool) for _ in range(2))
+    for branch in problem.pattern.branches:
+        length, rate = min(branch.segment_length, seq), branch.dilation_rate
+        for head in filter(branch.serves, range(problem.heads)):
+            kept = rows % length % rate == problem.pattern.head_offset(rate, head // group, problem.kv_heads)
+            held = torch.zeros(count, -(-seq // length), dtype=torch.float32)
+            held.index_put_((rows[kept] // BLOCK, rows[kept] // length), torch.ones(()), accumulate=True)
+            some[head] |= (held > 0).float() @ (held > 0).float().T > 0
+            filled = (held == BLOCK).float()
+            whole[head] |= filled @ filled.T > 0
+    if problem.is_causal:
+        some, whole = some.tril(), whole.tril(-1)
+    return some[None], whole[None] & (not problem.key_padding_mask)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks are set in each row, and their columns first."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
+
+
+def _compiler() -> str:
+    """The C++ compiler that torch would call."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def _refusals(problem: Problem) -> tuple[str, ...]:
+    on_cpu = problem.device.type == "cpu"
+    asked = {
+        "dtype float64: FlexAttention is not compiled for it": problem.dtype == "float64",
+        "backward: FlexAttention has none on the CPU": on_cpu and problem.requires_grad,
+        f"C++ compiler {_compiler()!r}: not found, and torch.compile needs one; install it, or name yours in CXX": on_cpu
+        and not shutil.which(_compiler()),
+        "module triton: not installed, and torch.compile needs it on CUDA": not on_cpu and find_spec("triton") is None,
+    }
+    return tuple(reason for reason, wanted in asked.items() if wanted)
+
+
+def _absent() -> str | None:
+    if find_spec("torch.nn.attention.flex_attention") is None:
+        return "torch.nn.attention.flex_attention: not in this torch; 2.6 or newer is needed"
+    return None
+
+
+FLEX = Contestant(
+    "flex",
+    "peer",
+    "torch's FlexAttention, compiled: the count as mask_mod and score_mod",
+    flex_attention,
+    _refusals,
+    absent=_absent,
+)

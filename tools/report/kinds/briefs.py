@@ -1,0 +1,137 @@
+"""Every kind of result in a sentence or two, for README.md: what came out, on what, and how many targets were met.
+
+Tables, intervals, versions and dates are on docs/measurements.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dilkit.tools.bench.published.claim import Setting
+from dilkit.tools.bench.published.settings import IMPLEMENTATIONS
+from dilkit.tools.console.text import in_bytes
+from dilkit.tools.demo.text import words as demo_words
+from dilkit.tools.report.kinds import bench_report
+from dilkit.tools.report.kinds.bench_report import seconds
+from dilkit.tools.report.kinds.seed_rows import Cases
+
+Result = dict[str, Any]
+
+CPU = {
+    "A: torch's dense attention over native": "at configuration A torch's dense attention takes {} as long as the CPU kernel",
+    "forward: sdpa's time over native's, worst of A-D": "torch's own kernels on strided views at least {}",
+    "one million tokens, forward: memory in all": "a forward pass of a million tokens needs {} of memory in all",
+}
+GPU = {
+    "fp32 forward: sdpa memory-efficient's time over cupy_raw's, worst of A-C, causal and not": (
+        "in fp32 torch's memory-efficient kernel takes at least {} as long as the CUDA kernels"
+    ),
+    "A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's": "in bf16 torch's fastest {}",
+    "the longest sequence, bf16 forward on one GPU": "the longest sequence measured has {}",
+}
+ORDERS = {
+    "2-D Hilbert, 1024 x 1024": "the Hilbert order of 1024 x 1024 tokens takes {}",
+    "generalised Hilbert, 33 x 45 x 80": "that of 33 x 45 x 80 {}",
+    "a warm order(...), from the cache": "one that is in the cache {}",
+    "time of hilbertsfc over dilkit's, the least of all rows": "hilbertsfc, the fastest other package, at least {} as long",
+}
+RING = {
+    "peak memory per rank, p=1 over p=2": "of the longest sequence a rank alone needs {} as much memory as each of two",
+    "the same, p=1 over p=4": "{} as much as each of four",
+    "configuration A: p=1 over p=4": "of configuration A, which is shorter, {} as much as each of four",
+    "one million tokens, p=8, bf16, forward: bytes that a rank sends": "of a million tokens each of eight ranks sends {}",
+}
+"""Figures of the suites that have targets, by name, and the words for the worst value of each."""
+
+
+def bench(result: Result) -> str:
+    """The longest length at which someone was measured."""
+    timed = [length for length in result["lengths"] if any("time" in entry for entry in length["entries"].values())]
+    if not timed:
+        return _placed(result, "nothing was measured")
+    longest = max(timed, key=lambda length: length["seq"])
+    told = [f"{who} {_cost(entry)}" for who, entry in longest["entries"].items() if "time" in entry]
+    what, pattern, _ = bench_report.headline(result)
+    return _placed(result, f"{what}, {pattern}, {longest['seq']:,} tokens: {'; '.join(told)}")
+
+
+def _cost(entry: dict[str, Any]) -> str:
+    other = " (another function)" if entry.get("differs") else ""
+    return f"{seconds(entry['time']['median_s'])} and {in_bytes(entry['peak_bytes'])}{other}"
+
+
+def demo(result: Result) -> str:
+    """What training came to."""
+    return _placed(result, demo_words.outcome(result))
+
+
+def image(result: Result) -> str:
+    """Which order lost less. Its words are imported here: torch comes with them."""
+    from dilkit.tools.demo.image import words as demo_image_words
+
+    return _placed(result, demo_image_words.outcome(result))
+
+
+def calls(result: Result) -> str:
+    """What selection and the operator add to a call."""
+    told = [f"{1e6 * found['overhead_s']:.1f} us ({mode})" for mode, found in result["modes"].items()]
+    return _placed(result, f"`dilated_attention` adds to a call of its backend, {result['backend']}: {', '.join(told)}")
+
+
+def cpu(result: Result) -> str:
+    """The CPU kernel beside torch."""
+    return _judged(result, CPU)
+
+
+def gpu(result: Result) -> str:
+    """The CUDA kernels beside torch."""
+    return _judged(result, GPU)
+
+
+def orders(result: Result) -> str:
+    """What token orders cost."""
+    return _judged(result, ORDERS)
+
+
+def ring(result: Result) -> str:
+    """What ranks save."""
+    return _judged(result, RING)
+
+
+def _judged(result: Result, words: dict[str, str]) -> str:
+    """The figures that there are words for, and how many of all meet their targets."""
+    figures, told = {figure["name"]: figure for figure in result["figures"]}, []
+    for name, sentence in words.items():
+        if (figure := figures.get(name)) and figure["values"]:
+            worst = (max if figure["lower"] else min)(figure["values"].values())
+            told.append(sentence.format(f"{worst:.3g}{figure['unit']}"))
+    verdicts = [figure["verdict"] for figure in result["figures"]]
+    kept, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
+    others = len(verdicts) - kept - short
+    missed = [f"{count} {what}" for count, what in ((short, "not"), (others, "not measured")) if count]
+    return _placed(result, "; ".join([*told, ", ".join([f"{kept} of {len(verdicts)} targets met", *missed])]))
+
+
+def seeds(result: Result) -> str:
+    """The longest comparison with the reference, the slowest first, and how many published figures were measured again."""
+    cases = Cases(result)
+    found = [(one, case) for one in IMPLEMENTATIONS if (case := cases.get(one)) and cases.entry(one, "reference")]
+    told = [_comparison(cases, *max(found, key=lambda one: one[0].seq))] if found else []
+    ours = sum(figure["ours"] is not None for figure in result["figures"])
+    counted = f"{ours} of the {len(result['figures'])} figures that older implementations published were measured again"
+    return _placed(result, "; ".join([*told, counted]))
+
+
+def _comparison(cases: Cases, setting: Setting, case: Result) -> str:
+    entries = {who: cases.entry(setting, who) for who in case["entries"]}
+    timed = sorted((e["time"]["median_s"], who, bool(e.get("differs"))) for who, e in entries.items() if e)
+    others = [f"{who}{'*' * differs} {seconds(median)}" for median, who, differs in reversed(timed)]
+    star = " (*: another function)" * any(differs for *_, differs in timed)
+    return f"forward, {case['seq']:,} tokens, {setting.heads} heads, {setting.dtype}: {', '.join(others)}{star}"
+
+
+def _placed(result: Result, told: str) -> str:
+    """With the device, and with what must be known of a run that was shortened or cut short."""
+    flags = [name.upper() for name in ("quick", "interrupted") if result.get(name)]
+    place = ", ".join([result["environment"]["device_name"], *flags])
+    return f"{told} ({place})."

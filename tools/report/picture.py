@@ -1,0 +1,200 @@
+"""Plots drawn to SVG by matplotlib: colours are CSS variables, texts are texts. Without matplotlib `svg` raises ImportError."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from html import escape
+from itertools import islice
+from typing import Any
+
+from dilkit.tools.console.text import visible
+from dilkit.tools.report.axes import MOST_TICKS, bar_ends, bar_foot, scale
+from dilkit.tools.report.document import UNITS, Plot, Point, Series
+
+COLORS = (
+    *("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c"),
+    *("#12a193", "#d66fb3", "#92901f", "#8b5a3c", "#6aa3e0", "#b0a7b9"),
+)
+"""Of the series: as many as a plot shows."""
+INK, PALE, FAINT, BACK = "#222222", "#6f6f6f", "#dddddd", "#fefefe"
+VARIABLES = {
+    INK: "ink",
+    PALE: "pale",
+    FAINT: "faint",
+    BACK: "card",
+    **{color: f"series-{i}" for i, color in enumerate(COLORS, 1)},
+}
+"""The CSS variable of each colour; where it is not set, the colour itself."""
+MARKERS = "osD^v"
+_BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
+"""Behind a bar's value: no line goes through it."""
+WIDTH = 4.4
+"""Inches. A phone shows that at its natural size, so that texts can be read."""
+MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
+_MOST_MARKERS = 60
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dilkit",
+    "text.parse_math": False,
+    "axes.unicode_minus": False,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial"],
+    "font.size": 9.5,
+}
+
+
+def svg(plot: Plot, number: int = 0) -> str:
+    """The picture as an `<svg>` element that may stand in a page or alone. Its ids begin with `number`: no two in a page alike.
+
+    Of very many series, bars or points the first ones are drawn. Raises ImportError where matplotlib is missing.
+    """
+    return _as_element(_drawn(plot), plot, number)
+
+
+@lru_cache(maxsize=64)
+def _drawn(plot: Plot) -> str:
+    """The file that matplotlib writes; drawing takes longer than all else in a report."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    plot = _drawable(plot)
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names in scripts that the font lacks, labels that leave little room: it is drawn
+        figure = Figure(figsize=(WIDTH, _height(plot)), layout="constrained", facecolor="none")
+        axes = figure.subplots()
+        axes.set_facecolor("none")
+        (_bars if plot.kind == "bars" else _lines)(axes, plot)
+        _dress(axes, figure, plot)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def describe(plot: Plot) -> str:
+    """The plot in words, for those who do not see it."""
+    x, y = (UNITS[axis.unit] for axis in plot.axes)
+    told = []
+    for series in plot.series:
+        ends = [series.points[0], *series.points[-1:]] if len(series.points) > 1 else series.points
+        values = " to ".join(f"{y(p.y)} at {visible(p.x, MOST_LETTERS) if isinstance(p.x, str) else x(p.x)}" for p in ends)
+        told.append(f"{series.name}: {values}")
+    return f"{visible(plot.title, 100)}. {'; '.join(told)}."
+
+
+def _drawable(plot: Plot) -> Plot:
+    """The plot within the limits of a picture: values that its axes can show, not too many, short names."""
+    series = [replace(one, name=_name(one.name), points=_shown(plot, one)) for one in plot.series[:MOST_SERIES]]
+    return replace(plot, series=tuple(one for one in series if one.points))
+
+
+def _name(name: str) -> str:
+    """A name that a legend shows: matplotlib leaves empty ones out, and those that begin with a low line."""
+    shown = visible(name, MOST_LETTERS)
+    return f" {shown}" if not shown or shown.startswith("_") else shown
+
+
+def _shown(plot: Plot, series: Series) -> tuple[Point, ...]:
+    if plot.kind == "bars":
+        return series.points[:MOST_BARS]
+    x, y = plot.axes
+    able = (p for p in series.points if not (x.log and float(p.x) <= 0) and not (y.log and p.low <= 0))
+    return tuple(islice(able, MOST_POINTS))
+
+
+def _labels(plot: Plot) -> list[str]:
+    found = dict.fromkeys(str(point.x) for series in plot.series for point in series.points)
+    return list(found)[: MOST_BARS // max(len(plot.series), 1)]
+
+
+def _height(plot: Plot) -> float:
+    """Inches: of bars as many as there are, and a line of legend for every series."""
+    named = len(plot.series) if len(plot.series) > 1 else 0
+    legend = 0.17 * (named if plot.kind != "bars" else -(-named // 2))
+    if plot.kind != "bars":
+        return 2.7 + legend
+    return 0.75 + legend + len(_labels(plot)) * (0.07 + 0.17 * len(plot.series))
+
+
+def _lines(axes: Any, plot: Plot) -> None:
+    for i, series in enumerate(plot.series):
+        x, y = ([getattr(p, name) for p in series.points] for name in ("x", "y"))
+        if series.dashed:
+            axes.plot(x, y, linestyle=(0, (4, 3)), linewidth=1.3, color=PALE, label=series.name)
+            continue
+        marker = dict(marker=None if len(x) > _MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4.5 - 0.3 * i)
+        width = max(1.4, 2.2 - 0.3 * i)  # lines that lie on each other all show
+        line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=COLORS[i % len(COLORS)])
+        axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=series.name, **marker, **line)
+    for number, axis in enumerate(plot.axes):
+        scale(axes, "xy"[number], axis, _places(plot) if number == 0 else [], PALE)
+
+
+def _reach(points: Sequence[Point]) -> list[list[float]] | None:
+    """How far the intervals reach below and above; None where there are no intervals."""
+    if all(p.low == p.high for p in points):
+        return None
+    return [[max(p.y - p.low, 0.0) for p in points], [max(p.high - p.y, 0.0) for p in points]]
+
+
+def _places(plot: Plot) -> list[float]:
+    """Where points stand along the first axis, if these are few enough to be its ticks."""
+    found = sorted({float(point.x) for series in plot.series if not series.dashed for point in series.points})
+    return found if len(found) <= MOST_TICKS and plot.kind == "lines" else []
+
+
+def _bars(axes: Any, plot: Plot) -> None:
+    labels, count = _labels(plot), len(plot.series)
+    height, foot = 0.82 / max(count, 1), bar_foot(plot)
+    for i, series in enumerate(plot.series):
+        drawn = [(labels.index(str(p.x)) + (i - (count - 1) / 2) * height, p) for p in series.points if str(p.x) in labels]
+        at, points = [y for y, _ in drawn], [p for _, p in drawn]
+        axes.barh(
+            at, [p.y - foot for p in points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)], label=series.name,
+            xerr=_reach(points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
+        )  # fmt: skip
+        for y, p in drawn:
+            place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=_BACK)
+            axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
+    axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlim(*bar_ends(plot, foot))
+    scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], PALE, most=4)
+    if plot.mark is not None:
+        axes.axvline(plot.mark, color=INK, linewidth=1)
+
+
+def _dress(axes: Any, figure: Any, plot: Plot) -> None:
+    axes.spines[:].set_visible(False)
+    axes.tick_params(which="both", length=0, colors=INK, labelsize=8.5)
+    axes.grid(axis="x" if plot.kind == "bars" else "both", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    if not plot.series:
+        axes.text(0.5, 0.5, "nothing that these axes can show", transform=axes.transAxes, ha="center", color=PALE)
+    elif len(plot.series) > 1:
+        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        ordered = [handles[series.name] for series in plot.series]
+        columns = 2 if plot.kind == "bars" else 1
+        style = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6)
+        figure.legend(handles=ordered, loc="outside upper left", ncols=columns, **style)
+
+
+def _as_element(drawn: str, plot: Plot, number: int) -> str:
+    """Without what only a file needs; ids of its own; colours as variables; a description."""
+    body = drawn[drawn.index("<svg") :]
+    body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>p{number}-", body)
+    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _variable, body)
+    head = f'<svg role="img" aria-label="{escape(describe(_drawable(plot)))}"'
+    body = re.sub(r'^<svg (.*?)width="[^"]*"', r"<svg \g<1>", body, count=1, flags=re.DOTALL)
+    body = re.sub(r'^<svg (.*?)height="[^"]*"', r"<svg \g<1>", body, count=1, flags=re.DOTALL)
+    return head + body.removeprefix("<svg")
+
+
+def _variable(found: re.Match[str]) -> str:
+    name = VARIABLES.get(found[2])
+    return f"{found[1]}: var(--{name}, {found[2]})" if name else found[0]

@@ -1,0 +1,225 @@
+"""Writes the generated parts of README.md and of docs/ anew: everything between `<!-- generated: NAME -->` and `<!-- end -->`.
+
+    python -m dilkit.tools.site.pages [--root CHECKOUT] [--check]
+
+What is written depends on the checkout alone, not on what the machine has: every GPU is assumed, no module is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import dilkit
+from dilkit import comm
+from dilkit.backend import Backend, Limits
+from dilkit.device import GENERATIONS, Device
+from dilkit.environment import VARIABLES
+from dilkit.problem import DTYPES, Problem
+from dilkit.registry import backends
+from dilkit.selection.table import table_preference
+from dilkit.selector import ranked
+from dilkit.tools import cli
+from dilkit.tools.measure.peers import known as peers
+from dilkit.tools.site import figures
+from dilkit.tools.site.order_figures import locality_table
+
+BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
+OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
+"""Libraries that would change the picks where they are installed."""
+PICTURED = ("ring", "orders", "seeds")
+"""Suites whose page shows their picture."""
+_DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
+PICTURES = {
+    "pattern.png": (*_DRAWN, "--out"),
+    "causal.png": (*_DRAWN, "--causal", "--out"),
+    "order.png": ("order", "--shape", "64x64", "--curve", "hilbert", "--segments", "256", "--rates", "8", "--png"),
+}
+"""The commands that draw them, the file's name left out."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages and draw the pictures; with --check, only say which pages differ (exit code 1)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dilkit.tools.site.pages", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: the current folder)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    args = parser.parse_args(argv)
+    stale = stale_pages(args.root)
+    for path, text in stale.items():
+        print(f"{'out of date' if args.check else 'written'}: {path}")
+        if not args.check:
+            path.write_text(text)
+    if args.check:
+        return 1 if stale else 0
+    draw_results(args.root / "docs" / "results", args.root / "docs" / "images")
+    return draw(args.root / "docs" / "images")
+
+
+def stale_pages(root: Path) -> dict[Path, str]:
+    """The pages whose text differs from what they should be, with that text. Raises ValueError for a block of an unknown name."""
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "docs" / "results").glob("*.md"))]
+    if not pages[0].is_file():
+        raise ValueError(f"root={root}: no README.md there; give the folder of a checkout")
+    texts = {path: path.read_text() for path in pages}
+    fresh = {path: BLOCK.sub(partial(_block, page=path, root=root), text) for path, text in texts.items()}
+    return {path: text for path, text in fresh.items() if text != texts[path]}
+
+
+def draw(folder: Path) -> int:
+    """Draw the pictures of the pages into `folder`; the exit code of the first command that fails, else 0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, command in PICTURES.items():
+        if code := cli.main([*command, str(folder / name)]):
+            return code
+    return 0
+
+
+def draw_results(results_folder: Path, folder: Path) -> None:
+    """Draw the pictures of the results whose pages show one into `folder`, anew from their files."""
+    for name in PICTURED:
+        if (results_folder / f"{name}.json").exists():
+            figures.draw_suite(results_folder, name, folder / f"{name}.png")
+
+
+def _block(match: re.Match[str], page: Path, root: Path) -> str:
+    begin, name, end = match.groups()
+    if name not in GENERATORS:
+        raise ValueError(f"{page}: nothing generates {name!r}; known: {', '.join(GENERATORS)}")
+    return f"{begin}{GENERATORS[name](root).strip()}\n{end}"
+
+
+def own_backends() -> list[Backend]:
+    """The backends of dilkit itself, those that the automatic choice prefers first."""
+    ours = [b for b in backends().values() if isinstance(b, Backend) and type(b).__module__.startswith("dilkit.backends.")]
+    return sorted(ours, key=lambda b: (-b.priority, b.name))
+
+
+def backend_table(root: Path) -> str:
+    """One row a backend: what it is and what it can do."""
+    rows = [("backend", "what it is", "needs", "devices", "dtypes", "not supported")]
+    for b in own_backends():
+        limits = b.limits
+        devices = "any" if limits.devices is None else ", ".join(sorted(limits.devices))
+        dtypes = "all four" if limits.dtypes == set(DTYPES) else ", ".join(d for d in DTYPES if d in limits.dtypes)
+        rows.append((f"`{b.name}`", b.summary, ", ".join(b.requires), devices, dtypes, ", ".join(_gaps(limits)) or "-"))
+    return table(rows)
+
+
+def _gaps(limits: Limits) -> list[str]:
+    """What a backend's limits leave out, beside devices and dtypes."""
+    flags = ("causal", "key_padding_mask", "gradients", "grouped_heads", "head_ranges")
+    found = [flag.replace("_", " ") for flag in flags if not getattr(limits, flag)]
+    everything = Limits()
+    for name in ("offsets", "overlaps", "branch_kinds"):
+        found += [f"{name.removesuffix('s')} {value!r}" for value in sorted(getattr(everything, name) - getattr(limits, name))]
+    if limits.min_capability:
+        found.append("capability below {}.{}".format(*limits.min_capability))
+    if limits.max_capability:
+        found.append("capability above {}.{}".format(*limits.max_capability))
+    if limits.max_head_dim:
+        found.append(f"head_dim above {limits.max_head_dim}")
+    if limits.head_dim_multiple > 1:
+        found.append(f"head_dim not a multiple of {limits.head_dim_multiple}")
+    return found
+
+
+def pick_table(root: Path) -> str:
+    """What would run on each known GPU generation, for training, with torch and no other library of kernels."""
+    dtypes = ("float16", "bfloat16", "float32")
+    rows: list[tuple[str, ...]] = [("device", "architecture, for example", *dtypes)]
+    for generation in GENERATIONS:
+        name = "sm_{}{}".format(*generation.capability)
+        with mock.patch.dict(sys.modules, dict.fromkeys(OTHER_KERNELS)):
+            picks = [_pick(Device.assume(name), dtype) for dtype in dtypes]
+        rows.append((f"`{name}`", f"{generation.architecture}, {generation.example}", *picks))
+    return table(rows)
+
+
+def _pick(device: Device, dtype: str) -> str:
+    problem = Problem(
+        pattern=PATTERN, seq=16384, heads=8, head_dim=64, dtype=dtype, device=device, is_causal=True, requires_grad=True
+    )
+    ours = {backend.name: backend for backend in own_backends()}
+    for backend in ranked(ours, (), table_preference(problem)):
+        if isinstance(backend, Backend) and all(refusal.code == "module" for refusal in backend.refusals(problem)):
+            detail = backend.detail(problem).partition(";")[0]  # beyond that, why not something else
+            return f"`{backend.name}` ({detail})" if detail else f"`{backend.name}`"
+    return "none"
+
+
+def peer_table(root: Path) -> str:
+    """One row a peer of `dilkit bench`: what it is, what it computes, what it needs beyond torch."""
+    rows = [("peer", "what it is", "what it computes", "needs beyond torch")]
+    rows += [(f"`{p.name}`", p.summary, p.computes, peers.NEEDS.get(p.name, "-")) for p in peers.known().values()]
+    return table(rows)
+
+
+def environment_table(root: Path) -> str:
+    """One row an environment variable."""
+    return table([("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)])
+
+
+def command_help(root: Path) -> str:
+    """The help texts of all commands."""
+    parts = []
+    for command in ((), *((name,) for name in cli.COMMANDS)):
+        shown = io.StringIO()
+        with mock.patch.dict(os.environ, {"COLUMNS": "110", "NO_COLOR": "1"}), contextlib.redirect_stdout(shown):
+            cli.main([*command, "--help"])
+        title = " ".join(("dilkit", *command))
+        parts.append(f"## {title}\n\n```text\n{shown.getvalue().strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def api_reference(root: Path, package: ModuleType = dilkit) -> str:
+    """Every public name of a package, for the site's builder to put signature and docstring in its place."""
+    names = sorted(set(package.__all__) - {"__version__"}, key=str.lower)
+    return "\n\n".join(f"::: {getattr(package, name).__module__}.{name}" for name in names)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its head."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def order_suite(root: Path) -> str:
+    """The report of the suite of token orders, with its picture where there is a result to draw."""
+    folder = root / "docs" / "results"
+    picture = "![Nanoseconds a point: dilkit, a store loop, other packages](../images/orders.png)\n\n"
+    return picture * (folder / "orders.json").exists() + figures.suite(folder, "orders")
+
+
+GENERATORS: dict[str, Callable[[Path], str]] = {
+    "api": api_reference,
+    "api-comm": partial(api_reference, package=comm),
+    "backends": backend_table,
+    "command-line": command_help,
+    "environment": environment_table,
+    "figures": lambda root: figures.summary(root / "docs" / "results"),
+    "kernels": lambda root: figures.kernels(root / "docs" / "results"),
+    "locality": locality_table,
+    "measurements": lambda root: figures.measurements(root / "docs" / "results"),
+    "peers": peer_table,
+    "picks": pick_table,
+    "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
+    "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
+    "suite-orders": order_suite,
+    "suite-ring": lambda root: figures.suite(root / "docs" / "results", "ring"),
+    "suite-seeds": lambda root: figures.suite(root / "docs" / "results", "seeds"),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

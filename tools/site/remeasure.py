@@ -1,0 +1,66 @@
+"""Measures anew what the pages show of CPUs: runs the commands whose results are kept in docs/results/, and keeps what they find.
+
+    python -m dilkit.tools.site.remeasure [NAME ...] [--root CHECKOUT]
+
+A result takes the place of the one before only when its command has ended well. The others stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from dilkit.tools.results import file as results
+from dilkit.tools.site import figures
+
+BENCH = {
+    "overhead": "--overhead --segments dense --heads 2 --dim 8",
+    "orders": "--suite orders",
+    "sdpa-against-gather": "--seq 16384 --backend sdpa --baseline gather --backward --budget 100 --repeats 9",
+    "ring": "--suite ring",
+    "cpu": "--suite cpu",
+    "seeds": "--suite seeds",
+}
+COMMANDS = {"demo": "demo", **{name: f"bench {options}" for name, options in BENCH.items()}}
+"""By name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' file is `make kernels`' own."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when all were measured, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m dilkit.tools.site.remeasure", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMMANDS)} (default: all)")
+    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: the current folder)")
+    args = parser.parse_args(argv)
+    folder = args.root / "docs" / "results"
+    if not folder.is_dir():
+        parser.error(f"--root: {args.root} has no docs/results; give the folder of a checkout")
+    if unknown := [name for name in args.names if name not in COMMANDS]:
+        parser.error(f"{', '.join(unknown)}: no such result; known: {', '.join(COMMANDS)}")
+    failed = [name for name in args.names or COMMANDS if not remeasure(name, folder)]
+    if failed:
+        print(f"not measured, and left as before: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def remeasure(name: str, folder: Path) -> bool:
+    """Run the command of result `name` and put what it finds into `folder`; whether it ended well with a result to keep."""
+    with tempfile.TemporaryDirectory() as place:
+        command = f"dilkit {COMMANDS[name]} --out {name}"
+        print(f"{name}: {command}", flush=True)
+        run = [sys.executable, "-m", *command.split()]
+        if subprocess.run(run, cwd=place, stdin=subprocess.DEVNULL, check=False).returncode:
+            return False
+        found = list(Path(place, name).glob("*.json"))
+        if len(found) != 1:
+            return False
+        _, result = figures.load(found[0])
+        results.save(result, folder / f"{name}.json")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

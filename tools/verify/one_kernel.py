@@ -1,0 +1,33 @@
+"""Each of torch's fused kernels as a backend of its own, `sdpa:flash` and so on: to be measured and verified one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dilkit.backends.sdpa.backend import SDPA
+from dilkit.backends.sdpa.kernels import KERNELS, Kernel
+from dilkit.registry import register_backend, unregister_backend
+
+
+class OneKernel(SDPA):
+    """`sdpa` with one kernel alone; never chosen automatically before the whole."""
+
+    priority = -1
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__((kernel,))
+        self.name = f"sdpa:{kernel.name}"  # type: ignore[misc]
+
+
+@contextmanager
+def one_kernel_backends(device: str) -> Iterator[tuple[str, ...]]:
+    """Within the block the kernels for `device` are registered; their names."""
+    made = [OneKernel(kernel) for kernel in KERNELS if kernel.limits.devices and device in kernel.limits.devices]
+    for backend in made:
+        register_backend(backend)
+    try:
+        yield tuple(backend.name for backend in made)
+    finally:
+        for backend in made:
+            unregister_backend(backend.name)

@@ -1,0 +1,88 @@
+"""The tensors of a case: the same numbers for every dtype, rounded to it, laid out in memory as the case says."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dilkit.op.operators import lse_dtype
+from dilkit.tools.verify.problems import Case
+
+LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
+"""Largest (query or key, value) of "large" cases: what plain torch math in the dtype can still multiply without overflow."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Inputs and incoming gradients of one case; `mask` is None for a case without one."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dout: Tensor
+    dlse: Tensor
+
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three inputs that have gradients."""
+        return self.query, self.key, self.value
+
+
+def make_tensors(case: Case, device: str = "cpu") -> Tensors:
+    """The tensors of `case` on `device`, the same numbers at every call and on every device."""
+    draw = torch.Generator().manual_seed(zlib.crc32(f"{case.feature} {case.variant}".encode()))
+    kind = getattr(torch, case.dtype)
+    by_query = case.batch, case.seq, case.heads, case.head_dim
+    by_key = case.batch, case.seq, case.kv_heads or case.heads, case.head_dim
+    q, k, v, dout = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in (by_query, by_key, by_key, by_query))
+    dlse = torch.randn(by_query[0], by_query[2], by_query[1], generator=draw, dtype=torch.float64).to(kind)
+    mask = _mask(case, draw)
+    q, k, v = _sized(case, q, k, v)
+    q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
+    return Tensors(q, k, v, None if mask is None else mask.to(device), dout, dlse.to(device, lse_dtype(kind)))
+
+
+def _sized(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    large, large_value = LARGE[case.dtype]
+    if case.values in ("large query", "huge"):
+        q = q * (large / q.abs().max())
+    if case.values in ("large key", "huge"):
+        k = k * (large / k.abs().max())
+    if case.values == "large value":
+        v = v * (large_value / v.abs().max())
+    return q, k, torch.ones_like(v) if case.values == "constant value" else v
+
+
+def _mask(case: Case, draw: torch.Generator) -> Tensor | None:
+    """Bool `(batch, seq)`, True = ignored."""
+    if case.mask == "none":
+        return None
+    mask = torch.zeros(case.batch, case.seq, dtype=torch.bool)
+    third = (case.seq + 2) // 3
+    if case.mask == "random":
+        return torch.rand(mask.shape, generator=draw) < 0.4
+    if case.mask == "left":
+        mask[:, :third] = True
+    elif case.mask == "right":
+        mask[:, case.seq - third :] = True
+    elif case.mask == "element":
+        mask[-1] = True
+    else:
+        mask[:] = True
+    return mask
+
+
+def _laid_out(x: Tensor, layout: str) -> Tensor:
+    """`x` with the same shape and last stride 1; "expanded" repeats the first batch element without copies."""
+    batch, seq, heads, dim = x.shape
+    if layout == "sliced":
+        room = x.new_full((batch + 1, 2 * seq, heads + 2, dim + 8), float("nan"))
+        view = room[1:, ::2, 1:-1, 8:]
+        return view.copy_(x)
+    if layout == "transposed":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return x[:1].contiguous().expand(batch, seq, heads, dim) if layout == "expanded" else x
