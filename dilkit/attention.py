@@ -1,4 +1,4 @@
-"""`dilated_attention`: the one public call."""
+"""`dilated_attention`: checks the arguments of a call and hands it to the torch operator."""
 
 from __future__ import annotations
 
@@ -33,25 +33,52 @@ def dilated_attention(
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
 
-    `count` is the pattern's (`dilkit.Pattern`); it is 0 for j > i if `is_causal`, and for keys where `key_padding_mask`
-    (bool, `(batch, seq)`) is True. A row that sees no key has `out = 0`, `lse = -inf` and zero gradients.
+    `count[h, i, j]` is the pattern's (`dilkit.Pattern`): how many times query i of head h sees key j. A row that sees no key has
+    `out = 0`, `lse = -inf` and zero gradients.
 
-    `query` is `(batch, seq, heads, head_dim)`, `key` and `value` `(batch, seq, kv_heads, head_dim)` with `kv_heads` a divisor of
-    `heads`; fp64, fp32, bf16 or fp16; any strides with a contiguous last dimension. `scale` defaults to `head_dim ** -0.5`.
-    `backend` is a name or an order of names (default: `dilkit.use_backend`, `DILKIT_BACKEND`, else by capability).
+    - `query`: `(batch, seq, heads, head_dim)`, float64, float32, bfloat16 or float16, with any strides but a contiguous last
+      dimension.
+    - `key`, `value`: `(batch, seq, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
+    - `is_causal`: the count is 0 for j > i.
+    - `key_padding_mask`: bool `(batch, seq)`; the count is 0 for keys where it is True.
+    - `scale`: the factor of the scores, by default `head_dim ** -0.5`.
+    - `backend`: a name, or names in order of preference. By default `dilkit.use_backend` decides, then `DILKIT_BACKEND`, then
+      what suits the problem and the device (`dilkit.explain`).
+    - `return_lse`: whether to return `lse` too.
 
-    Returns `out`, shaped and typed like `query`, and with `return_lse` also `lse` `(batch, heads, seq)`, fp32 (fp64 for fp64);
-    both are differentiable, once. Raises ValueError or TypeError for input that does not fit, `NoBackendError` (a ValueError)
-    when no backend, or none of those asked for, can compute the call.
+    Returns `out`, with the shape and dtype of `query`. With `return_lse` it returns `(out, lse)`; `lse` is `(batch, heads, seq)`,
+    float32 (float64 for float64). Both are differentiable once. Raises ValueError or TypeError for arguments that do not fit, and
+    `NoBackendError` (a ValueError) if no backend, or none of those asked for, can compute the call.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import Pattern, dilated_attention
+        >>> query = torch.randn(1, 64, 4, 8, requires_grad=True)  # (batch, seq, heads, head_dim)
+        >>> key = value = torch.randn(1, 64, 2, 8)  # two query heads share each key/value head
+        >>> out, lse = dilated_attention(query, key, value, Pattern([16, 64], [1, 4]), is_causal=True, return_lse=True)
+        >>> out.shape, lse.shape
+        (torch.Size([1, 64, 4, 8]), torch.Size([1, 4, 64]))
+        >>> out.sum().backward()
+        >>> query.grad.shape
+        torch.Size([1, 64, 4, 8])
+
+    With one branch that keeps every token of the sequence, this is ordinary attention:
+
+        >>> dense = dilated_attention(query, key, value, Pattern.dense())
+        >>> q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        >>> expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        >>> torch.allclose(dense, expected.transpose(1, 2), atol=1e-5)
+        True
     """
     check_inputs(query, key, value, pattern, key_padding_mask)
     boolean("return_lse", return_lse)
-    factor, call = told(query, key, value, pattern, is_causal, scale, backend)
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
     out, lse = forward_op(query, key, value, key_padding_mask, factor, call)
     return (out, lse) if return_lse else out
 
 
-def told(
+def encode_arguments(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -60,7 +87,7 @@ def told(
     scale: float | None,
     backend: str | Sequence[str] | None,
 ) -> tuple[float, str]:
-    """The scale, and the text of the other arguments, that the operators are told."""
+    """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
     boolean("is_causal", is_causal)
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else joined_names(backend)
@@ -81,7 +108,7 @@ def joined_names(backend: str | Sequence[str]) -> str:
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, key_padding_mask: Tensor | None = None) -> None:
-    """Raise TypeError or ValueError, naming the argument and the limit, unless these tensors pose a problem that can be."""
+    """Raise TypeError or ValueError, naming the argument and the limit, unless these arguments fit each other."""
     if not isinstance(pattern, Pattern):
         raise TypeError(
             f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
@@ -107,7 +134,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, ke
 
 
 def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
-    """Runs thrice a call: the rare branches look closer, the common path is five look-ups."""
+    """Raise TypeError or ValueError for a tensor that cannot be computed. It runs three times a call, so it does little work."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
     if x.dtype not in _DTYPES:

@@ -1,4 +1,4 @@
-"""What a backend is: limits as data, a forward and a backward."""
+"""The interface of a backend: its limits as data, the reasons for a refusal, `forward` and `backward`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a backend cannot compute a problem: what was asked for, what the limit is, and a way out."""
+    """One reason why a backend cannot compute a problem.
+
+    `code` names what was asked for, `value` is its value, `limit` is what the backend supports, and `hint` is a way out
+    (it may be empty). `str(refusal)` is the line that error texts and `dilkit info` show.
+
+    Example:
+
+        >>> from dilkit import Refusal
+        >>> str(Refusal("head_dim", "512", "at most 256", "split the heads"))
+        'head_dim 512: at most 256 (split the heads)'
+    """
 
     code: str
     value: str
@@ -32,26 +42,54 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a backend can compute, as data. None in a set's place means no limit."""
+    """What a backend can compute, as data.
+
+    The defaults describe a backend for CPUs that supports everything. None in place of a set or a number means no limit.
+
+    Example:
+
+        >>> from dilkit import Limits, Pattern, Problem
+        >>> limits = Limits(max_head_dim=128, gradients=False)
+        >>> problem = Problem(pattern=Pattern([512], [1]), seq=1024, heads=8, head_dim=256, requires_grad=True)
+        >>> for refusal in limits.refusals(problem):
+        ...     print(refusal)
+        head_dim 256: at most 128
+        requires_grad yes: not supported
+    """
 
     devices: frozenset[str] | None = frozenset({"cpu"})
+    """torch's device types, such as "cpu" and "cuda"."""
     dtypes: frozenset[str] = frozenset(DTYPES)
+    """Names of dtypes, such as "bfloat16"."""
     min_capability: Capability | None = None
+    """The lowest CUDA compute capability, such as (8, 0)."""
     max_capability: Capability | None = None
+    """The highest CUDA compute capability."""
     device_features: frozenset[str] = frozenset()
+    """The features that a device must have (`Device.features`)."""
     max_head_dim: int | None = None
+    """The largest `head_dim`."""
     head_dim_multiple: int = 1
+    """`head_dim` must be a multiple of this."""
     causal: bool = True
+    """Whether `is_causal=True` is supported."""
     key_padding_mask: bool = True
+    """Whether a `key_padding_mask` is supported."""
     gradients: bool = True
+    """Whether there is a backward pass."""
     grouped_heads: bool = True
+    """Whether there may be fewer key/value heads than query heads."""
     head_ranges: bool = True
+    """Whether a branch may serve a range of heads only (`Pattern.heads`)."""
     branch_kinds: frozenset[str] = frozenset({"dilated_segment"})
+    """The kinds of branches."""
     offsets: frozenset[str] = frozenset(OFFSETS)
+    """The supported values of `Pattern.offset`."""
     overlaps: frozenset[str] = frozenset(OVERLAPS)
+    """The supported values of `Pattern.overlap`."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        """Every limit that `problem` exceeds, none left out."""
+        """Every limit that `problem` exceeds; empty when it exceeds none."""
         return (*self._device_refusals(problem), *self._size_refusals(problem), *self._feature_refusals(problem))
 
     def _device_refusals(self, problem: Problem) -> list[Refusal]:
@@ -105,28 +143,56 @@ class Limits:
 
 
 class Backend(ABC):
-    """Somebody who can compute dilated attention.
+    """One implementation of dilated attention. Subclass it to add your own.
 
-    A subclass states `name`, `limits` and `priority` (the automatic choice takes the highest that can; a table shares out those
-    of dilkit's own backends, 0 to 20, by what suits the device), lists in `requires` the modules it imports inside its work
-    (`extra`: the extra of dilkit that brings them), and computes `forward` and, unless its limits say otherwise, `backward`.
+        out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
+
+    A subclass sets `name` and `limits`, implements `forward` and, unless `limits.gradients` is False, `backward`. A package
+    makes its backend known by an entry point in the group `dilkit.backends`, a program by `register_backend`.
+    docs/adding-a-backend.md goes through all of it.
+
+    Example, the definition in plain torch, which needs memory for `heads * seq ** 2` scores:
+
+        >>> import torch
+        >>> from dilkit import Backend, Limits, Pattern, dilated_attention, register_backend, unregister_backend
+        >>> class Plain(Backend):
+        ...     name = "plain"
+        ...     limits = Limits(key_padding_mask=False, gradients=False, grouped_heads=False)
+        ...     def forward(self, query, key, value, problem, key_padding_mask=None):
+        ...         count = problem.pattern.count(problem.seq, problem.heads, is_causal=problem.is_causal)
+        ...         scores = problem.scale * torch.einsum("bihd,bjhd->bhij", query, key) + count.log()
+        ...         return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), value), scores.logsumexp(-1)
+        >>> register_backend(Plain())
+        >>> q, k, v = torch.randn(3, 1, 16, 2, 8).unbind()
+        >>> pattern = Pattern([8, 16], [1, 2])
+        >>> out = dilated_attention(q, k, v, pattern, backend="plain")
+        >>> torch.allclose(out, dilated_attention(q, k, v, pattern, backend="reference"), atol=1e-5)
+        True
+        >>> unregister_backend("plain")
     """
 
     name: ClassVar[str]
+    """The name that `backend=` and `DILKIT_BACKEND` use."""
     summary: ClassVar[str] = ""
+    """One line for `dilkit info` and the documentation."""
     requires: ClassVar[tuple[str, ...]] = ()
+    """The modules that the backend imports when it computes. They are looked up without being imported."""
     extra: ClassVar[str] = ""
+    """The extra of dilkit that installs what is required."""
     limits: ClassVar[Limits] = Limits()
+    """What the backend can compute."""
     priority: ClassVar[int] = 0
+    """The automatic choice takes the backend with the highest priority that can compute the problem. dilkit's own backends
+    have priorities from 0 to 20, which a table redistributes among them by what suits the device."""
     reproducible: ClassVar[bool] = False
-    """Whether equal inputs give equal bits, run after run: `dilkit verify --repeats` holds it to that."""
+    """Whether equal inputs give equal bits in every run. `dilkit verify --repeats` checks it."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every reason why this backend cannot compute `problem`; empty when it can."""
         return (*missing_modules(self.requires, self.extra), *self.limits.refusals(problem))
 
     def detail(self, problem: Problem) -> str:
-        """What exactly would run for a problem that is not refused, and why; empty when there is nothing to choose."""
+        """Which of its kernels the backend would run for a problem that it does not refuse, and why; empty if it has only one."""
         return ""
 
     @abstractmethod

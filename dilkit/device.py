@@ -17,25 +17,45 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Device:
-    """What a backend may want to know of the device that a call runs on.
+    """Facts about the device that a call runs on: a hashable value without a handle to the hardware.
 
-    `type` is torch's device type ("cpu", "cuda", ...). `capability` is the CUDA compute capability, None elsewhere.
-    `features` names instruction sets and units ("avx2", "tensor_cores", ...). `memory` is in bytes, None when unknown.
-    `torch_code` says whether the installed torch carries code for the device; None when that was not looked at.
+    `dilkit.device.probe("cuda", 0)` describes a device of this machine, `Device.assume("sm_61")` one that need not be there.
+
+    Example, which backend an H100 would run:
+
+        >>> from dilkit import Device, Pattern, Problem, explain
+        >>> device = Device.assume("sm_90")
+        >>> device.type, device.capability, "wgmma" in device.features
+        ('cuda', (9, 0), True)
+        >>> pattern = Pattern([2048, 8192], [1, 4])
+        >>> problem = Problem(pattern=pattern, seq=8192, heads=8, head_dim=64, dtype="bfloat16", device=device)
+        >>> "sm_90" in str(explain(problem))
+        True
     """
 
     type: str
+    """torch's device type: "cpu", "cuda", ..."""
     name: str
+    """The name of the processor or GPU, for people."""
     capability: Capability | None = None
+    """The CUDA compute capability, such as (8, 0); None for other devices."""
     features: frozenset[str] = frozenset()
+    """Instruction sets and hardware units, such as "avx2" and "fp16_tensor_cores"."""
     memory: int | None = None
+    """Bytes of memory; None if unknown."""
     index: int = 0
+    """torch's index of the device."""
     torch_code: bool | None = None
+    """Whether the installed torch contains code for the device; None if that was not looked up."""
     assumed: bool = False
+    """Whether the facts were assumed rather than looked up."""
 
     @classmethod
     def assume(cls, text: str) -> Device:
-        """The facts of a device that need not be there: "sm_61", "6.1" or "cpu". Raises ValueError for anything else."""
+        """The facts of a device that need not be there: "sm_61", "6.1" or "cpu".
+
+        Raises ValueError for any other text and TypeError for anything but a text.
+        """
         if text == "cpu":
             return replace(probe("cpu"), assumed=True)
         capability = parse_capability(text)

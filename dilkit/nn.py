@@ -1,4 +1,4 @@
-"""The modules: dilated attention alone, and multi-head with its projections."""
+"""The torch modules: dilated attention alone, and multi-head dilated attention with its projections."""
 
 from __future__ import annotations
 
@@ -22,10 +22,22 @@ from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
 class DilatedAttention(nn.Module):
     """`dilkit.dilated_attention` as a module without parameters: the inner attention of `MultiheadDilatedAttention`.
 
-    `scale` (default `head_dim ** -0.5`) and `backend` (default: automatic) as there. With `order`, a `dilkit.order` of the grid
-    that the tokens come from, or `orders`, which the heads take in turn, it is `dilkit.ordered_dilated_attention`.
-    Raises TypeError for a pattern that is none, TypeError or ValueError for a scale that is not a finite number or for orders
-    that are none.
+        out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
+
+    `pattern`, `scale` and `backend` are those of `dilkit.dilated_attention`. With `order`, a `dilkit.order` of the grid that the
+    tokens come from, or several `orders`, which the heads use in turn, it is `dilkit.ordered_dilated_attention`. Raises
+    TypeError or ValueError, naming the argument, for a pattern, a scale or orders that do not fit.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import DilatedAttention, Pattern
+        >>> attention = DilatedAttention(Pattern([16, 64], [1, 4]))
+        >>> q = k = v = torch.randn(2, 64, 4, 8)  # (batch, seq, heads, head_dim)
+        >>> attention(q, k, v, is_causal=True).shape
+        torch.Size([2, 64, 4, 8])
+        >>> attention
+        DilatedAttention(Pattern([16, 64], [1, 4]))
     """
 
     def __init__(
@@ -79,17 +91,35 @@ class MultiheadDilatedAttention(nn.Module):
 
         out = out_proj(inner_norm(concat_h attention(q_h, k_h, v_h)))      q, k, v = in_proj(query, key, value)
 
-    `attention` is the inner attention: a module called as `attention(q, k, v, is_causal=, key_padding_mask=)` on tensors
-    `(batch, seq, heads, head_dim)`, such as `DilatedAttention(pattern)`. `segment_lengths` and `dilation_rates` in its place
-    mean `DilatedAttention(Pattern(segment_lengths, dilation_rates))`. With `Pattern.dense()` it is `nn.MultiheadAttention`.
+    The weights load from `nn.MultiheadAttention` and back: the keys of the `state_dict` are the same. With the pattern
+    `Pattern.dense()` the result is that of `nn.MultiheadAttention`.
 
-    Weights load from `nn.MultiheadAttention` and back: the keys of the `state_dict` are the same. Beyond it there are
-    `num_kv_heads` (grouped heads: a divisor of `num_heads`; key and value are projected to `num_kv_heads * head_dim`),
-    `layer_norm` (a LayerNorm over the concatenated heads before the output projection: MAGNETO's sub-LN, as in LongNet, without
-    its initialisation gains), `rotary` (rotary positions of queries and keys: True, or the base; `dilkit.rotary`) and `is_causal`
-    (the default of `forward`). `dropout`, `add_bias_kv`, `add_zero_attn` and `batch_first` exist to be refused with a reason.
+    - `embed_dim`, `num_heads`: `head_dim = embed_dim / num_heads`.
+    - `attention`: the inner attention, a module that is called as `attention(q, k, v, is_causal=, key_padding_mask=)` on tensors
+      `(batch, seq, heads, head_dim)`, such as `DilatedAttention(pattern)`. Alternatively `segment_lengths` and `dilation_rates`
+      mean `DilatedAttention(Pattern(segment_lengths, dilation_rates))`.
+    - `num_kv_heads`: the number of key/value heads, a divisor of `num_heads`; key and value are projected to
+      `num_kv_heads * head_dim`.
+    - `bias`, `kdim`, `vdim`, `device`, `dtype`: as in `nn.MultiheadAttention`.
+    - `layer_norm`: whether a LayerNorm over the concatenated heads precedes the output projection. It is the sub-LN of MAGNETO
+      (arXiv 2210.06423), as in LongNet, without its initialisation gains. `layer_norm_eps` is its epsilon.
+    - `rotary`: whether queries and keys get rotary embeddings (RoFormer, arXiv 2104.09864); a number is their base.
+    - `is_causal`: the default of `forward`.
+    - `dropout`, `add_bias_kv`, `add_zero_attn`, `batch_first`: only their default is supported, others are refused with a reason.
 
     Raises TypeError or ValueError naming the argument, its value and the limit.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import MultiheadDilatedAttention
+        >>> layer = MultiheadDilatedAttention(32, 4, segment_lengths=[16, 64], dilation_rates=[1, 4], rotary=True)
+        >>> x = torch.randn(2, 64, 32)  # (batch, seq, embed_dim)
+        >>> out, weights = layer(x, x, x, is_causal=True)
+        >>> out.shape, weights
+        (torch.Size([2, 64, 32]), None)
+        >>> layer.load_state_dict(torch.nn.MultiheadAttention(32, 4).state_dict())
+        <All keys matched successfully>
     """
 
     in_proj_weight: nn.Parameter | None
@@ -193,15 +223,20 @@ class MultiheadDilatedAttention(nn.Module):
         is_causal: bool | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """`(output, None)`, output shaped like `query`.
+        """`(output, None)`; `output` has the shape of `query`.
 
-        `query` is `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch; `key` (default: `query`) and `value`
-        (default: `key`) have the same batch and length: dilated attention is defined within one sequence. `key_padding_mask`
-        is bool `(batch, seq)`, or `(seq,)`, True = ignored. `is_causal` defaults to the constructor's. `positions`, integers
-        `(seq,)` or `(batch, seq)`, are those of the rotary embedding: 0, 1, 2, ... by default, or what the inner attention's
-        method `positions(seq, device)` says if it has one, as where a sequence is spread over ranks. `average_attn_weights`
-        matters only to `need_weights=True`, which is refused, as is any `attn_mask`. Raises ValueError or TypeError for what
-        does not fit.
+        - `query`: `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch.
+        - `key` (default: `query`) and `value` (default: `key`): the same batch and length, since dilated attention is defined
+          within one sequence, with `kdim` and `vdim` columns.
+        - `key_padding_mask`: bool `(batch, seq)`, or `(seq,)`, True = ignored.
+        - `is_causal`: by default that of the constructor.
+        - `positions`: the positions of the rotary embedding, integers `(seq,)` or `(batch, seq)`. By default they are
+          0, 1, 2, ..., or the result of the inner attention's method `positions(seq, device)` if it has one, as when a sequence
+          is sharded over ranks.
+        - `need_weights`, `attn_mask`: only their default is supported. `average_attn_weights` has no effect without
+          `need_weights`.
+
+        Raises ValueError or TypeError for arguments that do not fit.
         """
         accept_only("need_weights", need_weights, False)
         accept_only("attn_mask", attn_mask, None)
@@ -216,9 +251,9 @@ class MultiheadDilatedAttention(nn.Module):
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         if self.rotary is not None:
-            of_rows: Any = getattr(self.attention, "positions", None)
-            if positions is None and of_rows is not None:
-                positions = of_rows(q.shape[1], q.device)
+            positions_of: Any = getattr(self.attention, "positions", None)
+            if positions is None and positions_of is not None:
+                positions = positions_of(q.shape[1], q.device)
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
         causal = self.is_causal if is_causal is None else is_causal

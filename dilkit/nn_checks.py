@@ -1,4 +1,4 @@
-"""What the modules refuse, and why."""
+"""Checks of the arguments of the torch modules, with the reason for each option that is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHY_NOT = {
     "add_zero_attn": "a zero key would belong to no position; append a token to the sequence instead",
     "batch_first": "tensors are (batch, seq, embed_dim); transpose the first two dimensions before and after",
     "need_weights": "attention weights are never held in memory; Pattern.count and dilkit.oracle give them for small problems",
-    "attn_mask": "what sees what is the pattern's to say; use is_causal, key_padding_mask or another Pattern",
+    "attn_mask": "the pattern decides which query sees which key; use is_causal, key_padding_mask or another Pattern",
 }
 
 

@@ -1,4 +1,4 @@
-"""What attends to what.
+"""The attention pattern: which query sees which key, and how many times.
 
 A pattern is a count: `count[h, i, j]` = how many times query i of head h sees key j. Attention is one softmax over it:
 
@@ -29,9 +29,21 @@ _MAX_COUNT_ENTRIES = 2**31
 
 @dataclass(frozen=True)
 class DilatedSegment:
-    """One branch: segments of `segment_length` tokens, of which every `dilation_rate`-th is kept.
+    """One branch of a pattern: segments of `segment_length` tokens, of which every `dilation_rate`-th is kept.
 
-    `heads` is the range (start, stop) of query heads that the branch serves; None means all of them.
+        kept(p) = (p mod segment_length) mod dilation_rate == offset of the head
+
+    `heads` is the range (start, stop) of query heads that the branch serves; None means all of them. `Pattern` makes its
+    branches and checks their values (LongNet, arXiv 2307.02486, eq. 4-8).
+
+    Example:
+
+        >>> from dilkit import Pattern
+        >>> branch = Pattern([2048, 8192], [1, 4]).branches[1]
+        >>> branch
+        DilatedSegment(segment_length=8192, dilation_rate=4, heads=None)
+        >>> print(branch)
+        segments of 8,192 tokens, 1 token in 4
     """
 
     kind: ClassVar[str] = "dilated_segment"
@@ -57,15 +69,29 @@ class Pattern:
 
         count[h, i, j] = number of branches b with i // w_b == j // w_b and (i mod w_b) mod r_b == (j mod w_b) mod r_b == o_bh
 
-    where `w_b = segment_lengths[b]` tokens, `r_b = dilation_rates[b]`, and `o_bh` is the offset of head h:
-    `h mod r` for `offset="modulo"` (the paper's), `h // ceil(H / r)` for `offset="block"` (torchscale's), H being the
-    number of heads. With grouped heads h and H count key/value heads. `overlap="once"` caps the count at 1.
-    `heads[b]`, a range or (start, stop) pair of query heads, restricts branch b to its own heads; None is all heads.
-    `head_shard=(first, total)` is for tensors that hold some of the key/value heads of a model, from its head `first` of `total`
-    on, as under tensor parallelism: offsets are those that these heads have among all. Head ranges count the heads at hand.
+    Here `w_b = segment_lengths[b]` is in tokens, `r_b = dilation_rates[b]`, and `o_bh` is the offset of head h.
 
-    The last segment may be short; a segment longer than the sequence is the sequence. Nothing is ever padded.
-    Raises `PatternError` (a ValueError) or TypeError when the arguments mean nothing.
+    - `segment_lengths`, `dilation_rates`: one positive integer for each branch; a rate is at most its length.
+    - `offset`: "modulo" means `o_bh = h mod r_b`, as in the paper; "block" means `h // ceil(H / r_b)`, as in torchscale. H is
+      the number of heads. With grouped heads, h and H count key/value heads.
+    - `overlap`: "count" means that a key seen by m branches counts m times, as in the paper; "once" caps the count at 1.
+    - `heads`: one range or (start, stop) pair of query heads for each branch, which then serves only these heads; None means all.
+    - `head_shard=(first, total)`: the tensors hold only some of the `total` key/value heads of a model, from head `first` on, as
+      under tensor parallelism. They keep the offsets that they have in the whole model. `heads` counts the heads at hand.
+
+    The last segment may be short, and a segment longer than the sequence is the sequence. Nothing is ever padded.
+    Patterns are hashable values. Raises `PatternError` (a ValueError) or TypeError for arguments that do not fit.
+
+    Example:
+
+        >>> from dilkit import Pattern
+        >>> pattern = Pattern(segment_lengths=[4, 8], dilation_rates=[1, 2])
+        >>> pattern.count(seq=8, heads=2)[0].tolist()[0]
+        [2, 1, 2, 1, 1, 0, 1, 0]
+        >>> print(pattern.describe())
+        branch 0: segments of 4 tokens, every token
+        branch 1: segments of 8 tokens, 1 token in 2
+        offset: head mod rate; overlap: a key seen by m branches counts m times
     """
 
     segment_lengths: tuple[int, ...]
@@ -111,7 +137,12 @@ class Pattern:
 
     @classmethod
     def dense(cls) -> Pattern:
-        """Ordinary attention: one branch, one segment as long as the sequence, every token kept."""
+        """Ordinary attention: one branch with one segment as long as the sequence, every token kept.
+
+        >>> from dilkit import Pattern
+        >>> Pattern.dense().count(seq=3, heads=1, is_causal=True).tolist()
+        [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]]
+        """
         return cls((WHOLE_SEQUENCE,), (1,))
 
     @classmethod
@@ -123,9 +154,13 @@ class Pattern:
         offset: str = "modulo",
         overlap: str = "count",
     ) -> Pattern:
-        """The pattern of the older PyTorch implementations: the heads are dealt out to the branches in equal ranges.
+        """The pattern of the older PyTorch implementations: each branch serves its own range of the heads.
 
-        The first `num_heads mod len(segment_lengths)` branches serve one head more.
+        The ranges are equal; the first `num_heads mod len(segment_lengths)` branches serve one head more.
+
+            >>> from dilkit import Pattern
+            >>> Pattern.head_split([2048, 4096], [1, 2], num_heads=5).heads
+            ((0, 3), (3, 5))
         """
         segment_lengths = positive_integers("segment_lengths", segment_lengths)
         branches, num_heads = len(segment_lengths), integer("num_heads", num_heads)
@@ -135,7 +170,7 @@ class Pattern:
         return cls(segment_lengths, dilation_rates, offset, overlap, list(pairwise(cuts)))
 
     def head_offset(self, dilation_rate: int, kv_head: int, kv_heads: int) -> int:
-        """The position within a segment at which key/value head `kv_head` of `kv_heads` starts to keep rows."""
+        """The offset of key/value head `kv_head` of `kv_heads`: the position in a segment of the first row that it keeps."""
         if self.head_shard is not None:
             kv_head, kv_heads = self.head_shard[0] + kv_head, self.head_shard[1]
         if self.offset == "modulo":
@@ -159,8 +194,8 @@ class Pattern:
     def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
         """`count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
 
-        The oracle's matrix, meant for small `seq`. Raises `PatternError` beyond 2**31 entries and for heads that do not fit,
-        TypeError or ValueError for sizes that are no counts.
+        The oracle computes with this matrix; it is meant for small `seq`. Raises `PatternError` beyond 2**31 entries and for
+        heads that do not fit, TypeError or ValueError for sizes that are not integers or too small.
         """
         import torch
 
@@ -202,7 +237,13 @@ class Pattern:
     ) -> int:
         """Nominal forward FLOPs: `4 * head_dim * batch *` the sum over heads and branches of the pairs seen (2 matmuls).
 
-        A key seen by several branches counts each time, whatever a backend saves. A backward pass is nominally 2.5 times this.
+        A key seen by several branches counts each time, even where a backend scores it once. A backward pass is nominally 2.5
+        times this.
+
+            >>> from dilkit import Pattern
+            >>> dense, dilated = Pattern.dense(), Pattern([2048, 8192, 32768], [1, 4, 16])
+            >>> dense.flops(65536, 8, 64) // dilated.flops(65536, 8, 64)
+            24
         """
         _check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
         self.check_heads(heads, kv_heads)
@@ -217,7 +258,7 @@ class Pattern:
         return 4 * head_dim * batch * pairs
 
     def describe(self) -> str:
-        """A text of one line a branch, for people."""
+        """A text for people, with one line for each branch."""
         offset = {"modulo": "head mod rate", "block": "head // ceil(heads / rate)"}[self.offset]
         overlap = {"count": "a key seen by m branches counts m times", "once": "a key seen by several branches counts once"}
         lines = [f"branch {i}: {branch}" for i, branch in enumerate(self.branches)]
@@ -225,7 +266,12 @@ class Pattern:
         return "\n".join([*lines, f"offset: {offset}{shard}; overlap: {overlap[self.overlap]}"])
 
     def to_json(self) -> str:
-        """This pattern as canonical JSON text: what results files and the torch op carry."""
+        """This pattern as canonical JSON text, as the torch operators and result files hold it.
+
+        >>> from dilkit import Pattern
+        >>> Pattern.from_json(Pattern([512], [2]).to_json())
+        Pattern(segment_lengths=(512,), dilation_rates=(2,), offset='modulo', overlap='count', heads=None, head_shard=None)
+        """
         return self._json
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Checks of what a pattern is made from."""
+"""Checks of the arguments of a pattern."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ WHOLE_SEQUENCE = 2**63 - 1
 
 
 class PatternError(ValueError):
-    """A pattern that means nothing, or that does not fit the heads it is applied to."""
+    """A pattern has arguments that do not fit each other, or does not fit the heads that it is applied to. A ValueError.
+
+    Example:
+
+        >>> from dilkit import Pattern, PatternError
+        >>> try:
+        ...     Pattern(segment_lengths=[512, 1024], dilation_rates=[1])
+        ... except PatternError as error:
+        ...     print(error)
+        segment_lengths has 2 entries and dilation_rates 1; give one rate for each length
+    """
 
 
 def positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:

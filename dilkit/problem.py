@@ -1,4 +1,4 @@
-"""Facts about one call: what the selector decides on and what a backend is told. Hashable, no tensors."""
+"""`Problem`: the facts of one call, by which the selector chooses a backend and the backend computes. Hashable, no tensors."""
 
 from __future__ import annotations
 
@@ -23,24 +23,41 @@ _FROM_THE_REST: Any = None
 class Problem:
     """One call of dilated attention, without its tensors.
 
-    Query, key and value are `(batch, seq, heads, head_dim)`, key and value with `kv_heads` heads (default: `heads`).
-    `key_padding_mask` says whether there is one, `requires_grad` whether a backward pass will follow.
-    `scale` defaults to `head_dim ** -0.5`. `dtype` is a name out of `DTYPES`.
-    Raises ValueError or TypeError for a size, dtype or pattern that cannot be.
+    Raises ValueError or TypeError, naming the argument, for a size, dtype, device or pattern that does not fit.
+
+    Example:
+
+        >>> from dilkit import Pattern, Problem
+        >>> problem = Problem(pattern=Pattern([512, 2048], [1, 4]), seq=4096, heads=8, kv_heads=2, head_dim=64, is_causal=True)
+        >>> print(problem)
+        1 x 4,096 tokens, 8 heads over 2 key/value heads x 64, float32, is_causal, Pattern([512, 2048], [1, 4])
+        >>> problem.scale
+        0.125
     """
 
     pattern: Pattern
     seq: int
+    """Tokens of a sequence."""
     heads: int
+    """Query heads."""
     head_dim: int
+    """Numbers in one row of a head."""
     batch: int = 1
+    """Sequences."""
     kv_heads: int = _FROM_THE_REST
+    """Key/value heads, a divisor of `heads`; by default `heads`."""
     dtype: str = "float32"
+    """One of "float64", "float32", "bfloat16" or "float16"."""
     device: Device = field(default_factory=lambda: probe("cpu"))
+    """The device that the tensors are on; by default the CPU of this machine."""
     is_causal: bool = False
+    """Whether a query sees no key after itself."""
     key_padding_mask: bool = False
+    """Whether the call has a mask of keys."""
     requires_grad: bool = False
+    """Whether a backward pass will follow."""
     scale: float = _FROM_THE_REST
+    """The factor of the scores; by default `head_dim ** -0.5`."""
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -62,7 +79,15 @@ class Problem:
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, pattern: Pattern, **options: Any) -> Problem:
-        """The problem that these tensors pose. `options` are further fields, such as `is_causal`."""
+        """The problem of a call with these tensors. `options` are further fields, such as `is_causal`.
+
+        >>> import torch
+        >>> from dilkit import Pattern, Problem
+        >>> query, key = torch.empty(2, 1024, 8, 64), torch.empty(2, 1024, 4, 64)
+        >>> problem = Problem.of(query, key, Pattern([512], [1]))
+        >>> problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
+        (2, 1024, 8, 4, 64)
+        """
         batch, seq, heads, head_dim = query.shape
         device = probe(query.device.type, query.device.index or 0)
         dtype = str(query.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Which backends exist: those that packages declare as entry points, ours among them, and those registered in this process."""
+"""The registry of backends: those that packages declare as entry points, and those that this process registered."""
 
 from __future__ import annotations
 
@@ -35,16 +35,39 @@ def backends() -> dict[str, Backend | Broken]:
 
 
 def list_backends() -> tuple[str, ...]:
-    """The names of all known backends, those that the automatic choice prefers first, broken ones last."""
+    """The names of all known backends by descending priority, followed by those that could not be loaded.
+
+    `dilkit info` and `dilkit.explain` say which of them can compute a problem.
+
+    Example:
+
+        >>> import dilkit
+        >>> {"native", "sdpa", "reference"} <= set(dilkit.list_backends())
+        True
+    """
     known = backends().values()
     able = sorted((b for b in known if isinstance(b, Backend)), key=lambda b: (-b.priority, b.name))
     return (*(b.name for b in able), *sorted(b.name for b in known if isinstance(b, Broken)))
 
 
 def register_backend(backend: Backend) -> None:
-    """Make `backend` known in this process, in place of any earlier one of that name. Packages declare an entry point instead.
+    """Make `backend` known in this process; it replaces any earlier backend of the same name.
 
-    Raises TypeError for anything but a `Backend` instance with a name and limits.
+    A package declares an entry point in the group `dilkit.backends` instead. Raises TypeError for anything but an instance of
+    `Backend` with a name and limits.
+
+    Example, a backend that refuses every call (`dilkit.Backend` has one that computes):
+
+        >>> import dilkit
+        >>> class Nothing(dilkit.Backend):
+        ...     name = "nothing"
+        ...     limits = dilkit.Limits(devices=frozenset())
+        ...     def forward(self, query, key, value, problem, key_padding_mask=None):
+        ...         raise NotImplementedError
+        >>> dilkit.register_backend(Nothing())
+        >>> "nothing" in dilkit.list_backends()
+        True
+        >>> dilkit.unregister_backend("nothing")
     """
     global _generation
     if problem := _malformed(backend):
@@ -55,9 +78,22 @@ def register_backend(backend: Backend) -> None:
 
 
 def unregister_backend(name: str) -> None:
-    """Forget what `register_backend` made known; a declared backend of that name comes back.
+    """Remove a backend that `register_backend` made known; a declared backend of that name is then used again.
 
     Raises ValueError for a name that was not registered in this process.
+
+    Example, the reference backend replaced for a while by one of another priority:
+
+        >>> import dilkit
+        >>> from dilkit.backends.reference import Reference
+        >>> class Preferred(Reference):
+        ...     priority = 100
+        >>> dilkit.register_backend(Preferred())
+        >>> dilkit.list_backends()[0]
+        'reference'
+        >>> dilkit.unregister_backend("reference")
+        >>> dilkit.list_backends()[0] == "reference"
+        False
     """
     global _generation
     with _lock:

@@ -1,4 +1,4 @@
-"""Who computes a problem, and why: a pure function from the problem, the known backends and an order of them to a trace."""
+"""Backend selection: a pure function from a problem, the known backends and an order of them to a trace with all reasons."""
 
 from __future__ import annotations
 
@@ -23,22 +23,38 @@ _override: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("dil
 
 
 class NoBackendError(ValueError):
-    """No backend, or none of those asked for, can compute the problem. The text is the whole trace."""
+    """No backend, or none of those asked for, can compute the problem. A ValueError whose text is the whole trace.
+
+    Example:
+
+        >>> import dilkit
+        >>> pattern = dilkit.Pattern([512], [1])
+        >>> problem = dilkit.Problem(pattern=pattern, seq=1024, heads=8, head_dim=64, device=dilkit.Device.assume("sm_61"))
+        >>> try:
+        ...     dilkit.selector.select(problem, ("native",))
+        ... except dilkit.NoBackendError as error:
+        ...     print("device cuda: runs on cpu" in str(error))
+        True
+    """
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one backend: its verdict, all its reasons (of the picked one: why it came first), and what it would run."""
+    """The verdict on one backend."""
 
     name: str
+    """The name of the backend."""
     verdict: str
+    """One of `VERDICTS`."""
     reasons: tuple[str, ...] = ()
+    """All reasons for the verdict; for the backend that is picked, why it came first."""
     detail: str = ""
+    """What the backend would run (`Backend.detail`)."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """How the choice for a problem came about, best candidate first. `str(trace)` is the table for people."""
+    """The decisions on all backends for one problem, best candidate first. `str(trace)` is the table for people."""
 
     problem: Problem
     requested: tuple[str, ...]
@@ -51,7 +67,7 @@ class Trace:
 
     @property
     def why(self) -> str | None:
-        """Why the backend that is picked came before others that can; None when none can."""
+        """Why the picked backend came before others that can compute the problem; None when none can."""
         return next(("; ".join(d.reasons) for d in self.decisions if d.verdict == "picked"), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,13 +96,23 @@ class Trace:
 
 @contextmanager
 def use_backend(*names: str) -> Iterator[None]:
-    """Within the block, use the first of `names` that can compute each call; if none can, the call raises.
+    """Within the block, each call uses the first backend of `names` that can compute it, and raises if none can.
 
-    Wins over `DILKIT_BACKEND`; a `backend=` argument wins over it. Holds for the thread (or asyncio task) that entered the block,
-    and for the backward passes of calls made in it. Code under torch.compile asks when it runs: its backward pass goes by
-    the block it runs in. Raises ValueError for a name that is not known.
+    The block has precedence over `DILKIT_BACKEND`, and a `backend=` argument over the block. It holds for the thread (or asyncio
+    task) that entered it, and for the backward passes of the calls made in it. Compiled code (torch.compile) chooses when it
+    runs, so its backward pass uses the block that it runs in. Raises ValueError for a name that is not known.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import Pattern, dilated_attention, use_backend
+        >>> q, k, v = torch.randn(3, 1, 64, 2, 8).unbind()
+        >>> with use_backend("sdpa", "reference"):
+        ...     out = dilated_attention(q, k, v, Pattern([16, 64], [1, 4]))
+        >>> torch.equal(out, dilated_attention(q, k, v, Pattern([16, 64], [1, 4]), backend=["sdpa", "reference"]))
+        True
     """
-    token = _override.set(_known(names, "use_backend"))
+    token = _override.set(_check_known(names, "use_backend"))
     try:
         yield
     finally:
@@ -94,14 +120,29 @@ def use_backend(*names: str) -> Iterator[None]:
 
 
 def requested_backends(argument: str | Sequence[str] | None = None) -> tuple[str, ...]:
-    """The names asked for: by the argument, else by `use_backend`, else by `DILKIT_BACKEND`; empty for the automatic choice."""
+    """The requested names: those of the argument, else of `use_backend`, else of `DILKIT_BACKEND`; empty: automatic choice."""
     if argument is not None:
-        return _known((argument,) if isinstance(argument, str) else tuple(argument), "backend")
-    return _override.get() or _known(environment.backend_names(), environment.BACKEND.name, may_be_empty=True)
+        return _check_known((argument,) if isinstance(argument, str) else tuple(argument), "backend")
+    return _override.get() or _check_known(environment.backend_names(), environment.BACKEND.name, may_be_empty=True)
 
 
 def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Trace:
-    """How the choice for `problem` comes about: every backend with its verdict and all its reasons."""
+    """The choice of a backend for `problem`: every backend with its verdict and all reasons, as a `Trace`.
+
+    Verdicts are "picked", "able", "refused" and "broken". `backend` requests backends as in `dilated_attention`. Nothing is
+    computed, so `problem.device` may be a device that is not there (`Device.assume`). Raises TypeError for anything but a
+    `Problem`, ValueError for an unknown name.
+
+    Example:
+
+        >>> from dilkit import Pattern, Problem, explain
+        >>> problem = Problem(pattern=Pattern([512, 2048], [1, 4]), seq=4096, heads=8, head_dim=64)
+        >>> trace = explain(problem, backend=["cupy_raw", "reference"])  # str(trace) is a table for people
+        >>> trace.picked, trace.why
+        ('reference', 'asked for')
+        >>> {d.name: d.verdict for d in trace.decisions}["cupy_raw"]
+        'refused'
+    """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem={problem!r} is a {type(problem).__name__}; a dilkit.Problem is needed")
     requested = requested_backends(backend)
@@ -109,9 +150,9 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
 
 
 def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
-    """The automatic order of backends for `problem`: what was measured on its device, then what the table says.
+    """The automatic order of backends for `problem`: first those that were measured on its device, then those of the table.
 
-    None where backends are asked for, which are then tried in the order asked for; no file is read for that.
+    Requested backends are tried in the requested order: the preference is then empty, and no file is read.
     """
     if requested:
         return Preference()
@@ -119,7 +160,7 @@ def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
 
 
 def state() -> tuple[object, ...]:
-    """A value that changes whenever a choice may: with the set of backends, and with what was measured."""
+    """A value that changes whenever a choice may change: with the set of backends, and with the measured orders."""
     return registry.generation(), *tuned.state()
 
 
@@ -147,7 +188,7 @@ def trace(
     requested: tuple[str, ...] = (),
     preference: Preference = Preference(),  # noqa: B008
 ) -> Trace:
-    """Judge every candidate. A pure function: no hardware, no environment, no registry, no file is looked at."""
+    """The decisions on all candidates. A pure function: it looks at no hardware, environment, registry or file."""
     decisions: list[Decision] = []
     for candidate in ranked(candidates, requested, preference):
         decision = _judge(candidate, problem)
@@ -163,23 +204,23 @@ def trace(
 def ranked(
     candidates: Mapping[str, Backend | Broken], requested: tuple[str, ...], preference: Preference
 ) -> list[Backend | Broken]:
-    """The candidates, best first: those asked for in their order, the others by priority.
+    """The candidates, best first: the requested ones in their order, then the others by priority.
 
-    The backends that `preference` names hand their priorities out among themselves, the highest to its first: so one that it
-    does not name stays where its own priority puts it.
+    The priorities of the backends that `preference` names are redistributed among them, the highest to the first. A backend that
+    it does not name keeps its own priority.
     """
     priorities = {name: c.priority if isinstance(c, Backend) else 0 for name, c in candidates.items()}
     named = [name for name in preference.order if isinstance(candidates.get(name), Backend)]
     priorities |= zip(named, sorted((priorities[name] for name in named), reverse=True), strict=True)
 
     def rank(name: str) -> tuple[int, int, int, str]:
-        return _place(name, requested), -priorities[name], _place(name, named), name
+        return _index_or_end(name, requested), -priorities[name], _index_or_end(name, named), name
 
     return [candidates[name] for name in sorted(candidates, key=rank)]
 
 
-def _place(name: str, names: Sequence[str]) -> int:
-    """Where `name` is in `names`, behind all of them if it is not."""
+def _index_or_end(name: str, names: Sequence[str]) -> int:
+    """The index of `name` in `names`; their number if it is not among them."""
     return names.index(name) if name in names else len(names)
 
 
@@ -192,7 +233,7 @@ def _why(candidate: Backend | Broken, requested: tuple[str, ...], preference: Pr
 
 
 def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
-    """A backend's own judgement may be foreign code: an exception in it makes the backend broken, not the program."""
+    """The verdict of one candidate. Its code may be another package's: an exception makes the backend broken, not the program."""
     if isinstance(candidate, Broken):
         return Decision(candidate.name, "broken", (f"{candidate.origin}: {candidate.error}",))
     try:
@@ -205,7 +246,8 @@ def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
     return Decision(candidate.name, "refused" if refusals else "able", refusals, detail)
 
 
-def _known(names: tuple[str, ...], source: str, may_be_empty: bool = False) -> tuple[str, ...]:
+def _check_known(names: tuple[str, ...], source: str, may_be_empty: bool = False) -> tuple[str, ...]:
+    """`names`; raises ValueError or TypeError, naming `source`, if they are none or not all known."""
     if not names and not may_be_empty:
         raise ValueError(f"{source} names no backend; known: {', '.join(registry.list_backends())}")
     known = registry.backends() if names else {}

@@ -1,4 +1,4 @@
-"""Dilated attention along token orders: rows are moved, the pattern is computed as ever, and the result is moved back."""
+"""Dilated attention along token orders: it moves the rows, computes the pattern as usual, and moves the result back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, told
+from dilkit.attention import check_inputs, encode_arguments
 from dilkit.checks import boolean
 from dilkit.op.operators import forward_op, lse_dtype
 from dilkit.op.schema import with_pattern
@@ -30,27 +30,40 @@ def ordered_dilated_attention(
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`dilated_attention` with the pattern laid along a token order: segments, strides and causality go by its places.
+    """`dilated_attention` with the pattern applied along a token order: segments, dilation and causality follow the order.
 
         out = restore(attention(apply(query), apply(key), apply(value)))
         count[h, i, j] = the pattern's count[h, rank[i], rank[j]]
 
-    Tensors and `key_padding_mask` come in row-major order, and so does the result. Rotary and other positions that are in the
-    rows already move along. Where the pattern lets every token see every other one, nothing but rounding changes.
+    Tensors and `key_padding_mask` are in row-major order, and so is the result. Rotary and other positions that the rows contain
+    already move with them. Where the pattern lets every token see every other one, nothing but rounding changes.
 
-    Of a sequence of orders, heads take one each in turn: key/value head h of a model, and the query heads that it serves, goes
-    by `order[h % len(order)]` (with `Pattern.head_shard`, h counts all heads of the model). All heads are computed in one call
-    of the kernel, but with a `key_padding_mask`, which then differs from head to head, in one for each key/value head.
+    - `order`: one `TokenOrder` of `seq` tokens, or a sequence of them. Of several, key/value head h of the model and the query
+      heads that share it use `order[h % len(order)]` (with `Pattern.head_shard`, h counts all heads of the model). All heads are
+      computed in one call of the kernel. With a `key_padding_mask`, which then differs between heads, each key/value head is one
+      call.
+    - `is_causal`: a token sees the tokens before it in the order. Unless tokens are generated in this order
+      (`order(..., is_generation_order=True)`), these include its own future, so every order but the identity is refused, and so
+      are several orders.
 
-    With `is_causal` a token sees those before it in the order. Unless tokens are generated that way
-    (`order(..., is_generation_order=True)`) these include its own future, so any other order than the identity is refused, and
-    so are several. The other arguments, results and errors are those of `dilated_attention`; ValueError for an order that is
-    not as long as the sequence.
+    The other arguments, the results and the errors are those of `dilated_attention`. Raises ValueError for an order of another
+    length than the sequence.
+
+    Example, an image of 8 x 8 tokens along the Hilbert curve:
+
+        >>> import torch
+        >>> from dilkit import Pattern, dilated_attention, order, ordered_dilated_attention
+        >>> hilbert, pattern = order((8, 8)), Pattern([16, 64], [1, 2])
+        >>> q, k, v = torch.randn(3, 1, 64, 2, 8).unbind()
+        >>> out = ordered_dilated_attention(q, k, v, pattern, hilbert)
+        >>> by_hand = hilbert.restore(dilated_attention(hilbert.apply(q), hilbert.apply(k), hilbert.apply(v), pattern))
+        >>> torch.equal(out, by_hand)
+        True
     """
     orders = as_orders("order", order)
     check_inputs(query, key, value, pattern, key_padding_mask)
     boolean("return_lse", return_lse)
-    factor, call = told(query, key, value, pattern, is_causal, scale, backend)
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
     heads, first = key.shape[2], first_head(pattern)
     check_orders(orders, query.shape[1], heads, pattern, is_causal)
     if all(order.is_identity for order in orders):

@@ -1,4 +1,4 @@
-"""Points and their codes: where along a curve a point of a grid lies, and in which order a curve visits a cloud of points."""
+"""Codes of points along a Hilbert or Morton curve: encode, decode, and sort a cloud of points by them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,29 @@ PER_THREAD = 2**16
 
 
 def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
-    """The codes `(n,)` of points: `codes[i]` = how many cells of the grid the curve visits before the cell `coords[i]`.
+    """The codes `(n,)` of points along a curve through a square or cube of `2**bits` cells a side.
 
-    The curve goes through a square or cube of `2**bits` cells a side: `encode(order((2**k,) * ndim).coordinates(), k)` is
-    0, 1, 2, ... Codes for different `bits` do not compare.
+        codes[i] = how many cells of the grid the curve visits before the cell coords[i]
 
-    `coords`: `(n, ndim)` integers of any dtype and strides, or a tuple of ndim arrays `(n,)`, an axis each, which is the fastest
-    form; numpy arrays or torch tensors on the CPU. `bits`: up to 31 in 2-D and 21 in 3-D; None: what the largest coordinate
-    needs. `out`: an array `(n,)` of integers for the codes; without it they come as `coords` do, in uint32 (torch: int32) where
-    `ndim * bits` fit and int64 otherwise. `threads`: how many to compute with.
+    `encode(order((2**k,) * ndim).coordinates(), k)` is 0, 1, 2, ... Codes for different `bits` are not comparable.
 
-    Raises TypeError for what is no integer, ValueError for a wrong shape, an unknown curve, a coordinate out of range (named) or
-    an `out` that does not fit.
+    - `coords`: `(n, ndim)` integers of any dtype and strides, or a tuple of ndim arrays `(n,)`, one for each axis, which is the
+      fastest form; numpy arrays or torch tensors on the CPU.
+    - `bits`: at most 31 in 2-D and 21 in 3-D; None means as many as the largest coordinate needs.
+    - `out`: an array `(n,)` of integers to write the codes to. Without it the result is an array or tensor as `coords` are, of
+      uint32 (torch: int32) if `ndim * bits` fit, else of int64.
+    - `threads`: the number of threads to compute with.
+
+    Raises TypeError for coordinates that are not integers, ValueError for a wrong shape, an unknown curve, a coordinate out of
+    range (the error names it) or an `out` that does not fit.
+
+    Example:
+
+        >>> import numpy as np
+        >>> from dilkit.orders.points import decode, encode
+        >>> codes = encode(np.array([[0, 0], [0, 1], [1, 1], [1, 0]]), bits=1)
+        >>> codes.tolist(), decode(codes, ndim=2, bits=1).tolist()
+        ([0, 1, 2, 3], [[0, 0], [0, 1], [1, 1], [1, 0]])
     """
     axes = [columns.integers("coords", axis) for axis in columns.axes("coords", coords)]
     ndim, count = len(axes), len(axes[0])
@@ -60,7 +71,8 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     """The points `(n, ndim)`, int32, of codes: the inverse of `encode`.
 
     `codes`: `(n,)` integers, a numpy array or a torch tensor on the CPU. `out`: an array `(n, ndim)`, or a tuple of ndim arrays
-    `(n,)`, which is the fastest form, of any integer dtype that holds `bits`. All else is as in `encode`.
+    `(n,)`, which is the fastest form, of any integer dtype that holds `bits`. The other arguments and the errors are those of
+    `encode`.
     """
     code = columns.integers("codes", codes)
     if code.ndim != 1:
@@ -84,14 +96,32 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
 def sort_points(
     coords: Any, curve: str = "hilbert", *, cell: float | None = None, batch: Any = None, threads: int = 1
 ) -> TokenOrder:
-    """The order in which `curve` visits points: `perm` sorts them by their codes, and leaves those of one cell as they are.
+    """The order in which a curve visits points, as a `TokenOrder` of shape `(n,)`.
 
-    `perm == np.argsort(encode(cells), kind="stable")` with `cells = coords - coords.min(0)`, so coordinates may be negative; the
-    order's shape is `(n,)`. `coords`: as in `encode`. `cell`: the side of a cell, which floating-point coordinates need:
-    `cells = floor((coords - coords.min(0)) / cell)`. `batch`: `(n,)` integers, 0 or more: which of several clouds a point belongs
-    to; the clouds come one after the other.
+        perm == np.argsort(encode(cells), kind="stable")        cells = coords - coords.min(0)
 
-    Raises as `encode` does, and ValueError if the points lie too far apart for the bits that there are.
+    Points in the same cell keep their order.
+
+    - `coords`: `(n, 2)` or `(n, 3)`, or a tuple of arrays `(n,)`, one for each axis; integers, which may be negative, or
+      floating-point numbers with `cell`; numpy arrays or torch tensors on the CPU.
+    - `curve`: "hilbert" (Skilling's transform, doi 10.1063/1.1751381) or "morton".
+    - `cell`: the side of a cell in the units of `coords`: `cells = floor((coords - coords.min(0)) / cell)`.
+    - `batch`: `(n,)` integers, 0 or more: the cloud that each point belongs to. The order visits one cloud after another.
+    - `threads`: the number of threads to compute codes with.
+
+    Raises TypeError or ValueError, naming the argument, for arguments that do not fit, and ValueError if the points span more
+    cells than a code has bits for.
+
+    Example:
+
+        >>> import numpy as np
+        >>> from dilkit import sort_points
+        >>> points = np.array([[1.5, 0.1], [0.2, 0.3], [0.4, 1.7], [1.1, 1.2]])  # (n, 2), in metres
+        >>> order = sort_points(points, cell=1.0)
+        >>> order.perm.tolist()
+        [1, 2, 3, 0]
+        >>> order.apply(points, dim=0)[0].tolist()
+        [0.2, 0.3]
     """
     one_of("curve", curve, CURVES)
     axes = columns.axes("coords", coords)

@@ -1,4 +1,4 @@
-"""Token orders: in which order the cells of a grid become the tokens of a sequence."""
+"""Token orders: permutations that put the cells of a grid into a sequence, along a space-filling curve."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["CURVES", "TokenOrder", "order"]
 
 
-class Spec(NamedTuple):
-    """What the order of a grid is made from, and found by."""
+class GridSpec(NamedTuple):
+    """The arguments that the order of a grid is made from. They are its key in the cache."""
 
     shape: tuple[int, ...]
     curve: str
@@ -46,18 +46,32 @@ def order(
 
         order(shape, curve).perm[d] = row-major index of the d-th cell of the curve
 
-    Curves, all of them beginning at cell 0:
+    All curves begin at cell 0:
 
-    - `hilbert`: Hilbert's (Skilling's transform, doi 10.1063/1.1751381) where all sides are the same power of two, else the
-      generalised Hilbert curve, whose steps are of length 1 as well; `TokenOrder.variant` says which;
-    - `morton`: cells by Morton (Z-order) code; `row-major`: no change; `snake`: every other row backwards, unit steps;
-    - `tile`: tile by tile, row-major among tiles and within; the tile's shape is `tile`, or else chosen (`TokenOrder.tile`).
+    - `hilbert`: the Hilbert curve (Skilling's transform, doi 10.1063/1.1751381) if all sides are the same power of two, else the
+      generalised Hilbert curve, whose steps have length 1 as well; `TokenOrder.variant` says which;
+    - `morton`: cells by Morton (Z-order) code;
+    - `row-major`: no change;
+    - `snake`: every other row backwards, so that steps have length 1;
+    - `tile`: tile by tile; tiles, and the cells of a tile, are in row-major order. `tile` is the shape of a tile; the default is
+      one of about 64 cells (`TokenOrder.tile`).
 
-    A grid of one axis has the one order, the identity. `extra_tokens` tokens, such as a class token, stay in front.
-    `is_generation_order` says that tokens are generated in this order, which causal attention needs to be told. `threads` may
-    help above some 4 million cells. Made once and kept in the cache of plans.
+    The only order of a grid with one axis is the identity. `extra_tokens` tokens, such as a class token, stay in front.
+    `is_generation_order` says that tokens are generated in this order; causal attention along an order requires it. `threads`
+    may help above 4 million cells or so. An order is made once and then kept in the cache of `dilkit.plan`.
 
-    Raises TypeError or ValueError naming the argument, and MemoryError for a grid whose table finds no room.
+    Raises TypeError or ValueError naming the argument, and MemoryError if there is no memory for the table.
+
+    Example:
+
+        >>> from dilkit import order
+        >>> hilbert = order((4, 4))
+        >>> hilbert.perm.tolist()
+        [0, 4, 5, 1, 2, 3, 7, 6, 10, 11, 15, 14, 13, 9, 8, 12]
+        >>> order((4, 4), "tile", tile=(2, 2)).perm.tolist()
+        [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
+        >>> order((33, 45, 80)).variant, order((4, 4)) is hilbert
+        ('generalised', True)
     """
     sides = sizes("shape", shape)
     boolean("is_generation_order", is_generation_order)
@@ -67,15 +81,15 @@ def order(
     if curve == "tile" and block is None:
         check_grid(sides, extra_tokens)
         block = chosen_tile(sides)
-    return _of(Spec(sides, curve, block, extra_tokens, is_generation_order), threads)
+    return _grid_order(GridSpec(sides, curve, block, extra_tokens, is_generation_order), threads)
 
 
-def _of(spec: Spec, threads: int = 1) -> TokenOrder:
-    """The order of a grid, from the cache or made: what is wrong with `spec` is found here, before anything is kept."""
-    return cached(("order", spec), partial(_made, spec, threads))
+def _grid_order(spec: GridSpec, threads: int = 1) -> TokenOrder:
+    """The order of a grid, from the cache or made now. Raises for a `spec` that does not fit, before anything is kept."""
+    return cached(("order", spec), partial(_make_grid_order, spec, threads))
 
 
-def _made(spec: Spec, threads: int) -> TokenOrder:
+def _make_grid_order(spec: GridSpec, threads: int) -> TokenOrder:
     shape, curve, tile, extra_tokens, is_generation_order, is_transposed = spec
     check_grid(shape, extra_tokens)
     if tile is not None:
@@ -90,9 +104,22 @@ class TokenOrder:
 
         apply(x)[d] = x[perm[d]]        restore(y)[i] = y[rank[i]]        rank[perm[d]] = d
 
-    The tokens are the `extra_tokens`, which stay in front, and after them the cells of the grid, row-major to begin with.
-    Orders are values: equal where they are made alike, never changed, safe for threads, cheap to copy and to pickle (the order
-    of a grid travels as what it is made from). Arrays are read-only.
+    The tokens are the `extra_tokens`, which stay in front, followed by the cells of the grid in row-major order.
+    Orders are immutable values: two that are made from the same arguments are equal. They are safe for threads and cheap to copy
+    and to pickle (the order of a grid is pickled as its arguments). Arrays are read-only.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import TokenOrder, order
+        >>> snake = order((2, 3), "snake")
+        >>> x = torch.tensor([[0, 1, 2, 3, 4, 5]])  # (batch, seq), row-major
+        >>> snake.apply(x).tolist(), torch.equal(snake.restore(snake.apply(x)), x)
+        ([[0, 1, 2, 5, 4, 3]], True)
+        >>> snake.rank.tolist(), snake.coordinates().tolist()[3]
+        ([0, 1, 2, 5, 4, 3], [1, 2])
+        >>> TokenOrder.from_permutation([2, 0, 1], extra_tokens=1).perm.tolist()
+        [0, 3, 1, 2]
     """
 
     shape: tuple[int, ...]
@@ -100,21 +127,21 @@ class TokenOrder:
     curve: str
     """The name of the curve."""
     perm: Index
-    """`(seq,)`: place in this order -> row-major index, extra tokens among them; int32 below 2**31 tokens, else int64."""
+    """`(seq,)`: the row-major index at each place of this order, extra tokens included; int32 below 2**31 tokens, else int64."""
     tile: tuple[int, ...] | None = None
     """The shape of a tile, as given or chosen; None for other curves."""
     extra_tokens: int = 0
     """How many tokens stay in front of those of the grid."""
     is_generation_order: bool = False
-    """Whether tokens are generated in this order: causal attention then goes by it."""
+    """Whether tokens are generated in this order, so that causal attention may follow it."""
     is_transposed: bool = False
     """Whether the curve runs through the grid with its axes reversed."""
-    spec: Spec | None = None
-    """What `order` makes this of; None for a permutation that was given."""
+    spec: GridSpec | None = None
+    """The arguments that `order` made this from; None for a given permutation."""
     is_identity: bool = field(init=False)
     """Whether no token moves."""
     text: str | None = field(init=False)
-    """`spec` as JSON: what compiled graphs carry."""
+    """`spec` as JSON, as compiled graphs hold it; None for a given permutation."""
     _own: dict[Hashable, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,7 +156,7 @@ class TokenOrder:
     ) -> TokenOrder:
         """The order of a permutation `(n,)` of `0 .. n - 1`, behind `extra_tokens` more tokens. `curve` is its name.
 
-        Raises TypeError or ValueError for what is no permutation.
+        Raises TypeError or ValueError for values that are not a permutation.
         """
         extra_tokens = integer("extra_tokens", extra_tokens, 0)
         boolean("is_generation_order", is_generation_order)
@@ -142,11 +169,11 @@ class TokenOrder:
     def from_text(text: str) -> TokenOrder:
         """The order of a grid that has this `text`."""
         shape, curve, tile, *options = json.loads(text)
-        return _of(Spec(tuple(shape), curve, None if tile is None else tuple(tile), *options))
+        return _grid_order(GridSpec(tuple(shape), curve, None if tile is None else tuple(tile), *options))
 
     @property
     def rank(self) -> Index:
-        """`(seq,)`: row-major index -> place in this order, the inverse of `perm`; made at first use and then kept."""
+        """`(seq,)`: the place in this order of each row-major index, the inverse of `perm`; made at first use and then kept."""
         rank: Index = self.kept("rank", self._inverse)
         return rank
 
@@ -159,25 +186,27 @@ class TokenOrder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `perm`. The rank and the copies on devices are made when needed, and counted for themselves."""
+        """Bytes of `perm`. `rank` and the copies on devices are made when needed, and are entries of their own in the cache."""
         return self.perm.nbytes
 
     def __len__(self) -> int:
         return len(self.perm)
 
     def apply(self, x: Any, dim: int = 1) -> Any:
-        """A tensor or array `x`, whose tokens along `dim` are row-major, with them in this order: `out[d] = x[perm[d]]`.
+        """Move the tokens of `x` along `dim` from row-major order into this order: `out[d] = x[perm[d]]`.
+
+        `x` is a torch tensor or a numpy array.
 
         Differentiable. Raises ValueError if `x` has another number of tokens, TypeError if it is neither tensor nor array.
         """
         return self._moved(x, dim, False)
 
     def restore(self, x: Any, dim: int = 1) -> Any:
-        """The inverse of `apply`: `x`, whose tokens along `dim` are in this order, with them row-major again."""
+        """The inverse of `apply`: move the tokens of `x` along `dim` from this order back into row-major order."""
         return self._moved(x, dim, True)
 
     def coordinates(self) -> Index:
-        """`(cells, len(shape))`: the cells as this order visits them, without the extra tokens."""
+        """`(cells, len(shape))`: the coordinates of the cells in this order, without the extra tokens."""
         found: Index = np.empty((len(self) - self.extra_tokens, len(self.shape)), self.perm.dtype)
         found.T[:] = np.unravel_index(self.perm[self.extra_tokens :] - self.perm.dtype.type(self.extra_tokens), self.shape)
         return found
@@ -185,16 +214,16 @@ class TokenOrder:
     def transposed(self) -> TokenOrder:
         """The same curve through the grid with its axes reversed. Raises ValueError where there is no grid.
 
-        A generalised Hilbert curve goes along the longest side, whichever axis that is: where sides differ, it stays the same.
+        A generalised Hilbert curve runs along the longest side, whichever axis that is, so it stays the same where sides differ.
         """
         if self.spec is None:
             raise ValueError(f"{self!r} has no grid to transpose; sort the points with their axes reversed (coords[:, ::-1])")
         if len(self.shape) == 1:
             return self
-        return _of(self.spec._replace(is_transposed=not self.is_transposed))
+        return _grid_order(self.spec._replace(is_transposed=not self.is_transposed))
 
     def index(self, device: torch.device, inverse: bool = False) -> Tensor:
-        """`perm`, or `rank` if `inverse`, as a tensor on `device` that must not be written to; kept with the plans."""
+        """`perm`, or `rank` if `inverse`, as a tensor on `device`. It is kept in the cache and must not be written to."""
         from dilkit.orders.operators import index_of
 
         return index_of(self, device, inverse)
@@ -219,7 +248,7 @@ class TokenOrder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.spec is not None:
-            return _of, (self.spec,)
+            return _grid_order, (self.spec,)
         return TokenOrder, (self.shape, self.curve, np.array(self.perm), None, self.extra_tokens, self.is_generation_order)
 
     def __repr__(self) -> str:
@@ -243,19 +272,19 @@ class TokenOrder:
         return _locked(inverse(self.perm))
 
     def kept(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """`make()`, kept with the plans; for an order that the cache does not know of, as long as that lives."""
+        """`make()`, kept in the cache for the order of a grid, and with the order itself for a given permutation."""
         if self.spec is not None:
             return cached(("order", name, self.spec), make)
         return self._own[name] if name in self._own else self._own.setdefault(name, make())
 
 
 def _locked(array: Index) -> Index:
-    """A read-only view. What it views stays writable, so that torch can share its memory (`dilkit.orders.operators`)."""
+    """A read-only view. The array itself stays writable, so that torch can share its memory (`dilkit.orders.operators`)."""
     view = array.view()
     view.setflags(write=False)
     return view
 
 
 def _is_identity(perm: Index) -> bool:
-    """Looks at a few places first: most orders are told apart there."""
+    """Whether `perm` is 0, 1, 2, ... It compares a few places first, where most orders already differ."""
     return all(np.array_equal(perm[:places], np.arange(len(perm[:places]))) for places in (64, len(perm)))

@@ -1,0 +1,80 @@
+"""Every public name has a worked example in its docstring, and every example does what it says."""
+
+import doctest
+import inspect
+from types import ModuleType
+
+import pytest
+
+import dilkit
+
+PACKAGES = (dilkit,)
+PARSER = doctest.DocTestParser()
+
+
+def public_names(package: ModuleType) -> list[str]:
+    """The functions and classes that the package exports, `__version__` and other constants left out."""
+    return [name for name in package.__all__ if callable(getattr(package, name))]
+
+
+def own_methods(kind: type) -> dict[str, object]:
+    """The public methods and properties that the class itself defines."""
+    members = {name: inspect.unwrap(getattr(value, "__func__", value)) for name, value in vars(kind).items()}
+    described = (property, classmethod, staticmethod)
+    return {
+        name: member
+        for name, member in members.items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, described))
+    }
+
+
+def examples(value: object, name: str) -> doctest.DocTest:
+    """The examples of one docstring. They start with no names at all, so that a reader can copy them as they are."""
+    return PARSER.get_doctest(inspect.cleandoc(value.__doc__ or ""), {}, name, None, 0)
+
+
+def failures(test: doctest.DocTest) -> str:
+    """What the examples print that they should not; empty where each does what it says."""
+    lines: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=lines.append, clear_globs=False)
+    return "".join(lines)
+
+
+NAMES = [pytest.param(package, name, id=f"{package.__name__}.{name}") for package in PACKAGES for name in public_names(package)]
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES)
+def test_the_example_of_a_public_name(package, name):
+    test = examples(getattr(package, name), f"{package.__name__}.{name}")
+    assert test.examples, f"{test.name} has no worked example: write one (>>>) into its docstring"
+    assert any(example.want for example in test.examples), f"the example of {test.name} shows no result, so it cannot fail"
+    assert not (found := failures(test)), found
+
+
+METHODS = [
+    pytest.param(member, f"{package.__name__}.{name}.{method}", id=f"{package.__name__}.{name}.{method}")
+    for package in PACKAGES
+    for name in public_names(package)
+    if inspect.isclass(getattr(package, name))
+    for method, member in own_methods(getattr(package, name)).items()
+    if ">>>" in (member.__doc__ or "")
+]
+
+
+@pytest.mark.parametrize(("member", "name"), METHODS)
+def test_the_example_of_a_method(member, name):
+    assert not (found := failures(examples(member, name))), found
+
+
+class TestFailures:
+    """The check itself: an example that is wrong is found."""
+
+    def test_a_wrong_result_fails(self):
+        assert "Expected" in failures(PARSER.get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0))
+
+    def test_an_exception_fails(self):
+        assert "ZeroDivisionError" in failures(PARSER.get_doctest(">>> 1 // 0\n0\n", {}, "raises", None, 0))
+
+    def test_a_right_result_passes(self):
+        assert failures(PARSER.get_doctest(">>> 1 + 1\n2\n", {}, "right", None, 0)) == ""
