@@ -14,11 +14,11 @@ import dilkit.comm
 from dilkit.environment import VARIABLES
 from dilkit.tools import cli
 from dilkit.tools.bench import gpu_targets as suite_gpu_targets
-from dilkit.tools.bench import target as suite_targets
+from dilkit.tools.bench import untyped_target as suite_targets
 from dilkit.tools.bench.orders import targets as suite_orders_targets
 from dilkit.tools.bench.ranks import targets as suite_ring_targets
 from dilkit.tools.report.kinds import bench_report, briefs
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 from dilkit.tools.site import figures
 from dilkit.tools.site import pages as docs
 

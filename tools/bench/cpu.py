@@ -11,7 +11,7 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.bench import target as suite_targets
+from dilkit.tools.bench import untyped_target as suite_targets
 from dilkit.tools.measure import case as contest
 from dilkit.tools.measure import correctness
 from dilkit.tools.measure import timing as measure
@@ -21,7 +21,7 @@ from dilkit.tools.measure.implementation import Contestant, Inputs, backend_cont
 from dilkit.tools.measure.overhead import one_thread
 from dilkit.tools.measure.timing import Samples
 from dilkit.tools.report.kinds import suite_report
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 
 SUMMARY = "the CPU kernel against torch's own, matmul, dense attention and LongNet's published procedure"
 KIND = "suite"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from dilkit.tools.bench.target import MIB, Result, Target, Values, measured, median
+from dilkit.tools.bench.untyped_target import MIB, Result, Target, Values, measured, median
 
 H100_TFLOPS = 67.0
 """fp32 on the CUDA cores of an H100 SXM, nominal."""

@@ -21,7 +21,7 @@ from dilkit.backends.cuda import report as cuda_report
 from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, ROLES, STORAGE, Kernel, kernel_for
 from dilkit.device import Capability, probe
 from dilkit.tools.console.text import markdown_table
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 
 CAPABILITIES: tuple[Capability, ...] = (
     (5, 2), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0),

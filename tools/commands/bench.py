@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
-from dilkit.tools.bench.suite import SUITES
+from dilkit.tools.bench.untyped_suite import SUITES
 from dilkit.tools.console import arguments
 from dilkit.tools.console import ranks as job
 from dilkit.tools.console.arguments import whole
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
-    from dilkit.tools.bench import suite
+    from dilkit.tools.bench import untyped_suite as suite
     from dilkit.tools.bench.ranks import bench as ring_bench
     from dilkit.tools.measure import overhead
 
@@ -144,7 +144,7 @@ def _measure(args: Namespace, longest: Problem, contestants: list[Contestant]) -
 
     from dilkit.tools.measure.case import Contest
     from dilkit.tools.report.kinds.bench_report import scaling
-    from dilkit.tools.results import file as results
+    from dilkit.tools.results import untyped as results
 
     lengths: list[dict[str, Any]] = []
     contest = Contest(contestants, args.repeats or REPEATS, budget=args.budget or 20.0)
@@ -181,7 +181,7 @@ def _contestants(args: Namespace) -> list[Contestant]:
 def write(args: Namespace, result: dict[str, Any]) -> None:
     """Write the three files; the table goes to stdout unless JSON is wanted there, everything else that is said to stderr."""
     from dilkit.tools.report.kinds import bench_plot, bench_report
-    from dilkit.tools.results import file as results
+    from dilkit.tools.results import untyped as results
 
     results.save(result, args.out / "bench.json")
     results.write_text(args.out / "bench.md", bench_report.markdown(result))

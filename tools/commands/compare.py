@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The result in a file, and its measurements. Raises `results.ResultError`."""
-    from dilkit.tools.results import file as results
     from dilkit.tools.results import measurements, shapes
+    from dilkit.tools.results import untyped as results
 
     result = results.load(path)
     if complaint := shapes.result({})(result, ""):
@@ -76,7 +76,7 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _check_alike(args: argparse.Namespace, old: dict[str, Any], new: dict[str, Any], both: Any) -> None:
-    from dilkit.tools.results.file import ResultError
+    from dilkit.tools.results.untyped import ResultError
 
     if old["kind"] != new["kind"]:
         raise ResultError(args.new, f"a result of kind {new['kind']!r}, {args.old} is of {old['kind']!r}; compare two of a kind")

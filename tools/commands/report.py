@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
     """Read all files, then write or print; 0. Raises `results.ResultError` for the first file that is no result."""
     from dilkit.tools.console import text
     from dilkit.tools.report import html as report_html
-    from dilkit.tools.report import markdown as report_text
-    from dilkit.tools.results import file as results
+    from dilkit.tools.report import terminal
+    from dilkit.tools.results import untyped as results
 
     sections = sections_of(args.files)
     draw, note = drawing()
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         text.print_json("report", dict(sections=[asdict(one) for one in sections]))
     elif not written:
-        print(report_text.text(sections))
+        print(terminal.text(sections))
     for line in (f"wrote {', '.join(map(str, written))}" if written else "", note if written else ""):
         if line:
             print(line, file=sys.stderr)
@@ -82,7 +82,7 @@ def drawing() -> tuple[Callable[[Plot, int], str] | None, str]:
 def write_markdown(sections: Sequence[Section], path: Path, draw: Callable[[Plot, int], str] | None, note: str) -> list[Path]:
     """Write the page to `path`, and beside it a picture for each plot. Returns what was written."""
     from dilkit.tools.report import markdown as report_text
-    from dilkit.tools.results import file as results
+    from dilkit.tools.results import untyped as results
 
     written: list[Path] = []
 

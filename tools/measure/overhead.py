@@ -19,7 +19,7 @@ from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.measure import timing as measure
 from dilkit.tools.measure.timing import Samples
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 

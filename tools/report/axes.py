@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dilkit.tools.report.document import UNITS, Axis, Plot
+from dilkit.tools.report.document import Axis, Plot
+from dilkit.tools.report.units import UNITS
 
 MOST_TICKS = 7
 FAR_APART = 60

@@ -1,26 +1,38 @@
-"""The first lines of a report: where a result was measured, by which revision and when, and what is missing from it."""
+"""The first lines of a document: where a result was measured, by which revision and when, and what is missing from it."""
 
 from __future__ import annotations
 
-from typing import Any
+from dilkit.tools.results.record import Environment, Result, SuiteResult
 
 
-def revision(where: dict[str, Any]) -> str:
-    """Which revision an environment had, ready to stand behind a version; empty outside a checkout."""
-    changes = " with changes" if where["git_dirty"] else ""
-    return f", revision {where['git_revision'][:10]}{changes}" if where["git_revision"] else ""
+def revision(where: Environment) -> str:
+    """The revision of an environment, to stand behind a version; empty outside a checkout."""
+    changes = " with changes" if where.git_dirty else ""
+    return f", revision {where.git_revision[:10]}{changes}" if where.git_revision else ""
+
+
+def place(result: Result) -> str:
+    """Device, versions, revision and date, in a line."""
+    at = result.environment
+    threads = f"{at.threads} thread{'s' * (at.threads != 1)}"
+    return f"{at.device_name}, {threads}, torch {at.torch}, dilkit {at.dilkit}{revision(at)}, {result.date}"
 
 
 def suite_headline(
-    result: dict[str, Any], place: str, packages: str = "", quick: str = "lengths", figures: str = "figure"
-) -> list[str]:
-    """Lines for a suite's result: the `place`, then versions (`packages` in torch's stead), revision and date, then what to know.
+    result: SuiteResult, where: str, packages: str = "", shortened: str = "lengths", figures: str = "figure"
+) -> tuple[str, ...]:
+    """`where`, then versions (`packages` in torch's stead), revision and date, then what to know of a run that is not whole.
 
-    `quick` is what --quick has shortened, so that none of the `figures` says what the suite's would.
+    `shortened` is what --quick has divided, so that none of the `figures` says what the suite's would.
     """
-    where = result["environment"]
-    packages = packages or f"torch {where['torch']}"
-    lines = [place, f"{packages}, dilkit {where['dilkit']}{revision(where)}, {result['date']}"]
-    if result["quick"]:
-        lines.append(f"QUICK: {quick} are 1/{result['quick']} of the suite's, so that no {figures} says what the suite's would")
-    return lines + (["INTERRUPTED: later measurements are missing"] if result["interrupted"] else [])
+    at = result.environment
+    lines = [where, f"{packages or f'torch {at.torch}'}, dilkit {at.dilkit}{revision(at)}, {result.date}"]
+    if result.quick:
+        lines.append(f"QUICK: {shortened} are 1/{result.quick} of the suite's, so that no {figures} says what the suite's would")
+    return (*lines, *["INTERRUPTED: later measurements are missing"] * result.interrupted)
+
+
+def placed(result: Result, sentence: str) -> str:
+    """A sentence with the device, and with what must be known of a run that was shortened or cut short."""
+    flags = [name.upper() for name in ("quick", "interrupted") if getattr(result, name, False)]
+    return f"{sentence} ({', '.join([result.environment.device_name, *flags])})."

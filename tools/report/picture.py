@@ -1,20 +1,26 @@
-"""Plots drawn to SVG by matplotlib: colours are CSS variables, texts are texts. Without matplotlib `svg` raises ImportError."""
+"""Plots drawn by matplotlib: as SVG elements for pages, whose colours are CSS variables, and as one PNG for a document.
+
+Without matplotlib everything here raises ImportError.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from html import escape
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.axes import MOST_TICKS, bar_ends, bar_foot, scale
-from dilkit.tools.report.document import UNITS, Plot, Point, Series
+from dilkit.tools.report.document import Plot, Point, Series
+from dilkit.tools.report.units import UNITS
 
 COLORS = (
     *("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c"),
@@ -59,31 +65,61 @@ def svg(plot: Plot, number: int = 0) -> str:
 @lru_cache(maxsize=64)
 def _drawn(plot: Plot) -> str:
     """The file that matplotlib writes; drawing takes longer than all else in a report."""
+    file = io.StringIO()
+    with new_figure(WIDTH, _height(_drawable(plot))) as figure:
+        figure.set_facecolor("none")
+        _draw(figure, plot)
+        save(figure, file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def write_png(plots: Sequence[Plot], path: Path) -> None:
+    """All plots of a document as one picture, two in a row, each under its title."""
+    rows = [plots[i : i + 2] for i in range(0, len(plots), 2)]
+    heights = [max(_height(_drawable(plot)) for plot in row) + 0.3 for row in rows]
+    with new_figure(WIDTH * min(2, max(len(plots), 1)), sum(heights) or 1.0) as figure:
+        panels = figure.subfigures(max(len(rows), 1), min(2, max(len(plots), 1)), squeeze=False, height_ratios=heights or None)
+        for row, line in zip(rows, panels, strict=False):
+            for plot, panel in zip(row, line, strict=False):
+                _draw(panel, plot)
+                panel.axes[0].set_title(plot.title, fontsize=10)
+        save(figure, path, dpi=150)
+
+
+@contextmanager
+def new_figure(width: float, height: float) -> Iterator[Any]:
+    """A figure of so many inches, in dilkit's style. Within this context it is drawn and saved."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    plot = _drawable(plot)
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names in scripts that the font lacks, labels that leave little room: it is drawn
-        figure = Figure(figsize=(WIDTH, _height(plot)), layout="constrained", facecolor="none")
-        axes = figure.subplots()
-        axes.set_facecolor("none")
-        (_bars if plot.kind == "bars" else _lines)(axes, plot)
-        _dress(axes, figure, plot)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        yield Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save(figure: Any, file: Path | io.StringIO, **options: Any) -> None:
+    """Write a figure: the one place where pictures are written."""
+    figure.savefig(file, **options)
+
+
+def _draw(figure: Any, plot: Plot) -> None:
+    """A plot into a figure, or into a part of one."""
+    plot = _drawable(plot)
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    (_bars if plot.kind == "bars" else _lines)(axes, plot)
+    _dress(axes, figure, plot)
 
 
 def describe(plot: Plot) -> str:
     """The plot in words, for those who do not see it."""
     x, y = (UNITS[axis.unit] for axis in plot.axes)
-    told = []
+    shown = []
     for series in plot.series:
         ends = [series.points[0], *series.points[-1:]] if len(series.points) > 1 else series.points
         values = " to ".join(f"{y(p.y)} at {visible(p.x, MOST_LETTERS) if isinstance(p.x, str) else x(p.x)}" for p in ends)
-        told.append(f"{series.name}: {values}")
-    return f"{visible(plot.title, 100)}. {'; '.join(told)}."
+        shown.append(f"{series.name}: {values}")
+    return f"{visible(plot.title, 100)}. {'; '.join(shown)}."
 
 
 def _drawable(plot: Plot) -> Plot:

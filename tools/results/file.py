@@ -1,33 +1,24 @@
-"""The result file: one JSON object a run, holding everything a figure rests on. Every published figure is read out of one.
-
-schema, kind          1, and which command's result it is ("bench", "overhead", ...)
-command, date         the command line, and when it ended (UTC)
-environment           device, threads, versions, git revision and whether there were changes beside it
-...                   what the command adds: the problem, all samples, the check that passed before the timing
-"""
+"""Result files: one JSON object a run, read into the typed record of its kind and written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
-import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import dilkit
-from dilkit.device import Device, probe
-from dilkit.problem import Problem
+from dilkit.device import Device
 from dilkit.tools.console.text import visible
-from dilkit.tools.results import strict_json
+from dilkit.tools.results.decode import DecodeError, decode, encode
+from dilkit.tools.results.environment import environment, now
+from dilkit.tools.results.record import Result
 
 SCHEMA = 1
-_COMMON = ("schema", "kind", "command", "date", "environment")
+MOST_BYTES = 16 * 2**20
+R = TypeVar("R", bound=Result)
 
 
 class ResultError(ValueError):
@@ -37,74 +28,51 @@ class ResultError(ValueError):
         super().__init__(visible(f"{path}: {complaint}"))
 
 
-def new(kind: str, device: Device, **fields: Any) -> dict[str, Any]:
-    """A result of this run: the fields that every result has, then `fields`."""
+def new_result(record: type[R], device: Device, **fields: Any) -> R:
+    """A result of this run on `device`: what every result holds, and `fields`."""
     program = Path(sys.argv[0]).name
     command = shlex.join(["dilkit" if program == "__main__.py" else program, *sys.argv[1:]])
-    return dict(schema=SCHEMA, kind=kind, command=command, date=now(), environment=environment(device), **fields)
+    return record(kind=record.KIND, command=command, date=now(), environment=environment(device), **fields)
 
 
-def now() -> str:
-    """The time (UTC), as results tell it."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+def write_result(result: Result, path: Path) -> None:
+    """Write `result` as JSON. Raises ValueError for NaN or infinity."""
+    write_text(path, json.dumps(encode(result), indent=1, allow_nan=False) + "\n")
 
 
-def environment(device: Device) -> dict[str, Any]:
-    """What a figure measured on `device` depends on besides the problem."""
-    import torch
-
-    cpu = probe("cpu")
-    facts = dict(device=device.type, device_name=device.name, features=sorted(device.features), memory_bytes=device.memory)
-    if device.capability is not None:
-        facts |= dict(capability=f"{device.capability[0]}.{device.capability[1]}", cuda=torch.version.cuda)
-    facts |= dict(cpu=cpu.name, cores=usable_cores(), threads=torch.get_num_threads())
-    facts |= dict(system=f"{platform.system()} {platform.machine()}", python=platform.python_version())
-    versions = {name: metadata.version(name) for name in ("torch", "numpy")}
-    return {**facts, **versions, "dilkit": dilkit.__version__, **git_state(Path(dilkit.__file__).parent.parent)}
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-_TOLD = ("docs", "README.md")
-
-
-def git_state(folder: Path) -> dict[str, Any]:
-    """The revision checked out in `folder` and whether tracked files differ from it; both None outside a checkout.
-
-    Files of results, the pages made of them and their pictures do not count: they say nothing of what is measured.
-    """
-    unknown = dict(git_revision=None, git_dirty=None)
-    if not (folder / ".git").exists():
-        return unknown
+def read_result(path: Path, record: type[R]) -> R:
+    """The result in `path`, which must be of this kind. Raises `ResultError` for a file that is truncated, foreign or damaged."""
+    found = read_json(path)
+    if found["kind"] != record.KIND:
+        raise ResultError(path, f"a result of kind {visible(found['kind'], 40)!r}; {record.KIND!r} is needed")
     try:
-        revision = _git(folder, "rev-parse", "HEAD")
-        code = [".", *(f":(exclude){path}" for path in _TOLD)]
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *code)
-        return dict(git_revision=revision, git_dirty=bool(changed))
-    except (OSError, subprocess.SubprocessError):
-        return unknown
+        return decode(record, found)
+    except DecodeError as error:
+        raise ResultError(path, f"{error}: not what dilkit writes; run the command again") from None
 
 
-def _git(folder: Path, *command: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=20)
-    return done.stdout.strip()
-
-
-def describe_problem(problem: Problem) -> dict[str, Any]:
-    """`problem` without its length and device, as plain data; "backward" says whether a call includes the backward pass."""
-    names = ("batch", "heads", "kv_heads", "head_dim", "dtype", "is_causal", "key_padding_mask", "scale")
-    pattern = dict(text=str(problem.pattern), **json.loads(problem.pattern.to_json()))
-    return dict(pattern=pattern, **{name: getattr(problem, name) for name in names}, backward=problem.requires_grad)
-
-
-def save(result: dict[str, Any], path: Path) -> None:
-    """Write `result` as JSON, whole or not at all: a reader never sees half a file. Raises ValueError for NaN or infinity."""
-    write_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, which says of which schema and kind it is. Raises `ResultError`."""
+    try:
+        if not path.is_file():
+            raise ResultError(path, "a folder; name the files in it" if path.is_dir() else "no such file")
+        if path.stat().st_size > MOST_BYTES:
+            raise ResultError(path, f"larger than {MOST_BYTES // 2**20} MiB, which no result is")
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise ResultError(path, f"cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise ResultError(path, "nested too deep for a result") from None
+    except ResultError:
+        raise
+    except ValueError as error:
+        raise ResultError(path, f"not a whole JSON file ({error}); truncated? run the command again") from None
+    if not isinstance(found, dict) or "schema" not in found or not isinstance(found.get("kind"), str):
+        raise ResultError(path, "no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
+    if type(found["schema"]) is not int or found["schema"] != SCHEMA:
+        shown = visible(repr(found["schema"]), 20)
+        raise ResultError(path, f"schema {shown}; this dilkit reads schema {SCHEMA}, run the command again")
+    return found
 
 
 def write_text(path: Path, text: str) -> None:
@@ -119,24 +87,3 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def load(path: Path, kind: str | None = None, needs: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The result in `path`, with the fields that every result has and those in `needs`; its texts are one line each.
-
-    Raises `ResultError` for a file that is truncated, foreign, of another schema or (where `kind` is given) another kind.
-    """
-    try:
-        result = strict_json.read(path)
-    except strict_json.NotStrict as error:
-        raise ResultError(path, str(error)) from None
-    if not isinstance(result, dict) or "schema" not in result or not isinstance(result.get("kind"), str):
-        raise ResultError(path, "no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
-    if type(result["schema"]) is not int or result["schema"] != SCHEMA:
-        shown = visible(repr(result["schema"]), 20)
-        raise ResultError(path, f"schema {shown}; this dilkit reads schema {SCHEMA}, run the command again")
-    if kind is not None and result["kind"] != kind:
-        raise ResultError(path, f"a result of kind {visible(result['kind'], 40)!r}; {kind!r} is needed")
-    if missing := [name for name in (*_COMMON, *needs) if name not in result]:
-        raise ResultError(path, f"{', '.join(missing)} missing; run the command again")
-    return result

@@ -10,7 +10,7 @@ from typing import Any
 from dilkit.tools.bench import kernels as kernel_report
 from dilkit.tools.demo.text import report as demo_report
 from dilkit.tools.measure import overhead
-from dilkit.tools.report.document import Table, Told
+from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.kinds import (
     bench_report,
     briefs,
@@ -27,9 +27,9 @@ from dilkit.tools.report.kinds import (
     told_seeds,
     told_suites,
 )
-from dilkit.tools.results import file as results
 from dilkit.tools.results import measurements as found_in
 from dilkit.tools.results import shapes, shapes_orders, shapes_seeds, shapes_suites
+from dilkit.tools.results import untyped as results
 from dilkit.tools.results.schema import Shape
 
 Result = dict[str, Any]
@@ -46,13 +46,13 @@ class Kind:
     shape: Shape
     short: Callable[[Result], str]
     whole: Callable[[Result], str]
-    tell: Callable[[Result], Told] = lambda result: tell_measurements(result)
+    tell: Callable[[Result], Document] = lambda result: tell_measurements(result)
 
 
-def tell_measurements(result: Result) -> Told:
+def tell_measurements(result: Result) -> Document:
     """Where it was measured, and every measurement."""
     table = Table.of("All measurements", found_in.rows(result, shapes.SAMPLES))
-    return Told((f"{result['kind']}: {result['command']}", told_bench.where(result)), (table,))
+    return Document((f"{result['kind']}: {result['command']}", told_bench.where(result)), (table,))
 
 
 def summary(folder: Path) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 from dilkit.tools.site import figures
 
 BENCH = {

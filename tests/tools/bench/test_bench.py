@@ -27,8 +27,9 @@ from dilkit.tools.measure.case import Contest
 from dilkit.tools.measure.implementation import Contestant, Inputs, backend_contestants
 from dilkit.tools.measure.timing import Samples
 from dilkit.tools.report.kinds import bench_plot, bench_report
-from dilkit.tools.results import file as results
-from dilkit.tools.results.file import ResultError
+from dilkit.tools.results import untyped as results
+from dilkit.tools.results.environment import git_state
+from dilkit.tools.results.untyped import ResultError
 from dilkit.tools.verify.poison import poisoned_memory
 
 SMALL = Problem(pattern=Pattern([32, 64], [1, 2]), seq=64, heads=4, head_dim=8, requires_grad=True)
@@ -104,7 +105,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
 
 
 def test_outside_a_checkout_there_is_no_revision(tmp_path) -> None:
-    assert results.git_state(tmp_path) == dict(git_revision=None, git_dirty=None)
+    assert git_state(tmp_path) == (None, None)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -123,7 +124,7 @@ def test_a_checkout_is_dirty_by_its_code_alone(tmp_path) -> None:
     git("commit", "--quiet", "--message", "all")
     for file, dirty in zip(files, [False, False, True], strict=True):
         file.write_text("after")
-        assert results.git_state(tmp_path) == dict(git_revision=git("rev-parse", "HEAD"), git_dirty=dirty)
+        assert git_state(tmp_path) == (git("rev-parse", "HEAD"), dirty)
 
 
 # The checks before timing

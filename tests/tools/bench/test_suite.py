@@ -9,8 +9,8 @@ import pytest
 
 from dilkit.tools import cli
 from dilkit.tools.bench import cpu as suite_cpu
-from dilkit.tools.bench import target as suite_targets
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench import untyped_target as suite_targets
+from dilkit.tools.bench.untyped_target import Target
 from dilkit.tools.measure import ceilings
 from dilkit.tools.report.kinds import suite_report
 from dilkit.tools.site.figures import load

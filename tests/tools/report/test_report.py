@@ -19,8 +19,10 @@ from dilkit.tools.commands import report
 from dilkit.tools.report import axes as svg_axes
 from dilkit.tools.report import html as report_html
 from dilkit.tools.report import markdown as report_text
-from dilkit.tools.report.document import UNITS, Axis, Plot, Point, Section, Series, Table, Told, plain, plots, speed_up
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Section, Series, Table, plots
 from dilkit.tools.report.kinds import bench_report, told_bench
+from dilkit.tools.report.points import plain, speed_up
+from dilkit.tools.report.units import UNITS
 from dilkit.tools.results import statistics
 from dilkit.tools.site import figures
 
@@ -90,13 +92,13 @@ def test_what_has_no_interval_is_refused(call: Any, complaint: str) -> None:
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_every_committed_result_is_told(path: Path) -> None:
-    told = section(path).told
-    assert told.headline
-    assert told.tables
-    assert told.plots
-    for table in told.tables:
+    document = section(path).document
+    assert document.headline
+    assert document.tables
+    assert document.plots
+    for table in document.tables:
         assert {len(row) for row in table.rows} == {len(table.header)}
-    for plot in told.plots:
+    for plot in document.plots:
         assert all(p.low <= p.y <= p.high for series in plot.series for p in series.points), plot.title
 
 
@@ -110,7 +112,7 @@ def test_every_committed_result_is_told(path: Path) -> None:
     ],
 )
 def test_kinds_have_their_plots(name: str, titles: set[str]) -> None:
-    assert titles <= {plot.title for plot in section(FOLDER / f"{name}.json").told.plots}
+    assert titles <= {plot.title for plot in section(FOLDER / f"{name}.json").document.plots}
 
 
 def test_speed_ups_are_ratios_of_medians_with_their_interval() -> None:
@@ -118,13 +120,13 @@ def test_speed_ups_are_ratios_of_medians_with_their_interval() -> None:
     slow, fast = (entries[name]["time"]["samples_s"] for name in ("gather", "sdpa"))
     expected = float(np.median(slow) / np.median(fast))
     assert speed_up("", slow, fast).y == pytest.approx(expected)
-    table = next(table for table in section(BENCH).told.tables if table.title == "Speed-ups")
+    table = next(table for table in section(BENCH).document.tables if table.title == "Speed-ups")
     assert table.rows[0][:4] == ("16,384 tokens", "sdpa", "gather", f"{expected:.2f}x")
 
 
 def test_the_roof_is_the_matmul_of_the_same_rounds() -> None:
     found = content(BENCH.stem)
-    plot = next(plot for plot in section(BENCH).told.plots if plot.title.startswith("Roofline"))
+    plot = next(plot for plot in section(BENCH).document.plots if plot.title.startswith("Roofline"))
     contestants, (roof,) = plot.series, [series for series in plot.series if series.name == told_bench.ROOFS["matmul"]]
     entry = found["lengths"][0]["entries"]["sdpa"]
     assert contestants[0].points[0].y == pytest.approx(entry["gflops"])
@@ -144,32 +146,32 @@ def test_memory_that_was_not_measured_is_not_plotted(tmp_path: Path) -> None:
     found = content(BENCH.stem)
     for entry in found["lengths"][0]["entries"].values():
         entry |= dict(peak_bytes=None, forward_peak_bytes=None, kb_per_token=None, memory_note="no such counter")
-    told = section(write(tmp_path / "b.json", found)).told
-    assert not {"Peak extra memory of a call", "Memory a token"} & {plot.title for plot in told.plots}
-    assert any("no such counter" in note for note in told.notes)
+    document = section(write(tmp_path / "b.json", found)).document
+    assert not {"Peak extra memory of a call", "Memory a token"} & {plot.title for plot in document.plots}
+    assert any("no such counter" in note for note in document.notes)
 
 
 def test_several_lengths_are_lines_and_one_length_is_bars(tmp_path: Path) -> None:
     found = content(BENCH.stem)
-    assert next(plot for plot in section(BENCH).told.plots if plot.title == "Time of a call").kind == "bars"
+    assert next(plot for plot in section(BENCH).document.plots if plot.title == "Time of a call").kind == "bars"
     found["lengths"].append(json.loads(json.dumps(found["lengths"][0])) | dict(seq=32768))
-    told = section(write(tmp_path / "b.json", found)).told
-    assert next(plot for plot in told.plots if plot.title == "Time of a call").kind == "lines"
+    document = section(write(tmp_path / "b.json", found)).document
+    assert next(plot for plot in document.plots if plot.title == "Time of a call").kind == "lines"
 
 
 def test_an_interrupted_suite_is_told(tmp_path: Path) -> None:
     for name in ("cpu", "ring"):
         found = content(name)
         found |= {key: [] for key, value in found.items() if isinstance(value, list) and key != "processes"}
-        told = section(write(tmp_path / f"{name}.json", found | dict(interrupted=True))).told
-        assert any("INTERRUPTED" in line for line in told.headline)
-        assert told.plots == ()
+        document = section(write(tmp_path / f"{name}.json", found | dict(interrupted=True))).document
+        assert any("INTERRUPTED" in line for line in document.headline)
+        assert document.plots == ()
 
 
 def test_a_kind_without_tables_of_its_own_lists_its_measurements() -> None:
-    told = figures.tell_measurements(content("overhead"))
-    assert len(told.tables[0].rows) == 6
-    assert told.tables[0].rows[0][0] == "modes forward, no gradients public"
+    document = figures.tell_measurements(content("overhead"))
+    assert len(document.tables[0].rows) == 6
+    assert document.tables[0].rows[0][0] == "modes forward, no gradients public"
 
 
 # Pictures
@@ -291,7 +293,7 @@ def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
     read = Reader(page)
     assert read.open == []
     assert "script" not in read.tags
-    assert read.tags.count("svg") == sum(len(one.told.plots) for one in report.sections_of([BENCH, FOLDER / "overhead.json"]))
+    assert read.tags.count("svg") == sum(len(one.document.plots) for one in report.sections_of([BENCH, FOLDER / "overhead.json"]))
     assert all(link.startswith("#") or link == "data:," for link in read.links)
     assert "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
     assert all(f'id="{link[1:]}"' in page for link in read.links if link.startswith("#result"))
@@ -299,7 +301,7 @@ def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
 
 def test_hostile_texts_stay_texts() -> None:
     evil = "<img src=x onerror=alert(1)>\"'&|`[a](b)"
-    told = Told((evil,), (Table(evil, (evil,), ((evil,),), evil),), (LINES,), (evil,), evil)
+    told = Document((evil,), (Table(evil, (evil,), ((evil,),), evil),), (LINES,), (evil,), evil)
     one = Section(evil, evil, evil, told)
     page = report_html.page([one, one], svg_plot.svg, evil)
     assert "<img" not in page
@@ -345,9 +347,11 @@ def test_json_holds_the_same_tables_and_plots(capsys: pytest.CaptureFixture) -> 
     assert cli.main(["report", str(BENCH), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["schema"] == 1
-    told = section(BENCH).told
-    assert [table["title"] for table in printed["sections"][0]["told"]["tables"]] == [table.title for table in told.tables]
-    assert len(printed["sections"][0]["told"]["plots"]) == len(told.plots)
+    document = section(BENCH).document
+    assert [table["title"] for table in printed["sections"][0]["document"]["tables"]] == [
+        table.title for table in document.tables
+    ]
+    assert len(printed["sections"][0]["document"]["plots"]) == len(document.plots)
 
 
 def test_markdown_has_its_pictures_beside_it(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from dilkit.tools.commands import compare
 from dilkit.tools.console.text import visible
 from dilkit.tools.report import html as report_html
 from dilkit.tools.report import markdown as report_text
+from dilkit.tools.report import terminal
 from dilkit.tools.report.document import Plot, Section
-from dilkit.tools.results import file as results
 from dilkit.tools.results import schema, shapes
-from dilkit.tools.results.file import ResultError
+from dilkit.tools.results import untyped as results
+from dilkit.tools.results.untyped import ResultError
 from dilkit.tools.site import figures
 
 WHOLE = content("sdpa-against-gather")
@@ -201,9 +202,9 @@ def tell(path: Path, draw: Callable[[Plot, int], str] | None = None) -> None:
     sections = [Section(path.stem, result["kind"], result["command"], kind.tell(result))]
     page = report_html.page(sections, draw)
     assert "<b>" not in page
-    assert report_text.text(sections)
+    assert terminal.text(sections)
     assert report_text.markdown(sections, lambda plot: None)
-    json.dumps([plot.title for plot in sections[0].told.plots], allow_nan=False)
+    json.dumps([plot.title for plot in sections[0].document.plots], allow_nan=False)
     kind.short(result), kind.whole(result)
 
 

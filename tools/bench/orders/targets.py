@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dilkit.tools.bench.target import Result, Target, Values, measured
+from dilkit.tools.bench.untyped_target import Result, Target, Values, measured
 
 OURS, STORE_LOOP = "dilkit", "store loop"
 CONTESTS = ("permutations", "ranks", "points", "sorts")

@@ -26,7 +26,7 @@ from dilkit.tools.measure import timing as measure
 from dilkit.tools.measure.case import Contest, output_bytes
 from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.report.kinds import suite_seeds_report
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 
 SUMMARY = "the tables that older implementations published, each figure beside what they claim"
 KIND = "suite-seeds"

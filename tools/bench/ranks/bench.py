@@ -52,7 +52,7 @@ def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[in
 
     from dilkit.tools.bench.ranks.contest import RingContest
     from dilkit.tools.report.kinds.bench_report import scaling
-    from dilkit.tools.results import file as results
+    from dilkit.tools.results import untyped as results
 
     found: list[dict[str, Any]] = []
     seqs = sorted(set(lengths))

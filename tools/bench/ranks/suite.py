@@ -18,7 +18,7 @@ from dilkit.tools.bench.ranks.tasks import problem_of
 from dilkit.tools.console import launcher
 from dilkit.tools.console.launcher import JobError
 from dilkit.tools.report.kinds import suite_ring_report
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 
 KIND = "suite-ring"
 DEVICE = "cpu"

@@ -139,7 +139,7 @@ def _found(problem: Problem, entries: dict[str, Report]) -> Report:
 
 def _keep(path: Path, problem: Problem, order: list[Report]) -> None:
     """Put `order` into the file, in place of an earlier one for the same key; in place of a file that cannot be read, too."""
-    from dilkit.tools.results.file import write_text
+    from dilkit.tools.results.untyped import write_text
 
     if not order:
         return

@@ -22,7 +22,7 @@ from dilkit.tools.demo.image.outcome import compare
 from dilkit.tools.demo.image.photo import load_photograph
 from dilkit.tools.demo.image.sight import Sight
 from dilkit.tools.demo.image.train import BATCH, CURVE_POINTS, MASKS, Task, Twins
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 
 _TRIAL_STEPS = 4
 _BAR = "{percentage:5.0f} % |{bar:30}| {desc}"

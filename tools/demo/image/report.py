@@ -11,7 +11,7 @@ from dilkit.tools.demo.image import words
 from dilkit.tools.demo.image.sight import Sight
 from dilkit.tools.demo.image.train import Task, Twins
 from dilkit.tools.demo.text.report import why_undrawn
-from dilkit.tools.results.file import save, write_text
+from dilkit.tools.results.untyped import save, write_text
 
 PICTURES = ("reconstruction.png", "loss.png", "sight.png")
 

@@ -23,7 +23,7 @@ from dilkit.tools.demo.text.model import ModelConfig, save_model
 from dilkit.tools.demo.text.ranks import Alone, Memory, Ranks, same_model
 from dilkit.tools.demo.text.scaling import Scaling
 from dilkit.tools.demo.text.train import SHORT_WINDOW, Budget, Trainer, held_out_windows
-from dilkit.tools.results import file as results
+from dilkit.tools.results import untyped as results
 
 _BAR = "{percentage:5.0f} % |{bar:30}| {desc}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.demo.text import words as demo_words
-from dilkit.tools.results.file import save, write_text
+from dilkit.tools.results.untyped import save, write_text
 
 _TEMPLATE = """\
 # dilkit demo

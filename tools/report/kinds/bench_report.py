@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dilkit.tools.console.text import in_bytes
-from dilkit.tools.report.headline import revision
+from dilkit.tools.report.untyped_headline import revision
 
 Result = dict[str, Any]
 RANK_COLUMNS = ("a rank sends", "plan says", "work max/mean")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools.bench.target import median
+from dilkit.tools.bench.untyped_target import median
 from dilkit.tools.console.text import aligned, in_bytes, markdown_table
-from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.kinds.bench_report import seconds
 from dilkit.tools.report.kinds.suite_report import figure_rows
+from dilkit.tools.report.untyped_headline import suite_headline
 
 Result = dict[str, Any]
 Rows = list[tuple[str, ...]]

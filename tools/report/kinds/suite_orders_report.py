@@ -8,8 +8,8 @@ from typing import Any
 
 from dilkit.tools.bench.orders.targets import contests, size, versus
 from dilkit.tools.console.text import aligned, markdown_table
-from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.kinds.bench_report import seconds
+from dilkit.tools.report.untyped_headline import suite_headline
 
 Result = dict[str, Any]
 Rows = list[tuple[str, ...]]

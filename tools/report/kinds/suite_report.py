@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.console.text import aligned, markdown_table
-from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.kinds.bench_report import seconds
+from dilkit.tools.report.untyped_headline import suite_headline
 
 Result = dict[str, Any]
 COLUMNS = ("figure", "must", "aim", "head_dim 64", "head_dim 128", "verdict")

@@ -7,8 +7,8 @@ from typing import Any
 
 from dilkit.tools.bench.ranks.targets import good
 from dilkit.tools.console.text import aligned, in_bytes, markdown_table
-from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.kinds.bench_report import seconds
+from dilkit.tools.report.untyped_headline import suite_headline
 
 Result = dict[str, Any]
 Rows = list[tuple[str, ...]]

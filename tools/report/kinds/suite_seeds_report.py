@@ -10,9 +10,9 @@ from dilkit.tools.bench.published import settings as seed_settings
 from dilkit.tools.bench.published.claim import CARD, CARD_TFLOPS
 from dilkit.tools.bench.published.entrants import SUMMARIES
 from dilkit.tools.console.text import aligned, markdown_table
-from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.kinds import seed_rows, seed_tables
 from dilkit.tools.report.kinds.seed_rows import Rows, as_published, measured
+from dilkit.tools.report.untyped_headline import suite_headline
 
 Result = dict[str, Any]
 CLAIMS = ("seed figure", "hardware", "claimed", "ours here", "ours per measured TFLOP/s", "what to know about it")

@@ -7,24 +7,10 @@ from typing import Any
 
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.measure import overhead
-from dilkit.tools.report.document import (
-    Axis,
-    Plot,
-    Point,
-    Series,
-    Table,
-    Told,
-    plain,
-    plots,
-    rate,
-    roof,
-    sampled,
-    series_of,
-    speed_up,
-    tables,
-)
-from dilkit.tools.report.headline import revision
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
 from dilkit.tools.report.kinds import bench_report
+from dilkit.tools.report.points import plain, rate, roof, sampled, series_of, speed_up
+from dilkit.tools.report.untyped_headline import revision
 
 Result = dict[str, Any]
 Entry = dict[str, Any]
@@ -34,9 +20,9 @@ FORWARD_TENSORS, BACKWARD_TENSORS = 4, 8
 ROOFS = dict(matmul="torch's matmul, same rounds", fma="fused multiply-adds, same rounds")
 
 
-def told(result: Result) -> Told:
+def told(result: Result) -> Document:
     """A bench result as a whole."""
-    return Told(
+    return Document(
         headline=tuple(bench_report.headline(result)),
         tables=tables(Table.of("Time and memory", bench_report.table(result)), speed_ups(result)),
         plots=plots(*_plots(result)),
@@ -152,7 +138,7 @@ def _by_rank(result: Result, field: str, title: str) -> Plot:
     return Plot(f"{title}, {longest['seq']:,} tokens", "bars", series, (Axis("", "number"), Axis("bytes", "bytes", log=False)))
 
 
-def told_overhead(result: Result) -> Told:
+def told_overhead(result: Result) -> Document:
     """An overhead result as a whole."""
     first, second, *_ = overhead.text(result).splitlines()
     header = ("a call", "dilkit", "directly", "overhead", "of the fastest")
@@ -162,7 +148,7 @@ def told_overhead(result: Result) -> Told:
         for name, way in (("dilkit.dilated_attention", "public"), (f"{result['backend']} directly", "direct"))
     )
     axes = Axis("", "number"), Axis("time of a call", "seconds", log=False)
-    return Told(
+    return Document(
         headline=(first, second, where(result)),
         tables=tables(Table("Time of a call", header, rows)),
         plots=plots(Plot("Time of a call, with 95% intervals", "bars", (public, direct), axes)),

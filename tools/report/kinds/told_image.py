@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from dilkit.tools.console.text import markdown_table
-from dilkit.tools.report.document import Axis, Plot, Point, Table, Told, plain, plots, series_of, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
 from dilkit.tools.report.kinds.told_bench import where
+from dilkit.tools.report.points import plain, series_of
 
 Result = dict[str, Any]
 
 
-def told(result: Result) -> Told:
+def told(result: Result) -> Document:
     """The result as a whole."""
     from dilkit.tools.demo.image import words
 
     facts = tuple((line[:11].strip(), line[11:].strip()) for line in words.facts(result))
-    return Told(
+    return Document(
         headline=(f"dilkit demo --image: {words.outcome(result)}", where(result)),
         tables=tables(
             Table.of("Losses", words.seed_rows(result)),

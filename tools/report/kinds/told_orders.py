@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from dilkit.tools.bench.orders.targets import OURS, contests, measured
-from dilkit.tools.report.document import Axis, Plot, Point, Table, Told, plain, plots, sampled, series_of, speed_up, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
 from dilkit.tools.report.kinds import suite_orders_report as report
+from dilkit.tools.report.points import plain, sampled, series_of, speed_up
 
 Result = dict[str, Any]
 Bars = dict[str, list[Point]]
 
 
-def told(result: Result) -> Told:
+def told(result: Result) -> Document:
     """The result as a whole."""
     near = report.near_rows(result)
-    return Told(
+    return Document(
         headline=tuple(report.headline(result)),
         tables=tables(
             Table.of("Figures beside their limits", report.figure_rows(result)),

@@ -7,20 +7,21 @@ from typing import Any
 from dilkit.tools.bench import kernels as kernel_report
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.demo.text import words as demo_words
-from dilkit.tools.report.document import Axis, Plot, Point, Series, Table, Told, plain, plots, sampled, speed_up, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
 from dilkit.tools.report.kinds.told_bench import TOKENS, between, where
+from dilkit.tools.report.points import plain, sampled, speed_up
 
 Result = dict[str, Any]
 MOST_STEPS = 200
 """Points of the loss curve: a step more or less is not seen."""
 
 
-def told_demo(result: Result) -> Told:
+def told_demo(result: Result) -> Document:
     """The demo: what was trained and how well, and dilated beside dense attention or what ranks hold and send."""
     scaling, points = result["scaling"], result["training"]["points"]
     evaluations = [(f"{p['seconds']:.0f} s", f"{p['tokens']:,}", _bits(p["train"]), _bits(p["held_out"])) for p in points]
     note = (result.get("ranks") or scaling)["memory_note"]
-    return Told(
+    return Document(
         headline=(f"dilkit demo: {demo_words.outcome(result)}", where(result)),
         tables=tables(
             Table("The run", ("", "what"), tuple((line[:11].strip(), line[11:].strip()) for line in demo_words.facts(result))),
@@ -94,14 +95,14 @@ def _against_dense(rows: list[Result]) -> list[Plot]:
     ]
 
 
-def told_kernels(result: Result) -> Told:
+def told_kernels(result: Result) -> Document:
     """The compiler's report: registers by architecture."""
     registers: dict[str, list[int]] = {}
     for row in kernel_report.rows_in(result):
         registers.setdefault(row["architecture"], []).append(row["registers"])
     most = Series("most of any kernel", tuple(plain(name, max(found)) for name, found in registers.items()))
     axes = Axis("", "number"), Axis("registers of a thread", "number", log=False)
-    return Told(
+    return Document(
         headline=(kernel_report.verdict(result), where(result)),
         tables=tables(Table.of("Registers of a thread, by architecture", kernel_report.table_rows(result))),
         plots=plots(Plot("Registers of the largest kernel", "bars", (most,), axes)),

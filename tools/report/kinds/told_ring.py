@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from dilkit.tools.bench.ranks.targets import good
-from dilkit.tools.report.document import Axis, Plot, Series, Table, Told, plain, plots, sampled, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
 from dilkit.tools.report.kinds import suite_ring_report as report
+from dilkit.tools.report.points import plain, sampled
 
 Result = dict[str, Any]
 RANKS = Axis("ranks", "number")
 
 
-def told(result: Result) -> Told:
+def told(result: Result) -> Document:
     """The result as a whole."""
-    return Told(
+    return Document(
         headline=tuple(report.headline(result)),
         tables=tables(
             Table.of("Figures beside their limits", report.figure_rows(result)),

@@ -8,24 +8,12 @@ from typing import Any
 from dilkit.tools.bench.published import settings
 from dilkit.tools.bench.published.claim import HEAD_DIM, Setting
 from dilkit.tools.bench.published.figures import HILBERT_SETTINGS
-from dilkit.tools.report.document import (
-    Axis,
-    Plot,
-    Point,
-    Series,
-    Table,
-    Told,
-    plain,
-    plots,
-    sampled,
-    series_of,
-    speed_up,
-    tables,
-)
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
 from dilkit.tools.report.kinds import suite_seeds_report as report
 from dilkit.tools.report.kinds.seed_rows import Cases, Entry
 from dilkit.tools.report.kinds.told_bench import TOKENS
 from dilkit.tools.report.kinds.told_suites import roofline_of
+from dilkit.tools.report.points import plain, sampled, series_of, speed_up
 
 Result = dict[str, Any]
 Lines = dict[str, list[Point]]
@@ -33,10 +21,10 @@ RANKS, NAMES = Axis("ranks", "number"), Axis("", "number")
 FORWARD, TRAINING = "forward", "training"
 
 
-def told(result: Result) -> Told:
+def told(result: Result) -> Document:
     """The result as a whole."""
     sections = (Table.of(title, rows, "; ".join(below)) for title, rows, below in report.sections(result))
-    return Told(
+    return Document(
         headline=tuple(report.headline(result)),
         tables=tables(*sections, Table.of("Every published figure", report.claim_rows(result))),
         plots=plots(

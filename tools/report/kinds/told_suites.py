@@ -7,9 +7,10 @@ from typing import Any
 
 from dilkit.tools.bench import cpu as suite_cpu
 from dilkit.tools.bench import gpu as suite_gpu
-from dilkit.tools.report.document import Axis, Plot, Point, Series, Table, Told, plots, sampled, series_of, speed_up, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
 from dilkit.tools.report.kinds import suite_gpu_report, suite_report
 from dilkit.tools.report.kinds.told_bench import BACKWARD_TENSORS, FORWARD_TENSORS, TOKENS, between, roofline
+from dilkit.tools.report.points import sampled, series_of, speed_up
 
 Result = dict[str, Any]
 Case = dict[str, Any]
@@ -18,12 +19,12 @@ _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
-def told_cpu(result: Result) -> Told:
+def told_cpu(result: Result) -> Document:
     """The CPU suite."""
     cases = [(_label(case), case) for case in (*result["cases"], *(step | _DENSE for step in result["dense"]))]
     found = [entry for name in ("sdpa", "gather", "dense") for entry in _faster(cases, "native", name)]
     sizes = [(case, "float32", suite_cpu.HEADS) for case in result["cases"]]
-    return Told(
+    return Document(
         headline=tuple(suite_report.headline(result)),
         tables=tables(
             Table.of("Figures beside their targets", suite_report.figure_rows(result)),
@@ -49,13 +50,13 @@ def _halves(result: Result) -> Plot:
     return Plot("Half types beside fp32, configuration A", "bars", series, axes, mark=1.0)
 
 
-def told_gpu(result: Result) -> Told:
+def told_gpu(result: Result) -> Document:
     """The GPU suite."""
     cases = [(_label(case, _SHORT.get(case["dtype"], case["dtype"])), case) for case in result["cases"]]
     ours = suite_gpu.OURS[0]
     found = [entry for name in result["backends"] if name != ours for entry in _faster(cases, ours, name)]
     sizes = [(case, case["dtype"], suite_gpu.HEADS) for case in result["cases"]]
-    return Told(
+    return Document(
         headline=tuple(suite_gpu_report.headline(result)),
         tables=tables(
             Table.of("Figures beside their targets", suite_gpu_report.figure_rows(result)),

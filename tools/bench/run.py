@@ -1,0 +1,125 @@
+"""Runs a suite, step by step. What was measured is on disk after every step, so that `--resume` can go on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from dilkit.device import probe
+from dilkit.tools.bench.suite import Step, Suite
+from dilkit.tools.console.arguments import make_folder
+from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.environment import now
+from dilkit.tools.results.file import new_result, read_result, write_result, write_text
+from dilkit.tools.results.record import Environment, Session, SuiteResult
+
+FILE = "suite.json"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} to go"
+
+
+def run(kind: type[Suite[Any]], args: Namespace, defaults: dict[str, Any]) -> int:
+    """Measure, write suite.json, suite.md and suite.png into `args.out`, print the report; exit codes as of `dilkit bench`.
+
+    Raises ValueError for an argument that does not go with the suite, and for a file that cannot be gone on from.
+    """
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name, value in vars(args).items():
+        if name not in (*fields, "suite", "resume", "out", "json") and value != defaults[name]:
+            raise ValueError(f"--{name.replace('_', '-')}: does not go with --suite {kind.NAME}; leave it out")
+    make_folder("--out", args.out)
+    load_torch()
+    chosen = {name: getattr(args, name) for name in fields}
+    suite = kind(**{name: value for name, value in chosen.items() if value is not None})
+    result = measure(suite, encode(chosen), args.out, args.resume)
+    report(result, args.out, args.json)
+    return INTERRUPTED if result.interrupted else int(suite.wrong(result))
+
+
+def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: bool) -> SuiteResult:
+    """The result; after Ctrl-C, of the steps that were done until then."""
+    from tqdm import tqdm
+
+    steps = list(suite.steps())
+    total = sum(step.weight for step in steps)
+    with suite.prepared() as facts, tqdm(total=total, file=sys.stderr, disable=None, bar_format=BAR) as bar:
+        result = begin(suite, steps, chosen, facts)
+        if resume:
+            result = go_on(result, folder / FILE, suite.lists())
+        bar.update(sum(step.weight for step in steps[: result.done]))
+        try:
+            for number, step in enumerate(steps[result.done :], result.done + 1):
+                bar.set_description(f"{number}/{len(steps)} {step.what}")
+                rows = (*getattr(result, step.goes_to), step.measure())
+                result = dataclasses.replace(result, **{step.goes_to: rows, "done": number})  # at once, or not at all
+                keep(suite, dataclasses.replace(result, interrupted=True), folder)
+                bar.update(step.weight)
+        except KeyboardInterrupt:
+            pass
+        return keep(suite, dataclasses.replace(result, interrupted=result.done < len(steps)), folder)
+
+
+def begin(suite: Suite[Any], steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> SuiteResult:
+    """The result of a run that has measured nothing yet."""
+    kind, _, index = suite.device().partition(":")
+    plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.DIVISOR * suite.quick, chosen=chosen)
+    names = tuple((step.goes_to, step.what) for step in steps)
+    return new_result(suite.RECORD, probe(kind, int(index or 0)), **plan, steps=names, **facts)
+
+
+def keep(suite: Suite[Any], result: SuiteResult, folder: Path) -> SuiteResult:
+    """`result` with its figures, which is now the file."""
+    result = dataclasses.replace(result, date=now())
+    result = dataclasses.replace(result, figures=suite.figures(result))
+    write_result(result, folder / FILE)
+    return result
+
+
+def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResult:
+    """`result` with what an earlier run has left in `path`. Raises ValueError where that was another kind of run."""
+    if not path.exists():
+        raise ValueError(f"--resume: there is no {path} to go on from; leave --resume out")
+    before = read_result(path, type(result))
+    for what, here, there in (
+        ("device", _machine(result.environment), _machine(before.environment)),
+        ("options", result.chosen, before.chosen),
+        ("list of steps", dict(result.steps), dict(before.steps)),
+    ):
+        if here != there:
+            shown = "" if what == "list of steps" else f" ({_shown(there)}; here {_shown(here)})"
+            raise ValueError(
+                f"--resume: {path} is of another {what}{shown}; leave --resume out, or name another folder with --out"
+            )
+    where = before.environment
+    session = Session(date=before.date, git_revision=where.git_revision, git_dirty=where.git_dirty)
+    kept = {name: getattr(before, name) for name in (*lists, "done")}
+    return dataclasses.replace(result, **kept, earlier=(*before.earlier, session))
+
+
+def _machine(where: Environment) -> dict[str, Any]:
+    return {name: getattr(where, name) for name in ("device_name", "cores", "torch", "dilkit")}
+
+
+def _shown(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def report(result: SuiteResult, folder: Path, as_json: bool) -> None:
+    """Write the report beside the result and print it."""
+    from dilkit.tools.report import picture, registry, terminal
+    from dilkit.tools.report.markdown import document_markdown
+
+    document, written = registry.KINDS[result.KIND].document(result), [FILE, "suite.md"]
+    title = f"# dilkit bench --suite {result.suite}"
+    write_text(folder / "suite.md", f"{title}\n\n{document_markdown(document)}\n\n`{result.command}`\n")
+    try:
+        picture.write_png(document.plots, folder / "suite.png")
+        written.append("suite.png")
+    except ImportError as error:
+        print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
+    print(json.dumps(encode(result), allow_nan=False) if as_json else terminal.document_text(document))
+    print(f"wrote {', '.join(written)} in {folder}", file=sys.stderr)

@@ -1,0 +1,40 @@
+"""Points and series of plots, made of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dilkit.tools.report.document import Point, Series
+from dilkit.tools.results.statistics import median_interval, middle, ratio, ratio_interval
+
+
+def plain(x: float | str, y: float) -> Point:
+    """A point without an interval."""
+    return Point(x, y, y, y)
+
+
+def sampled(x: float | str, samples: Sequence[float]) -> Point:
+    """The median of `samples`, with its bootstrap interval."""
+    return Point(x, middle(samples), *median_interval(samples))
+
+
+def rate(x: float | str, amount: float, samples: Sequence[float]) -> Point:
+    """`amount` over the median of `samples`, which are times, with the interval that follows from theirs."""
+    low, high = median_interval(samples)
+    return Point(x, amount / middle(samples), amount / high, amount / low)
+
+
+def speed_up(label: str, slow: Sequence[float], fast: Sequence[float]) -> Point:
+    """A bar: how many times faster `fast` is than `slow`, with the bootstrap interval of that ratio."""
+    return Point(label, ratio(slow, fast), *ratio_interval(slow, fast))
+
+
+def series_of(points: Mapping[str, Sequence[Point]]) -> tuple[Series, ...]:
+    """A series for each name."""
+    return tuple(Series(name, tuple(found)) for name, found in points.items())
+
+
+def roof(title: str, gflops: Sequence[float], along: Sequence[float]) -> Series:
+    """A ceiling of a roofline: the median of what was measured, from end to end."""
+    ends = (min(along), max(along)) if along else ()
+    return Series(title, tuple(plain(x, middle(gflops)) for x in ends), dashed=True)

@@ -1,0 +1,59 @@
+"""Every kind of result: its record, the document that is made of it, and the sentence that README.md has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dilkit.tools.console.text import visible
+from dilkit.tools.report.document import Document, Section
+from dilkit.tools.report.kinds import cpu
+from dilkit.tools.results.file import ResultError, read_json, read_result
+from dilkit.tools.results.record import Result
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of result. `document` and `sentence` take a result of type `record`."""
+
+    record: type[Result]
+    document: Callable[[Any], Document]
+    sentence: Callable[[Any], str]
+
+
+KINDS = {
+    kind.record.KIND: kind
+    for kind in (
+        Kind(cpu.CpuResult, cpu.document, cpu.sentence),
+    )
+}  # fmt: skip
+"""By name, in the order in which README.md lists them."""
+
+
+def read(path: Path) -> tuple[Kind, Result]:
+    """The result in `path` and its kind. Raises `ResultError`."""
+    name = read_json(path)["kind"]
+    if name not in KINDS:
+        raise ResultError(path, f"a result of kind {visible(name, 40)!r}; known are {', '.join(KINDS)}")
+    kind = KINDS[name]
+    return kind, read_result(path, kind.record)
+
+
+def document_of(path: Path) -> Document:
+    """The document of the result in `path`. Raises `ResultError` also for values that no measurement has."""
+    kind, result = read(path)
+    try:
+        return kind.document(result)
+    except (ValueError, ArithmeticError, LookupError) as error:
+        raise ResultError(path, f"holds values that no measurement has ({error}); run the command again") from None
+
+
+def sections_of(paths: Sequence[Path]) -> list[Section]:
+    """A section for each file, in this order. Raises `ResultError`."""
+    stems = [path.stem for path in paths]
+    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
+    found = [(read(path)[1], document_of(path)) for path in paths]
+    pairs = zip(names, found, strict=True)
+    return [Section(visible(name), result.kind, result.command, document) for name, (result, document) in pairs]

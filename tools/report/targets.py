@@ -1,0 +1,59 @@
+"""Figures beside their targets: the table of them, and the sentence that README.md has of a suite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dilkit.tools.report.document import Table
+from dilkit.tools.report.headline import placed
+from dilkit.tools.results.record import Figure, SuiteResult
+
+SHOWN = 4
+"""Of so many values all are shown, of more the worst."""
+
+
+def figure_table(figures: Sequence[Figure], columns: Sequence[str] = ()) -> Table:
+    """Every figure with its limits, its values and its verdict.
+
+    `columns` names values that have a column each, such as head_dim; without them the worst value stands in one.
+    """
+    header = ("figure", "must", "aim", *(columns or ("measured",)), "verdict")
+    return Table("Figures beside their targets", header, tuple(_row(figure, columns) for figure in figures))
+
+
+def _row(figure: Figure, columns: Sequence[str]) -> tuple[str, ...]:
+    limits = (_limit(figure, figure.must), _limit(figure, figure.aim))
+    values = [_shown(figure, figure.values.get(name.split()[-1])) for name in columns] or [_listed(figure)]
+    return (figure.name, *limits, *values, figure.verdict)
+
+
+def _limit(figure: Figure, value: float | None) -> str:
+    return "-" if value is None else f"{'at most' if figure.lower else 'at least'} {value:,g}{figure.unit}"
+
+
+def _shown(figure: Figure, value: float | None) -> str:
+    return "-" if value is None else f"{number(value)}{figure.unit}"
+
+
+def _listed(figure: Figure) -> str:
+    """All values where they are few, else the worst, each with what it is of."""
+    values = sorted(figure.values.items(), key=lambda item: item[1], reverse=figure.lower)
+    shown = [f"{_shown(figure, value)}{f' ({what})' * bool(what)}" for what, value in values]
+    return ", ".join(shown if len(shown) <= SHOWN else [f"{shown[0]}, the worst of {len(shown)}"]) or "-"
+
+
+def number(value: float) -> str:
+    """Three digits, or the whole ones."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def suite_sentence(result: SuiteResult, words: Mapping[str, str]) -> str:
+    """The figures that `words` has a sentence for, by name, and how many of all meet their targets."""
+    figures = {figure.name: figure for figure in result.figures}
+    found = [(words[name], figures[name]) for name in words if name in figures]
+    parts = [text.format(_shown(figure, figure.worst)) for text, figure in found if figure.worst is not None]
+    verdicts = [figure.verdict for figure in result.figures]
+    kept, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
+    others = len(verdicts) - kept - short
+    missed = [f"{count} {what}" for count, what in ((short, "not"), (others, "not measured")) if count]
+    return placed(result, "; ".join([*parts, ", ".join([f"{kept} of {len(verdicts)} targets met", *missed])]))

@@ -1,0 +1,76 @@
+"""The environment that a result was measured in: device, versions, and the revision of the checkout."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+import dilkit
+from dilkit.device import Device, probe
+from dilkit.tools.results.record import Environment
+
+
+def now() -> str:
+    """The time (UTC), as results give it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def environment(device: Device) -> Environment:
+    """What a figure measured on `device` depends on besides the problem."""
+    import torch
+
+    cpu = probe("cpu")
+    revision, dirty = git_state(Path(dilkit.__file__).parent.parent)
+    return Environment(
+        device=device.type,
+        device_name=device.name,
+        features=tuple(sorted(device.features)),
+        memory_bytes=device.memory,
+        capability=f"{device.capability[0]}.{device.capability[1]}" if device.capability else None,
+        cuda=torch.version.cuda if device.capability else None,
+        cpu=cpu.name,
+        cores=usable_cores(),
+        threads=torch.get_num_threads(),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=metadata.version("torch"),
+        numpy=metadata.version("numpy"),
+        dilkit=dilkit.__version__,
+        git_revision=revision,
+        git_dirty=dirty,
+    )
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_WRITTEN = ("docs", "README.md")
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """The revision checked out in `folder` and whether tracked files differ from it; both None outside a checkout.
+
+    Files of results, the pages made of them and their pictures do not count: they say nothing of what is measured.
+    """
+    if not (folder / ".git").exists():
+        return None, None
+    try:
+        revision = _git(folder, "rev-parse", "HEAD")
+        code = [".", *(f":(exclude){path}" for path in _WRITTEN)]
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *code)
+        return revision, bool(changed)
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _git(folder: Path, *command: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=20)
+    return done.stdout.strip()

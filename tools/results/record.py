@@ -1,0 +1,241 @@
+"""The typed records that results of several kinds are made of. Times are in seconds, memory is in bytes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Every sample of one function, in seconds a call, in the order taken; a sample is the mean over `calls_per_sample` calls."""
+
+    median_s: float
+    q1_s: float
+    q3_s: float
+    samples_s: tuple[float, ...]
+    calls_per_sample: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.samples_s or min(self.samples_s) <= 0:
+            raise ValueError(f"samples_s: {len(self.samples_s)} samples; one at least is needed, and all must be positive")
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], calls: int = 1) -> Samples:
+        """Samples with their median and quartiles, all the median where there is one sample."""
+        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [*seconds] * 3
+        return cls(median, low, high, tuple(seconds), calls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulRate(Samples):
+    """torch's product of two square matrices: a yardstick."""
+
+    gflops: float
+    size: int = 0
+    dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyRate(Samples):
+    """A copy in memory, in GB/s of what is read and written: a yardstick."""
+
+    gb_per_s: float
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FmaRate(Samples):
+    """Fused multiply-adds in registers on all threads: a yardstick."""
+
+    gflops: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """The largest error of one result against fp64, beside that of plain torch arithmetic and what is allowed.
+
+    An error that is no finite number is written as text.
+    """
+
+    what: str
+    seq: int
+    error: Any
+    plain_error: Any
+    allowed: Any
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What an implementation computes in place of the pattern's attention, and how far its results are from that."""
+
+    computes: str
+    out_relative: float
+    dquery_relative: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What became of one implementation in a benchmark case.
+
+    `verdict` is "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check failed) or
+    "failed" (raised). Only a measured one has a time. FLOPs are the nominal ones of what it computes.
+    """
+
+    verdict: str = "measured"
+    reasons: tuple[str, ...] = ()
+    check: tuple[Check, ...] = ()
+    differs: Difference | None = None
+    time: Samples | None = None
+    flops: float | None = None
+    gflops: float | None = None
+    matmul_fraction: float | None = None
+    tokens_per_s: float | None = None
+    peak_bytes: int | None = None
+    forward_peak_bytes: int | None = None
+    kb_per_token: float | None = None
+    memory_note: str | None = None
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """The samples; none where it was not measured."""
+        return self.time.samples_s if self.time else ()
+
+
+Entries = dict[str, Entry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A benchmark case: one problem, the implementations that computed it, and the yardsticks timed in the same rounds."""
+
+    entries: Entries
+    matmul: MatmulRate | None = None
+    copy: CopyRate | None = None
+    fma: FmaRate | None = None
+
+    def timed(self, *names: str) -> bool:
+        """Whether all of these implementations were right, and timed."""
+        return all(name in self.entries and self.entries[name].time for name in names)
+
+    def ratio(self, slow: str, fast: str) -> float:
+        """How many times as long as `fast` the implementation `slow` takes: a ratio of medians."""
+        return _median(self.entries[slow]) / _median(self.entries[fast])
+
+
+def _median(entry: Entry) -> float:
+    if entry.time is None:
+        raise ValueError(f"an entry with verdict {entry.verdict!r} has no time")
+    return entry.time.median_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What a figure depends on besides the problem."""
+
+    device: str
+    device_name: str
+    features: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    capability: str | None = None
+    cuda: str | None = None
+    cpu: str
+    cores: int
+    threads: int
+    system: str
+    python: str
+    torch: str
+    numpy: str
+    dilkit: str
+    git_revision: str | None
+    git_dirty: bool | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured, in words that are the same in every file that measures it, and its samples in seconds."""
+
+    what: str
+    samples: tuple[float, ...]
+    yardstick: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one run of a command found: one JSON file. Every published figure is read out of one."""
+
+    KIND: ClassVar[str]
+
+    schema: int = 1
+    kind: str
+    command: str
+    date: str
+    environment: Environment
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Every list of samples, named by what was measured."""
+        return iter(())
+
+    def problem_facts(self) -> dict[str, str]:
+        """What was computed, in words: where two results differ in it, their figures are of different problems."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure beside its target: the values found, and the verdict that the worst of them leads to."""
+
+    name: str
+    must: float | None
+    aim: float | None = None
+    unit: str = ""
+    lower: bool = False
+    exact: bool = False
+    values: dict[str, float] = field(default_factory=dict)
+    verdict: str = ""
+
+    @property
+    def worst(self) -> float | None:
+        """The value that decides on the verdict."""
+        return (max if self.lower else min)(self.values.values(), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """An earlier run that a resumed suite went on from."""
+
+    date: str
+    git_revision: str | None = None
+    git_dirty: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult(Result):
+    """The result of a suite. Further fields, one a list of steps, are those of the suite's own record.
+
+    `quick`: by what lengths were divided, 0 where they were not. `steps`: of every step the list that it goes to, and what it
+    measures.
+    """
+
+    suite: str
+    repeats: int
+    quick: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
+    steps: tuple[tuple[str, str], ...] = ()
+    done: int = 0
+    earlier: tuple[Session, ...] = ()
+    interrupted: bool = False
+    figures: tuple[Figure, ...] = ()
+
+
+def of_case(where: str, case: Case) -> Iterator[Measurement]:
+    """The measurements of a benchmark case, each named by the case and the implementation."""
+    for name, samples in (("matmul", case.matmul), ("copy", case.copy), ("fma", case.fma)):
+        if samples is not None:
+            yield Measurement(f"{where}: {name}", samples.samples_s, yardstick=True)
+    for name, entry in case.entries.items():
+        if entry.time is not None:
+            yield Measurement(f"{where}: {name}", entry.time.samples_s)
