@@ -1,53 +1,60 @@
-"""The CPU kernel: all branches in one pass over the rows, threads of its own, C code for each instruction set.
+"""The CPU kernel: all branches of a pattern in one pass, in C for each instruction set, on several threads.
 
-A span of consecutive rows of one head is a piece of work. Its rows fall into lists that see the same keys: those that take
-part in the same branches and segments. A list runs one online softmax over its keys, each distinct key scored once, with
-`+ log` of how many branches see it. Rows and keys are packed tile by tile, so nothing grows with the number of branches.
+A task is a query block of one head: up to `BLOCK_ROWS` consecutive rows. Its rows fall into lists that see the same keys: rows
+that the same branches and segments keep. A list runs one online softmax over its keys, tile by tile; each key is scored once,
+with `+ log` of how many branches see it. Nothing grows with the number of branches. docs/cpu-kernel.md explains it.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
+    from dilkit.backends.native._native import EncodedProblem
+
+    Int64Array = NDArray[np.int64]
+    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, Int64Array, Int64Array, Int64Array, NDArray[np.uint64]]
+
 MAX_BRANCHES = 64
-"""Sets of branches are the bits of a machine word."""
+"""Branches of a pattern: a set of them is the bits of a machine word."""
 
-SPAN = 1024
-"""Rows of a piece of work, at most; a multiple of 16. Scratch grows with it, packing of keys shrinks."""
+BLOCK_ROWS = 1024
+"""Rows of a block, at most; a multiple of 16. Scratch grows with it, and keys are packed less often."""
 
-SPAN_NUMBERS = 2**17
-"""Rows times head_dim of a piece of work, at most: what a core's cache takes."""
+BLOCK_NUMBERS = 2**17
+"""Rows times head_dim of a block, at most: what the cache of a core holds."""
 
-BLOCK, BLOCKS = 8192, 16
-"""The gradients cut a sequence into blocks of so many rows, into no more than so many; shorter ones lose speed."""
+MIN_TASKS = 64
+"""Shorter problems are cut into about as many blocks, so that every core gets some."""
 
-PIECES_AT_ONCE = 32
-"""Blocks times key heads that are there to be computed side by side, even if that takes shorter blocks."""
+SHORT_BLOCK_ROWS, TINY_ROWS = 128, 2048
+"""But not into blocks of fewer rows, which cost a third of the speed; unless the problem has too few rows for that to matter."""
 
-PIECES = 64
-"""Shorter problems are cut into about as many pieces, so that every core gets some."""
+CHUNK_ROWS, MAX_CHUNKS = 8192, 16
+"""The fused gradients cut a sequence into chunks of so many rows, and into no more chunks; shorter chunks are slower."""
 
-SHORT_SPAN, TINY = 128, 2048
-"""But not into pieces of fewer rows, which lose a third of the speed; unless there are too few rows for that to matter."""
+PARALLEL_TASKS = 32
+"""Chunks times key/value heads that can run side by side, even if that takes shorter chunks."""
 
-WORTHWHILE = 32
-"""Rows that a branch should find in a segment of those it shares scores with; with fewer it runs on its own."""
+MIN_SHARED_ROWS = 32
+"""Rows that a branch keeps, at least, of a segment of the branches that it shares scores with; with fewer it runs on its own."""
 
 FLOPS_PER_THREAD = 2**22
-"""A thread more for each: starting one takes as long as computing these."""
+"""One more thread for each: to start a thread takes as long as to compute these."""
 
 
 class Native(Backend):
-    """One fused kernel for every pattern; `DILKIT_CPU_ISA` says which instruction set, by default the best there is."""
+    """One fused kernel for every pattern. `DILKIT_CPU_ISA` names the instruction set, by default the best of this machine."""
 
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
@@ -75,9 +82,13 @@ class Native(Backend):
         out = torch.empty(query.shape, dtype=query.dtype)
         lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         lse = torch.empty(problem.batch, problem.heads, problem.seq, dtype=lse_dtype)
-        tensors = [_place(x) for x in (query, key, value, out)]
         _native.forward(
-            _layout(problem), instruction_set(), _threads(problem), tensors, lse.data_ptr(), _mask_place(key_padding_mask)
+            _encoded(problem),
+            instruction_set(),
+            _threads(problem),
+            [_address_and_strides(x) for x in (query, key, value, out)],
+            lse.data_ptr(),
+            _mask_address_and_strides(key_padding_mask),
         )
         return out, lse
 
@@ -100,20 +111,20 @@ class Native(Backend):
         delta = torch.empty(lse.shape, dtype=lse.dtype)
         dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (query, key, value))
         _native.backward(
-            _layout(problem),
+            _encoded(problem),
             instruction_set(),
             _threads(problem),
-            [_place(x) for x in (query, key, value, out)],
+            [_address_and_strides(x) for x in (query, key, value, out)],
             lse.data_ptr(),
-            _mask_place(key_padding_mask),
-            [_place(x) for x in (dout, dq, dk, dv)],
+            _mask_address_and_strides(key_padding_mask),
+            [_address_and_strides(x) for x in (dout, dq, dk, dv)],
             delta.data_ptr(),
         )
         return dq, dk, dv
 
 
 def instruction_set() -> str:
-    """The name of the instruction set whose code runs: what `DILKIT_CPU_ISA` says, else the best that this machine has."""
+    """The name of the instruction set that the kernel runs: that of `DILKIT_CPU_ISA`, else the best of this machine."""
     from dilkit.backends.native import _native
 
     return environment.cpu_isa(_native.instruction_sets())
@@ -125,71 +136,75 @@ def _threads(problem: Problem) -> int:
     return max(1, min(torch.get_num_threads(), 1 + problem.flops() // FLOPS_PER_THREAD))
 
 
-def _place(x: Tensor) -> tuple[int, ...]:
-    """Where a tensor begins, and its first three strides in bytes."""
+def _address_and_strides(x: Tensor) -> tuple[int, ...]:
+    """The address of a tensor, and its first three strides in bytes."""
     return x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:3])
 
 
-def _mask_place(mask: Tensor | None) -> tuple[int, ...]:
+def _mask_address_and_strides(mask: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
 
 
-def _layout(problem: Problem) -> Any:
+def _encoded(problem: Problem) -> EncodedProblem:
+    """`problem` as the C kernel reads it; made once and kept in the cache."""
     sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
     options = problem.dtype, problem.is_causal, problem.scale
-    return plan.cached(("native", problem.pattern.to_json(), sizes, options), partial(_make_layout, problem))
+    return plan.cached(("native", problem.pattern.to_json(), sizes, options), partial(_encode, problem))
 
 
-def _make_layout(problem: Problem) -> Any:
+def _encode(problem: Problem) -> EncodedProblem:
     from dilkit.backends.native import _native
 
-    return _native.Layout(*layout_arguments(problem))
+    return _native.EncodedProblem(*encode_problem(problem))
 
 
-def layout_arguments(problem: Problem) -> tuple[Any, ...]:
-    """What `_native.Layout` takes: sizes, dtype, flags, scale, and the branches as arrays."""
+def encode_problem(problem: Problem) -> EncodeArguments:
+    """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, and the branches as arrays."""
     import numpy as np
 
-    pattern, heads, kv_heads = problem.pattern, problem.heads, problem.kv_heads
-    offsets = [
-        [
-            pattern.head_offset(branch.dilation_rate, head * kv_heads // heads, kv_heads) if branch.serves(head) else -1
-            for branch in pattern.branches
-        ]
-        for head in range(heads)
-    ]
+    pattern, seq = problem.pattern, problem.seq
     return (
-        (problem.batch, problem.seq, heads, kv_heads, problem.head_dim, _span(problem), *_blocks(problem)),
+        (problem.batch, seq, problem.heads, problem.kv_heads, problem.head_dim, _block_rows(problem), *_chunks(problem)),
         DTYPES.index(problem.dtype),
         problem.is_causal,
         pattern.overlap == "once",
         problem.scale,
-        np.array([min(branch.segment_length, problem.seq) for branch in pattern.branches], np.int64),
-        np.array([min(branch.dilation_rate, problem.seq) for branch in pattern.branches], np.int64),
-        np.array(offsets, np.int64),
-        np.array(_groups(problem), np.uint64),
+        np.array([min(branch.segment_length, seq) for branch in pattern.branches], np.int64),
+        np.array([min(branch.dilation_rate, seq) for branch in pattern.branches], np.int64),
+        np.array([_offsets(problem, head) for head in range(problem.heads)], np.int64),
+        np.array(_branch_groups(problem), np.uint64),
     )
 
 
-def _span(problem: Problem) -> int:
-    """Rows of a piece of work: by the problem alone, so that results do not depend on the machine."""
+def _offsets(problem: Problem, head: int) -> list[int]:
+    """The offset of each branch for a query head, -1 where the branch does not serve it."""
+    pattern, kv_heads = problem.pattern, problem.kv_heads
+    kv_head = head * kv_heads // problem.heads
+    return [
+        pattern.head_offset(branch.dilation_rate, kv_head, kv_heads) if branch.serves(head) else -1 for branch in pattern.branches
+    ]
+
+
+def _block_rows(problem: Problem) -> int:
+    """Rows of a block: by the problem alone, so that results do not depend on the machine."""
     total = problem.seq * problem.batch * problem.heads
-    rows = min(SPAN, SPAN_NUMBERS // problem.head_dim, max(total // PIECES, SHORT_SPAN if total >= TINY else 0))
-    return max(rows // 16 * 16, 16)
+    shared_out = max(total // MIN_TASKS, SHORT_BLOCK_ROWS if total >= TINY_ROWS else 0)
+    return max(min(BLOCK_ROWS, BLOCK_NUMBERS // problem.head_dim, shared_out) // 16 * 16, 16)
 
 
-def _blocks(problem: Problem) -> tuple[int, int]:
-    """Into how many blocks the gradients cut the sequence, and their rows; (0, 0) where they take two passes."""
+def _chunks(problem: Problem) -> tuple[int, int]:
+    """The number of chunks that the fused gradients cut the sequence into, and their rows; (0, 0) where they are not fused."""
     if problem.dtype not in ("float32", "float64"):
         return 0, 0
-    spans = math.ceil(problem.seq / _span(problem))
-    wanted = max(problem.seq // BLOCK, math.ceil(PIECES_AT_ONCE / max(problem.batch * problem.kv_heads, 1)))
-    per_block = math.ceil(spans / min(wanted, BLOCKS))
-    return math.ceil(spans / max(per_block, 1)), per_block * _span(problem)
+    rows = _block_rows(problem)
+    blocks = math.ceil(problem.seq / rows)
+    wanted = max(problem.seq // CHUNK_ROWS, math.ceil(PARALLEL_TASKS / max(problem.batch * problem.kv_heads, 1)))
+    per_chunk = math.ceil(blocks / min(wanted, MAX_CHUNKS))
+    return math.ceil(blocks / max(per_chunk, 1)), per_chunk * rows
 
 
-def _groups(problem: Problem) -> list[int]:
-    """The branches, as bit sets, that share scores: a pair of a group is scored once. All, if each pair may count only once.
+def _branch_groups(problem: Problem) -> list[int]:
+    """The branches, as bit sets, that share scores: a pair of a group is scored once. One group if each pair may count only once.
 
     A group's rows are cut at every segment's end, so a branch with few rows in the group's shortest segment starts another group.
     """
@@ -200,7 +215,7 @@ def _groups(problem: Problem) -> list[int]:
     shortest = 0
     for b in sorted(range(len(branches)), key=lambda b: branches[b].segment_length):
         length, rate = min(branches[b].segment_length, problem.seq), branches[b].dilation_rate
-        if groups and (shortest == length or math.ceil(shortest / rate) >= WORTHWHILE):
+        if groups and (shortest == length or math.ceil(shortest / rate) >= MIN_SHARED_ROWS):
             groups[-1] |= 1 << b
         else:
             groups.append(1 << b)

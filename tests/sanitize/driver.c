@@ -1,8 +1,10 @@
-/* Runs the CPU kernel over the problems of a file, forward and backward, with every code that runs here and with one thread and
- * four, in buffers of exactly the size that is needed, and compares with the results in the file. Built with sanitizers.
+/* Runs the CPU kernel over the problems of a file, forward and backward, and compares with the results in the file. It is built with
+ * sanitizers. Every instruction set that runs here computes with one thread and with four, in buffers of exactly the size needed.
+ *
+ *     run.py ---> file: header, branches, q, k, v, dout, mask, expected out, lse, dq, dk, dv ---> next ---> check ---> native_run
  */
 #include "native.h"
-#include "rows.h"
+#include "load_store.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -35,9 +37,9 @@ static double number(const char *at, int64_t i, int dtype) {
     return dtype == FLOAT32 ? single : dtype == BFLOAT16 ? from_bits((uint32_t)half << 16) : half_to_float(half);
 }
 
-static Rows rows(void *data, int64_t seq, int64_t heads, int64_t dim, int dtype) {
+static TensorView view(void *data, int64_t seq, int64_t heads, int64_t dim, int dtype) {
     int64_t head = dim * size_of(dtype);
-    return (Rows){data, seq * heads * head, heads * head, head};
+    return (TensorView){data, seq * heads * head, heads * head, head};
 }
 
 /* Whether `found` is within the dtype's errors of `expected`, NaN and infinity included. */
@@ -57,19 +59,19 @@ static int agrees(const char *what, const char *found, const double *expected, i
     return 1;
 }
 
-/* Run one problem on one kernel; the five results are compared with `expected`. */
-static int check(const Kernel *kernel, Problem p, int threads, double *const *expected) {
+/* Run one problem with the code for one instruction set; the five results are compared with `expected`. */
+static int check(const InstructionSet *code, Problem p, int threads, double *const *expected) {
     int dtype = p.dtype, wide = dtype == FLOAT64 ? FLOAT64 : FLOAT32, right = 1;
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, lse = size_of(wide) * queries;
     char *out = malloc((size_t)(queries * p.dim * size_of(dtype))), *dq = calloc((size_t)(queries * p.dim), (size_t)size_of(dtype));
     char *dk = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype)), *dv = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype));
     p.lse = malloc((size_t)lse), p.delta = malloc((size_t)lse);
-    p.out = rows(out, p.seq, p.heads, p.dim, dtype), p.dq = rows(dq, p.seq, p.heads, p.dim, dtype);
-    p.dk = rows(dk, p.seq, p.kv_heads, p.dim, dtype), p.dv = rows(dv, p.seq, p.kv_heads, p.dim, dtype);
-    right &= native_run(kernel, &p, FORWARD, threads, NULL) == NATIVE_DONE;
-    right &= native_run(kernel, &p, BACKWARD_QUERY, threads, NULL) == NATIVE_DONE;
-    for (p.round = 0; p.round < (p.blocks ? p.blocks : 1); p.round++)
-        right &= native_run(kernel, &p, BACKWARD_KEY, threads, NULL) == NATIVE_DONE;
+    p.out = view(out, p.seq, p.heads, p.dim, dtype), p.dq = view(dq, p.seq, p.heads, p.dim, dtype);
+    p.dk = view(dk, p.seq, p.kv_heads, p.dim, dtype), p.dv = view(dv, p.seq, p.kv_heads, p.dim, dtype);
+    right &= native_run(code, &p, FORWARD, threads, NULL) == NATIVE_DONE;
+    right &= native_run(code, &p, BACKWARD_QUERY, threads, NULL) == NATIVE_DONE;
+    for (p.round = 0; p.round < (p.chunks ? p.chunks : 1); p.round++)
+        right &= native_run(code, &p, BACKWARD_KEY, threads, NULL) == NATIVE_DONE;
     right &= agrees("out", out, expected[0], queries * p.dim, dtype, dtype) && agrees("lse", p.lse, expected[1], queries, wide, dtype);
     right &= agrees("dq", dq, expected[2], queries * p.dim, dtype, dtype);
     right &= agrees("dk", dk, expected[3], keys * p.dim, dtype, dtype) && agrees("dv", dv, expected[4], keys * p.dim, dtype, dtype);
@@ -77,9 +79,9 @@ static int check(const Kernel *kernel, Problem p, int threads, double *const *ex
     return right;
 }
 
-/* The next problem of the file, on all kernels. */
+/* The next problem of the file, with the code for every instruction set. */
 static int next(const int64_t *header, int number_of) {
-    static const Kernel *const kernels[] = {
+    static const InstructionSet *const codes[] = {
 #ifdef HAVE_AVX512BF16
         &native_avx512bf16,
 #endif
@@ -89,7 +91,7 @@ static int next(const int64_t *header, int number_of) {
         &native_generic,
     };
     Problem p = {.batch = header[0], .seq = header[1], .heads = header[2], .kv_heads = header[3], .dim = header[4]};
-    p.span = header[5], p.blocks = header[6], p.block = header[7], p.dtype = (int)header[8];
+    p.block_rows = header[5], p.chunks = header[6], p.chunk_rows = header[7], p.dtype = (int)header[8];
     p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.groups = header[12];
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
     double *scale = bytes(8);
@@ -98,15 +100,15 @@ static int next(const int64_t *header, int number_of) {
     char *q = bytes(queries * size), *k = bytes(keys * size), *v = bytes(keys * size), *dout = bytes(queries * size);
     char *mask = header[13] ? bytes(p.batch * p.seq) : NULL;
     double *expected[5] = {bytes(8 * queries * p.dim), bytes(8 * queries), bytes(8 * queries * p.dim), bytes(8 * keys * p.dim), bytes(8 * keys * p.dim)};
-    p.scale = *scale, p.length = length, p.rate = rate, p.offset = offset, p.group = group;
+    p.scale = *scale, p.segment_length = length, p.dilation_rate = rate, p.offset = offset, p.branch_group = group;
     p.mask = mask, p.mask_batch = p.seq, p.mask_row = 1;
-    p.q = rows(q, p.seq, p.heads, p.dim, p.dtype), p.dout = rows(dout, p.seq, p.heads, p.dim, p.dtype);
-    p.k = rows(k, p.seq, p.kv_heads, p.dim, p.dtype), p.v = rows(v, p.seq, p.kv_heads, p.dim, p.dtype);
+    p.q = view(q, p.seq, p.heads, p.dim, p.dtype), p.dout = view(dout, p.seq, p.heads, p.dim, p.dtype);
+    p.k = view(k, p.seq, p.kv_heads, p.dim, p.dtype), p.v = view(v, p.seq, p.kv_heads, p.dim, p.dtype);
     int right = 1;
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         for (int threads = 1; threads <= 4; threads += 3)
-            if (!check(kernels[i], p, threads, expected)) {
-                fprintf(stderr, "problem %d, %s, %d threads\n", number_of, kernels[i]->name, threads);
+            if (!check(codes[i], p, threads, expected)) {
+                fprintf(stderr, "problem %d, %s, %d threads\n", number_of, codes[i]->name, threads);
                 right = 0;
             }
     free(scale), free(length), free(rate), free(offset), free(group), free(q), free(k), free(v), free(dout), free(mask);

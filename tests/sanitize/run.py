@@ -3,8 +3,8 @@
     python tests/sanitize/run.py [--if-possible]
 
 The problems, and what the oracle says of them, are written to a file that the program driver.c reads: the conformance list, and
-longer ones of many tiles and blocks. Beside the code that runs here anyway, the code for AVX-512 is built for the plain machine:
-the compiler takes its wide vectors apart. With --if-possible, a compiler without the sanitizers is no failure.
+longer ones of many tiles and blocks. The code for AVX-512 is built too, without that machine's instructions: the compiler splits
+the wide vectors. With --if-possible, a compiler without the sanitizers is no failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from dilkit import Pattern
-from dilkit.backends.native import backend as native
+from dilkit.backends.native.backend import encode_problem
 from dilkit.oracle import oracle_attention
 from dilkit.tools.verify.problems import PROBLEMS, Case
 from dilkit.tools.verify.tensors import make_tensors
@@ -65,11 +65,11 @@ def cases() -> Iterator[Case]:
 
 
 def write(case: Case, file: BinaryIO) -> None:
-    """Append a problem as driver.c reads it; blocks and spans are short, so that there are several of each."""
+    """Append a problem as driver.c reads it; blocks and chunks are short, so that there are several of each."""
     tensors = make_tensors(case)
     problem = case.problem()
-    with mock.patch.multiple(native, BLOCK=64, SPAN=64):
-        sizes, dtype, causal, once, scale, *arrays = native.layout_arguments(problem)
+    with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=64, BLOCK_ROWS=64):
+        sizes, dtype, causal, once, scale, *arrays = encode_problem(problem)
     mask = tensors.mask
     counts = len(arrays[0]), len(arrays[3]), mask is not None, 0
     file.write(np.array([*sizes, dtype, causal, once, *counts], np.int64).tobytes())
@@ -108,7 +108,7 @@ def run(folder: Path, name: str, flag: str, problems: Path, if_possible: bool) -
     for code, own in CODES.items():
         objects.append(folder / f"{code}.o")
         subprocess.run(["gcc", *flags, *own, "-c", KERNELS / f"{code}.c", "-o", objects[-1]], check=True)
-    sources = [KERNELS / "threads.c", ROOT / "tests/sanitize/driver.c"]
+    sources = [KERNELS / "work_queue.c", ROOT / "tests/sanitize/driver.c"]
     subprocess.run(["gcc", *flags, *sources, *objects, "-o", folder / "driver", "-lm", "-ldl"], check=True)
     print(f"{name}: ", end="", flush=True)
     return subprocess.run([folder / "driver", problems], check=False).returncode

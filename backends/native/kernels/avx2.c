@@ -1,10 +1,14 @@
-/* The kernel for AVX2 with FMA; this file alone is compiled for them. */
+/* The CPU kernel for AVX2 with FMA; this file alone is compiled for them.
+ *
+ *     register block of a matrix product:   6 rows x 2 vectors of 8 floats = 12 sums, of 16 vector registers
+ *     tile of scores:                       96 columns x 48 rows
+ */
 #define VECTOR_BYTES 32
-#define BLOCK_ROWS 6
-#define BLOCK_VECTORS 2
+#define REGISTER_ROWS 6
+#define REGISTER_VECTORS 2
 #define TILE_ROWS 48
-#include "instance.h"
+#include "instruction_set.h"
 
 static int runs_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-const Kernel native_avx2 = {"avx2", runs_here, scratch_bytes, run_item, exp_many, multiply_add};
+const InstructionSet native_avx2 = {"avx2", runs_here, scratch_bytes, run_task_of_dtype, exp_many, multiply_add};

@@ -1,13 +1,17 @@
-/* The kernel for AVX-512 (F, DQ, BW, VL); this file alone is compiled for it. */
+/* The CPU kernel for AVX-512 (F, DQ, BW, VL); this file alone is compiled for it.
+ *
+ *     register block of a matrix product:   12 rows x 2 vectors of 16 floats = 24 sums, of 32 vector registers
+ *     tile of scores:                       96 columns x 96 rows
+ */
 #define VECTOR_BYTES 64
-#define BLOCK_ROWS 12
-#define BLOCK_VECTORS 2
+#define REGISTER_ROWS 12
+#define REGISTER_VECTORS 2
 #define TILE_ROWS 96
-#include "instance.h"
+#include "instruction_set.h"
 
 static int runs_here(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
 }
 
-const Kernel native_avx512 = {"avx512", runs_here, scratch_bytes, run_item, exp_many, multiply_add};
+const InstructionSet native_avx512 = {"avx512", runs_here, scratch_bytes, run_task_of_dtype, exp_many, multiply_add};

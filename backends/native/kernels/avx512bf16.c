@@ -1,14 +1,18 @@
-/* The kernel for AVX-512 (F, DQ, BW, VL) with dot products of bf16 pairs; this file alone is compiled for it. */
+/* The CPU kernel for AVX-512 (F, DQ, BW, VL) with dot products of bf16 pairs; this file alone is compiled for it.
+ *
+ *     register block of a matrix product:   12 rows x 2 vectors of 16 floats = 24 sums, of 32 vector registers
+ *     tile of scores:                       96 columns x 96 rows
+ */
 #define VECTOR_BYTES 64
-#define BLOCK_ROWS 12
-#define BLOCK_VECTORS 2
+#define REGISTER_ROWS 12
+#define REGISTER_VECTORS 2
 #define TILE_ROWS 96
-#define PAIRS
-#include "instance.h"
+#define BF16_DOT
+#include "instruction_set.h"
 
 static int runs_here(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512bf16");
 }
 
-const Kernel native_avx512bf16 = {"avx512bf16", runs_here, scratch_bytes, run_item, exp_many, multiply_add};
+const InstructionSet native_avx512bf16 = {"avx512bf16", runs_here, scratch_bytes, run_task_of_dtype, exp_many, multiply_add};

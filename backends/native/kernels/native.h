@@ -1,7 +1,17 @@
-/* What the parts of the CPU kernel share: a problem as plain numbers, and how a kernel is called.
+/* The interface of the CPU kernel: a problem as plain numbers, the code for one instruction set, and the call that runs a phase.
  *
- * An item of work is a span of consecutive rows of one head of one batch element. Items write to separate rows and are computed
- * the same way whoever takes them, so results do not depend on the number of threads.
+ *     _native.pyx            work_queue.c               <instruction set>.c
+ *     Problem, phase  --->   native_run            ---> run_task(problem, phase, 0)
+ *     (addresses of          hands out the tasks   ---> run_task(problem, phase, 1)      each task reads q, k, v (dout, out, lse,
+ *      the tensors)          of a phase to threads ---> ...                              delta) and writes its own rows only
+ *
+ *     FORWARD                a task = one query block of one head         writes out, lse
+ *     BACKWARD_QUERY         a task = one query block of one head         writes delta; dq, unless the gradients are fused
+ *     BACKWARD_KEY           a task = one key block of one k/v head       writes dk, dv
+ *     BACKWARD_KEY, fused    a task = a chunk of keys with one of queries adds to dk, dv and dq; once for every `round`
+ *
+ * A block is up to `block_rows` consecutive rows. Tasks of a phase write to separate rows, and each computes the same whichever
+ * thread runs it, so results do not depend on the number of threads.
  */
 #ifndef DILKIT_NATIVE_H
 #define DILKIT_NATIVE_H
@@ -17,61 +27,62 @@ enum { FORWARD, BACKWARD_QUERY, BACKWARD_KEY };
 typedef struct {
     char *data;
     int64_t batch, row, head;
-} Rows;
+} TensorView;
 
 typedef struct {
-    int64_t batch, seq, heads, kv_heads, dim, span;
+    int64_t batch, seq, heads, kv_heads, dim, block_rows;
     int dtype, causal, once;
     double scale;
     int64_t branches, groups;
-    const int64_t *length, *rate; /* (branches,), at most seq */
-    const int64_t *offset;        /* (heads, branches), -1 where a branch does not serve a head */
-    const uint64_t *group;        /* (groups,): sets of branches that share their keys' scores */
-    int64_t blocks, block, round; /* of the gradients, see below; blocks 0: in two passes */
-    const char *mask;             /* (batch, seq), nonzero = key ignored; NULL = none */
-    int64_t mask_batch, mask_row; /* strides in bytes */
-    Rows q, k, v, out, dout, dq, dk, dv;
+    const int64_t *segment_length, *dilation_rate; /* (branches,), at most seq */
+    const int64_t *offset;                         /* (heads, branches), -1 where a branch does not serve a head */
+    const uint64_t *branch_group;                  /* (groups,): sets of branches that share their keys' scores */
+    int64_t chunks, chunk_rows, round;             /* of the fused gradients, see native_tasks; chunks 0: not fused */
+    const char *mask;                              /* (batch, seq), nonzero = key ignored; NULL = none */
+    int64_t mask_batch, mask_row;                  /* strides in bytes */
+    TensorView q, k, v, out, dout, dq, dk, dv;
     char *lse, *delta; /* (batch, heads, seq) contiguous, double for FLOAT64, else float */
 } Problem;
 
-/* The code of one instruction set. */
+/* The code compiled for one instruction set. */
 typedef struct {
     const char *name;
     int (*runs_here)(void);
-    size_t (*scratch)(const Problem *problem, int phase);
-    void (*item)(const Problem *problem, int phase, int64_t index, void *scratch);
-    void (*exp)(const float *x, float *y, int64_t count); /* for tests of its accuracy; count in multiples of 16 */
+    size_t (*scratch_bytes)(const Problem *problem, int phase); /* of one thread */
+    void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch);
+    void (*exp)(const float *x, float *y, int64_t count);   /* for tests of its accuracy; count in multiples of 16 */
     int64_t (*multiply_add)(int64_t rounds, float *result); /* for the machine's speed: returns the FLOPs done */
-} Kernel;
+} InstructionSet;
 
-extern const Kernel native_generic;
+extern const InstructionSet native_generic;
 #ifdef HAVE_AVX2
-extern const Kernel native_avx2;
+extern const InstructionSet native_avx2;
 #endif
 #ifdef HAVE_AVX512
-extern const Kernel native_avx512;
+extern const InstructionSet native_avx512;
 #endif
 #ifdef HAVE_AVX512BF16
-extern const Kernel native_avx512bf16;
+extern const InstructionSet native_avx512bf16;
 #endif
 
-/* Items of work of a phase.
+/* The number of tasks of a phase.
  *
- * The gradients take five products of matrices in one pass, in which an item sums up rows of dk and dv and rows of dq. So that
- * no two items write the same rows, the sequence is cut into blocks, and in round t the keys of block s meet the queries of
- * block (s + t) mod blocks: a phase a round, each adding to dq, dk and dv. BACKWARD_QUERY goes before and computes delta.
- * Half types have no such sums: there, in two passes of seven products, BACKWARD_QUERY computes dq and BACKWARD_KEY dk and dv.
+ * Fused gradients take five matrix products in one pass, in which a task adds to rows of dk and dv and to rows of dq. So that no
+ * two tasks write the same rows, the sequence is cut into chunks of several blocks, and in round t the keys of chunk c go with
+ * the queries of chunk (c + t) mod chunks: one phase a round. BACKWARD_QUERY runs before and computes delta.
+ * Half types have no tensor to add to in fp32. There the gradients take two passes of seven products in all: BACKWARD_QUERY
+ * computes dq, and BACKWARD_KEY dk and dv.
  */
-static inline int64_t native_items(const Problem *problem, int phase) {
+static inline int64_t native_tasks(const Problem *problem, int phase) {
     int64_t heads = phase == BACKWARD_KEY ? problem->kv_heads : problem->heads;
-    if (phase == BACKWARD_KEY && problem->blocks)
-        return problem->batch * heads * problem->blocks;
-    return problem->batch * heads * ((problem->seq + problem->span - 1) / problem->span);
+    if (phase == BACKWARD_KEY && problem->chunks)
+        return problem->batch * heads * problem->chunks;
+    return problem->batch * heads * ((problem->seq + problem->block_rows - 1) / problem->block_rows);
 }
 
 enum { NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY };
 
 /* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */
-int native_run(const Kernel *kernel, const Problem *problem, int phase, int threads, int (*interrupted)(void));
+int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void));
 
 #endif

@@ -1,4 +1,9 @@
-/* Vectors of REAL, and exp of them. Included once a kind. */
+/* Vectors of REAL in GCC's vector extensions: loads, stores, select, max, and exp. Included once for each KIND.
+ *
+ *     memory (any alignment)  --- load_vector --->  Vector: LANES numbers in one register  --- store_vector --->  memory
+ *
+ * Lanes are integers as wide as the numbers: masks, and the bits of a Vector.
+ */
 #define Vector N(Vector)
 #define Lanes N(Lanes)
 
@@ -6,22 +11,22 @@ typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef INTEGER Lanes __attribute__((vector_size(VECTOR_BYTES)));
 enum { N(LANES) = VECTOR_BYTES / sizeof(REAL) };
 
-static inline Vector N(get)(const REAL *from) {
+static inline Vector N(load_vector)(const REAL *from) {
     Vector x;
     memcpy(&x, from, sizeof x);
     return x;
 }
 
-static inline void N(put)(REAL *to, Vector x) { memcpy(to, &x, sizeof x); }
+static inline void N(store_vector)(REAL *to, Vector x) { memcpy(to, &x, sizeof x); }
 
-static inline Vector N(all)(REAL x) { return x - (Vector){0}; }
+static inline Vector N(broadcast)(REAL x) { return x - (Vector){0}; }
 
-static inline Vector N(choose)(Lanes which, Vector yes, Vector no) {
+static inline Vector N(select)(Lanes which, Vector yes, Vector no) {
     return (Vector)((which & (Lanes)yes) | (~which & (Lanes)no));
 }
 
 /* max(a, b), and b where either is NaN. */
-static inline Vector N(larger)(Vector a, Vector b) { return R(LARGER)(a, b); }
+static inline Vector N(vector_max)(Vector a, Vector b) { return R(VECTOR_MAX)(a, b); }
 
 #define IS_float (sizeof(REAL) == 4)
 
@@ -42,12 +47,12 @@ static inline Vector N(exp)(Vector x) {
     const REAL high = (REAL)(IS_float ? 0x1.62e4p-1 : 0x1.62e42fefap-1), low = (REAL)(LN_2 - (long double)high);
     const int degree = IS_float ? 5 : 11, shift = IS_float ? 23 : 52;
     const double *c = IS_float ? c5 : c11;
-    x = N(larger)(N(all)(least), x);
-    Vector shifted = x * LOG2_E + round, n = shifted - round, f = x - n * high - n * low, y = N(all)((REAL)c[degree]);
+    x = N(vector_max)(N(broadcast)(least), x);
+    Vector shifted = x * LOG2_E + round, n = shifted - round, f = x - n * high - n * low, y = N(broadcast)((REAL)c[degree]);
 #pragma GCC unroll 12
     for (int i = degree - 1; i >= 0; i--)
         y = y * f + (REAL)c[i];
-    Lanes exponent = ((Lanes)shifted << shift) + (Lanes)N(all)((REAL)1);
+    Lanes exponent = ((Lanes)shifted << shift) + (Lanes)N(broadcast)((REAL)1);
     return y * (Vector)exponent;
 }
 

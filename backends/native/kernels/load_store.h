@@ -1,12 +1,16 @@
-/* Rows of a tensor, of any dtype and alignment, to and from contiguous numbers of the computing type. */
-#ifndef DILKIT_NATIVE_ROWS_H
-#define DILKIT_NATIVE_ROWS_H
+/* Loads and stores of one row of a tensor, with conversion between its dtype and the computing type (float or double).
+ *
+ *     TensorView, at row_address(batch, row, head)      --- load_float, load_double --->    contiguous float or double
+ *     fp64, fp32, bf16 or fp16; any alignment     <--- store_float, store_double ---   (scratch of a thread)
+ */
+#ifndef DILKIT_NATIVE_LOAD_STORE_H
+#define DILKIT_NATIVE_LOAD_STORE_H
 
 #include "native.h"
 
 #include <string.h>
 
-static inline char *row_of(const Rows *x, int64_t batch, int64_t row, int64_t head) {
+static inline char *row_address(const TensorView *x, int64_t batch, int64_t row, int64_t head) {
     return x->data + batch * x->batch + row * x->row + head * x->head;
 }
 

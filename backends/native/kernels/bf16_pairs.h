@@ -1,12 +1,18 @@
-/* Pairs of bf16 in the place of floats: the even member in the low half of the bits. */
+/* Pairs of bf16 in the place of floats, and their dot products.
+ *
+ *     bit 31                    16 15                       0
+ *       | odd member, bf16       | even member, bf16        |  = one "float" of Vector_pairs
+ *
+ *     make_pairs: two vectors of fp32 -> one of pairs          add_pair_products: fp32 sum + a.even x.even + a.odd x.odd
+ */
 #if defined(__AVX512BF16__)
 
 /* sum + a.even * x.even + a.odd * x.odd, lane by lane. */
-static inline Vector_pairs plus_products(Vector_pairs sum, float a, Vector_pairs x) {
+static inline Vector_pairs add_pair_products(Vector_pairs sum, float a, Vector_pairs x) {
     return (Vector_pairs)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(a), (__m512bh)x);
 }
 
-static inline Vector_pairs pair_of(Vector_pairs even, Vector_pairs odd) {
+static inline Vector_pairs make_pairs(Vector_pairs even, Vector_pairs odd) {
     __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)even));
     __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)odd));
     return (Vector_pairs)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
@@ -14,12 +20,12 @@ static inline Vector_pairs pair_of(Vector_pairs even, Vector_pairs odd) {
 
 #else /* the same in other instructions: slow, for machines that test without these */
 
-static inline Vector_pairs plus_products(Vector_pairs sum, float a, Vector_pairs x) {
+static inline Vector_pairs add_pair_products(Vector_pairs sum, float a, Vector_pairs x) {
     float even = from_bits(to_bits(a) << 16), odd = from_bits(to_bits(a) & 0xffff0000);
     return sum + even * (Vector_pairs)((Lanes_pairs)x << 16) + odd * (Vector_pairs)((Lanes_pairs)x & (int32_t)0xffff0000);
 }
 
-static inline Vector_pairs pair_of(Vector_pairs even, Vector_pairs odd) {
+static inline Vector_pairs make_pairs(Vector_pairs even, Vector_pairs odd) {
     Vector_pairs pairs;
     for (int i = 0; i < LANES_pairs; i++)
         pairs[i] = from_bits((uint32_t)float_to_bfloat(odd[i]) << 16 | float_to_bfloat(even[i]));

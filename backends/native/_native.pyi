@@ -1,0 +1,37 @@
+from collections.abc import Sequence
+
+from numpy import float32, int64, uint64
+from numpy.typing import NDArray
+
+class EncodedProblem:
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        dtype: int,
+        causal: int,
+        once: int,
+        scale: float,
+        segment_length: NDArray[int64],
+        dilation_rate: NDArray[int64],
+        offset: NDArray[int64],
+        branch_group: NDArray[uint64],
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def instruction_sets() -> tuple[str, ...]: ...
+def forward(
+    encoded: EncodedProblem, isa: str, threads: int, tensors: Sequence[tuple[int, ...]], lse: int, mask: tuple[int, ...]
+) -> None: ...
+def backward(
+    encoded: EncodedProblem,
+    isa: str,
+    threads: int,
+    tensors: Sequence[tuple[int, ...]],
+    lse: int,
+    mask: tuple[int, ...],
+    gradients: Sequence[tuple[int, ...]],
+    delta: int,
+) -> None: ...
+def exp(isa: str, x: NDArray[float32], y: NDArray[float32]) -> None: ...
+def multiply_add(isa: str, rounds: int) -> int: ...

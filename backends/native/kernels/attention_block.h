@@ -1,0 +1,248 @@
+/* One task: a block of rows against all columns that it sees. Included once for each KIND, with all that it needs.
+ *
+ *     run_task                      one task of a phase: start_task, then blocks of rows, then results.h
+ *       attend_chunks                 fused gradients: every key block of a chunk, against the queries of another chunk
+ *       attend_block                  for each group of branches that share scores
+ *         attend_cell                   for each cell: rows of the block between two ends of segments
+ *           collect_rows                  rows by set of branches      -> row lists, slot_row
+ *           attend_row_lists              up to MAX_ROW_LISTS at once; pack_rows                -> packed_rows
+ *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
+ *               attend_row_list               for each row list, tile of rows by tile of rows
+ *                 attend_tile                   q k^T, softmax step, accumulate                 -> scores, accumulator
+ *
+ *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> accumulator[0] += P . packed_columns[1]
+ *     BACKWARD  packed_rows[0] . packed_columns[0] -> scores                                           (rows and columns: scratch.h)
+ *               packed_rows[1] . packed_columns[1] -> score_gradients -> softmax_backward_step: scores = P, score_gradients = dS
+ *               accumulator[0] += dS . packed_columns[0]     accumulator[1] += P . packed_columns[1]   (BACKWARD_KEY)
+ *               column_accumulator += dS^T . rows_as_columns                                           (fused)
+ */
+#include "vector.h"
+#if UNIT == 2
+#include "bf16_pairs.h"
+#endif
+#include "matmul.h"
+#include "online_softmax.h"
+#include "scratch.h"
+#include "results.h"
+#include "packing.h"
+
+/* A tile of scores: the rows in slots first .. first + count - 1 with the columns from .. to - 1. */
+static void N(attend_tile)(
+    const Task *task, int64_t first, int64_t count, int64_t from, int64_t to, REAL bias, int masked, int64_t slots
+) {
+    const Scratch *s = &task->s;
+    const Problem *p = task->p;
+    const REAL scale = (REAL)p->scale, *position = s->slot_position + first;
+    int64_t panels = (count + PANEL - 1) / PANEL, units = UNITS(p->dim), offset = first * units;
+    REAL *sums[2][TILE_ROWS], rescale[TILE_ROWS > TILE_COLUMNS ? TILE_ROWS : TILE_COLUMNS];
+    for (int a = 0; a < task->accumulators; a++)
+        for (int64_t r = 0; r < TILE_ROWS; r++)
+            sums[a][r] = s->accumulator[a] + (r < count ? s->slot_row[first + r] : p->block_rows) * task->padded_dim;
+    N(matmul_scores)(s->scores, s->packed_columns[0], s->packed_rows[0] + offset, from, to, panels, units);
+    if (task->phase == FORWARD) {
+        N(online_softmax_step)(
+            s->scores, s->slot_max + first, s->slot_sum + first, rescale, position, s->column_position, scale, bias, masked, from,
+            to, panels * PANEL
+        );
+        N(accumulate_rows)(sums[0], rescale, s->scores, s->packed_columns[1], from, to, count, p->dim);
+        return;
+    }
+    for (size_t r = 0; r < sizeof rescale / sizeof *rescale; r++)
+        rescale[r] = 1;
+    N(matmul_scores)(s->score_gradients, s->packed_columns[1], s->packed_rows[1] + offset, from, to, panels, units);
+    int by_column = task->phase == BACKWARD_KEY;
+    const REAL *lse = by_column ? s->column_lse : s->slot_max + first, *delta = by_column ? s->column_delta : s->slot_sum + first;
+    N(softmax_backward_step)(
+        s->scores, s->score_gradients, lse, delta, by_column, position, s->column_position, scale, bias,
+        by_column ? -masked : masked, from, to, panels * PANEL
+    );
+    N(accumulate_rows)(sums[0], rescale, s->score_gradients, s->packed_columns[0], from, to, count, p->dim);
+    if (task->accumulators == 2)
+        N(accumulate_rows)(sums[1], rescale, s->scores, s->packed_columns[1], from, to, count, p->dim);
+    if (!task->fused)
+        return;
+    REAL *column_sums[TILE_COLUMNS];
+    for (int64_t k = 0; k < TILE_COLUMNS; k++)
+        column_sums[k] = s->column_accumulator + (k < to - from ? from + k : TILE_COLUMNS) * task->padded_dim;
+    N(accumulate_columns)(
+        column_sums, rescale, s->score_gradients + from * TILE_ROWS, s->rows_as_columns + first * PANEL, slots, count, to - from,
+        p->dim
+    );
+}
+
+/* All rows of a list with the packed tile of columns; under causality, only the columns that some row of a tile sees. */
+static void N(attend_row_list)(const Task *task, const RowList *list, int64_t columns, REAL bias, int64_t slots) {
+    const Scratch *s = &task->s;
+    const REAL *position = s->column_position;
+    int backwards = task->phase == BACKWARD_KEY;
+    for (int64_t first = list->first, end = first + list->count; first < end; first += TILE_ROWS) {
+        int64_t count = end - first < TILE_ROWS ? end - first : TILE_ROWS, from = 0, to = columns;
+        REAL low = s->slot_position[first], high = s->slot_position[first + count - 1];
+        int masked = 0;
+        if (task->p->causal) {
+            while (to > from && (backwards ? position[to - 1] < low : position[to - 1] > high))
+                to--;
+            while (from < to && (backwards ? position[from] < low : position[from] > high))
+                from++;
+            from = from / REGISTER_ROWS * REGISTER_ROWS;
+            masked = from < to && (backwards ? position[from] < high : position[to - 1] > low);
+        }
+        if (from < to)
+            N(attend_tile)(task, first, count, from, to, bias, masked, slots);
+    }
+}
+
+/* Pack the rows of the first `slots` slots with their state; return their lowest and highest row through `low` and `high`. */
+static void N(load_slots)(const Task *task, int64_t slots, int64_t *low, int64_t *high) {
+    const Scratch *s = &task->s;
+    const Problem *p = task->p;
+    *low = p->block_rows, *high = -1;
+    for (int64_t i = 0; i < slots; i++) {
+        int64_t row = s->slot_row[i];
+        s->slot_position[i] = (REAL)row;
+        s->slot_sum[i] = s->row_sum[row];
+        s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : s->row_max[row];
+        if (row < p->block_rows)
+            *low = row < *low ? row : *low, *high = row > *high ? row : *high;
+    }
+    N(pack_rows)(task, 0, slots);
+    if (task->phase != FORWARD)
+        N(pack_rows)(task, 1, slots);
+}
+
+/* The rows of some lists, in the first `slots` slots, with all columns that they see. */
+static void N(attend_row_lists)(const Task *task, const Segment *segments, const RowList *lists, int count, int64_t slots) {
+    const Scratch *s = &task->s;
+    const Problem *p = task->p;
+    int64_t low, high, from = task->first_column, to = task->last_column;
+    uint64_t among = 0;
+    N(load_slots)(task, slots, &low, &high);
+    for (int i = 0; i < count; i++)
+        among |= lists[i].set;
+    if (p->causal && task->phase == BACKWARD_KEY)
+        from = from > task->start + low ? from : task->start + low;
+    else if (p->causal)
+        to = task->start + high + 1;
+    start_tiles(s->tiles, segments, among, from, to);
+    if (p->mask && task->phase != BACKWARD_KEY)
+        s->tiles->mask = p->mask + task->batch * p->mask_batch, s->tiles->mask_row = p->mask_row;
+    for (ColumnTile *tile; (tile = next_tile(s->tiles));) {
+        N(pack_tile)(task, tile);
+        for (int i = 0; i < count; i++) {
+            int times = __builtin_popcountll(tile->set & lists[i].set);
+            if (times)
+                N(attend_row_list)(task, &lists[i], tile->count, times == 1 || p->once ? 0 : (REAL)log(times), slots);
+        }
+        if (task->fused)
+            N(add_columns_to_dq)(task, tile);
+    }
+    if (task->fused)
+        N(add_rows_to_dk_dv)(task, slots);
+    for (int64_t i = 0; task->phase == FORWARD && i < slots; i++)
+        s->row_max[s->slot_row[i]] = s->slot_max[i], s->row_sum[s->slot_row[i]] = s->slot_sum[i];
+}
+
+/* Collect the rows of the first set that is left in the cell in the slots from `first` on; return the next free slot. */
+static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, int64_t first, RowList *list) {
+    const Scratch *s = &task->s;
+    *list = (RowList){.first = first};
+    for (int64_t x = start; x < stop; x++) {
+        uint64_t *set = &s->branch_set[x - start];
+        if (!list->set)
+            list->set = *set;
+        if (!*set || *set != list->set)
+            continue;
+        s->slot_row[first + list->count++] = x - task->start;
+        *set = 0;
+    }
+    int64_t end = first + (list->count + PANEL - 1) / PANEL * PANEL;
+    for (int64_t i = first + list->count; i < end; i++)
+        s->slot_row[i] = task->p->block_rows;
+    return end;
+}
+
+/* The rows start .. stop - 1, a cell: no segment ends within it. */
+static void N(attend_cell)(const Task *task, const Segment *segments, uint64_t served, int64_t start, int64_t stop) {
+    const Problem *p = task->p;
+    const char *mask = p->mask && task->phase == BACKWARD_KEY ? p->mask + task->batch * p->mask_batch : NULL;
+    for (int64_t x = start; x < stop; x++)
+        task->s.branch_set[x - start] = mask && mask[x * p->mask_row] ? 0 : branches_keeping(segments, served, x);
+    RowList lists[MAX_ROW_LISTS];
+    int count;
+    do {
+        int64_t slots = 0;
+        for (count = 0; count < MAX_ROW_LISTS; count++) {
+            slots = N(collect_rows)(task, start, stop, slots, &lists[count]);
+            if (!lists[count].count)
+                break;
+        }
+        if (count)
+            N(attend_row_lists)(task, segments, lists, count, slots);
+    } while (count == MAX_ROW_LISTS);
+}
+
+/* The block of rows through all branches of one query head. */
+static void N(attend_block)(const Task *task) {
+    const Problem *p = task->p;
+    Segment segments[MAX_BRANCHES];
+    for (int64_t g = 0; g < p->groups; g++) {
+        uint64_t served = branches_serving(p, p->branch_group[g], task->head);
+        for (int64_t at = task->start; served && at < task->stop;) {
+            int64_t stop = segments_around(p, served, task->head, at, task->stop, segments);
+            uint64_t overlapping = branches_overlapping(segments, served, task->first_column, task->last_column);
+            N(attend_cell)(task, segments, overlapping, at, stop);
+            at = stop;
+        }
+    }
+}
+
+/* A block of keys through all query heads that share them. */
+static void N(attend_key_block)(Task *task, int64_t start) {
+    int64_t group = task->p->heads / task->p->kv_heads;
+    N(start_block)(task, start);
+    for (task->head = task->kv_head * group; task->head < (task->kv_head + 1) * group; task->head++) {
+        task->column_head = task->head;
+        N(attend_block)(task);
+    }
+}
+
+/* All key blocks of a chunk, against the queries of the chunk that this round pairs it with. */
+static void N(attend_chunks)(Task *task, int64_t chunk) {
+    const Problem *p = task->p;
+    int64_t start = chunk * p->chunk_rows, stop = start + p->chunk_rows < p->seq ? start + p->chunk_rows : p->seq;
+    task->first_column = (chunk + p->round) % p->chunks * p->chunk_rows;
+    task->last_column = task->first_column + p->chunk_rows < p->seq ? task->first_column + p->chunk_rows : p->seq;
+    for (; start < stop && !(p->causal && task->last_column <= start); start += p->block_rows)
+        N(attend_key_block)(task, start);
+}
+
+/* Tasks count blocks (or chunks) fastest, the last one first: under causality it has the most to do; then heads, then batch. */
+static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
+    int by_key = phase == BACKWARD_KEY, fused = by_key && p->chunks;
+    int64_t parts = fused ? p->chunks : (p->seq + p->block_rows - 1) / p->block_rows, heads = by_key ? p->kv_heads : p->heads;
+    int64_t part = parts - 1 - index % parts, head = index / parts;
+    Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads, .fused = fused, .last_column = p->seq};
+    N(start_task)(&task, scratch);
+    if (fused)
+        return N(attend_chunks)(&task, part);
+    if (by_key) {
+        N(attend_key_block)(&task, part * p->block_rows);
+        N(write_gradient)(&task, &p->dk, 0, task.kv_head, (REAL)p->scale);
+        N(write_gradient)(&task, &p->dv, 1, task.kv_head, 1);
+        return;
+    }
+    N(start_block)(&task, part * p->block_rows);
+    if (phase == BACKWARD_QUERY)
+        N(compute_delta)(&task);
+    if (phase == FORWARD || !p->chunks)
+        N(attend_block)(&task);
+    if (phase == FORWARD)
+        N(write_output)(&task);
+    else if (!p->chunks)
+        N(write_gradient)(&task, &p->dq, 0, task.head, (REAL)p->scale);
+}
+
+#undef Scratch
+#undef Task
+#undef Vector
+#undef Lanes

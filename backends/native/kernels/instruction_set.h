@@ -1,0 +1,98 @@
+/* The CPU kernel compiled for one instruction set; each of generic.c, avx2.c, avx512.c and avx512bf16.c includes this file.
+ *
+ *     KIND float    fp32, fp16, bf16: computed in float             \
+ *     KIND pairs    bf16 forward, by dot products of bf16 pairs      >  run_task_of_dtype  --->  const InstructionSet native_...
+ *     KIND double   fp64: computed in double                        /
+ *
+ * Each KIND includes attention_block.h, and with it all other headers, once. N(name) is a name of that kind: name_float, ...
+ *
+ * The including file defines VECTOR_BYTES, the register block of a matrix product, REGISTER_ROWS x (REGISTER_VECTORS vectors),
+ * and TILE_ROWS, a multiple of both sides of the register block in every kind. BF16_DOT: there are dot products of bf16 pairs.
+ */
+#include "native.h"
+#include "visibility.h"
+#include "load_store.h"
+
+#include <math.h>
+
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define N(name) JOIN(name, KIND) /* of this kind */
+#define R(name) JOIN(name, REAL) /* of this type of numbers */
+
+#define LOG2_E ((REAL)1.442695040888963407)
+#define LN_2 0.69314718055994530942L
+
+/* Vector extensions have no maximum. */
+#if defined(__AVX512F__) && VECTOR_BYTES == 64
+#include <immintrin.h>
+#define VECTOR_MAX_float(a, b) _mm512_max_ps(a, b)
+#define VECTOR_MAX_double(a, b) _mm512_max_pd(a, b)
+#elif defined(__AVX__) && VECTOR_BYTES == 32
+#include <immintrin.h>
+#define VECTOR_MAX_float(a, b) _mm256_max_ps(a, b)
+#define VECTOR_MAX_double(a, b) _mm256_max_pd(a, b)
+#else
+#define VECTOR_MAX_float(a, b) N(select)((Lanes)(a > b), a, b)
+#define VECTOR_MAX_double(a, b) N(select)((Lanes)(a > b), a, b)
+#endif
+
+#define REAL float
+#define INTEGER int32_t
+#define KIND float
+#define UNIT 1
+#include "attention_block.h"
+#undef KIND
+#undef UNIT
+
+#ifdef BF16_DOT
+#define KIND pairs
+#define UNIT 2
+#include "attention_block.h"
+#undef KIND
+#undef UNIT
+#endif
+
+#undef REAL
+#undef INTEGER
+#define REAL double
+#define INTEGER int64_t
+#define KIND double
+#define UNIT 1
+#include "attention_block.h"
+
+static size_t scratch_bytes(const Problem *problem, int phase) {
+    return problem->dtype == FLOAT64 ? lay_out_scratch_double(problem, phase, NULL, NULL)
+                                     : lay_out_scratch_float(problem, phase, NULL, NULL);
+}
+
+static void run_task_of_dtype(const Problem *problem, int phase, int64_t index, void *scratch) {
+    if (problem->dtype == FLOAT64)
+        run_task_double(problem, phase, index, scratch);
+#ifdef BF16_DOT
+    else if (problem->dtype == BFLOAT16 && phase == FORWARD)
+        run_task_pairs(problem, phase, index, scratch);
+#endif
+    else
+        run_task_float(problem, phase, index, scratch);
+}
+
+static void exp_many(const float *x, float *y, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES_float)
+        store_vector_float(y + i, exp_float(load_vector_float(x + i)));
+}
+
+/* As many fused multiply-adds as fit into `rounds` rounds of all registers, from nothing but registers; returns the FLOPs. */
+static int64_t multiply_add(int64_t rounds, float *result) {
+    Vector_float sum[12], term = *result - (Vector_float){0}, factor = term;
+    for (int i = 0; i < 12; i++)
+        sum[i] = term + (float)i;
+    for (int64_t round = 0; round < rounds; round++)
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++)
+            sum[i] = sum[i] * factor + term;
+    for (int i = 1; i < 12; i++)
+        sum[0] += sum[i];
+    *result = sum[0][0];
+    return rounds * 12 * LANES_float * 2;
+}

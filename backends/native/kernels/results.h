@@ -1,0 +1,85 @@
+/* The results of a task, from its accumulators to memory. Included once for each KIND.
+ *
+ *     FORWARD               accumulator[0] / row_sum                  --- write_output --->        out, lse
+ *     BACKWARD_QUERY        rowsum(dout * out)                        --- compute_delta --->       delta
+ *     BACKWARD_QUERY, _KEY  accumulator * scale                       --- write_gradient --->      dq; dk, dv
+ *     BACKWARD_KEY, fused   column_accumulator of a tile              --- add_columns_to_dq --->   dq +=
+ *                           accumulator of the rows that were at hand --- add_rows_to_dk_dv --->   dk +=, dv +=
+ */
+
+/* Where (batch, head, row) lies in lse and delta. */
+static int64_t N(lse_index)(const Task *task, int64_t row) {
+    return (task->batch * task->p->heads + task->head) * task->p->seq + row;
+}
+
+/* The lse of a query; +inf for one that sees nothing, so that exp(... - inf) = 0 and it has no gradient. */
+static REAL N(query_lse)(const Task *task, int64_t row) {
+    REAL lse = ((const REAL *)(const void *)task->p->lse)[N(lse_index)(task, row)];
+    return lse == -(REAL)INFINITY ? (REAL)INFINITY : lse;
+}
+
+static void N(write_output)(const Task *task) {
+    const Scratch *s = &task->s;
+    const Problem *p = task->p;
+    REAL *lse = (REAL *)(void *)p->lse;
+    for (int64_t r = 0; r < task->stop - task->start; r++) {
+        REAL total = s->row_sum[r], *sums = s->accumulator[0] + r * task->padded_dim, factor = total == 0 ? 0 : 1 / total;
+        for (int64_t d = 0; d < p->dim; d++)
+            sums[d] *= factor;
+        R(store)(row_address(&p->out, task->batch, task->start + r, task->head), sums, p->dim, p->dtype);
+        lse[N(lse_index)(task, task->start + r)] = total == 0 ? -(REAL)INFINITY : s->row_max[r] + (REAL)log(total);
+    }
+}
+
+/* delta = rowsum(dout * out) of the block, in row_sum for this task and in memory for BACKWARD_KEY. */
+static void N(compute_delta)(const Task *task) {
+    const Problem *p = task->p;
+    REAL *delta = (REAL *)(void *)p->delta, *dout = task->s.packed_columns[0], *out = task->s.packed_columns[1];
+    for (int64_t r = 0; r < task->stop - task->start; r++) {
+        double sum = 0;
+        R(load)(dout, row_address(&p->dout, task->batch, task->start + r, task->head), p->dim, p->dtype);
+        R(load)(out, row_address(&p->out, task->batch, task->start + r, task->head), p->dim, p->dtype);
+        for (int64_t d = 0; d < p->dim; d++)
+            sum += (double)dout[d] * (double)out[d];
+        delta[N(lse_index)(task, task->start + r)] = task->s.row_sum[r] = (REAL)sum;
+    }
+}
+
+/* Write factor * accumulator[which] of the block. */
+static void N(write_gradient)(const Task *task, const TensorView *to, int which, int64_t head, REAL factor) {
+    for (int64_t r = 0; r < task->stop - task->start; r++) {
+        REAL *sums = task->s.accumulator[which] + r * task->padded_dim;
+        for (int64_t d = 0; d < task->p->dim; d++)
+            sums[d] *= factor;
+        R(store)(row_address(to, task->batch, task->start + r, head), sums, task->p->dim, task->p->dtype);
+    }
+}
+
+/* to[row, head] += factor * sums, and sums = 0. */
+static void N(add_to_gradient)(const Task *task, const TensorView *to, int64_t row, int64_t head, REAL *sums, REAL factor) {
+    REAL *line = (REAL *)(void *)row_address(to, task->batch, row, head);
+    for (int64_t d = 0; d < task->p->dim; d++) {
+        line[d] += factor * sums[d];
+        sums[d] = 0;
+    }
+}
+
+/* The columns of a tile are queries here: add what they accumulated to dq. */
+static void N(add_columns_to_dq)(const Task *task, const ColumnTile *tile) {
+    for (int64_t k = 0; k < tile->count; k++) {
+        REAL *sums = task->s.column_accumulator + k * task->padded_dim;
+        N(add_to_gradient)(task, &task->p->dq, tile->column[k], task->head, sums, (REAL)task->p->scale);
+    }
+}
+
+/* The rows are keys here: add what those in the first `slots` slots accumulated to dk and dv. */
+static void N(add_rows_to_dk_dv)(const Task *task, int64_t slots) {
+    const Problem *p = task->p;
+    for (int64_t i = 0; i < slots; i++) {
+        int64_t row = task->s.slot_row[i], at = row * task->padded_dim;
+        if (row == p->block_rows)
+            continue;
+        N(add_to_gradient)(task, &p->dk, task->start + row, task->kv_head, task->s.accumulator[0] + at, (REAL)p->scale);
+        N(add_to_gradient)(task, &p->dv, task->start + row, task->kv_head, task->s.accumulator[1] + at, 1);
+    }
+}

@@ -1,0 +1,112 @@
+/* The state of one task, and the scratch memory of one thread that it works in. Included once for each KIND.
+ *
+ *     task->s     packed_rows      rows of the block that are at hand, one a slot       written by pack_rows
+ *                 packed_columns   the columns of one tile                              written by pack_columns
+ *                 scores           (columns of the tile, rows of the tile)              matmul_scores, then the softmax in place
+ *                 accumulator      a sum for each row of the block                      added to by accumulate_rows
+ *                 column_accumulator  a sum for each column of the tile (fused dq)      added to by accumulate_columns
+ *
+ *     Two operands a side:          rows[0]  rows[1]     columns[0]  columns[1]     accumulator[0]  accumulator[1]
+ *         FORWARD                   q                    k           v              out
+ *         BACKWARD_QUERY            q        dout        k           v              dq
+ *         BACKWARD_KEY              k        v           q           dout           dk              dv
+ *
+ * A slot is a place in the packed rows. Rows are counted from the start of the block; row `block_rows` is spare, that of empty slots.
+ */
+#define Scratch N(Scratch)
+#define Task N(Task)
+
+#undef UNITS
+#define UNITS(count) (((count) + UNIT - 1) / UNIT)
+
+typedef struct {
+    REAL *accumulator[2];      /* (block_rows + 1, padded_dim) */
+    REAL *packed_rows[2];      /* (row panels of the slots, dim, PANEL) */
+    REAL *packed_columns[2];   /* (dim panels, TILE_COLUMNS, PANEL) */
+    REAL *rows_as_columns;     /* (dim panels, slots, PANEL): rows[0] packed as columns are */
+    REAL *column_accumulator;  /* (TILE_COLUMNS + 1, padded_dim), the last one spare */
+    REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS) */
+    REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum; in BACKWARD_QUERY lse and delta */
+    REAL *slot_position;       /* (slots + TILE_ROWS,): the row of a slot, as a number */
+    REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
+    REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD_KEY */
+    REAL *row_max, *row_sum;   /* (block_rows + 1,): running maximum and sum between tiles of different cells */
+    int64_t *slot_row;         /* (slots,): the row of a slot */
+    uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell, 0 when it has been collected */
+    TileIterator *tiles;
+} Scratch;
+
+typedef struct {
+    const Problem *p;
+    Scratch s;
+    int phase, accumulators, fused;
+    int64_t batch, head, kv_head, start, stop; /* the block: rows start .. stop - 1 */
+    int64_t padded_dim, row_bytes;
+    TensorView row_tensor[2], column_tensor[2]; /* what is packed as rows and as columns */
+    int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
+} Task;
+
+static inline int64_t N(element_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
+
+static char *N(reserve)(char **at, size_t count, size_t size) {
+    char *here = *at;
+    *at += (count * size + 63) / 64 * 64;
+    return here;
+}
+
+static int64_t N(slot_count)(const Problem *p) { return (p->block_rows + PANEL - 1) / PANEL * PANEL + MAX_ROW_LISTS * PANEL; }
+
+/* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
+static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
+    size_t rows = (size_t)p->block_rows, slots = (size_t)N(slot_count)(p), dim = (size_t)p->dim;
+    size_t padded = (dim + PANEL - 1) / PANEL * PANEL;
+    int fused = phase == BACKWARD_KEY && p->chunks;
+    char *at = memory;
+    Scratch unused;
+    s = s ? s : &unused;
+#define RESERVE(count, type) (type *)(void *)N(reserve)(&at, count, sizeof(type))
+    for (int i = 0; i < 2; i++) {
+        s->accumulator[i] = RESERVE(i == 0 || phase == BACKWARD_KEY ? (rows + 1) * padded : 0, REAL);
+        s->packed_rows[i] = RESERVE(i == 0 || phase != FORWARD ? slots * dim : 0, REAL);
+        s->packed_columns[i] = RESERVE(TILE_COLUMNS * padded, REAL);
+    }
+    s->rows_as_columns = RESERVE(fused ? slots * padded : 0, REAL);
+    s->column_accumulator = RESERVE(fused ? (TILE_COLUMNS + 1) * padded : 0, REAL);
+    s->scores = RESERVE(TILE_COLUMNS * TILE_ROWS, REAL);
+    s->score_gradients = RESERVE(phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
+    s->slot_max = RESERVE(slots + TILE_ROWS, REAL), s->slot_sum = RESERVE(slots + TILE_ROWS, REAL);
+    s->slot_position = RESERVE(slots + TILE_ROWS, REAL), s->column_position = RESERVE(TILE_COLUMNS, REAL);
+    s->column_lse = RESERVE(TILE_COLUMNS, REAL), s->column_delta = RESERVE(TILE_COLUMNS, REAL);
+    s->row_max = RESERVE(rows + 1, REAL), s->row_sum = RESERVE(rows + 1, REAL);
+    s->slot_row = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
+#undef RESERVE
+    return (size_t)(at - memory);
+}
+
+/* The tensors, head and sizes of a task; its accumulators are 0. */
+static void N(start_task)(Task *task, void *scratch) {
+    const Problem *p = task->p;
+    int by_key = task->phase == BACKWARD_KEY;
+    task->kv_head = by_key ? task->head : task->head / (p->heads / p->kv_heads);
+    task->padded_dim = (p->dim + PANEL - 1) / PANEL * PANEL;
+    task->row_bytes = p->dim * N(element_bytes)(p);
+    task->accumulators = by_key ? 2 : 1;
+    N(lay_out_scratch)(p, task->phase, &task->s, scratch);
+    for (int a = 0; a < task->accumulators; a++)
+        memset(task->s.accumulator[a], 0, (size_t)((p->block_rows + 1) * task->padded_dim) * sizeof(REAL));
+    if (task->fused)
+        memset(task->s.column_accumulator, 0, (size_t)((TILE_COLUMNS + 1) * task->padded_dim) * sizeof(REAL));
+    TensorView queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
+    memcpy(task->row_tensor, by_key ? keys : queries, sizeof task->row_tensor);
+    memcpy(task->column_tensor, by_key ? queries : keys, sizeof task->column_tensor);
+    task->row_head = task->head, task->column_head = task->kv_head;
+}
+
+/* Begin a block of rows; accumulators are 0, and are again when they have been added to the gradients in memory. */
+static void N(start_block)(Task *task, int64_t start) {
+    const Problem *p = task->p;
+    task->start = start;
+    task->stop = start + p->block_rows < p->seq ? start + p->block_rows : p->seq;
+    for (int64_t r = 0; r <= p->block_rows; r++)
+        task->s.row_max[r] = -(REAL)INFINITY, task->s.row_sum[r] = 0;
+}

@@ -1,0 +1,161 @@
+/* Which rows see which columns: the branches of a pattern as bit sets, rows and columns grouped by them.
+ *
+ *     rows of a block           cell = rows between two ends of segments, so that each branch has one segment there
+ *       | branches_keeping
+ *       v
+ *     RowList  RowList ...      rows kept by the same set of branches s
+ *
+ *     columns of the segments   each column that some list sees comes once, branch by branch
+ *       | branches_keeping
+ *       v
+ *     ColumnTile  ColumnTile    up to TILE_COLUMNS columns kept by the same set of branches c; next_tile gives a full one
+ *
+ * A column of the set c counts m = |c & s| times for the rows of the set s: it is scored once, with + log m.
+ *
+ * Rows are queries and columns keys; in BACKWARD_KEY it is the other way round, for the relation is symmetric.
+ */
+#ifndef DILKIT_NATIVE_VISIBILITY_H
+#define DILKIT_NATIVE_VISIBILITY_H
+
+#include "native.h"
+
+enum { MAX_ROW_LISTS = 8, TILE_COLUMNS = 96, MAX_OPEN_TILES = 16 };
+
+/* The rows that a branch keeps of one segment: start, start + rate, ... below stop. */
+typedef struct {
+    int64_t start, stop, rate;
+} Segment;
+
+static inline int segment_keeps(const Segment *segment, int64_t x) {
+    if (x < segment->start || x >= segment->stop)
+        return 0;
+    uint64_t from = (uint64_t)(x - segment->start), rate = (uint64_t)segment->rate;
+    return (rate & (rate - 1)) ? from % rate == 0 : (from & (rate - 1)) == 0;
+}
+
+/* The branches of `group` that serve `head`, as a bit set. */
+static inline uint64_t branches_serving(const Problem *problem, uint64_t group, int64_t head) {
+    uint64_t found = 0;
+    for (int64_t b = 0; b < problem->branches; b++)
+        if ((group >> b & 1) && problem->offset[head * problem->branches + b] >= 0)
+            found |= (uint64_t)1 << b;
+    return found;
+}
+
+/* Write the segment of each branch of `served` that row `at` lies in; return where the cell of `at` ends, at most `stop`. */
+static inline int64_t segments_around(
+    const Problem *problem, uint64_t served, int64_t head, int64_t at, int64_t stop, Segment *segments
+) {
+    for (int64_t b = 0; b < problem->branches; b++) {
+        if (!(served >> b & 1))
+            continue;
+        int64_t start = at / problem->segment_length[b] * problem->segment_length[b], end = start + problem->segment_length[b];
+        end = end < problem->seq ? end : problem->seq;
+        segments[b] = (Segment){start + problem->offset[head * problem->branches + b], end, problem->dilation_rate[b]};
+        stop = stop < end ? stop : end;
+    }
+    return stop;
+}
+
+/* The branches of `served` whose segments overlap first .. last - 1. */
+static inline uint64_t branches_overlapping(const Segment *segments, uint64_t served, int64_t first, int64_t last) {
+    uint64_t found = 0;
+    for (uint64_t left = served; left; left &= left - 1) {
+        int b = __builtin_ctzll(left);
+        found |= (uint64_t)(segments[b].start < last && segments[b].stop > first) << b;
+    }
+    return found;
+}
+
+/* The branches of `among` that keep row or column `x`. */
+static inline uint64_t branches_keeping(const Segment *segments, uint64_t among, int64_t x) {
+    uint64_t found = 0;
+    for (uint64_t left = among; left; left &= left - 1) {
+        int b = __builtin_ctzll(left);
+        found |= (uint64_t)segment_keeps(&segments[b], x) << b;
+    }
+    return found;
+}
+
+/* Rows that the same branches keep, packed in the slots first .. first + count - 1; `first` begins a panel. */
+typedef struct {
+    uint64_t set;
+    int64_t first, count;
+} RowList;
+
+/* Columns that the same branches keep, ascending. */
+typedef struct {
+    uint64_t set;
+    int64_t count, column[TILE_COLUMNS];
+} ColumnTile;
+
+/* All columns that some branch of `among` keeps, each once: branch by branch, collected in a tile for each set. */
+typedef struct {
+    const Segment *segments;
+    uint64_t among, left; /* the branches; those still to come, with the one at hand */
+    int64_t at, from, to; /* the next column, -1 = a branch begins; only columns from .. to - 1 */
+    const char *mask;     /* columns that nobody sees, NULL = none */
+    int64_t mask_row;
+    ColumnTile *returned; /* what was returned last, to be emptied */
+    ColumnTile tile[MAX_OPEN_TILES];
+} TileIterator;
+
+/* Iterate over the columns from .. to - 1 of `among`; the mask may be set afterwards. */
+static inline void start_tiles(TileIterator *s, const Segment *segments, uint64_t among, int64_t from, int64_t to) {
+    s->segments = segments, s->among = s->left = among;
+    s->at = -1, s->from = from, s->to = to;
+    s->mask = NULL, s->returned = NULL;
+    for (int i = 0; i < MAX_OPEN_TILES; i++)
+        s->tile[i].count = 0;
+}
+
+/* The open tile of `set`, or an empty one for it, or NULL. */
+static inline ColumnTile *open_tile(TileIterator *s, uint64_t set) {
+    ColumnTile *empty = NULL;
+    for (int i = 0; i < MAX_OPEN_TILES; i++) {
+        if (s->tile[i].count && s->tile[i].set == set)
+            return &s->tile[i];
+        if (!s->tile[i].count && !empty)
+            empty = &s->tile[i];
+    }
+    if (empty)
+        empty->set = set;
+    return empty;
+}
+
+static inline ColumnTile *fullest_tile(TileIterator *s) {
+    ColumnTile *found = &s->tile[0];
+    for (int i = 1; i < MAX_OPEN_TILES; i++)
+        if (s->tile[i].count > found->count)
+            found = &s->tile[i];
+    return found;
+}
+
+/* The next tile, valid until the next call; NULL after the last. */
+static ColumnTile *next_tile(TileIterator *s) {
+    if (s->returned)
+        s->returned->count = 0;
+    for (; s->left; s->left &= s->left - 1, s->at = -1) {
+        const Segment *segment = &s->segments[__builtin_ctzll(s->left)];
+        int64_t stop = segment->stop < s->to ? segment->stop : s->to, rate = segment->rate;
+        uint64_t before = s->among & ((s->left & -s->left) - 1);
+        if (s->at < 0)
+            s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
+        for (; s->at < stop; s->at += rate) {
+            uint64_t set = branches_keeping(s->segments, s->among, s->at);
+            if ((set & before) || (s->mask && s->mask[s->at * s->mask_row]))
+                continue;
+            ColumnTile *tile = open_tile(s, set);
+            if (!tile || tile->count == TILE_COLUMNS)
+                return s->returned = tile ? tile : fullest_tile(s);
+            tile->column[tile->count++] = s->at;
+        }
+        /* Sets that begin with this branch are complete. */
+        s->returned = fullest_tile(s);
+        if (s->returned->count)
+            return s->returned;
+    }
+    return NULL;
+}
+
+#endif

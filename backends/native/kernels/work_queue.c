@@ -1,0 +1,114 @@
+/* The threads of the CPU kernel, and the queue from which they take tasks.
+ *
+ *     tasks 0, 1, 2, ...  --- next (an atomic counter) --->  thread 0 (the caller)  run_task(i, scratch 0)
+ *                                                            thread 1               run_task(j, scratch 1)   ...
+ *
+ *     scratch: one allocation of `threads` equal parts, one for each thread that arrives
+ *
+ * The threads are those of the OpenMP runtime that torch has loaded, so that torch's do not spin in the way of others; a child
+ * process made by fork cannot use them. Else they are our own, started for this call and joined at its end: nothing is inherited
+ * and nothing shared between callers.
+ */
+#define _GNU_SOURCE
+#include "native.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef struct {
+    const InstructionSet *code;
+    const Problem *problem;
+    int (*interrupted)(void);
+    int phase, stopped;
+    int64_t tasks, next;
+    char *scratch; /* one allocation for all threads: allocators keep what is freed in other threads than the first */
+    size_t scratch_bytes;
+    unsigned arrived;
+    pthread_t caller;
+    double next_check;
+} WorkQueue;
+
+typedef void (*ParallelRegion)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
+
+static int forked = 0;
+
+static void in_child(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+/* The entry point of torch's OpenMP runtime, or NULL. */
+static ParallelRegion openmp_of_torch(void) {
+    void *torch = forked ? NULL : dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (!torch)
+        return NULL;
+    ParallelRegion found = (ParallelRegion)dlsym(torch, "GOMP_parallel");
+    dlclose(torch);
+    return found;
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Ten times a second, on the caller's thread: end the queue if the caller was interrupted. */
+static void check_interrupt(WorkQueue *queue) {
+    if (now() < queue->next_check)
+        return;
+    queue->next_check = now() + 0.1;
+    if (queue->interrupted && queue->interrupted()) {
+        queue->stopped = 1;
+        __atomic_store_n(&queue->next, queue->tasks, __ATOMIC_RELAXED);
+    }
+}
+
+/* What every thread does: take the next task until none is left. */
+static void run_tasks(void *argument) {
+    WorkQueue *queue = argument;
+    int caller = pthread_equal(pthread_self(), queue->caller);
+    char *scratch = queue->scratch + queue->scratch_bytes * __atomic_fetch_add(&queue->arrived, 1, __ATOMIC_RELAXED);
+    int64_t task;
+    while ((task = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED)) < queue->tasks) {
+        queue->code->run_task(queue->problem, queue->phase, task, scratch);
+        if (caller)
+            check_interrupt(queue);
+    }
+}
+
+static void *thread_main(void *argument) {
+    run_tasks(argument);
+    return NULL;
+}
+
+static void run_on_own_threads(WorkQueue *queue, int threads) {
+    pthread_t *thread = malloc(sizeof(pthread_t) * (size_t)threads);
+    int started = 0;
+    while (thread && started < threads - 1 && !pthread_create(&thread[started], NULL, thread_main, queue))
+        started++;
+    run_tasks(queue);
+    while (started)
+        pthread_join(thread[--started], NULL);
+    free(thread);
+}
+
+int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
+    WorkQueue queue = {.code = code, .problem = problem, .phase = phase, .interrupted = interrupted};
+    queue.tasks = native_tasks(problem, phase), queue.caller = pthread_self(), queue.next_check = now() + 0.1;
+    queue.scratch_bytes = code->scratch_bytes(problem, phase);
+    threads = (int)(threads < queue.tasks ? threads : queue.tasks);
+    threads = threads > 1 ? threads : 1;
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, queue.scratch_bytes * (size_t)threads))
+        return NATIVE_NO_MEMORY;
+    queue.scratch = memory;
+    ParallelRegion parallel = threads > 1 ? openmp_of_torch() : NULL;
+    if (parallel)
+        parallel(run_tasks, &queue, (unsigned)threads, 0);
+    else
+        run_on_own_threads(&queue, threads);
+    free(memory);
+    return queue.stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
+}
