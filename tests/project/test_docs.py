@@ -17,7 +17,7 @@ from dilkit.tools.bench import gpu_targets as suite_gpu_targets
 from dilkit.tools.bench import untyped_target as suite_targets
 from dilkit.tools.bench.orders import targets as suite_orders_targets
 from dilkit.tools.bench.ranks import targets as suite_ring_targets
-from dilkit.tools.report.kinds import bench_report, briefs
+from dilkit.tools.report.kinds import bench_report, briefs, cpu
 from dilkit.tools.results import untyped as results
 from dilkit.tools.site import figures
 from dilkit.tools.site import pages as docs
@@ -104,7 +104,7 @@ def test_figures_come_from_result_files(tmp_path):
 @pytest.mark.parametrize(
     ("words", "targets"),
     [
-        (briefs.CPU, suite_targets.TARGETS),
+        (cpu.SENTENCES, suite_targets.TARGETS),
         (briefs.GPU, suite_gpu_targets.TARGETS),
         (briefs.ORDERS, suite_orders_targets.TARGETS),
         (briefs.RING, suite_ring_targets.FIGURES),

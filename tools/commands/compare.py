@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dilkit.tools.results.comparison import Comparison
+    from dilkit.tools.results.comparison import Comparison, Measured
 
 HELP = "compare two result files: exit code 1 if something got slower beyond noise"
 MARGIN = 0.05
@@ -42,48 +42,61 @@ def _share(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and print; 1 where something got slower beyond noise, else 0. Raises `results.ResultError`."""
+    """Compare and print; 1 where something got slower beyond noise, else 0. Raises `ResultError`."""
     from dilkit.tools.console import text
     from dilkit.tools.results import comparison
 
-    loaded = [load(path) for path in (args.old, args.new)]
-    (old, before), (new, after) = loaded
-    _check_alike(args, old, new, before.keys() & after.keys())
-    found = comparison.compare(old, new, (before, after), args.margin)
+    old, new = load(args.old), load(args.new)
+    _check_alike(args, old, new)
+    found = comparison.compare(old, new, args.margin)
     if args.json:
-        told = asdict(found) | dict(regressions=len(found.regressions), margin=args.margin)
-        text.print_json("compare", dict(old=text.visible(str(args.old)), new=text.visible(str(args.new)), **told))
+        report = asdict(found) | dict(regressions=len(found.regressions), margin=args.margin)
+        text.print_json("compare", dict(old=text.visible(str(args.old)), new=text.visible(str(args.new)), **report))
     else:
         print("\n".join(lines(found, args)))
     return 1 if found.regressions else 0
 
 
-def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The result in a file, and its measurements. Raises `results.ResultError`."""
+def load(path: Path) -> Measured:
+    """What was measured in a file. Raises `ResultError`."""
+    from dilkit.tools.report import registry
+    from dilkit.tools.results.comparison import Measured
+    from dilkit.tools.results.file import ResultError
+    from dilkit.tools.site.figures import is_typed
+
+    try:
+        found = Measured.of(registry.read(path)[1]) if is_typed(path) else _untyped(path)
+    except ResultError:
+        raise
+    except ValueError as error:
+        raise ResultError(path, f"{error}: not what dilkit writes; run the command again") from None
+    if not found.found:
+        raise ResultError(path, f"a result of kind {found.kind!r} without samples: nothing in it can be compared")
+    return found
+
+
+def _untyped(path: Path) -> Measured:
     from dilkit.tools.results import measurements, shapes
     from dilkit.tools.results import untyped as results
+    from dilkit.tools.results.comparison import COMPARED, Measured
 
     result = results.load(path)
     if complaint := shapes.result({})(result, ""):
-        raise results.ResultError(path, f"{complaint}: not what dilkit writes; run the command again")
-    try:
-        found = measurements.find(result, shapes.SAMPLES)
-    except ValueError as error:
-        raise results.ResultError(path, f"{error}: not what dilkit writes; run the command again") from None
-    if not found:
-        raise results.ResultError(path, f"a result of kind {result['kind']!r} without samples: nothing in it can be compared")
-    return result, found
+        raise ValueError(complaint)
+    environment = {name: str(result["environment"].get(name, "-")) for name in COMPARED}
+    facts = environment | measurements.problem_facts(result)
+    return Measured(result["kind"], int(result.get("quick") or 0), facts, measurements.find(result, shapes.SAMPLES))
 
 
-def _check_alike(args: argparse.Namespace, old: dict[str, Any], new: dict[str, Any], both: Any) -> None:
-    from dilkit.tools.results.untyped import ResultError
+def _check_alike(args: argparse.Namespace, old: Measured, new: Measured) -> None:
+    from dilkit.tools.results.file import ResultError
 
-    if old["kind"] != new["kind"]:
-        raise ResultError(args.new, f"a result of kind {new['kind']!r}, {args.old} is of {old['kind']!r}; compare two of a kind")
-    if old.get("quick") != new.get("quick"):
-        told = "with --quick" if new.get("quick") else "without --quick"
-        raise ResultError(args.new, f"made {told}, unlike {args.old}: other lengths; run the same command for both")
-    if not both:
+    if old.kind != new.kind:
+        raise ResultError(args.new, f"a result of kind {new.kind!r}, {args.old} is of {old.kind!r}; compare two of a kind")
+    if old.quick != new.quick:
+        how = "with another --quick" if old.quick and new.quick else "with --quick" if new.quick else "without --quick"
+        raise ResultError(args.new, f"made {how}, unlike {args.old}: other lengths; run the same command for both")
+    if not old.found.keys() & new.found.keys():
         raise ResultError(args.new, f"measures nothing that {args.old} measures; run the same command for both")
 
 
@@ -97,12 +110,12 @@ def lines(found: Comparison, args: argparse.Namespace) -> list[str]:
     for c in shown[: None if args.all else _SHOWN]:
         interval = "-" if c.verdict == FEW else f"{c.interval[0]:.3f} - {c.interval[1]:.3f}"
         rows.append((f"{c.ratio:.3f}", interval, in_seconds(c.old), in_seconds(c.new), c.verdict, c.what))
-    told = [visible(f"old: {args.old}"), visible(f"new: {args.new}")]
-    told += [f"{name} differs: {a} -> {b}" for name, a, b in found.differences]
-    told += ["", *aligned(rows)] if len(rows) > 1 else []
+    text = [visible(f"old: {args.old}"), visible(f"new: {args.new}")]
+    text += [f"{name} differs: {a} -> {b}" for name, a, b in found.differences]
+    text += ["", *aligned(rows)] if len(rows) > 1 else []
     for name, only in (("old", found.only_old), ("new", found.only_new)):
-        told += ["", f"only in {name}:", *(f"  {what}" for what in only)] if only else []
-    return [*told, "", _verdict(found, args.margin)]
+        text += ["", f"only in {name}:", *(f"  {what}" for what in only)] if only else []
+    return [*text, "", _verdict(found, args.margin)]
 
 
 def _verdict(found: Comparison, margin: float) -> str:

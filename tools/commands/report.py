@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from dilkit.tools.report.document import Plot, Section
 
-HELP = "tell what result files say: tables, and plots as HTML or Markdown"
+HELP = "show what result files say: tables, and plots as HTML or Markdown"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read all files, then write or print; 0. Raises `results.ResultError` for the first file that is no result."""
+    """Read all files, then write or print; 0. Raises `ResultError` for the first file that is no result."""
     from dilkit.tools.console import text
-    from dilkit.tools.report import html as report_html
-    from dilkit.tools.report import terminal
-    from dilkit.tools.results import untyped as results
+    from dilkit.tools.report import html, terminal
+    from dilkit.tools.results.file import write_text
 
     sections = sections_of(args.files)
     draw, note = drawing()
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{option}: {path} is a folder; name the file to write in it")
     written = []
     if args.html:
-        results.write_text(args.html, report_html.page(sections, draw, note))
+        write_text(args.html, html.page(sections, draw, note))
         written.append(args.html)
     if args.md:
         written += write_markdown(sections, args.md, draw, note)
@@ -54,18 +53,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sections_of(paths: Sequence[Path]) -> list[Section]:
-    """What each file says, in this order. Raises `results.ResultError`."""
+    """A section for each file, in this order. Raises `ResultError`."""
     from dilkit.tools.console.text import visible
+    from dilkit.tools.report import registry
     from dilkit.tools.report.document import Section
     from dilkit.tools.site import figures
 
-    found = [(path, *figures.load(path)) for path in paths]
     stems = [path.stem for path in paths]
-    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
-    return [
-        Section(visible(name), result["kind"], result["command"], kind.tell(result))
-        for name, (_, kind, result) in zip(names, found, strict=True)
-    ]
+    sections = []
+    for path in paths:
+        if figures.is_typed(path):
+            sections += registry.sections_of([path])
+        else:
+            kind, result = figures.load(path)
+            sections.append(Section("", result["kind"], result["command"], kind.tell(result)))
+        name = path.stem if stems.count(path.stem) == 1 else str(path)
+        sections[-1] = replace(sections[-1], name=visible(name))
+    return sections
 
 
 def drawing() -> tuple[Callable[[Plot, int], str] | None, str]:
@@ -81,8 +85,8 @@ def drawing() -> tuple[Callable[[Plot, int], str] | None, str]:
 
 def write_markdown(sections: Sequence[Section], path: Path, draw: Callable[[Plot, int], str] | None, note: str) -> list[Path]:
     """Write the page to `path`, and beside it a picture for each plot. Returns what was written."""
-    from dilkit.tools.report import markdown as report_text
-    from dilkit.tools.results import untyped as results
+    from dilkit.tools.report.markdown import markdown
+    from dilkit.tools.results.file import write_text
 
     written: list[Path] = []
 
@@ -90,8 +94,8 @@ def write_markdown(sections: Sequence[Section], path: Path, draw: Callable[[Plot
         if draw is None:
             return None
         written.append(path.with_name(f"{path.stem}-{len(written) + 1}.svg"))
-        results.write_text(written[-1], draw(plot, 0))
+        write_text(written[-1], draw(plot, 0))
         return quote(written[-1].name)
 
-    results.write_text(path, report_text.markdown(sections, picture, note))
+    write_text(path, markdown(sections, picture, note))
     return [path, *written]

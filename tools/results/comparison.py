@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from dilkit.tools.results.measurements import Measurement
+from dilkit.tools.results.record import Measurement, Result
 from dilkit.tools.results.statistics import LEAST, Interval, middle, ratio, ratio_interval
 
-Result = dict[str, Any]
 COMPARED = ("device_name", "cpu", "cores", "threads", "capability", "cuda", "system", "python", "torch", "numpy", "dilkit")
 """Facts of the environment that explain a change."""
 SLOWER, FASTER, SAME, YARDSTICK, FEW = "slower", "faster", "no change beyond noise", "yardstick", "too few samples to tell"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a result measured, by what it says of each measurement, and the facts that explain a change."""
+
+    kind: str
+    quick: int
+    facts: dict[str, str]
+    found: dict[str, Measurement]
+
+    @classmethod
+    def of(cls, result: Result) -> Measured:
+        """What the record of a result says it measured."""
+        environment = {name: _shown(getattr(result.environment, name)) for name in COMPARED}
+        quick = int(getattr(result, "quick", 0))
+        return cls(result.kind, quick, environment | result.problem_facts(), _by_name(result.measurements()))
+
+
+def _by_name(measurements: Iterable[Measurement]) -> dict[str, Measurement]:
+    """Of several measurements with the same name, the second is called "no. 2", and so on."""
+    found: dict[str, Measurement] = {}
+    alike: Counter[str] = Counter()
+    for one in measurements:
+        alike[one.what] += 1
+        what = one.what if alike[one.what] == 1 else f"{one.what}, no. {alike[one.what]}"
+        found[what] = replace(one, what=what)
+    return found
 
 
 @dataclass(frozen=True)
@@ -43,15 +70,13 @@ class Comparison:
         return tuple(change for change in self.changes if change.verdict == SLOWER)
 
 
-def compare(
-    old: Result, new: Result, measured: tuple[dict[str, Measurement], dict[str, Measurement]], margin: float
-) -> Comparison:
-    """The comparison of two results and what is `measured` in each, matched by what they say they measured."""
-    before, after = measured
+def compare(old: Measured, new: Measured, margin: float) -> Comparison:
+    """The comparison of two results, whose measurements are matched by what they say they measured."""
+    before, after = old.found, new.found
     changes = [_change(one, after[what], margin) for what, one in before.items() if what in after]
     changes.sort(key=lambda change: (-abs(math.log(change.ratio)), change.what))
     only = [tuple(what for what in one if what not in other) for one, other in ((before, after), (after, before))]
-    return Comparison(tuple(changes), *only, tuple(_differences(old, new)))
+    return Comparison(tuple(changes), *only, tuple(_differences(old.facts, new.facts)))
 
 
 def _change(old: Measurement, new: Measurement, margin: float) -> Change:
@@ -67,25 +92,11 @@ def judge(interval: Interval, margin: float) -> str:
     return SLOWER if low > 1 + margin else FASTER if high < 1 / (1 + margin) else SAME
 
 
-def _differences(old: Result, new: Result) -> Iterator[tuple[str, str, str]]:
+def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """What else may explain a change: device, versions and problem."""
-    pairs = [(name, old["environment"].get(name), new["environment"].get(name)) for name in COMPARED]
-    problems = [_problem(result) for result in (old, new)]
-    pairs += [(name, *(problem.get(name) for problem in problems)) for name in dict.fromkeys([*problems[0], *problems[1]])]
-    return ((name, _shown(a), _shown(b)) for name, a, b in pairs if a != b)
+    pairs = ((name, old.get(name, "-"), new.get(name, "-")) for name in dict.fromkeys([*old, *new]))
+    return (pair for pair in pairs if pair[1] != pair[2])
 
 
-def _problem(result: Result) -> dict[str, Any]:
-    """The facts of a result that say what was computed: words, numbers and flags of its problem, and of how it was run."""
-    problem = result.get("problem")
-    told = dict(problem) if isinstance(problem, dict) else {}
-    pattern = told.pop("pattern", None)
-    told |= dict(pattern=pattern.get("text")) if isinstance(pattern, dict) else {}
-    told |= {name: result[name] for name in ("isa", "suite") if name in result}
-    ranks = result.get("ranks")
-    told |= {f"ranks: {name}": value for name, value in ranks.items()} if isinstance(ranks, dict) else {}
-    return {name: value for name, value in told.items() if isinstance(value, (str, int, float))}
-
-
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "-" if value is None else str(value)

@@ -54,11 +54,13 @@ def read_result(path: Path, record: type[R]) -> R:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, which says of which schema and kind it is. Raises `ResultError`."""
     try:
-        if not path.is_file():
-            raise ResultError(path, "a folder; name the files in it" if path.is_dir() else "no such file")
-        if path.stat().st_size > MOST_BYTES:
+        if path.is_dir():
+            raise ResultError(path, "a folder; name the files in it")
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
             raise ResultError(path, f"larger than {MOST_BYTES // 2**20} MiB, which no result is")
-        found = json.loads(path.read_bytes().decode("utf-8"))
+        found = json.loads(raw.decode("utf-8"))
     except OSError as error:
         raise ResultError(path, f"cannot be read: {error.strerror or error}") from None
     except RecursionError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from dilkit.tools.console.text import in_seconds
+from dilkit.tools.results.record import Measurement
 from dilkit.tools.results.schema import SHOWN, Shape
 from dilkit.tools.results.statistics import median_interval, middle
 
@@ -25,15 +25,6 @@ _STRUCTURE = frozenset({"entries", "time", "times"})
 """Names that only hold a place."""
 
 Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured, in words that are the same in every file that measures it, and its samples in seconds."""
-
-    what: str
-    samples: tuple[float, ...]
-    yardstick: bool = False
 
 
 def find(result: Result, shape: Shape) -> dict[str, Measurement]:
@@ -100,3 +91,15 @@ def rows(result: Result, shape: Shape) -> list[tuple[str, ...]]:
         told = in_seconds(middle(one.samples)), f"{in_seconds(low)} - {in_seconds(high)}", str(len(one.samples))
         table.append((one.what, *told))
     return table
+
+
+def problem_facts(result: Result) -> dict[str, str]:
+    """The facts of a result that say what was computed: words, numbers and flags of its problem, and of how it was run."""
+    problem = result.get("problem")
+    found = dict(problem) if isinstance(problem, dict) else {}
+    pattern = found.pop("pattern", None)
+    found |= dict(pattern=pattern.get("text")) if isinstance(pattern, dict) else {}
+    found |= {name: result[name] for name in ("isa", "suite") if name in result}
+    ranks = result.get("ranks")
+    found |= {f"ranks: {name}": value for name, value in ranks.items()} if isinstance(ranks, dict) else {}
+    return {name: str(value) for name, value in found.items() if isinstance(value, (str, int, float))}

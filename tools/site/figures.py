@@ -10,13 +10,13 @@ from typing import Any
 from dilkit.tools.bench import kernels as kernel_report
 from dilkit.tools.demo.text import report as demo_report
 from dilkit.tools.measure import overhead
+from dilkit.tools.report import registry
 from dilkit.tools.report.document import Document, Table
 from dilkit.tools.report.kinds import (
     bench_report,
     briefs,
     suite_gpu_report,
     suite_orders_report,
-    suite_report,
     suite_ring_report,
     suite_seeds_report,
     told_bench,
@@ -27,13 +27,23 @@ from dilkit.tools.report.kinds import (
     told_seeds,
     told_suites,
 )
+from dilkit.tools.report.markdown import document_markdown, escaped, table_markdown
+from dilkit.tools.report.picture import write_png
 from dilkit.tools.results import measurements as found_in
 from dilkit.tools.results import shapes, shapes_orders, shapes_seeds, shapes_suites
 from dilkit.tools.results import untyped as results
+from dilkit.tools.results.file import read_json
 from dilkit.tools.results.schema import Shape
 
 Result = dict[str, Any]
 NOTHING = "Nothing has been measured for this version yet."
+ORDER = (
+    *("suite-seeds", "suite", "suite-gpu", "suite-ring", "suite-orders"),
+    *("bench", "overhead", "demo", "demo-image", "kernels"),
+)
+"""Kinds in the order in which README.md lists them."""
+MOST_ROWS = 24
+"""Of a table that stands on docs/measurements.md beside a link to the whole."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +65,69 @@ def tell_measurements(result: Result) -> Document:
     return Document((f"{result['kind']}: {result['command']}", told_bench.where(result)), (table,))
 
 
+def is_typed(path: Path) -> bool:
+    """Whether the kind of the result in `path` is in the registry. Raises `results.ResultError`."""
+    return read_json(path)["kind"] in registry.KINDS
+
+
 def summary(folder: Path) -> str:
     """The results in `folder` in short, an item of a list for each, with a link to all of it."""
-    found = sorted(read(folder), key=lambda one: list(KINDS).index(one[2]["kind"]))
-    items = [f"* [{path.stem}](docs/measurements.md#{path.stem}): {kind.short(result)}" for path, kind, result in found]
+    paths = sorted(sorted(folder.glob("*.json")), key=_place)
+    items = [f"* [{path.stem}](docs/measurements.md#{path.stem}): {sentence(path)}" for path in paths]
     return "\n".join(items) or NOTHING
 
 
+def _place(path: Path) -> int:
+    kind = read_json(path)["kind"]
+    return ORDER.index(kind) if kind in ORDER else len(ORDER)
+
+
+def sentence(path: Path) -> str:
+    """What README.md says of a result."""
+    if not is_typed(path):
+        kind, found = load(path)
+        return kind.short(found)
+    typed, result = registry.read(path)
+    return typed.sentence(result)
+
+
 def measurements(folder: Path) -> str:
-    """Every result in `folder` as a whole, with a link to its file, in which all samples are."""
+    """Every result in `folder`, with a link to its file, in which all samples are."""
     parts = [
-        f"## {path.stem}\n\n{kind.whole(result)}\n\nThe file: [{path.name}](results/{path.name})"
-        for path, kind, result in read(folder)
+        f"## {path.stem}\n\n{_shown(path)}\n\nThe file: [{path.name}](results/{path.name})"
+        for path in sorted(folder.glob("*.json"))
     ]
     return "\n\n".join(parts) or NOTHING
+
+
+def _shown(path: Path) -> str:
+    """A document as a whole; of one that has a page of its own the headline, the first table if it is short, and a link."""
+    if not is_typed(path):
+        kind, found = load(path)
+        return kind.whole(found)
+    document = registry.document_of(path)
+    page = path.with_suffix(".md")
+    if not page.exists():
+        return document_markdown(document, level=3)
+    parts = ["  \n".join(map(escaped, document.headline))]
+    parts += [table_markdown(table) for table in document.tables[:1] if len(table.rows) <= MOST_ROWS]
+    return "\n\n".join([*parts, f"All measurements: [{page.name}](results/{page.name})"])
+
+
+def whole(folder: Path, name: str) -> str:
+    """The whole document of the result `name`."""
+    path = folder / f"{name}.json"
+    return document_markdown(registry.document_of(path)) if path.exists() else NOTHING
 
 
 def suite(folder: Path, name: str) -> str:
     """The whole report of a suite."""
     path = folder / f"{name}.json"
+    if not path.exists() or is_typed(path):
+        return whole(folder, name)
     kind, report = SUITES[name]
-    whole: str = report.markdown(load(path, kind)[1]) if path.exists() else NOTHING
-    return whole
+    text: str = report.markdown(load(path, kind)[1])
+    return text
 
 
 def gpu_suites(folder: Path) -> str:
@@ -84,25 +135,30 @@ def gpu_suites(folder: Path) -> str:
     paths = sorted(folder.glob("gpu*.json"))
     if not paths:
         return f"{NOTHING} Where there is a GPU: `dilkit bench --suite gpu`."
-    return "\n\n".join(f"## {path.stem}\n\n{suite_gpu_report.markdown(load(path, 'suite-gpu')[1])}" for path in paths)
+    return "\n\n".join(f"## {path.stem}\n\n{_gpu_suite(path)}" for path in paths)
+
+
+def _gpu_suite(path: Path) -> str:
+    if is_typed(path):
+        return document_markdown(registry.document_of(path), level=3)
+    return suite_gpu_report.markdown(load(path, "suite-gpu")[1])
 
 
 def draw_suite(folder: Path, name: str, path: Path) -> None:
     """The picture of a suite's result. Raises ImportError where matplotlib is missing."""
-    kind, report = SUITES[name]
-    report.draw(load(folder / f"{name}.json", kind)[1], path)
-
-
-def read(folder: Path) -> list[tuple[Path, Kind, Result]]:
-    """The result files in `folder`, each with its kind. Raises `results.ResultError` for any other JSON file."""
-    return [(path, *load(path)) for path in sorted(folder.glob("*.json"))]
+    source = folder / f"{name}.json"
+    if is_typed(source):
+        write_png(registry.document_of(source).plots, path)
+    else:
+        kind, report = SUITES[name]
+        report.draw(load(source, kind)[1], path)
 
 
 def load(path: Path, kind: str | None = None) -> tuple[Kind, Result]:
     """The result in `path` and its kind, which is `kind` where that is given. Raises `results.ResultError` for any other file."""
     found = results.load(path, kind)
     if found["kind"] not in KINDS:
-        raise results.ResultError(path, f"no result of a known kind ({', '.join(KINDS)}); keep other files elsewhere")
+        raise results.ResultError(path, f"no result of a known kind ({', '.join(ORDER)}); keep other files elsewhere")
     known = KINDS[found["kind"]]
     if complaint := known.shape(found, ""):
         raise results.ResultError(path, f"{complaint}: not what dilkit writes; run the command again")
@@ -128,7 +184,9 @@ def _kernels_whole(result: Result) -> str:
 def kernels(folder: Path) -> str:
     """The table of what the compiler makes of the CUDA kernels."""
     path = folder / "kernels.json"
-    return kernel_report.markdown(load(path, "kernels")[1]) if path.exists() else NOTHING
+    if not path.exists() or is_typed(path):
+        return whole(folder, "kernels")
+    return kernel_report.markdown(load(path, "kernels")[1])
 
 
 def _figures(result: Result) -> str:
@@ -142,7 +200,6 @@ def _demo_whole(result: Result) -> str:
 
 KINDS = {
     "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, briefs.seeds, _suite_whole, told_seeds.told),
-    "suite": Kind(shapes_suites.SUITE, briefs.cpu, _suite_whole, told_suites.told_cpu),
     "suite-gpu": Kind(shapes_suites.SUITE_GPU, briefs.gpu, _suite_whole, told_suites.told_gpu),
     "suite-ring": Kind(shapes_suites.SUITE_RING, briefs.ring, _suite_whole, told_ring.told),
     "suite-orders": Kind(shapes_orders.SUITE_ORDERS, briefs.orders, _suite_whole, told_orders.told),
@@ -152,12 +209,11 @@ KINDS = {
     "demo-image": Kind(shapes_orders.DEMO_IMAGE, briefs.image, told_image.whole, told_image.told),
     "kernels": Kind(shapes.KERNELS, kernel_report.verdict, _kernels_whole, told_others.told_kernels),
 }
-"""The one place where a kind of result says how it is checked and told; README.md tells them in this order."""
+"""The kinds that are not in the registry yet: how each is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {
-    "cpu": ("suite", suite_report),
     "gpu": ("suite-gpu", suite_gpu_report),
     "orders": ("suite-orders", suite_orders_report),
     "ring": ("suite-ring", suite_ring_report),
     "seeds": ("suite-seeds", suite_seeds_report),
 }
-"""By name: the kind of a suite's result, and the module of its report."""
+"""By name: the kind of a suite's result, and the module of its report, where it is not in the registry yet."""

@@ -12,8 +12,8 @@ from dilkit.tools.bench import cpu as suite_cpu
 from dilkit.tools.bench import untyped_target as suite_targets
 from dilkit.tools.bench.untyped_target import Target
 from dilkit.tools.measure import ceilings
+from dilkit.tools.report import registry
 from dilkit.tools.report.kinds import suite_report
-from dilkit.tools.site.figures import load
 
 TINY = {
     name: (seq, lengths, rates)
@@ -58,8 +58,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert "LongNet" in page
     assert suite_report.figures_markdown(printed) in page
     assert "QUICK" in page
-    kind, found = load(tmp_path / "suite.json", "suite")
-    titles = [plot.title for plot in kind.tell(found).plots]
+    titles = [plot.title for plot in registry.document_of(tmp_path / "suite.json").plots]
     assert {"Speed-up of native over sdpa, with 95% intervals", "Roofline: speed beside the measured matmul"} <= set(titles)
 
 

@@ -13,8 +13,8 @@ from helpers.result_files import COMMITTED, FOLDER, content, write
 from dilkit.tools import cli
 from dilkit.tools.commands import compare
 from dilkit.tools.results import comparison, measurements, shapes
-from dilkit.tools.results.comparison import FASTER, FEW, SAME, SLOWER, YARDSTICK
-from dilkit.tools.results.measurements import Measurement
+from dilkit.tools.results.comparison import FASTER, FEW, SAME, SLOWER, YARDSTICK, Measured
+from dilkit.tools.results.record import Measurement
 
 OVERHEAD = FOLDER / "overhead.json"
 HEADER = dict(schema=1, **{name: content("overhead")[name] for name in ("command", "date", "environment")})
@@ -38,6 +38,10 @@ def run(tmp_path: Path, old: Any, new: Any, *options: str) -> int:
 
 def noisy(median: float, count: int = 9, spread: float = 0.02) -> Samples:
     return [float(x) for x in median * np.linspace(1 - spread, 1 + spread, count)]
+
+
+def compared(old: dict[str, Measurement], new: dict[str, Measurement]) -> comparison.Comparison:
+    return comparison.compare(Measured("bench", 0, {}, old), Measured("bench", 0, {}, new), 0.05)
 
 
 # Measurements
@@ -98,7 +102,7 @@ def test_the_largest_changes_come_first_and_only_what_is_in_both_is_compared() -
     old = {what: Measurement(what, tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
     new = {"same": old["same"], "slow": Measurement("slow", tuple(noisy(1.5))), "fast": Measurement("fast", tuple(noisy(0.25)))}
     new["fresh"] = Measurement("fresh", (1.0,))
-    found = comparison.compare(made(), made(), (old, new), 0.05)
+    found = compared(old, new)
     assert [(c.what, c.verdict) for c in found.changes] == [("fast", FASTER), ("slow", SLOWER), ("same", SAME)]
     assert found.changes[1].ratio == pytest.approx(1.5)
     assert (found.only_old, found.only_new) == (("gone",), ("fresh",))
@@ -108,7 +112,7 @@ def test_the_largest_changes_come_first_and_only_what_is_in_both_is_compared() -
 def test_two_samples_decide_on_nothing_and_neither_does_a_yardstick() -> None:
     old = {"two": Measurement("two", (1.0, 1.0)), "matmul": Measurement("matmul", tuple(noisy(1.0)), yardstick=True)}
     new = {"two": Measurement("two", (9.0, 9.0)), "matmul": Measurement("matmul", tuple(noisy(9.0)), yardstick=True)}
-    found = comparison.compare(made(), made(), (old, new), 0.05)
+    found = compared(old, new)
     assert {c.what: c.verdict for c in found.changes} == {"two": FEW, "matmul": YARDSTICK}
     assert found.regressions == ()
 
@@ -118,7 +122,7 @@ def test_equal_code_on_a_noisy_machine_is_no_regression() -> None:
     flagged = 0
     for _ in range(100):
         pair = [{"": Measurement("", tuple(rng.normal(1.0, 0.05, 9)))} for _ in range(2)]
-        flagged += bool(comparison.compare(made(), made(), (pair[0], pair[1]), 0.05).regressions)
+        flagged += bool(compared(*pair).regressions)
     assert flagged <= 2
 
 

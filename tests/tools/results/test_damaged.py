@@ -1,12 +1,12 @@
-"""Result files that are truncated, foreign or hostile: one line that names the file, and never a traceback."""
+"""Result files that are truncated, foreign or damaged: one line that names the file and the place in it, or a whole report."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from helpers.result_files import COMMITTED, content, write
@@ -14,99 +14,64 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dilkit.tools import cli
-from dilkit.tools.commands import compare
+from dilkit.tools.commands import compare, report
 from dilkit.tools.console.text import visible
-from dilkit.tools.report import html as report_html
-from dilkit.tools.report import markdown as report_text
-from dilkit.tools.report import terminal
-from dilkit.tools.report.document import Plot, Section
-from dilkit.tools.results import schema, shapes
-from dilkit.tools.results import untyped as results
-from dilkit.tools.results.untyped import ResultError
+from dilkit.tools.report import html, markdown, terminal
+from dilkit.tools.report.document import Plot
+from dilkit.tools.results.decode import DecodeError, decode, encode
+from dilkit.tools.results.file import ResultError
 from dilkit.tools.site import figures
 
-WHOLE = content("sdpa-against-gather")
-DEEP = b"[" * 100_000
-HEAD = b'{"schema": 1, "kind": "bench", "command": "c", "date": "d", "environment": {}, '
+CPU = content("cpu")
 FILES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "an empty file"),
-    "blank": (b" \n\t ", "an empty file"),
-    "truncated": (json.dumps(WHOLE).encode()[:-100], "truncated? run the command again"),
-    "two objects": (b"{}{}", "not a whole JSON file"),
+    "empty": (b"", "not a whole JSON file"),
+    "truncated": (json.dumps(CPU).encode()[:-100], "truncated? run the command again"),
     "text": (b"hello", "not a whole JSON file"),
     "list": (b"[1, 2]", "no result of dilkit"),
-    "number": (b"3", "no result of dilkit"),
     "other tool": (b'{"name": "x", "version": "1"}', "no result of dilkit"),
     "kind is a list": (b'{"schema": 1, "kind": []}', "no result of dilkit"),
-    "kind is unknown": (HEAD.replace(b"bench", b"other") + b'"x": 1}', "no result of a known kind"),
-    "schema is true": (HEAD.replace(b"1", b"true", 1) + b'"x": 1}', "schema True"),
-    "schema is later": (HEAD.replace(b"1", b"99", 1) + b'"x": 1}', "schema 99"),
-    "schema is an object": (HEAD.replace(b"1", b'{"a": 1}', 1) + b'"x": 1}', "this dilkit reads schema 1"),
-    "no header": (b'{"schema": 1, "kind": "bench"}', "command, date, environment missing"),
-    "utf-16": (json.dumps(WHOLE).encode("utf-16"), "not a text in UTF-8"),
-    "latin-1": (b'{"a": "\xe9"}', "not a text in UTF-8 (byte 7)"),
-    "binary": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not a text in UTF-8"),
+    "schema is true": (json.dumps(CPU | dict(schema=True)).encode(), "schema True; this dilkit reads schema 1"),
+    "schema is later": (json.dumps(CPU | dict(schema=99)).encode(), "schema 99; this dilkit reads schema 1"),
+    "no header": (b'{"schema": 1, "kind": "suite"}', "command: missing"),
+    "NaN": (json.dumps(CPU | dict(thread_count=float("nan"))).encode(), "thread_count: nan where a whole number is needed"),
+    "utf-16": (json.dumps(CPU).encode("utf-16"), "not a whole JSON file"),
     "zeros": (b"\0" * 5000, "not a whole JSON file"),
-    "NaN": (HEAD + b'"x": NaN}', "the number NaN"),
-    "infinity": (HEAD + b'"x": -Infinity}', "the number -Infinity"),
-    "1e400": (HEAD + b'"x": 1e400}', "the number 1e400"),
-    "5000 digits": (HEAD + b'"x": 1' + b"0" * 5000 + b"}", "(5,001 characters)"),
-    "deep lists": (DEEP, "nested more than 32 deep"),
-    "rather deep lists": (b"[" * 200 + b"]" * 200, "nested more than 32 deep"),
-    "deep objects": (b'{"a":' * 100_000, "nested more than 32 deep"),
-    "a name twice": (HEAD + b'"kind": "demo"}', "the name kind stands twice"),
-    "gigantic text": (HEAD + b'"x": "' + b"a" * 3_000_000 + b'"}', "a text of 3,000,000 characters"),
-    "gigantic name": (HEAD + b'"' + b"a" * 3_000_000 + b'": 1}', "a text of 3,000,000 characters"),
+    "5000 digits": (b'{"schema": 1' + b"0" * 5000 + b"}", "not a whole JSON file"),
+    "deep lists": (b"[" * 100_000, "nested too deep"),
 }
 ESCAPES = "\x1b]0;title\x07\x1b[31mred\r\n\u202egnp.exe\u2028\x00\ud800"
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("command", ["report", "compare"])
-def test_files_that_are_no_results_are_told_in_one_line(name: str, command: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_file_that_is_no_result_is_refused_in_one_line(name: str, command: str, tmp_path: Path, capsys: Any) -> None:
     raw, complaint = FILES[name]
     path = tmp_path / "r.json"
     path.write_bytes(raw)
-    expected = "missing" if command == "compare" and name == "kind is unknown" else complaint
     assert cli.main([command, str(path), *([str(path)] if command == "compare" else [])]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"dilkit {command}: {path}: ")
-    assert expected in told
-    assert len(told.splitlines()) == 1
-    assert len(told) < 500
+    said = capsys.readouterr().err
+    assert said.startswith(f"dilkit {command}: {path}: ")
+    assert complaint in said
+    assert len(said.splitlines()) == 1
+    assert len(said) < 500
 
 
-@pytest.mark.parametrize("command", ["report", "compare"])
-def test_what_is_no_file_is_told(command: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    for path, complaint in (
-        (tmp_path, "a folder; name the files in it"),
-        (tmp_path / "none.json", "cannot be read: No such file"),
-    ):
-        assert cli.main([command, str(path), str(path)]) == 2
-        assert f"{path}: {complaint}" in capsys.readouterr().err
+def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, odd = write(tmp_path / "large.json", CPU), tmp_path / "a\x1b[31m\nb.json"
+    monkeypatch.setattr("dilkit.tools.results.file.MOST_BYTES", 100)
+    expected = {tmp_path: "a folder; name the files in it", tmp_path / "none.json": "cannot be read: No such file"}
+    expected |= {large: "larger than", odd: "cannot be read"}
+    for path, complaint in expected.items():
+        assert cli.main(["report", str(path)]) == 2
+        assert f"dilkit report: {visible(str(path))}: {complaint}" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without an end")
-def test_a_file_without_an_end_is_told(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dilkit.tools.results.strict_json.MOST_BYTES", 2**20)
-    assert cli.main(["report", "/dev/zero"]) == 2
-    assert "/dev/zero: larger than 1 MiB" in capsys.readouterr().err
-
-
-def test_a_name_of_a_file_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = tmp_path / "a\x1b[31m\nb.json"
-    path.write_text("{}")
-    assert cli.main(["report", str(path)]) == 2
-    assert "a\\x1b[31m b.json" in capsys.readouterr().err
-
-
-def test_texts_are_made_visible_on_reading(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    found = content("sdpa-against-gather")
+def test_texts_cannot_command_the_terminal(tmp_path: Path, capsys: Any) -> None:
+    found = content("cpu")
     found["command"] = found["environment"]["device_name"] = ESCAPES
-    found["lengths"][0]["entries"] = {ESCAPES: found["lengths"][0]["entries"]["sdpa"]}
+    found["cases"][0]["entries"] = {ESCAPES: found["cases"][0]["entries"]["native"]}
     path = write(tmp_path / "r.json", found)
-    assert cli.main(["report", str(path)]) == 0
-    assert cli.main(["report", str(path), "--json"]) == 0
+    assert cli.main(["report", str(path)]) == cli.main(["report", str(path), "--json"]) == 0
     assert cli.main(["compare", str(path), str(path), "--all"]) == 0
     assert cli.main(["report", str(path), "--html", str(tmp_path / "r.html"), "--md", str(tmp_path / "r.md")]) == 0
     for shown in (capsys.readouterr().out, (tmp_path / "r.html").read_text(), (tmp_path / "r.md").read_text()):
@@ -120,40 +85,61 @@ def test_visible_texts_are_one_line_and_printable() -> None:
     assert visible("abcdef", 3) == "abc..."
 
 
-# Shapes
+# The decoder
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A record in a record."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A field of every type that a record may have."""
+
+    name: str
+    ratio: float
+    whole: int | None = None
+    flag: bool = False
+    mode: Literal["a", "b"] = "a"
+    pair: tuple[int, str] = (0, "")
+    inner: tuple[Inner, ...] = ()
+    named: dict[str, Inner] | None = None
+
+
+GOOD = dict(name="x", ratio=1, whole=None, pair=[3, "y"], inner=[dict(size=1)], named=dict(z=dict(size=2, other=0)))
+
+
+def test_what_is_encoded_is_decoded_again() -> None:
+    found = decode(Outer, GOOD)
+    assert found == Outer("x", 1.0, None, False, "a", (3, "y"), (Inner(1),), {"z": Inner(2)})
+    assert decode(Outer, json.loads(json.dumps(encode(found)))) == found
 
 
 @pytest.mark.parametrize(
-    ("shape", "good", "bad", "complaint"),
+    ("change", "complaint"),
     [
-        (schema.text, "a", 1, "x: 1 where a text is needed"),
-        (schema.flag, True, 1, "x: 1 where true or false is needed"),
-        (schema.number(0, 2), 1.5, True, "x: True where a number from 0 to 2 is needed"),
-        (schema.number(0, 2), 2, 2.5, "x: 2.5 where a number from 0 to 2 is needed"),
-        (schema.whole(1, 9), 1, 1.0, "x: 1.0 where a whole number from 1 to 9 is needed"),
-        (schema.whole(1, 9), 9, 10, "x: 10 where a whole number from 1 to 9 is needed"),
-        (schema.maybe(schema.text), None, 1, "x: 1 where a text is needed"),
-        (schema.listed(schema.text, 1), ["a"], [], "x: a list of 0, where 1 to 20000 are needed"),
-        (schema.listed(schema.text), [], ["a", 1], "x[1]: 1 where a text is needed"),
-        (schema.listed(schema.text), [], {}, "x: an object where a list is needed"),
-        (schema.named(schema.text, 1), {"a": "b"}, {}, "x: an object of 0, where 1 to 1000 are needed"),
-        (schema.named(schema.text), {}, {"a": 1}, "x.a: 1 where a text is needed"),
-        (schema.fields({"a": schema.text}), {"a": "b", "c": 1}, {"c": 1}, "x: a missing"),
-        (schema.fields({}, {"a": schema.text}), {}, {"a": []}, "x.a: a list where a text is needed"),
-        (schema.matching("a+", "only a"), "aa", "ab", "x: 'ab' where only a is needed"),
-        (schema.chosen(lambda found: schema.fields({"a": schema.text})), {"a": ""}, [], "x: a list where an object is needed"),
-        (schema.text, "a", 10**30, "x: 1000000000000000000000000000000 where a text is needed"),
-        (schema.flag, False, "a" * 99, f"x: '{'a' * 39}... where true or false is needed"),
+        (dict(name=1), "name: 1 where a text is needed"),
+        (dict(ratio="1"), "ratio: '1' where a number is needed"),
+        (dict(ratio=True), "ratio: True where a number is needed"),
+        (dict(ratio=float("nan")), "ratio: nan where a finite number is needed"),
+        (dict(ratio=10**400), "where a finite number is needed"),
+        (dict(whole=1.0), "whole: 1.0 where a whole number is needed"),
+        (dict(flag=0), "flag: 0 where true or false is needed"),
+        (dict(mode="c"), "mode: 'c' where one of 'a', 'b' is needed"),
+        (dict(pair=[1]), "pair: a list of 1 where 2 are needed"),
+        (dict(inner={}), "inner: an object where a list is needed"),
+        (dict(inner=[dict(size=1), dict()]), "inner[1].size: missing"),
+        (dict(named=[]), "named: a list where an object is needed"),
+        (dict(named=dict(z=dict(size=None))), "named.z.size: None where a whole number is needed"),
     ],
 )
-def test_shapes(shape: schema.Shape, good: Any, bad: Any, complaint: str) -> None:
-    assert shape(good, "x") is None
-    assert shape(bad, "x") == complaint
-
-
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_committed_files_have_their_shape(path: Path) -> None:
-    figures.load(path)
+def test_the_decoder_names_the_place(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DecodeError) as raised:
+        decode(Outer, GOOD | change)
+    assert complaint in str(raised.value)
 
 
 # Mutants of the committed files
@@ -196,26 +182,24 @@ def _mutate(draw: st.DrawFn, value: Any) -> None:
         return
 
 
-def tell(path: Path, draw: Callable[[Plot, int], str] | None = None) -> None:
-    """All that reports do with a file."""
-    kind, result = figures.load(path)
-    sections = [Section(path.stem, result["kind"], result["command"], kind.tell(result))]
-    page = report_html.page(sections, draw)
-    assert "<b>" not in page
+def render(path: Path, draw: Callable[[Plot, int], str] | None) -> None:
+    """All that reports and pages do with a file."""
+    sections = report.sections_of([path])
+    assert "<b>" not in html.page(sections, draw)
     assert terminal.text(sections)
-    assert report_text.markdown(sections, lambda plot: None)
-    json.dumps([plot.title for plot in sections[0].document.plots], allow_nan=False)
-    kind.short(result), kind.whole(result)
+    assert markdown.markdown(sections, lambda plot: None)
+    assert figures.sentence(path)
 
 
-def told_or_refused(path: Path, draw: Callable[[Plot, int], str] | None = None) -> None:
-    for judge in (partial(tell, draw=draw), compare.load):
-        complaint = ""
+def check(path: Path, draw: Callable[[Plot, int], str] | None = None) -> None:
+    """Whatever is wrong with the file is a `ResultError` of one line."""
+    for use in (lambda: render(path, draw), lambda: compare.load(path)):
+        complaint = f"{path}: "
         try:
-            judge(path)
+            use()
         except ResultError as error:
             complaint = str(error)
-        assert not complaint or complaint.startswith(f"{path}: ")
+        assert complaint.startswith(f"{path}: ")
         assert complaint.isprintable()
 
 
@@ -224,17 +208,16 @@ FUZZ = settings(max_examples=120, deadline=None, derandomize=True, suppress_heal
 
 @FUZZ
 @given(found=mutants())
-def test_a_mutant_is_told_or_refused_in_a_line(found: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = write(tmp_path_factory.getbasetemp() / "mutant.json", found)
-    told_or_refused(path)
+def test_a_mutant_is_rendered_or_refused_in_a_line(found: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    check(write(tmp_path_factory.getbasetemp() / "mutant.json", found))
 
 
 @pytest.mark.slow
 @settings(FUZZ, max_examples=1000, derandomize=False)
 @given(found=mutants())
 def test_many_more_mutants_are_drawn_too(found: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    svg_plot = pytest.importorskip("dilkit.tools.report.picture")
-    told_or_refused(write(tmp_path_factory.getbasetemp() / "mutants.json", found), svg_plot.svg)
+    picture = pytest.importorskip("dilkit.tools.report.picture")
+    check(write(tmp_path_factory.getbasetemp() / "mutants.json", found), picture.svg)
 
 
 @settings(FUZZ, max_examples=150)
@@ -243,11 +226,5 @@ def test_any_bytes_are_refused_in_a_line(raw: bytes, tmp_path_factory: pytest.Te
     path = tmp_path_factory.getbasetemp() / "bytes.json"
     path.write_bytes(raw)
     with pytest.raises(ResultError) as raised:
-        figures.load(path)
+        report.sections_of([path])
     assert str(raised.value).isprintable()
-
-
-def test_the_environment_of_this_machine_has_its_shape() -> None:
-    from dilkit.device import probe
-
-    assert shapes.result({})(results.new("bench", probe("cpu")), "") is None
