@@ -75,8 +75,8 @@ def compare(old: Measured, new: Measured, margin: float) -> Comparison:
     before, after = old.found, new.found
     changes = [_change(one, after[what], margin) for what, one in before.items() if what in after]
     changes.sort(key=lambda change: (-abs(math.log(change.ratio)), change.what))
-    only = [tuple(what for what in one if what not in other) for one, other in ((before, after), (after, before))]
-    return Comparison(tuple(changes), *only, tuple(_differences(old.facts, new.facts)))
+    gone, fresh = (tuple(what for what in one if what not in other) for one, other in ((before, after), (after, before)))
+    return Comparison(tuple(changes), gone, fresh, tuple(_differences(old.facts, new.facts)))
 
 
 def _change(old: Measurement, new: Measurement, margin: float) -> Change:
