@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dilkit.checks import boolean, integer, one_of, real
@@ -96,6 +97,11 @@ class Problem:
 
     def flops(self) -> int:
         """Nominal forward FLOPs (see `Pattern.flops`)."""
+        return self._flops
+
+    @cached_property
+    def _flops(self) -> int:
+        """Kept with the problem: backends ask for it at every call."""
         return self.pattern.flops(
             self.seq, self.heads, self.head_dim, batch=self.batch, kv_heads=self.kv_heads, is_causal=self.is_causal
         )

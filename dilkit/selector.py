@@ -123,7 +123,10 @@ def requested_backends(argument: str | Sequence[str] | None = None) -> tuple[str
     """The requested names: those of the argument, else of `use_backend`, else of `DILKIT_BACKEND`; empty: automatic choice."""
     if argument is not None:
         return _check_known((argument,) if isinstance(argument, str) else tuple(argument), "backend")
-    return _override.get() or _check_known(environment.backend_names(), environment.BACKEND.name, may_be_empty=True)
+    if override := _override.get():
+        return override
+    names = environment.backend_names()
+    return _check_known(names, environment.BACKEND.name) if names else ()
 
 
 def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Trace:
@@ -246,11 +249,11 @@ def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
     return Decision(candidate.name, "refused" if refusals else "able", refusals, detail)
 
 
-def _check_known(names: tuple[str, ...], source: str, may_be_empty: bool = False) -> tuple[str, ...]:
+def _check_known(names: tuple[str, ...], source: str) -> tuple[str, ...]:
     """`names`; raises ValueError or TypeError, naming `source`, if they are none or not all known."""
-    if not names and not may_be_empty:
+    if not names:
         raise ValueError(f"{source} names no backend; known: {', '.join(registry.list_backends())}")
-    known = registry.backends() if names else {}
+    known = registry.backends()
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"{source}={name!r} is a {type(name).__name__}; names of backends (str) are needed")

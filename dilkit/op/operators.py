@@ -5,12 +5,13 @@ Selection and kernel launch happen inside the operators, so that `torch.compile(
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.device import probe
 from dilkit.op import rules as op_rules
@@ -49,24 +50,34 @@ def _backward(
     return chosen.backward(dout, query, key, value, out, lse, problem, key_padding_mask)
 
 
+@dataclass(frozen=True)
+class PreparedCall:
+    """What was chosen and worked out for calls with the same facts."""
+
+    backend: Backend
+    problem: Problem
+    nbytes: int
+
+
 def _choose(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, call: str) -> tuple[Backend, Problem]:
-    asked = backends_asked(call)
-    requested = requested_backends(asked.split(",") if asked else None)
-    return _chosen(requested, state(), query.shape, key.shape[2], query.dtype, query.device, mask is not None, scale, call)
+    """The backend that computes this call, and its problem: one look-up in the pattern cache by the facts of the call."""
+    names = backends_asked(call)
+    requested = requested_backends(names.split(",") if names else None)
+    facts = requested, query.shape, key.shape[2], query.dtype, query.device, mask is not None, scale, call
+    prepared = plan.cached(("call", state(), facts), _prepare, *facts)
+    return prepared.backend, prepared.problem
 
 
-@lru_cache(maxsize=4096)
-def _chosen(
+def _prepare(
     requested: tuple[str, ...],
-    state: tuple[object, ...],
     shape: torch.Size,
     kv_heads: int,
     dtype: torch.dtype,
     device: torch.device,
-    masked: bool,
+    has_mask: bool,
     scale: float,
     call: str,
-) -> tuple[Backend, Problem]:
+) -> PreparedCall:
     pattern, is_causal, requires_grad = decode_call(call)
     problem = Problem(
         pattern=pattern,
@@ -78,11 +89,11 @@ def _chosen(
         dtype=str(dtype).removeprefix("torch."),
         device=probe(device.type, device.index or 0),
         is_causal=is_causal,
-        key_padding_mask=masked,
+        key_padding_mask=has_mask,
         requires_grad=requires_grad,
         scale=scale,
     )
-    return select(problem, requested), problem
+    return PreparedCall(select(problem, requested), problem, nbytes=len(call))
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from dilkit.plan import Index
+from dilkit.orders.checks import Index
 
 def hilbert(out: Index, ndim: int, bits: int, threads: int = 1) -> None: ...
 def hilbert_rank(out: Index, ndim: int, bits: int, threads: int = 1) -> None: ...

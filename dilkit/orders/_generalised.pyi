@@ -1,5 +1,5 @@
 from collections.abc import Sequence
 
-from dilkit.plan import Index
+from dilkit.orders.checks import Index
 
 def generalised_hilbert(out: Index, shape: Sequence[int], threads: int = 1) -> None: ...

@@ -4,8 +4,8 @@ from typing import Any
 from numpy import uint8
 from numpy.typing import NDArray
 
+from dilkit.orders.checks import Index
 from dilkit.orders.columns import Place
-from dilkit.plan import Index
 
 def instruction_sets() -> tuple[str, ...]: ...
 def encode(

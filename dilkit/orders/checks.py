@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dilkit.checks import integer
-from dilkit.plan import Index
 
 if TYPE_CHECKING:
     from dilkit.orders.token_order import TokenOrder
+
+Index: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
+"""Row numbers: int32 below 2**31 tokens, else int64."""
 
 CURVES = ("hilbert", "morton", "tile", "row-major", "snake")
 MAX_DIMENSIONS = 3

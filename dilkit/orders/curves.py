@@ -8,8 +8,7 @@ from math import prod
 import numpy as np
 
 from dilkit.orders import _curves, _generalised
-from dilkit.orders.checks import empty
-from dilkit.plan import Index
+from dilkit.orders.checks import Index, empty
 
 TILE_SIDE = {1: 64, 2: 8, 3: 4}
 """The side of a tile of 64 cells, by the number of axes."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dilkit.checks import boolean, integer
-from dilkit.orders.checks import CURVES, check_curve, check_grid, check_tile, check_tokens, permutation, sizes
+from dilkit.orders.checks import CURVES, Index, check_curve, check_grid, check_tile, check_tokens, permutation, sizes
 from dilkit.orders.curves import chosen_tile, draw, draw_transposed, hilbert_rank, inverse, is_power_of_two_cube
-from dilkit.plan import Index, cached
+from dilkit.plan import cached
 
 if TYPE_CHECKING:
     import torch

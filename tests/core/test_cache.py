@@ -1,4 +1,4 @@
-"""The byte-bounded cache: what it keeps, what it lets go, and that threads cannot break it."""
+"""The byte-bounded cache: what it keeps, what it drops, and that threads cannot break it."""
 
 import gc
 import sys
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import plan
-from dilkit.cache import ENTRY_BYTES, ByteLRU
+from dilkit.plan import ENTRY_BYTES, ByteLRU
 
 
 @pytest.fixture
@@ -101,6 +101,42 @@ def test_make_may_use_the_cache_itself():
     cache = cache_of(2)
     assert cache.get("outer", lambda: Blob(cache.get("inner", lambda: Blob(7)).nbytes)).nbytes == 7
     assert cache.info().entries == 2
+
+
+def test_make_is_called_with_the_arguments_that_follow_it():
+    cache = cache_of(2)
+    assert cache.get("a", Blob, 7, "seven").name == "seven"
+    assert cache.get("a", Blob, 8, "eight").name == "seven"
+
+
+def test_a_value_that_is_dropped_may_use_the_cache_as_it_dies():
+    cache = cache_of(2)
+
+    class Last(Blob):
+        def __del__(self) -> None:
+            cache.get("last words", lambda: Blob(100))
+
+    cache.get("a", lambda: Last(100))
+    for key in "bc":
+        cache.get(key, lambda: Blob(100))
+    assert keys_of(cache, ["a", "b", "c", "last words"]) == ["c", "last words"]
+    assert cache.info().bytes == cache.info().limit
+
+
+def test_equal_keys_are_one_key_even_if_their_comparison_runs_python_code():
+    class Slow:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __hash__(self) -> int:
+            return 1  # all of them collide
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Slow) and self.name == other.name
+
+    cache = cache_of(3)
+    made = [cache.get(Slow(name), lambda: Blob(100)) for name in "abc"]
+    assert [cache.get(Slow(name), lambda: pytest.fail("made twice")) for name in "abc"] == made
 
 
 def test_clear_drops_values_and_counts():

@@ -174,3 +174,37 @@ def test_threads_do_not_disturb_each_other() -> None:
             dilkit.unregister_backend(name)
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
     assert all([phase for n, phase, _ in log if n == name][:2] == ["forward", "backward"] for name in names)
+
+
+class TestThePatternCache:
+    """Equal calls find what was prepared for them; calls that differ in any fact do not."""
+
+    def misses(self, *shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> int:
+        query, key, value = torch.zeros(3, *shape, dtype=dtype).unbind()
+        before = dilkit.plan.cache_info().misses
+        dilkit.dilated_attention(query, key, value, PATTERN, backend="reference", **options)
+        return dilkit.plan.cache_info().misses - before
+
+    def test_a_second_call_prepares_nothing(self) -> None:
+        dilkit.plan.cache_clear()
+        assert self.misses(1, 20, 4, 3) == 1
+        assert self.misses(1, 20, 4, 3) == 0
+        assert dilkit.plan.cache_info().entries == 1
+
+    @pytest.mark.parametrize("options", [dict(is_causal=True), dict(scale=0.5), dict(dtype=torch.float64)], ids=str)
+    def test_a_call_with_another_fact_is_prepared_anew(self, options: dict[str, Any]) -> None:
+        dilkit.plan.cache_clear()
+        assert self.misses(1, 20, 4, 3) == 1
+        assert self.misses(1, 20, 4, 3, **options) == 1
+
+    def test_a_new_backend_is_asked_at_the_next_call(self) -> None:
+        log: list[tuple[str, str, int]] = []
+        inputs, recorder = tensors(), Recorder("reference", log)
+        attend(*inputs)
+        dilkit.register_backend(recorder)
+        try:
+            attend(*inputs)
+        finally:
+            dilkit.unregister_backend("reference")
+        attend(*inputs)
+        assert [name for name, *_ in log] == ["reference"]

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dilkit import Pattern, TokenOrder, dilated_attention, order, plan
-from dilkit.cache import ENTRY_BYTES
 from dilkit.environment import CACHE_BYTES
 from dilkit.orders.checks import CURVES, empty
 from dilkit.orders.curves import chosen_tile
 from dilkit.orders.operators import reorder_op
+from dilkit.plan import ENTRY_BYTES
 
 SHAPES = [(1,), (7,), (1, 1), (1, 9), (9, 1), (8, 8), (5, 8), (12, 10), (1, 1, 1), (4, 4, 4), (3, 4, 5), (2, 1, 7)]
 EACH = [(shape, curve) for shape in SHAPES for curve in CURVES]

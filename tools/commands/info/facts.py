@@ -38,7 +38,7 @@ def versions() -> dict[str, Any]:
         python=platform.python_version(),
         torch=guarded(lambda: dict(version=_torch().__version__, cuda=_torch().version.cuda)),
         numpy=guarded(lambda: importlib.import_module("numpy").__version__),
-        plan_module=guarded(_plan_module),
+        plan_module=guarded(_cache_module),
         platform=platform.platform(),
     )
 
@@ -98,9 +98,9 @@ def _architectures(torch: Any) -> list[str]:
     return flags.split() if flags else []
 
 
-def _plan_module() -> str:
-    spec = importlib.util.find_spec("dilkit._plan")
+def _cache_module() -> str:
+    spec = importlib.util.find_spec("dilkit._cache")
     if spec is None or spec.origin is None:
-        raise ImportError("dilkit._plan is not built; install dilkit again (pip install -e . in a checkout)")
-    importlib.import_module("dilkit._plan")
+        raise ImportError("dilkit._cache is not built; install dilkit again (pip install -e . in a checkout)")
+    importlib.import_module("dilkit._cache")
     return spec.origin
