@@ -1,4 +1,28 @@
-"""Dilated attention over ranks: transports, exchange plans, and the attention itself.
+"""Dilated attention over the ranks of a process group: each rank holds a shard of the sequence.
+
+One forward pass, step by step, with the file of each step:
+
+    rank t holds the rows cuts[t] .. cuts[t + 1] - 1             cuts.py, shards.py
+      |
+      |  all ranks agree on their arguments                       agreement.py, arguments.py
+      |  exchange plan: which rank computes what                  plan/exchange_plan.py, plan/sharded_segments.py
+      |  index tables: which of its rows a rank sends to whom     passes/all_to_all/index_tables.py
+      v
+    send rows of queries, keys, values ------------+              passes/all_to_all/forward.py, transports/
+      |                                            |
+      |  local segments: nothing to send           |              passes/local_attention.py
+      |                                            v
+      |                         small problems with received rows passes/problem_stacks.py, passes/attention_op.py
+      |                                            |
+      |  ring schedule: key/value blocks rotate    |              passes/ring/
+      v                                            |
+    merge partial results (out, lse) <-- send back-+              passes/partial_results.py, passes/autograd.py
+      |
+      v
+    return the rows of out and lse that belong to this rank       attention.py
+
+The backward pass is the same the other way round. With a token order, rows travel to their places along it and back
+(`reorder.py`). What training needs besides (`sum_over_ranks`, `copy_from_rank`) is in `collectives.py`.
 
 Names are loaded at first use: `import dilkit.comm` needs neither MPI nor torch.distributed.
 """
@@ -10,18 +34,18 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Comm": "transports.base",
-    "CommError": "transports.base",
-    "CommTimeout": "transports.base",
+    "CommError": "transports.errors",
+    "CommTimeout": "transports.errors",
     "ExchangePlan": "plan.exchange_plan",
     "Fault": "transports.threads",
-    "MPIComm": "transports.mpi",
-    "PeerLost": "transports.base",
+    "MPIComm": "transports.mpi.comm",
+    "PeerLost": "transports.errors",
     "Pending": "transports.base",
-    "PlanMismatch": "transports.base",
+    "PlanMismatch": "transports.errors",
     "RingDilatedAttention": "nn",
     "Rows": "plan.traffic",
     "TorchComm": "transports.torch_dist",
-    "copy_from_rank": "reduce",
+    "copy_from_rank": "collectives",
     "exchange_plan": "plan.exchange_plan",
     "load_shard": "shards",
     "positions": "shards",
@@ -29,7 +53,7 @@ _HOMES = {
     "run_threads": "transports.threads",
     "shard": "shards",
     "shard_cuts": "cuts",
-    "sum_over_ranks": "reduce",
+    "sum_over_ranks": "collectives",
     "unshard": "shards",
 }
 
@@ -37,24 +61,24 @@ __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
     from dilkit.comm.attention import ring_dilated_attention as ring_dilated_attention
+    from dilkit.comm.collectives import copy_from_rank as copy_from_rank
+    from dilkit.comm.collectives import sum_over_ranks as sum_over_ranks
     from dilkit.comm.cuts import shard_cuts as shard_cuts
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
     from dilkit.comm.plan.exchange_plan import ExchangePlan as ExchangePlan
     from dilkit.comm.plan.exchange_plan import exchange_plan as exchange_plan
     from dilkit.comm.plan.traffic import Rows as Rows
-    from dilkit.comm.reduce import copy_from_rank as copy_from_rank
-    from dilkit.comm.reduce import sum_over_ranks as sum_over_ranks
     from dilkit.comm.shards import load_shard as load_shard
     from dilkit.comm.shards import positions as positions
     from dilkit.comm.shards import shard as shard
     from dilkit.comm.shards import unshard as unshard
     from dilkit.comm.transports.base import Comm as Comm
-    from dilkit.comm.transports.base import CommError as CommError
-    from dilkit.comm.transports.base import CommTimeout as CommTimeout
-    from dilkit.comm.transports.base import PeerLost as PeerLost
     from dilkit.comm.transports.base import Pending as Pending
-    from dilkit.comm.transports.base import PlanMismatch as PlanMismatch
-    from dilkit.comm.transports.mpi import MPIComm as MPIComm
+    from dilkit.comm.transports.errors import CommError as CommError
+    from dilkit.comm.transports.errors import CommTimeout as CommTimeout
+    from dilkit.comm.transports.errors import PeerLost as PeerLost
+    from dilkit.comm.transports.errors import PlanMismatch as PlanMismatch
+    from dilkit.comm.transports.mpi.comm import MPIComm as MPIComm
     from dilkit.comm.transports.threads import Fault as Fault
     from dilkit.comm.transports.threads import run_threads as run_threads
     from dilkit.comm.transports.torch_dist import TorchComm as TorchComm

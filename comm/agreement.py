@@ -1,4 +1,4 @@
-"""What ranks tell each other before a call, so that a mistake on one of them is an error on all, and not a hang."""
+"""Ranks compare their arguments before a call, so that a mistake on one of them is an error on all of them, and not a hang."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from dilkit.comm.transports.base import Comm, PlanMismatch, ranks_text
+from dilkit.comm.transports.base import Comm
+from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 
 _LONGEST = 160
 _ERROR = "error"
@@ -26,8 +27,8 @@ def agree_on(
         own = facts()
     except Exception as error:
         failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
-    told = json.dumps({name: _short(value) for name, value in own.items()}, ensure_ascii=False)
-    all_facts = [_read(record, rank, step) for rank, record in enumerate(comm.share(told.encode(), step))]
+    record = json.dumps({name: _short(value) for name, value in own.items()}, ensure_ascii=False).encode()
+    all_facts = [_read(other, rank, step) for rank, other in enumerate(comm.share(record, step))]
     if failure is not None:
         raise failure
     if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
@@ -44,7 +45,7 @@ def _read(record: bytes, rank: int, step: str) -> dict[str, Any]:
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
-        raise PlanMismatch(f"{step}: what rank {rank} tells cannot be read; do all ranks run the same version?", [rank], step)
+        raise PlanMismatch(f"{step}: the facts of rank {rank} cannot be read; do all ranks run the same version?", [rank], step)
     return facts
 
 
@@ -60,10 +61,10 @@ def _compare(name: str, values: list[Any], step: str) -> None:
 
 
 def _short(value: Any) -> Any:
-    """Long texts are told by their beginning and their digest, for records are short: counted in bytes."""
+    """A text as it is shared: a long one is its beginning and its digest, because records are short (counted in bytes)."""
     if not isinstance(value, str):
         return value
-    told = value.encode("utf-8", "backslashreplace")
-    if len(told) <= _LONGEST:
-        return told.decode()
-    return f"{told[:_LONGEST].decode('utf-8', 'ignore')}... ({hashlib.sha256(told).hexdigest()[:16]})"
+    text = value.encode("utf-8", "backslashreplace")
+    if len(text) <= _LONGEST:
+        return text.decode()
+    return f"{text[:_LONGEST].decode('utf-8', 'ignore')}... ({hashlib.sha256(text).hexdigest()[:16]})"

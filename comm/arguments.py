@@ -1,4 +1,4 @@
-"""What a rank is called with: what of it all ranks must agree on, and what follows from it."""
+"""The arguments of one rank's call of `ring_dilated_attention`: what all ranks must agree on, and what follows from them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dilkit.attention import check_inputs, joined_names
 from dilkit.checks import boolean, one_of, real
-from dilkit.comm.plan.exchange_plan import SCHEDULES
-from dilkit.comm.reorder import told_of
+from dilkit.comm.plan.routes import SCHEDULES
+from dilkit.comm.reorder import order_fingerprint
 from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.orders.heads import Orders, as_orders
 from dilkit.orders.token_order import TokenOrder
@@ -24,7 +24,7 @@ STEP = "arguments of ring_dilated_attention"
 
 @dataclass(frozen=True)
 class Arguments:
-    """What one rank was called with."""
+    """The arguments of one rank's call."""
 
     query: Tensor
     key: Tensor
@@ -46,7 +46,7 @@ class Arguments:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is computed in: under autocast, as `dilated_attention` does, in its dtype, but fp64 is left alone."""
+        """The dtype to compute in: under autocast its dtype, as in `dilated_attention`, but fp64 is left alone."""
         device = self.query.device.type
         if device not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device):
             return self.query.dtype
@@ -60,14 +60,16 @@ class Arguments:
 
     @property
     def factor(self) -> float:
+        """What scores are multiplied by."""
         return float(self.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale))
 
     @property
     def requires_grad(self) -> bool:
+        """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
     def facts(self) -> dict[str, Any]:
-        """All that the ranks must agree on, and `rows`. Raises TypeError or ValueError for what can be seen to be wrong here."""
+        """All that the ranks must agree on, and `rows`. Raises TypeError or ValueError for arguments that do not fit together."""
         check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
@@ -92,6 +94,6 @@ class Arguments:
             scale=self.factor,
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
-            order="; ".join(map(told_of, self.orders)),
+            order="; ".join(map(order_fingerprint, self.orders)),
             return_lse=self.return_lse,
         )

@@ -1,4 +1,4 @@
-"""Where a sequence is cut into shards. Without torch: plans are made where nothing is computed."""
+"""Where a sequence is cut into shards. This needs no torch: exchange plans are made where nothing is computed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ MOST_UNEVEN = 1.03
 
 
 def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
-    """Where shards begin: rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`, about `seq / world_size` of them.
+    """Where shards begin, `world_size + 1` integers: rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
-    With a pattern, shards begin where segments do as far as that makes no shard more than 3 % longer than the mean: segments
-    within a shard need no communication. Raises ValueError for fewer tokens than ranks.
+    Shards are about `seq / world_size` tokens long. With a pattern, they begin where segments do, as far as that makes no shard
+    more than 3 % longer than the mean: segments within a shard need no communication.
+
+    Raises ValueError for fewer tokens than ranks, TypeError for what is no `dilkit.Pattern`.
+
+        >>> from dilkit import Pattern
+        >>> from dilkit.comm import shard_cuts
+        >>> shard_cuts(1000, 3)
+        (0, 333, 666, 1000)
+        >>> shard_cuts(1000, 3, Pattern([8, 16], [1, 2]))  # at multiples of 16
+        (0, 336, 672, 1000)
     """
     seq, world_size = integer("seq", seq, at_least=0), integer("world_size", world_size, at_least=1)
     if pattern is not None and not isinstance(pattern, Pattern):

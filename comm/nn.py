@@ -1,4 +1,4 @@
-"""The module: dilated attention over ranks, as the inner attention of `MultiheadDilatedAttention`."""
+"""`RingDilatedAttention`: dilated attention over ranks as a module, the inner attention of `MultiheadDilatedAttention`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dilkit.checks import boolean, one_of, real
-from dilkit.comm.attention import ring_dilated_attention
-from dilkit.comm.plan.exchange_plan import SCHEDULES
+from dilkit.comm.attention import not_compiled, ring_dilated_attention
+from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.orders.heads import order_or_orders, shown_orders
@@ -18,12 +18,26 @@ from dilkit.pattern import Pattern
 
 
 class RingDilatedAttention(nn.Module):
-    """`ring_dilated_attention` as a module without parameters; arguments as there.
+    """`ring_dilated_attention` as a module without parameters.
 
-        MultiheadDilatedAttention(embed_dim, num_heads, RingDilatedAttention(pattern, comm))
+    Given to `MultiheadDilatedAttention` as its inner attention, it computes on shards `(batch, rows, embed_dim)` what the same
+    module with `DilatedAttention(pattern)` computes on the whole sequence. Its own inputs are `(batch, rows, heads, head_dim)`.
 
-    computes on shards `(batch, rows, embed_dim)` what the same module with `DilatedAttention(pattern)` computes on the whole.
-    `order` or `orders` as there: shards are of the row-major sequence, and rows travel there and back.
+    The arguments are those of `ring_dilated_attention`; `order` is one token order, `orders` several that the heads use in turn:
+    shards are of the row-major sequence, and rows travel to their places along the orders and back.
+
+    Raises TypeError or ValueError for arguments that do not fit, such as a schedule that is not known.
+
+        >>> import torch
+        >>> from dilkit import MultiheadDilatedAttention, Pattern
+        >>> from dilkit.comm import RingDilatedAttention, run_threads, shard
+        >>> pattern, tokens = Pattern([8, 16], [1, 2]), torch.randn(1, 16, 32)  # (batch, seq, embed_dim)
+        >>> def on_rank(comm):
+        ...     layer = MultiheadDilatedAttention(32, 4, RingDilatedAttention(pattern, comm), rotary=True)
+        ...     out, _ = layer(shard(tokens, comm, pattern))
+        ...     return tuple(out.shape)
+        >>> run_threads(2, on_rank)
+        [(1, 8, 32), (1, 8, 32)]
     """
 
     def __init__(
@@ -76,9 +90,9 @@ class RingDilatedAttention(nn.Module):
             return_lse=return_lse,
         )
 
-    @torch.compiler.disable
+    @not_compiled
     def positions(self, rows: int, device: torch.device) -> Tensor:
-        """Where this rank's rows are in the sequence, `(rows,)`: what rotary positions are reckoned from."""
+        """The positions of this rank's rows in the sequence, `(rows,)`, for rotary embeddings."""
         return positions(rows, self.comm, device)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows put in another order over ranks: each rank has a part of the row-major sequence, and gets as large a part of another."""
+"""Token orders over ranks: rows of the row-major sequence travel to the rank that holds their place along an order, and back."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dilkit.comm.passes.rows import as_bytes, from_bytes
+from dilkit.comm.passes.rows import pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm
 from dilkit.orders.heads import Orders, collect_heads, deal_heads
 from dilkit.orders.token_order import TokenOrder
 
 
 @dataclass(frozen=True)
-class Side:
-    """What goes between a rank's rows and messages: message row a is row `rows[a]`; row i is message row `places[i]`.
+class MessageRows:
+    """Which rows lie where in messages: message row a is row `rows[a]` of the rank; its row i is message row `places[i]`.
 
-    `counts[t]` of the message's rows are for, or from, rank t.
+    `counts[t]` of the message's rows are sent to, or received from, rank t.
     """
 
     rows: Tensor
@@ -31,45 +31,47 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Moves:
-    """How a rank's rows of the row-major sequence become its rows along an order, in messages by rank and then by place."""
+class ReorderPlan:
+    """How a rank's rows of the row-major sequence become its rows along an order; messages are by rank and then by place."""
 
-    row_major: Side
-    along: Side
+    row_major: MessageRows
+    along: MessageRows
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all row numbers."""
         return sum(side.rows.nbytes + side.places.nbytes for side in (self.row_major, self.along))
 
 
-def moves_of(order: TokenOrder, cuts: tuple[int, ...], rank: int, device: torch.device) -> Moves:
-    """The moves of rank `rank`, whose rows are `cuts[rank] .. cuts[rank + 1] - 1` in either order; kept with the plans."""
-    kept: Moves = order.kept(("moves", cuts, rank, device), partial(_moves_of, order, cuts, rank, device))
+def reorder_plan(order: TokenOrder, cuts: tuple[int, ...], rank: int, device: torch.device) -> ReorderPlan:
+    """The plan of a rank, whose rows are `cuts[rank] .. cuts[rank + 1] - 1` in either order; kept in the cache of patterns."""
+    kept: ReorderPlan = order.kept(("moves", cuts, rank, device), partial(_reorder_plan, order, cuts, rank, device))
     return kept
 
 
-def _moves_of(order: TokenOrder, cuts: tuple[int, ...], rank: int, device: torch.device) -> Moves:
+def _reorder_plan(order: TokenOrder, cuts: tuple[int, ...], rank: int, device: torch.device) -> ReorderPlan:
     first, last = cuts[rank : rank + 2]
     own_places = np.flatnonzero((order.perm >= first) & (order.perm < last))  # of the rows that are here, ascending
     sent = np.diff(np.searchsorted(own_places, cuts))
-    coming = order.perm[first:last]
-    source = np.searchsorted(cuts[1:], coming, side="right")
-    arrival = np.argsort(source, kind="stable").astype(coming.dtype)
+    incoming = order.perm[first:last]
+    source = np.searchsorted(cuts[1:], incoming, side="right")
+    arrival = np.argsort(source, kind="stable").astype(incoming.dtype)
     received = np.bincount(source, minlength=len(cuts) - 1)
-    return Moves(_side(order.perm[own_places] - first, sent, device), _side(arrival, received, device))
+    row_major = _message_rows(order.perm[own_places] - first, sent, device)
+    return ReorderPlan(row_major, _message_rows(arrival, received, device))
 
 
-def _side(rows: Any, counts: Any, device: torch.device) -> Side:
+def _message_rows(rows: Any, counts: Any, device: torch.device) -> MessageRows:
     places = np.empty_like(rows)
     places[rows] = np.arange(len(rows), dtype=rows.dtype)
     with torch.inference_mode(False):
-        to_device = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (rows, places))
-        return Side(*to_device, tuple(counts.tolist()))
+        numbers = [torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (rows, places)]
+        return MessageRows(numbers[0], numbers[1], tuple(counts.tolist()))
 
 
 @dataclass(frozen=True)
 class Reordering:
-    """Heads whose rows move over the ranks of `comm`, each by the order that it takes (`dilkit.orders.heads`)."""
+    """The reordering of heads over the ranks of `comm`, each along the order that it uses (`dilkit.orders.heads`)."""
 
     comm: Comm
     orders: Orders
@@ -77,47 +79,47 @@ class Reordering:
     first: int
     kv_heads: int
 
-    def carry(self, tensors: list[Tensor], inverse: bool, step: str) -> list[Tensor]:
-        """`tensors` `(batch, rows, heads, ...)` into the orders, or back if `inverse`, in one message from each rank to each.
+    def apply(self, tensors: list[Tensor], inverse: bool, step: str) -> list[Tensor]:
+        """`tensors` `(batch, rows, heads, ...)` along the orders, or back if `inverse`, in one message from each rank to each.
 
         `heads` is a multiple of `kv_heads`, or, where there is one order, any number.
         """
         dealt = zip(*(deal_heads(x, len(self.orders), self.first, self.kv_heads) for x in tensors), strict=True)
         routes = [self._route(order, tensors[0].device, inverse) for order in self.orders]
         by_order = [list(parts) for parts in dealt]
-        tables = [_packed(parts, source.rows) for parts, (source, _) in zip(by_order, routes, strict=True)]
+        tables = [_pack(parts, source.rows) for parts, (source, _) in zip(by_order, routes, strict=True)]
         arrived = self._exchange(tables, routes, step)
         moved = [
-            _unpacked(table.index_select(0, target.places), parts)
+            _unpack(table.index_select(0, target.places), parts)
             for table, parts, (_, target) in zip(arrived, by_order, routes, strict=True)
         ]
         return [collect_heads(list(parts), self.first, self.kv_heads) for parts in zip(*moved, strict=True)]
 
-    def _route(self, order: TokenOrder, device: torch.device, inverse: bool) -> tuple[Side, Side]:
-        moves = moves_of(order, self.cuts, self.comm.rank, device)
-        return (moves.along, moves.row_major) if inverse else (moves.row_major, moves.along)
+    def _route(self, order: TokenOrder, device: torch.device, inverse: bool) -> tuple[MessageRows, MessageRows]:
+        plan = reorder_plan(order, self.cuts, self.comm.rank, device)
+        return (plan.along, plan.row_major) if inverse else (plan.row_major, plan.along)
 
-    def _exchange(self, tables: list[Tensor], routes: list[tuple[Side, Side]], step: str) -> list[Tensor]:
-        """Tables of bytes, a row a token and in the order of messages, to the ranks; what came, alike."""
+    def _exchange(self, tables: list[Tensor], routes: list[tuple[MessageRows, MessageRows]], step: str) -> list[Tensor]:
+        """Send tables of bytes, one row a token and in the order of messages, to the ranks; returns what was received, alike."""
         widths = [table.shape[1] for table in tables]
         sent = [[n * width for n in source.counts] for (source, _), width in zip(routes, widths, strict=True)]
         received = [[n * width for n in target.counts] for (_, target), width in zip(routes, widths, strict=True)]
-        pieces = [table.view(-1).split(sizes) for table, sizes in zip(tables, sent, strict=True)]
+        pieces = [torch.split(table.view(-1), sizes) for table, sizes in zip(tables, sent, strict=True)]
         message = torch.cat([piece for to_rank in zip(*pieces, strict=True) for piece in to_rank])
-        totals = [[sum(sizes) for sizes in zip(*side, strict=True)] for side in (sent, received)]
-        came = self.comm.exchange(message[:, None], *totals, step).wait().view(-1)
-        parts = came.split([size for from_rank in zip(*received, strict=True) for size in from_rank])
+        send_counts, recv_counts = ([sum(sizes) for sizes in zip(*side, strict=True)] for side in (sent, received))
+        arrived = self.comm.exchange(message[:, None], send_counts, recv_counts, step).wait().view(-1)
+        parts = torch.split(arrived, [size for from_rank in zip(*received, strict=True) for size in from_rank])
         return [torch.cat(parts[i :: len(tables)]).view(-1, width) for i, width in enumerate(widths)]
 
 
-def _packed(parts: list[Tensor], rows: Tensor) -> Tensor:
+def _pack(parts: list[Tensor], rows: Tensor) -> Tensor:
     """Rows `rows` of tensors `(batch, n, ...)`, side by side as bytes."""
-    return as_bytes(*(x.index_select(1, rows).transpose(0, 1).reshape(len(rows), _width(x)) for x in parts))
+    return pack_columns(*(x.index_select(1, rows).transpose(0, 1).reshape(len(rows), _width(x)) for x in parts))
 
 
-def _unpacked(table: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """What `_packed` packed of tensors like these."""
-    columns = from_bytes(table, *((_width(x), x.dtype) for x in like))
+def _unpack(table: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """What `_pack` packed of tensors like these."""
+    columns = unpack_columns(table, *((_width(x), x.dtype) for x in like))
     shapes = [(x.shape[1], x.shape[0], *x.shape[2:]) for x in like]
     return [column.view(shape).transpose(0, 1).contiguous() for column, shape in zip(columns, shapes, strict=True)]
 
@@ -126,61 +128,65 @@ def _width(x: Tensor) -> int:
     return x[:, :1].numel()
 
 
-class _Carried(torch.autograd.Function):
-    """`Reordering.carry`. What is no number, a mask, travels along without gradients; gradients go the other way."""
+class _Reorder(torch.autograd.Function):
+    """`Reordering.apply`. What is not floating-point, a mask, travels along without gradients; gradients go the other way."""
 
     @staticmethod
-    def forward(ctx: Any, job: Reordering, inverse: bool, step: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with job.comm.failing_for_good():
-            found = job.carry(list(tensors), inverse, step)
+    def forward(ctx: Any, reordering: Reordering, inverse: bool, step: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        with reordering.comm.broken_by_errors():
+            found = reordering.apply(list(tensors), inverse, step)
         ctx.mark_non_differentiable(*(x for x in found if not x.is_floating_point()))
         ctx.set_materialize_grads(False)
-        ctx.job, ctx.inverse, ctx.step = job, inverse, f"gradients of {step}"
+        ctx.reordering, ctx.inverse, ctx.step = reordering, inverse, f"gradients of {step}"
         ctx.kinds = [(x.shape, x.dtype, x.device) for x in found if x.is_floating_point()]
         return tuple(found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
-        job, grads = ctx.job, list(given[: len(ctx.kinds)])
-        with job.comm.failing_for_good():
-            wanted = _on_any_rank(job.comm, [grad is not None for grad in grads]) if ctx.inverse and len(grads) > 1 else grads
-            sent = [i for i in range(len(grads)) if wanted[i] is not False]
+        reordering, grads = ctx.reordering, list(given[: len(ctx.kinds)])
+        here = [grad is not None for grad in grads]
+        with reordering.comm.broken_by_errors():
+            # Without the inverse all gradients are there, on every rank alike.
+            wanted = _on_any_rank(reordering.comm, here) if ctx.inverse and len(grads) > 1 else [True] * len(grads)
+            sent = [i for i in range(len(grads)) if wanted[i]]
             tensors = [_zeros(*ctx.kinds[i]) if grads[i] is None else grads[i] for i in sent]
-            found = dict(zip(sent, job.carry(tensors, not ctx.inverse, ctx.step), strict=True))
+            found = dict(zip(sent, reordering.apply(tensors, not ctx.inverse, ctx.step), strict=True))
         return None, None, None, *(found.get(i) for i in range(len(given)))
 
 
-def _on_any_rank(comm: Comm, said: list[bool]) -> list[bool]:
-    """What at least one rank says: that a result is in its loss."""
-    return [any(told) for told in zip(*comm.share(bytes(said), "which results are in the loss"), strict=True)]
+def _on_any_rank(comm: Comm, here: list[bool]) -> list[bool]:
+    """For each result, whether it is in the loss of at least one rank."""
+    return [any(flags) for flags in zip(*comm.share(bytes(here), "which results are in the loss"), strict=True)]
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def along_orders(job: Reordering, rows: list[Tensor], mask: Tensor | None) -> tuple[list[Tensor], list[Tensor | None]]:
+def reorder_inputs(reordering: Reordering, rows: list[Tensor], mask: Tensor | None) -> tuple[list[Tensor], list[Tensor | None]]:
     """Query, key and value along their orders, and the mask `(batch, rows)` along each order; differentiable."""
-    tensors = rows if mask is None else [*rows, _for_heads(mask, job)]
-    found = _Carried.apply(job, False, "rows put in order", *tensors)
+    tensors = rows if mask is None else [*rows, _mask_by_head(mask, reordering)]
+    found = _Reorder.apply(reordering, False, "rows put in order", *tensors)  # type: ignore[no-untyped-call]
     if mask is None:
-        return list(found), [None] * job.kv_heads
+        return list(found), [None] * reordering.kv_heads
     *moved, masks = found
-    return moved, [masks[:, :, head if len(job.orders) > 1 else 0].contiguous() for head in range(job.kv_heads)]
+    several = len(reordering.orders) > 1
+    return moved, [masks[:, :, head if several else 0].contiguous() for head in range(reordering.kv_heads)]
 
 
-def row_major(job: Reordering, *results: Tensor) -> list[Tensor]:
-    """Results `(batch, rows, heads, ...)` back from their orders; differentiable."""
-    return list(_Carried.apply(job, True, "results put back in order", *results))
+def restore_outputs(reordering: Reordering, *results: Tensor) -> list[Tensor]:
+    """Results `(batch, rows, heads, ...)` back in row-major order; differentiable."""
+    found = _Reorder.apply(reordering, True, "results put back in order", *results)  # type: ignore[no-untyped-call]
+    return list(found)
 
 
-def _for_heads(mask: Tensor, job: Reordering) -> Tensor:
-    """A mask as rows that travel with the heads, `(batch, rows, heads)`: orders need one each."""
-    return mask[:, :, None].expand(-1, -1, job.kv_heads if len(job.orders) > 1 else 1)
+def _mask_by_head(mask: Tensor, reordering: Reordering) -> Tensor:
+    """A mask as rows that travel with the heads, `(batch, rows, heads)`: each of several orders needs its own."""
+    return mask[:, :, None].expand(-1, -1, reordering.kv_heads if len(reordering.orders) > 1 else 1)
 
 
-def told_of(order: TokenOrder) -> str:
+def order_fingerprint(order: TokenOrder) -> str:
     """What ranks compare to know that they have the same order: what it is made from, or a digest of its permutation."""
     if order.text is not None:
         return order.text

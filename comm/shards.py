@@ -1,4 +1,4 @@
-"""Who holds which rows of a sequence, and how they get there."""
+"""Shards: which rows of a sequence each rank holds, and how they get there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
-from dilkit.comm.reorder import told_of
+from dilkit.comm.reorder import order_fingerprint
 from dilkit.comm.transports.base import Comm
 from dilkit.orders.checks import check_tokens, wrong_length
 from dilkit.orders.token_order import TokenOrder
@@ -22,10 +22,21 @@ from dilkit.pattern import Pattern
 
 
 def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, order: TokenOrder | None = None) -> Tensor:
-    """This rank's part of `x`, which every rank holds whole, along `dim`: a copy; differentiable.
+    """This rank's shard of `x` along `dim`, a copy; every rank holds `x` whole. Differentiable.
 
-    With `order`, its part of the tokens put in that order (`order.apply(x, dim)`): attention over ranks then goes along the order
-    with no rows to move. For short sequences and for tests. Of long ones no rank should hold all: see `load_shard`.
+        shard(x) = x[:, cuts[rank] : cuts[rank + 1]]        cuts = shard_cuts(seq, world_size, pattern)
+
+    `x` has any shape and dtype. With `order`, it is the shard of the tokens put in that order (`order.apply(x, dim)`): attention
+    over ranks then goes along the order with no rows to move. For short sequences and for tests; of a long sequence no rank
+    should hold all: see `load_shard`.
+
+    Raises ValueError for fewer tokens than ranks, and for an order of another length.
+
+        >>> import torch
+        >>> from dilkit.comm import run_threads, shard
+        >>> tokens = torch.arange(6).view(1, 6)
+        >>> run_threads(2, lambda comm: shard(tokens, comm).tolist())
+        [[[0, 1, 2]], [[3, 4, 5]]]
     """
     start, stop = _bounds(shard_cuts(x.shape[dim], comm.size, pattern), comm.rank)
     if order is not None:
@@ -35,16 +46,26 @@ def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, o
 
 
 def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None) -> Tensor:
-    """The shards of all ranks put together along `dim`, on every rank; without gradients. `x` is this rank's.
+    """The whole sequence on every rank: the shards of all ranks put together along `dim` (an all-gather), without gradients.
 
-    With the `order` that the tokens are in, they are put back into row-major order.
+    `x` is this rank's shard, of any dtype; shards may differ in length along `dim` alone. With the `order` that the tokens are
+    in, they are put back into row-major order.
+
+    Raises TypeError for what is no tensor, `PlanMismatch` where ranks differ in the other sizes, dtype, `dim` or `order`.
+
+        >>> import torch
+        >>> from dilkit.comm import run_threads, unshard
+        >>> run_threads(2, lambda comm: unshard(torch.full((1, 2), comm.rank), comm).tolist())
+        [[[0, 0, 1, 1]], [[0, 0, 1, 1]]]
     """
 
     def facts() -> dict[str, Any]:
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
         shape = x.movedim(dim, 0).shape
-        return dict(rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=_told(order))
+        return dict(
+            rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=_fingerprint(order)
+        )
 
     counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "arguments of unshard")]
     x = x.detach().movedim(dim, 0)
@@ -57,10 +78,20 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
 def load_shard(
     path: str | Path, comm: Comm, pattern: Pattern | None = None, dtype: Any = None, order: TokenOrder | None = None
 ) -> Tensor:
-    """This rank's part of a file of tokens, the only one that it reads: a tensor `(rows, ...)`; with `order`, as in `shard`.
+    """This rank's shard of a file of tokens, a tensor `(rows, ...)`; nothing else of the file is read.
 
-    `path` is an `.npy` file of shape `(seq, ...)`, or a raw file of numbers of numpy dtype `dtype`, `(seq,)`.
-    Raises ValueError for a raw file without `dtype` or an `.npy` file with one, and for fewer tokens than ranks.
+    `path` is an `.npy` file of shape `(seq, ...)`, or a raw file of numbers of numpy dtype `dtype`, `(seq,)`. `pattern` and
+    `order` are those of `shard`.
+
+    Raises ValueError for a raw file without `dtype` or an `.npy` file with one, for fewer tokens than ranks, and for an order of
+    another length.
+
+        >>> import numpy, tempfile
+        >>> from dilkit.comm import load_shard, run_threads
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     numpy.save(f"{folder}/tokens.npy", numpy.arange(6))
+        ...     run_threads(2, lambda comm: load_shard(f"{folder}/tokens.npy", comm).tolist())
+        [[0, 1, 2], [3, 4, 5]]
     """
     if Path(path).suffix == ".npy":
         if dtype is not None:
@@ -81,11 +112,17 @@ def load_shard(
 def positions(rows: int, comm: Comm, device: torch.device | str | None = None, order: TokenOrder | None = None) -> Tensor:
     """The positions in the sequence of this rank's `rows` rows, int64 `(rows,)`: for rotary embeddings.
 
-    With the `order` that the tokens were put in before they were shared out, their row-major positions.
+    With the `order` that the tokens were put in before they were sharded, these are their row-major positions. All ranks call it.
+
+    Raises ValueError for a negative number of rows and for an order of another length than all shards together.
+
+        >>> from dilkit.comm import positions, run_threads
+        >>> run_threads(2, lambda comm: positions(3 - comm.rank, comm).tolist())
+        [[0, 1, 2], [3, 4]]
     """
 
     def facts() -> dict[str, Any]:
-        return dict(rows=integer("rows", rows, at_least=0), order=_told(order))
+        return dict(rows=integer("rows", rows, at_least=0), order=_fingerprint(order))
 
     counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "positions of shards")]
     start = sum(counts[: comm.rank])
@@ -101,8 +138,8 @@ def _part(order: TokenOrder, start: int, stop: int) -> Tensor:
     return torch.from_numpy(order.perm[start:stop].astype(np.int64))
 
 
-def _told(order: TokenOrder | None) -> str:
-    return "" if order is None else told_of(order)
+def _fingerprint(order: TokenOrder | None) -> str:
+    return "" if order is None else order_fingerprint(order)
 
 
 def _bounds(cuts: Sequence[int], rank: int) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""The forward and the backward pass of attention over ranks: what a rank sends, computes and merges."""

@@ -9,7 +9,7 @@ ctypedef fused number:
     double
 
 
-def expand(int64_t[::1] rows, const int64_t[:, ::1] runs, int64_t batch):
+def expand_runs(int64_t[::1] rows, const int64_t[:, ::1] runs, int64_t batch):
     """Write out runs of row numbers, all of them for batch 0, then for batch 1, and so on.
 
     A run `(start, step, count, width, batch_step)` is, for batch b, the numbers `b * batch_step + start + i * step + j` with
@@ -28,10 +28,10 @@ def expand(int64_t[::1] rows, const int64_t[:, ::1] runs, int64_t batch):
                     first += runs[run, 1]
 
 
-def join(
+def merge(
     number[:, ::1] out, number[::1] lse, const int64_t[::1] rows, const number[:, ::1] more, const number[::1] more_lse
 ):
-    """Join partial results: `lse' = log(exp(lse) + exp(more_lse))`, `out' = exp(lse - lse') out + exp(more_lse - lse') more`.
+    """Merge partial results: `lse' = log(exp(lse) + exp(more_lse))`, `out' = exp(lse - lse') out + exp(more_lse - lse') more`.
 
     Row i of `more`, `(n, head_dim)`, goes to row `rows[i]` of `out`. The same bits wherever a row stands, which vectorised
     exponentials do not give: their last few are computed in another way.

@@ -1,4 +1,4 @@
-"""Rows in and out of tensors `(batch, seq, heads, head_dim)`, by number."""
+"""Rows in and out of tensors `(batch, seq, heads, head_dim)`, by number; and columns of rows packed into bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def flat(x: Tensor) -> tuple[Tensor, int, int]:
+def row_table(x: Tensor) -> tuple[Tensor, int, int]:
     """`x` `(batch, seq, heads, d)` as rows `(n, d)`, with the steps of seq and batch in rows.
 
     A view where heads lie next to each other, as in views of a joint projection, else a copy.
@@ -22,9 +22,9 @@ def flat(x: Tensor) -> tuple[Tensor, int, int]:
     return x.as_strided((span, d), (d, 1)), by_row // d, by_batch // d
 
 
-def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows of `x` `(batch, seq, heads, d)` by their numbers in `(batch * seq * heads)`: `(len(rows), d)`."""
-    table, by_row, by_batch = flat(x)
+def collect_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Copies of the rows of `x` `(batch, seq, heads, d)` by their numbers in `(batch * seq * heads)`: `(len(rows), d)`."""
+    table, by_row, by_batch = row_table(x)
     _, seq, heads, _ = x.shape
     if (by_row, by_batch) != (heads, seq * heads):
         position = rows // heads
@@ -34,19 +34,19 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 def add_rows(x: Tensor, rows: Tensor, more: Tensor) -> None:
     """Add `more` `(len(rows), d)` to rows of a contiguous `x` `(batch, seq, heads, d)`, each at most once."""
-    flat_x = x.view(-1, x.shape[-1])
-    flat_x[rows] = (flat_x[rows].to(more.dtype) + more).to(x.dtype)
+    table = x.view(-1, x.shape[-1])
+    table[rows] = (table[rows].to(more.dtype) + more).to(x.dtype)
 
 
-def as_bytes(*columns: Tensor) -> Tensor:
+def pack_columns(*columns: Tensor) -> Tensor:
     """Columns `(rows, width)` of any dtypes side by side, as bytes `(rows, bytes)`."""
     return torch.cat([column.contiguous().view(torch.uint8) for column in columns], dim=1)
 
 
-def from_bytes(rows: Tensor, *columns: tuple[int, torch.dtype]) -> list[Tensor]:
-    """The columns that `as_bytes` joined, given as `(width, dtype)`."""
+def unpack_columns(rows: Tensor, *columns: tuple[int, torch.dtype]) -> list[Tensor]:
+    """The columns that `pack_columns` joined, given as `(width, dtype)`."""
     sizes = [width * dtype.itemsize for width, dtype in columns]
-    parts = rows.split(sizes, dim=1)
+    parts = torch.split(rows, sizes, dim=1)
     # A single row counts as contiguous wherever it begins, but numbers must begin where their size divides the address.
     copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
     return [part.view(dtype) for part, (_, dtype) in zip(copies, columns, strict=True)]

@@ -1,4 +1,4 @@
-"""The exchange plan: who computes what, and what has to travel for that. A pure value; nothing is sent to make it."""
+"""The exchange plan: which rank computes what, and which rows have to be sent for that. A pure value; making it sends nothing."""
 
 from __future__ import annotations
 
@@ -6,58 +6,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from math import lcm
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dilkit.checks import boolean, integer, one_of
-from dilkit.comm.plan.spread import Counts, Members, Spread, members_of, spread_segments
-from dilkit.comm.plan.tally import Tally
-from dilkit.comm.plan.traffic import Legs, Rows, legs_of
-from dilkit.comm.plan.within import tokens_within
+from dilkit.comm.plan.joint_branches import are_joint, joint_segments, pattern_in_segment
+from dilkit.comm.plan.routes import SCHEDULES, Route, busiest_ranks, choose_route
+from dilkit.comm.plan.row_counts import RowCounts
+from dilkit.comm.plan.sharded_segments import IntArray, SegmentShards, ShardedSegment, segment_shards
+from dilkit.comm.plan.traffic import PhaseTraffic, Rows, branch_traffic
+from dilkit.comm.plan.work import Pairs, Work, joint_pairs, local_pairs
 from dilkit.pattern import Pattern
 
-SCHEDULES = ("auto", "scatter", "gather", "ring")
 PHASES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
-class Work:
-    """Query-key pairs that each rank computes, `(world_size,)` each: in its own segments, with rows moved to it, round a ring."""
-
-    local: NDArray[Any]
-    moved: NDArray[Any]
-    ring: NDArray[Any]
-
-    @property
-    def total(self) -> NDArray[Any]:
-        return self.local + self.moved + self.ring
-
-
-@dataclass(frozen=True)
-class Route:
-    """How a branch is computed over ranks.
-
-    `kind`: "local" (all segments within ranks), "scatter" (the ranks of a segment deal out its heads), "gather" (each computes
-    its own queries and is sent the others' keys and values), "hybrid" (both: heads are dealt out among `group_size` ranks, keys
-    and values go to all such groups), "ring" (as gather, but keys and values go round, hop by hop, and never lie together).
-    """
-
-    kind: str
-    group_size: int
-
-
-@dataclass(frozen=True)
 class ExchangePlan:
-    """What ranks 0 .. world_size - 1 compute and send. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1` of the sequence.
+    """What the ranks of a process group compute and send for one call. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
-    `schedule`: "auto" takes for each branch what moves the fewest rows through the busiest rank; the others are taken
-    wherever a segment is not within one rank. `fuse_branches=False` computes branches and segments one by one, so that the
-    result is bitwise the same for every world size: rows are moved, and never summed in another order. "auto" then scatters,
-    and "gather" and "ring", which sum up what the ranks find, are refused.
+    The plan is a function of its arguments alone: every rank makes the same one, and nothing is sent for it. For each branch it
+    chooses a route (`routes`), and counts the rows and bytes that each rank sends, and the query-key pairs that it computes.
+
+    `schedule`: "auto" chooses for each branch the route that moves the fewest rows through the busiest rank; "scatter",
+    "gather" and "ring" are used wherever a segment is not within one rank. `fuse_branches=False` computes branches and segments
+    one by one, so that the result is bitwise the same for every world size: rows are moved, and never summed in another order.
+    "auto" then scatters, and "gather" and "ring", which sum up partial results of ranks, are refused.
+
+    Raises ValueError or TypeError for arguments that do not fit: cuts that do not grow from 0, heads that the pattern does not
+    serve, a schedule that is not known or that `fuse_branches` or `overlap="once"` rules out.
+
+        >>> from dilkit import Pattern
+        >>> from dilkit.comm import ExchangePlan
+        >>> plan = ExchangePlan(Pattern([16, 64], [1, 4]), cuts=(0, 32, 64), heads=4, kv_heads=4)
+        >>> [route.kind for route in plan.routes]
+        ['local', 'scatter']
+        >>> plan.bytes(0, "forward", head_dim=8, dtype="float32")  # 16 rows each of q, k, v there, 16 rows with lse back
+        2112
+        >>> plan.work(0)  # query-key pairs, in 4 heads: 2 segments of 16 * 16, and half of one segment of 16 * 16
+        2560
+
+    Source: DeepSpeed Ulysses (arXiv 2309.14509) scatters dense heads; here each branch scatters the sparse rows that it keeps.
     """
 
     pattern: Pattern
@@ -80,12 +69,17 @@ class ExchangePlan:
             integer(f"cuts[{i}]", cut)
         if len(self.cuts) < 2 or self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
             raise ValueError(f"cuts={self.cuts} must start at 0 and grow: every rank holds at least one row")
-        if not self.fuse_branches and self.schedule in ("gather", "ring"):
+        if self.schedule in ("gather", "ring"):
+            self._check_partial_results()
+
+    def _check_partial_results(self) -> None:
+        """Raise ValueError where a schedule that sums up partial results is ruled out."""
+        if not self.fuse_branches:
             raise ValueError(
                 f"schedule={self.schedule!r} sums up what each rank finds, so that bits depend on the world size, which "
                 "fuse_branches=False rules out; use schedule='scatter' or 'auto'"
             )
-        if self.is_joint and self.schedule in ("gather", "ring"):
+        if self.is_joint:
             raise ValueError(
                 f"schedule={self.schedule!r} sums up what each branch finds, but with overlap='once' a key counts once over all "
                 "branches; use schedule='scatter' or 'auto'"
@@ -94,33 +88,19 @@ class ExchangePlan:
     @cached_property
     def is_joint(self) -> bool:
         """Whether a key counts once over all branches, so that a row's whole softmax must be computed in one piece."""
-        return self.pattern.overlap == "once" and len(self.pattern.branches) > 1
+        return are_joint(self.pattern)
 
     @cached_property
-    def moved(self) -> Pattern:
-        """What is moved as if it were the pattern: for joint branches all rows, in segments that no branch's segment crosses."""
-        if not self.is_joint:
-            return self.pattern
-        length = lcm(*(min(branch.segment_length, self.seq) for branch in self.pattern.branches))
-        ranges = [branch.heads or (0, self.heads) for branch in self.pattern.branches]
-        heads = min(start for start, _ in ranges), max(stop for _, stop in ranges)
-        return Pattern([min(length, self.seq)], [1], heads=[heads], head_shard=self.pattern.head_shard)
+    def exchange_pattern(self) -> Pattern:
+        """The pattern whose rows are exchanged: `pattern`, or for joint branches segments with all their rows."""
+        return joint_segments(self.pattern, self.seq, self.heads) if self.is_joint else self.pattern
 
-    def computed(self, kv_head: int) -> Pattern | None:
-        """What is computed with the rows of a segment of `moved` and the query heads of one key/value head; None: nothing."""
+    def segment_pattern(self, kv_head: int) -> Pattern | None:
+        """What is computed with the exchanged rows of a segment and the query heads of one key/value head; None: nothing."""
         if not self.is_joint:
             return Pattern.dense()
-        pattern, group = self.pattern, self.heads // self.kv_heads
-        first, total = pattern.head_shard or (0, self.kv_heads)
-        moved_first, moved_last = self.moved.branches[0].heads or (0, self.heads)
-        start, stop = max(kv_head * group, moved_first), min((kv_head + 1) * group, moved_last)  # those whose rows are moved
-        served = [branch for branch in pattern.branches if any(map(branch.serves, range(start, stop)))]
-        if not served:
-            return None
-        limits = [branch.heads or (start, stop) for branch in served]
-        ranges = [(max(start, a) - start, min(stop, b) - start) for a, b in limits]
-        lengths, rates = [b.segment_length for b in served], [b.dilation_rate for b in served]
-        return Pattern(lengths, rates, pattern.offset, "once", ranges, (first + kv_head, total))
+        served = self.exchange_pattern.branches[0].heads or (0, self.heads)
+        return pattern_in_segment(self.pattern, served, kv_head, self.heads, self.kv_heads)
 
     @property
     def world_size(self) -> int:
@@ -135,23 +115,24 @@ class ExchangePlan:
     @cached_property
     def routes(self) -> tuple[Route, ...]:
         """The route of each branch; of all together where they are joint."""
-        return tuple(self._route(b) for b in range(len(self.moved.branches)))
+        facts = (self.world_size, self.is_causal, self._scatter_only)
+        branches = range(len(self.exchange_pattern.branches))
+        return tuple(choose_route(self.schedule, self._shards(b), *facts) for b in branches)
 
     @cached_property
-    def spreads(self) -> tuple[tuple[Spread, ...], ...]:
+    def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:
         """For each branch the segments that several ranks hold."""
-        return tuple(
-            spread_segments(self._members(b), b, route.group_size, self.is_causal) for b, route in enumerate(self.routes)
-        )
+        return tuple(self._shards(b).split(b, route.group_size, self.is_causal) for b, route in enumerate(self.routes))
 
     @cached_property
-    def tallies(self) -> tuple[Tally, ...]:
-        """For each branch the counts of those segments."""
-        return tuple(self.tally(b, route.group_size) for b, route in enumerate(self.routes))
+    def row_counts(self) -> tuple[RowCounts, ...]:
+        """For each branch the rows of those segments that each rank sends, receives and computes with."""
+        world_size, is_causal = self.world_size, self.is_causal
+        return tuple(RowCounts(self._shards(b), world_size, r.group_size, is_causal) for b, r in enumerate(self.routes))
 
     @cached_property
-    def exchanges(self) -> bool:
-        """Whether any rank sends rows but round a ring, or computes segments one by one."""
+    def uses_all_to_all(self) -> bool:
+        """Whether rows travel by all-to-all: on some route other than the ring, or because segments are computed one by one."""
         return not self.fuse_branches or any(route.kind not in ("local", "ring") for route in self.routes)
 
     def positions(self, rank: int) -> range:
@@ -169,93 +150,60 @@ class ExchangePlan:
     def all_work(self) -> Work:
         """`work` of all ranks, by when it is done."""
         local, moved, ring = (np.zeros(self.world_size, object) for _ in range(3))
-        for branch, (route, tally) in enumerate(zip(self.routes, self.tallies, strict=True)):
-            (local if self.fuse_branches else moved)[:] += self._pairs_within(branch)
-            (ring if route.kind == "ring" else moved)[:] += self._joint_pairs() if self.is_joint else tally.pairs
+        for branch, (route, counts) in enumerate(zip(self.routes, self.row_counts, strict=True)):
+            (local if self.fuse_branches else moved)[:] += self._local_pairs(branch)
+            (ring if route.kind == "ring" else moved)[:] += self._joint_pairs() if self.is_joint else counts.pairs
         return Work(local, moved, ring)
 
     def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> int:
         """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts."""
         return int(self.all_bytes(phase, head_dim=head_dim, dtype=dtype, batch=batch, key_padding_mask=key_padding_mask)[rank])
 
-    def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> Counts:
+    def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> IntArray:
         """`bytes` of all ranks, `(world_size,)`."""
-        return self.legs(phase, Rows(head_dim, dtype, batch, key_padding_mask)).sent
+        return self.traffic(phase, Rows(head_dim, dtype, batch, key_padding_mask)).sent
 
-    def legs(self, phase: str, rows: Rows, branch: int | None = None) -> Legs:
+    def traffic(self, phase: str, rows: Rows, branch: int | None = None) -> PhaseTraffic:
         """Bytes that all ranks send and receive in a phase, by what is sent; of one branch alone if it is given."""
         one_of("phase", phase, PHASES)
         branches = range(len(self.routes)) if branch is None else [branch]
-        found = (legs_of(self.tallies[b], self.routes[b].kind == "ring", phase == "backward", rows) for b in branches)
-        return sum(found, Legs.none(self.world_size))
+        backward = phase == "backward"
+        found = (branch_traffic(self.row_counts[b], self.routes[b].kind == "ring", backward, rows) for b in branches)
+        return sum(found, PhaseTraffic.none(self.world_size))
 
     def explain(self, rows: Rows | None = None) -> str:
         """For each branch its route, how many ranks it takes, what moves, and why: what the other routes would move.
 
-        `rows` (`dilkit.comm.plan.traffic.Rows`) says how large rows are; by default 64 numbers in float32, and a batch of 1.
+        `rows` (`dilkit.comm.Rows`) says how large rows are; by default 64 numbers in float32, and a batch of 1.
         """
-        from dilkit.comm.plan.explain import explained
+        from dilkit.comm.plan.explain import explanation
 
-        return explained(self, rows or Rows(64, "float32"))
-
-    def tally(self, branch: int, group_size: int) -> Tally:
-        """What would travel for a branch in blocks of `group_size` ranks."""
-        return Tally(self._members(branch), self.world_size, group_size, self.is_causal)
+        return explanation(self, rows or Rows(64, "float32"))
 
     def candidates(self, branch: int) -> Mapping[int, int]:
-        """For each size of blocks that "auto" considers: rows that the busiest rank sends, or is sent, in a forward pass.
+        """Rows of the busiest rank in a forward pass (sent or received, the larger), by group size, as "auto" compares them.
 
         The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks.
         """
-        whole_segments = self.is_joint or not self.fuse_branches
-        return busiest_ranks(self._members(branch), self.world_size, self.is_causal, whole_segments)
+        return busiest_ranks(self._shards(branch), self.world_size, self.is_causal, self._scatter_only)
 
-    def _members(self, branch: int) -> Members:
-        return members_of(self.moved, branch, self.cuts, self.heads, self.kv_heads)
+    @property
+    def _scatter_only(self) -> bool:
+        """Whether a segment must be computed in one piece, by one rank for each head."""
+        return self.is_joint or not self.fuse_branches
 
-    def _route(self, branch: int) -> Route:
-        widest = self._members(branch).widest
-        if widest == 1:
-            return Route("local", 1)
-        if self.schedule == "auto":
-            busiest = self.candidates(branch)
-            size = min(busiest, key=busiest.__getitem__)
-            return Route({1: "gather", widest: "scatter"}.get(size, "hybrid"), size)
-        return Route(self.schedule, widest if self.schedule == "scatter" else 1)
+    def _shards(self, branch: int) -> SegmentShards:
+        return segment_shards(self.exchange_pattern, branch, self.cuts, self.heads, self.kv_heads)
 
-    def _pairs_within(self, branch: int) -> NDArray[Any]:
-        """`(world_size,)`: pairs of the segments of a branch of `moved` that are within each rank, as integers of any size."""
-        segment, pattern = self.moved.branches[branch], self.pattern
+    def _local_pairs(self, branch: int) -> Pairs:
+        segment, pattern = self.exchange_pattern.branches[branch], self.pattern
         if not self.is_joint:
             alone = [segment.segment_length], [segment.dilation_rate], pattern.offset
             pattern = Pattern(*alone, heads=[segment.heads], head_shard=pattern.head_shard)
-        tokens = tokens_within(segment, self.cuts)
-        kinds = dict(kv_heads=self.kv_heads, is_causal=self.is_causal)
-        pairs = {n: pattern.flops(n, self.heads, 1, **kinds) // 4 for n in set(tokens)}
-        return np.array([pairs[n] for n in tokens], object)
+        return local_pairs(pattern, segment, self.cuts, self.heads, self.kv_heads, self.is_causal)
 
-    def _joint_pairs(self) -> NDArray[Any]:
-        """`(world_size,)`: pairs that each rank computes of segments of joint branches that several ranks hold."""
-        found = np.zeros(self.world_size, object)
-        for spread in self.spreads[0]:
-            for head, owner in zip(spread.heads, spread.owners[0].tolist(), strict=True):
-                if pattern := self.computed(head.kv_head):
-                    flops = pattern.flops(spread.stop - spread.start, head.width, 1, kv_heads=1, is_causal=self.is_causal)
-                    found[owner] += flops // 4
-        return found
-
-
-@lru_cache(maxsize=64)
-def busiest_ranks(members: Members, world_size: int, is_causal: bool, whole_segments: bool) -> Mapping[int, int]:
-    """Rows of the busiest rank for each size of blocks worth a try: those that divide the widest segment, and powers of two.
-
-    With `whole_segments`, for the widest segment's size alone.
-    """
-    widest = members.widest
-    sizes = [size for size in range(widest, 0, -1) if widest % size == 0 or size.bit_count() == 1]
-    sizes = sizes[:1] if whole_segments else sizes
-    found = {size: Tally(members, world_size, size, is_causal).busiest for size in sizes if widest > 1}
-    return MappingProxyType(found)
+    def _joint_pairs(self) -> Pairs:
+        return joint_pairs(self.sharded_segments[0], self.segment_pattern, self.world_size)
 
 
 def exchange_plan(
@@ -268,9 +216,22 @@ def exchange_plan(
     schedule: str = "auto",
     fuse_branches: bool = True,
 ) -> ExchangePlan:
-    """The plan for these shards, made once and kept; `cuts` as `shard_cuts` makes them, `kv_heads` defaults to `heads`."""
-    return _made(pattern, tuple(cuts), heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches)
+    """The `ExchangePlan` for these shards, made once and kept in a cache.
+
+    `cuts` say where shards begin, as `shard_cuts` makes them; `kv_heads` defaults to `heads`; the rest as in `ExchangePlan`,
+    which also says what is raised.
+
+        >>> from dilkit import Pattern
+        >>> from dilkit.comm import exchange_plan, shard_cuts
+        >>> pattern = Pattern([16, 64], [1, 4])
+        >>> plan = exchange_plan(pattern, shard_cuts(64, 2, pattern), heads=4, is_causal=True)
+        >>> plan.routes[1]
+        Route(kind='scatter', group_size=2)
+        >>> plan.positions(1)
+        range(32, 64)
+    """
+    return _cached_plan(pattern, tuple(cuts), heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches)
 
 
-# Values that are equal but of another type, such as 1 and True, are told apart: one of them may be refused.
-_made = lru_cache(maxsize=256, typed=True)(ExchangePlan)
+# `typed`: values that are equal but of another type, such as 1 and True, have plans of their own: one of them may be refused.
+_cached_plan = lru_cache(maxsize=256, typed=True)(ExchangePlan)

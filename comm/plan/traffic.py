@@ -7,14 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from dilkit.checks import boolean, integer, one_of
-from dilkit.comm.plan.spread import Counts
-from dilkit.comm.plan.tally import Tally
+from dilkit.comm.plan.row_counts import RowCounts
+from dilkit.comm.plan.sharded_segments import IntArray
 from dilkit.problem import DTYPE_BYTES, DTYPES
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What rows are: `head_dim` numbers of a dtype, `batch` of each, and whether keys have a flag that masks them."""
+    """How large rows are: `head_dim` numbers of a dtype, `batch` of each, and whether a mask flag travels with each key.
+
+    `dtype` is a name such as `"float32"` or `"bfloat16"`. An exchange plan counts rows; this turns its counts into bytes.
+
+    Raises ValueError or TypeError for a dtype that is not known and for sizes below 1.
+
+        >>> from dilkit.comm import Rows
+        >>> rows = Rows(head_dim=64, dtype="bfloat16", key_padding_mask=True)
+        >>> rows.row_bytes, rows.key_value_bytes, rows.lse_bytes
+        (128, 257, 4)
+    """
 
     head_dim: int
     dtype: str
@@ -28,85 +38,95 @@ class Rows:
         integer("batch", self.batch, at_least=1)
 
     @property
-    def row(self) -> int:
-        """Bytes of a row of queries, keys, values or results."""
+    def row_bytes(self) -> int:
+        """Bytes of one row of queries, keys, values or results."""
         return self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
-    def number(self) -> int:
-        """Bytes of a number that goes with a row of results: its lse."""
+    def lse_bytes(self) -> int:
+        """Bytes of the lse that travels with one row of results: fp32, or fp64 for fp64 rows."""
         return 8 if self.dtype == "float64" else 4
 
     @property
-    def key_and_value(self) -> int:
-        """Bytes of a row of keys and its values, with its flag."""
-        return 2 * self.row + self.key_padding_mask
+    def key_value_bytes(self) -> int:
+        """Bytes of one row of keys and one of values, with the flag of the mask."""
+        return 2 * self.row_bytes + self.key_padding_mask
 
 
 @dataclass(frozen=True)
 class Traffic:
     """Bytes that each rank sends to others, and that it receives from them: `(world_size,)` each."""
 
-    sent: Counts
-    received: Counts
+    sent: IntArray
+    received: IntArray
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.sent + other.sent, self.received + other.received)
 
+    def __mul__(self, times: int) -> Traffic:
+        return Traffic(times * self.sent, times * self.received)
+
     @property
-    def busier(self) -> Counts:
+    def busier(self) -> IntArray:
         """The larger of the two: links work both ways at once."""
         return np.maximum(self.sent, self.received)
 
 
 @dataclass(frozen=True)
-class Legs:
-    """The traffic of one phase: rows to those that compute with them, what they found back, and rows round rings."""
+class PhaseTraffic:
+    """The traffic of one phase: rows `there` to the ranks that compute with them, results `back`, and blocks round a `ring`."""
 
     there: Traffic
     back: Traffic
     ring: Traffic
 
     @classmethod
-    def none(cls, world_size: int) -> Legs:
+    def none(cls, world_size: int) -> PhaseTraffic:
         """No traffic."""
         nothing = Traffic(*np.zeros((2, world_size), np.int64))
         return cls(nothing, nothing, nothing)
 
-    def __add__(self, other: Legs) -> Legs:
-        return Legs(self.there + other.there, self.back + other.back, self.ring + other.ring)
+    def __add__(self, other: PhaseTraffic) -> PhaseTraffic:
+        return PhaseTraffic(self.there + other.there, self.back + other.back, self.ring + other.ring)
 
     @property
-    def sent(self) -> Counts:
+    def sent(self) -> IntArray:
+        """Bytes that each rank sends to others in all."""
         return (self.there + self.back + self.ring).sent
 
     @property
-    def received(self) -> Counts:
+    def received(self) -> IntArray:
+        """Bytes that each rank receives from others in all."""
         return (self.there + self.back + self.ring).received
 
 
-def legs_of(tally: Tally, is_ring: bool, backward: bool, rows: Rows) -> Legs:
+def branch_traffic(counts: RowCounts, is_ring: bool, backward: bool, rows: Rows) -> PhaseTraffic:
     """The traffic of one branch.
 
     | phase | there | back |
     |---|---|---|
-    | forward | queries, keys, values (and flags) | results with a number a row, their lse |
-    | backward | results, their gradients and lse | gradients of all three |
+    | forward | queries, keys, values (and flags) | results, each row with its lse |
+    | backward | results, their gradients and lse | gradients of queries, keys and values |
 
-    Round a ring go keys and values (and flags), and in a backward pass their gradients home, in one hop.
+    Round a ring go keys and values (and flags). In a backward pass their gradients are returned in one hop.
     """
-    nothing = Legs.none(tally.world_size)
-    row, both, batch = rows.row, rows.key_and_value, rows.batch
+    nothing = PhaseTraffic.none(counts.world_size)
     if is_ring:
-        sent, received = tally.ring_keys_sent * both, tally.ring_gradients_received * 2 * row * backward
-        home = tally.ring_keys_received
-        around = Traffic(sent + home * 2 * row * backward, home * both + received)
-        return Legs(nothing.there, nothing.back, Traffic(batch * around.sent, batch * around.received))
-    out, owned = tally.queries_sent, tally.queries_received
+        return PhaseTraffic(nothing.there, nothing.back, _ring_traffic(counts, backward, rows) * rows.batch)
+    row, key_value, lse = rows.row_bytes, rows.key_value_bytes, rows.lse_bytes
+    out, owned = counts.queries_sent, counts.queries_received
     if backward:
-        there = Traffic(out * (2 * row + rows.number), owned * (2 * row + rows.number))
-        back = Traffic(owned * row + tally.keys_received * 2 * row, out * row + tally.keys_sent * 2 * row)
+        there = Traffic(out * (2 * row + lse), owned * (2 * row + lse))
+        back = Traffic(owned * row + counts.keys_received * 2 * row, out * row + counts.keys_sent * 2 * row)
     else:
-        there = Traffic(out * row + tally.keys_sent * both, owned * row + tally.keys_received * both)
-        back = Traffic(owned * (row + rows.number), out * (row + rows.number))
-    return Legs(*(Traffic(batch * leg.sent, batch * leg.received) for leg in (there, back)), nothing.ring)
+        there = Traffic(out * row + counts.keys_sent * key_value, owned * row + counts.keys_received * key_value)
+        back = Traffic(owned * (row + lse), out * (row + lse))
+    return PhaseTraffic(there * rows.batch, back * rows.batch, nothing.ring)
+
+
+def _ring_traffic(counts: RowCounts, backward: bool, rows: Rows) -> Traffic:
+    """Blocks that are sent on and, backward, gradients that are returned; for a batch of 1."""
+    key_value, gradients = rows.key_value_bytes, 2 * rows.row_bytes * backward
+    foreign = counts.ring_keys_received
+    sent = counts.ring_keys_sent * key_value + foreign * gradients
+    return Traffic(sent, foreign * key_value + counts.ring_gradients_received * gradients)

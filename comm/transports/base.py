@@ -1,4 +1,4 @@
-"""The transport: what a ring needs of whoever moves rows between ranks. One primitive, and errors in place of hangs."""
+"""The transport: one primitive, the all-to-all of rows between the ranks of a process group, with errors in place of hangs."""
 
 from __future__ import annotations
 
@@ -12,41 +12,34 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import real
+from dilkit.comm.transports.errors import CommError, PlanMismatch, ranks_text
 
 DEFAULT_TIMEOUT = 300.0
 RECORD_BYTES = 1024
-Parts: TypeAlias = "list[tuple[int, Tensor]]"
-"""What goes to, or comes from, other ranks: `(peer, bytes)`."""
-
-
-class CommError(RuntimeError):
-    """Ranks could not go on together. `ranks`: those at fault, as far as known; `step`: what was going on."""
-
-    def __init__(self, message: str, ranks: Sequence[int] = (), step: str = "") -> None:
-        super().__init__(message)
-        self.ranks, self.step = tuple(ranks), step
-
-
-class PeerLost(CommError):
-    """A rank died, or gave up with an error of its own."""
-
-
-class CommTimeout(CommError):
-    """A rank did not answer in time."""
-
-
-class PlanMismatch(CommError, ValueError):
-    """Ranks do not agree about what they are computing together."""
+PeerBytes: TypeAlias = "list[tuple[int, Tensor]]"
+"""What is sent to, or received from, other ranks: `(rank, bytes)`."""
 
 
 @dataclass
 class Pending:
-    """Rows under way. `wait()` returns them, as often as it is called, or raises a `CommError` that names rank and step."""
+    """Rows under way, as `Comm.exchange` returns them.
+
+    `wait()` returns the rows received, as often as it is called, or raises a `CommError` that names rank and step. What can be
+    computed before they are needed is computed between `exchange` and `wait`.
+
+        >>> import torch
+        >>> from dilkit.comm import run_threads
+        >>> def on_rank(comm):
+        ...     pending = comm.exchange(torch.full((2, 1), comm.rank), send_counts=[1, 1], recv_counts=[1, 1])
+        ...     return pending.wait().tolist()  # one row from each rank
+        >>> run_threads(2, on_rank)
+        [[[0], [1]], [[0], [1]]]
+    """
 
     rows: Tensor
     finish: Callable[[], None] | None
     keep: Tensor | None = field(repr=False, default=None)
-    """What is being sent: it must not change, nor go away, before all is done."""
+    """What is being sent: it must not change, nor be freed, before all is done."""
 
     def wait(self) -> Tensor:
         """The rows received, `(sum(recv_counts), width)`, by source rank."""
@@ -57,10 +50,16 @@ class Pending:
 
 
 class Comm(ABC):
-    """Ranks 0 .. size - 1 of a job, seen from one of them.
+    """The process group, ranks 0 .. size - 1, seen from one of them. The base class of `MPIComm`, `TorchComm` and thread ranks.
 
     All ranks make the same calls of `exchange`, `share` and `agree` in the same order: each call has a number, the same on
     all ranks, which pairs messages and is named in errors. After an error the transport is not to be used again.
+
+    A transport of your own defines `_post`, which moves bytes, and `abort`.
+
+        >>> from dilkit.comm import run_threads
+        >>> run_threads(2, lambda comm: (comm.rank, comm.size, comm.share(f"from {comm.rank}".encode())))
+        [(0, 2, [b'from 0', b'from 1']), (1, 2, [b'from 0', b'from 1'])]
     """
 
     rank: int
@@ -77,10 +76,11 @@ class Comm(ABC):
         self._broken: str | None = None
 
     def exchange(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], step: str = "rows") -> Pending:
-        """Begin to send `rows` `(sum(send_counts), width)`, those for rank 0 first, and to receive in the same way.
+        """Begin an all-to-all: send `rows` `(sum(send_counts), width)`, those for rank 0 first, and receive in the same way.
 
-        A rank may send to itself. `step` says what the rows are, for errors. Raises ValueError or TypeError for rows that are
-        not contiguous or do not fit the counts, `CommError` when the ranks cannot go on.
+        `send_counts[t]` rows go to rank t, `recv_counts[t]` come from it; a rank may send to itself. `step` says what the rows
+        are, for errors. Raises ValueError or TypeError for rows that are not contiguous or do not fit the counts, `CommError`
+        when the ranks cannot go on.
         """
         self._check(rows, send_counts, recv_counts)
         rows = rows.detach()
@@ -89,7 +89,7 @@ class Comm(ABC):
         return self._begin(rows, send_counts, received, recv_counts, step)
 
     def share(self, record: bytes, step: str = "record") -> list[bytes]:
-        """The records of all ranks, by rank. At most `RECORD_BYTES - 2` bytes each."""
+        """The records of all ranks, by rank (an all-gather of short texts). At most `RECORD_BYTES - 2` bytes each."""
         if len(record) > RECORD_BYTES - 2:
             raise ValueError(f"record has {len(record)} bytes; at most {RECORD_BYTES - 2}")
         padded = len(record).to_bytes(2, "little") + record.ljust(RECORD_BYTES - 2, b"\0")
@@ -114,15 +114,15 @@ class Comm(ABC):
         """Give up: make the other ranks fail at once, if they can be reached, in place of waiting for this one."""
 
     @abstractmethod
-    def _post(self, send: Parts, recv: Parts, device: torch.device, number: int, step: str) -> Callable[[], None]:
-        """Begin to send and receive contiguous byte tensors on `device`, none of them empty; what finishes it.
+    def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
+        """Begin to send and receive contiguous byte tensors on `device`, none of them empty. Returns what waits for the end.
 
         It is called on every rank for every exchange, with two empty lists where a rank has no part in it: what moves the bytes
         may be a collective operation, which waits for all.
         """
 
     def _record_device(self) -> torch.device:
-        """Where the rows of `share` have to lie."""
+        """The device on which the rows of `share` have to lie."""
         return torch.device("cpu")
 
     def _begin(
@@ -131,17 +131,17 @@ class Comm(ABC):
         if self._broken:
             raise CommError(f"{step}: this transport failed before and cannot be used again ({self._broken})", step=step)
         self._number += 1
-        mine = received[_part(recv_counts, self.rank)]
-        mine.copy_(rows[_part(send_counts, self.rank)])
+        mine = received[_own_rows(recv_counts, self.rank)]
+        mine.copy_(rows[_own_rows(send_counts, self.rank)])
         if self.size == 1:
             return Pending(received, None)
         send, recv = list(self._peers(rows, send_counts)), list(self._peers(received, recv_counts))
-        with self.failing_for_good():
+        with self.broken_by_errors():
             finish = self._post(send, recv, rows.device, self._number, step)
         return Pending(received, self._guarded(finish), rows)
 
     def _peers(self, rows: Tensor, counts: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The parts of `rows` that are others', as bytes."""
+        """The parts of `rows` that are for, or from, other ranks, as bytes."""
         stops = list(accumulate(counts))
         for peer, (count, stop) in enumerate(zip(counts, stops, strict=True)):
             if count and peer != self.rank and rows.shape[1]:
@@ -149,17 +149,17 @@ class Comm(ABC):
 
     def _guarded(self, finish: Callable[[], None]) -> Callable[[], None]:
         def guarded() -> None:
-            with self.failing_for_good():
+            with self.broken_by_errors():
                 finish()
 
         return guarded
 
-    def failing_for_good(self) -> _FailingForGood:
+    def broken_by_errors(self) -> _BrokenByErrors:
         """A block in which an error makes this transport unusable, unless it has one rank only.
 
         Messages of a broken exchange may still be under way, and the other ranks go on to exchanges that this one does not make.
         """
-        return _FailingForGood(self)
+        return _BrokenByErrors(self)
 
     def _check(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
         if not isinstance(rows, Tensor):
@@ -181,7 +181,9 @@ class Comm(ABC):
             raise ValueError(f"send_counts={list(send_counts)} add up to {sum(send_counts)}, but rows has {len(rows)} rows")
 
 
-class _FailingForGood:
+class _BrokenByErrors:
+    """The block of `Comm.broken_by_errors`."""
+
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
 
@@ -193,7 +195,8 @@ class _FailingForGood:
             self.comm._broken = f"{type(error).__name__}: {error}"
 
 
-def _part(counts: Sequence[int], rank: int) -> slice:
+def _own_rows(counts: Sequence[int], rank: int) -> slice:
+    """The rows of a message that are for, or from, `rank`."""
     start = sum(counts[:rank])
     return slice(start, start + counts[rank])
 
@@ -202,8 +205,3 @@ def check_comm(comm: object) -> None:
     """Raise TypeError unless `comm` is a transport."""
     if not isinstance(comm, Comm):
         raise TypeError(f"comm={comm!r} is a {type(comm).__name__}; a dilkit.comm.Comm is needed, such as MPIComm()")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 1, 2, 5`."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,14 +1,14 @@
-"""Bytes of a GPU on their way through the memory of its host, for transports that cannot read the GPU's."""
+"""Staging: bytes of a GPU travel through host memory where a transport cannot read the memory of the GPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from dilkit.comm.transports.base import Parts
+from dilkit.comm.transports.base import PeerBytes
 
 
-def outgoing(parts: Parts, device: torch.device) -> Parts:
+def host_copies(parts: PeerBytes, device: torch.device) -> PeerBytes:
     """Copies of `parts` in host memory, complete when this returns."""
     copies = [(peer, _host_memory(part).copy_(part, non_blocking=True)) for peer, part in parts]
     if device.type == "cuda":
@@ -16,13 +16,13 @@ def outgoing(parts: Parts, device: torch.device) -> Parts:
     return copies
 
 
-def incoming(parts: Parts) -> Parts:
-    """Host memory into which what is meant for `parts` can be received."""
+def host_buffers(parts: PeerBytes) -> PeerBytes:
+    """Host memory to receive into what is meant for `parts`."""
     return [(peer, _host_memory(part)) for peer, part in parts]
 
 
-def deliver(staged: Parts, parts: Parts) -> None:
-    """Copy what was received to where it belongs, in the order of the device's current stream."""
+def copy_back(staged: PeerBytes, parts: PeerBytes) -> None:
+    """Copy what was received to the memory of the device, in the order of its current stream."""
     for (_, host), (_, part) in zip(staged, parts, strict=True):
         part.copy_(host, non_blocking=True)
 

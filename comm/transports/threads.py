@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: for tests, for teaching, and to try many more ranks than there are cores."""
+"""Ranks as threads of one process: for tests, for teaching, and to try more ranks than there are cores."""
 
 from __future__ import annotations
 
@@ -12,22 +12,33 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import integer, one_of
-from dilkit.comm.transports.base import Comm, CommTimeout, Parts, PeerLost, ranks_text
+from dilkit.comm.transports.base import Comm, PeerBytes
+from dilkit.comm.transports.errors import CommTimeout, PeerLost, ranks_text
 
 T = TypeVar("T")
 FAULTS = ("drop", "delay", "kill", "corrupt")
 
 
 class Killed(BaseException):
-    """What a rank that a `kill` strikes dies of."""
+    """What a rank raises that the fault "kill" ends."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong in rank `rank` at its exchange number `number` (1, 2, ...).
+    """A fault injected into rank `rank` at its exchange number `number` (1, 2, ...), for `run_threads`.
 
-    `kind`: "drop" (what it sends then is lost), "delay" (by `seconds`), "corrupt" (a bit of each message is turned), "kill" (the
-    rank dies). `peer` restricts a drop, delay or corruption to the messages for one rank.
+    `kind`: "drop" (what it sends then is lost), "delay" (by `seconds`), "corrupt" (one bit of each message is flipped), "kill"
+    (the rank dies). `peer` restricts a drop, delay or corruption to the messages for one rank.
+
+    Raises ValueError for a kind that is not known and for numbers below 1.
+
+        >>> import torch
+        >>> from dilkit.comm import Fault, run_threads
+        >>> def on_rank(comm):
+        ...     rows = torch.zeros(2, 1, dtype=torch.uint8)
+        ...     return comm.exchange(rows, [1, 1], [1, 1]).wait().flatten().tolist()
+        >>> run_threads(2, on_rank, faults=[Fault("corrupt", rank=1, number=1)])
+        [[0, 64], [0, 0]]
     """
 
     kind: str
@@ -42,18 +53,18 @@ class Fault:
 
 
 @dataclass
-class _Office:
-    """Where messages lie until they are fetched, by (from, to, number), and the ranks that gave up, with why."""
+class _Mailbox:
+    """Messages that are not received yet, by (from, to, number); and the ranks that gave up, with why."""
 
     size: int
     faults: tuple[Fault, ...]
     changed: threading.Condition = field(default_factory=threading.Condition)
-    letters: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+    messages: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     lost: dict[int, BaseException] = field(default_factory=dict)
 
-    def put(self, key: tuple[int, int, int], letter: Tensor) -> None:
+    def put(self, key: tuple[int, int, int], message: Tensor) -> None:
         with self.changed:
-            self.letters[key] = letter
+            self.messages[key] = message
             self.changed.notify_all()
 
     def give_up(self, rank: int, why: BaseException) -> None:
@@ -63,41 +74,41 @@ class _Office:
 
 
 class ThreadComm(Comm):
-    """One rank among the threads of `run_threads`."""
+    """One rank of `run_threads`."""
 
-    def __init__(self, office: _Office, rank: int, timeout: float) -> None:
-        super().__init__(rank, office.size, timeout)
-        self._office = office
+    def __init__(self, mailbox: _Mailbox, rank: int, timeout: float) -> None:
+        super().__init__(rank, mailbox.size, timeout)
+        self._mailbox = mailbox
 
     def abort(self, why: BaseException) -> None:
         """Make all ranks that wait for this one raise `PeerLost`."""
-        self._office.give_up(self.rank, why)
+        self._mailbox.give_up(self.rank, why)
 
-    def _post(self, send: Parts, recv: Parts, device: torch.device, number: int, step: str) -> Callable[[], None]:
-        faults = [f for f in self._office.faults if (f.rank, f.number) == (self.rank, number)]
+    def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
+        faults = [f for f in self._mailbox.faults if (f.rank, f.number) == (self.rank, number)]
         if any(f.kind == "kill" for f in faults):
             raise Killed(f"rank {self.rank} was killed at exchange {number} ({step})")
-        for peer, letter in send:
-            self._send(peer, letter, number, [f for f in faults if f.peer in (None, peer)])
+        for peer, message in send:
+            self._send(peer, message, number, [f for f in faults if f.peer in (None, peer)])
         return lambda: self._receive(dict(recv), number, step)
 
-    def _send(self, peer: int, letter: Tensor, number: int, faults: list[Fault]) -> None:
-        letter = letter.clone()
+    def _send(self, peer: int, message: Tensor, number: int, faults: list[Fault]) -> None:
+        message = message.clone()
         for fault in faults:
             if fault.kind == "drop":
                 return
             if fault.kind == "delay":
                 time.sleep(fault.seconds)
             if fault.kind == "corrupt":
-                letter[len(letter) // 2] ^= 64
-        self._office.put((self.rank, peer, number), letter)
+                message[len(message) // 2] ^= 64
+        self._mailbox.put((self.rank, peer, number), message)
 
     def _receive(self, missing: dict[int, Tensor], number: int, step: str) -> None:
-        office, deadline = self._office, time.monotonic() + self.timeout
+        mailbox, deadline = self._mailbox, time.monotonic() + self.timeout
         while True:
-            with office.changed:
-                for peer in [p for p in missing if (p, self.rank, number) in office.letters]:
-                    self._take(missing.pop(peer), office.letters.pop((peer, self.rank, number)), peer, number, step)
+            with mailbox.changed:
+                for peer in [p for p in missing if (p, self.rank, number) in mailbox.messages]:
+                    self._copy(missing.pop(peer), mailbox.messages.pop((peer, self.rank, number)), peer, number, step)
                 if not missing:
                     return
                 if (left := deadline - time.monotonic()) <= 0:  # first: others may have given up since, for want of this rank
@@ -105,42 +116,51 @@ class ThreadComm(Comm):
                     raise CommTimeout(
                         f"exchange {number} ({step}): nothing came from {ranks_text(who)} within {self.timeout:g} s", who, step
                     )
-                if lost := sorted(office.lost.keys() & missing.keys()):
-                    why = office.lost[lost[0]]
+                if lost := sorted(mailbox.lost.keys() & missing.keys()):
+                    why = mailbox.lost[lost[0]]
                     raise PeerLost(
                         f"exchange {number} ({step}): rank {lost[0]} gave up: {type(why).__name__}: {why}", lost, step
                     ) from why
-                office.changed.wait(left)
+                mailbox.changed.wait(left)
 
-    def _take(self, place: Tensor, letter: Tensor, peer: int, number: int, step: str) -> None:
-        if len(place) != len(letter):
+    def _copy(self, place: Tensor, message: Tensor, peer: int, number: int, step: str) -> None:
+        if len(place) != len(message):
             raise PeerLost(
-                f"exchange {number} ({step}): rank {peer} sent {len(letter)} bytes where {len(place)} were expected", [peer], step
+                f"exchange {number} ({step}): rank {peer} sent {len(message)} bytes where {len(place)} were expected",
+                [peer],
+                step,
             )
-        place.copy_(letter)
+        place.copy_(message)
 
 
 def run_threads(
     world_size: int, function: Callable[[ThreadComm], T], *, timeout: float = 30.0, faults: Sequence[Fault] = ()
 ) -> list[T]:
-    """`function(comm)` on `world_size` ranks, each a thread; the results by rank.
+    """Run `function(comm)` on `world_size` ranks, each a thread of this process; returns the results by rank.
 
-    If ranks fail, the first failure that is a rank's own is raised, with a note that names the rank; other ranks that wait for
-    it fail at once with `PeerLost`, and so do all after Ctrl-C. `faults` is a script of what shall go wrong.
+    `timeout` is the number of seconds that a rank waits for another. If ranks fail, the first error that is a rank's own is
+    raised, with the rank in its text; other ranks that wait for it fail at once with `PeerLost`, and so do all after Ctrl-C.
+    `faults` are injected on purpose, for tests.
+
+    Raises ValueError for fewer than one rank, and what `function` raises.
+
+        >>> from dilkit.comm import run_threads
+        >>> run_threads(3, lambda comm: f"rank {comm.rank} of {comm.size}")
+        ['rank 0 of 3', 'rank 1 of 3', 'rank 2 of 3']
     """
     size = integer("world_size", world_size, at_least=1)
-    office = _Office(size, tuple(faults))
+    mailbox = _Mailbox(size, tuple(faults))
     results: list[Any] = [None] * size
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
         try:
             with torch.autograd.set_multithreading_enabled(False):  # or the backward passes of all ranks share one thread
-                results[rank] = function(ThreadComm(office, rank, timeout))
-            office.give_up(rank, RuntimeError("its function has returned"))
+                results[rank] = function(ThreadComm(mailbox, rank, timeout))
+            mailbox.give_up(rank, RuntimeError("its function has returned"))
         except BaseException as error:
             errors[rank] = error
-            office.give_up(rank, error)
+            mailbox.give_up(rank, error)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     try:
@@ -150,15 +170,15 @@ def run_threads(
             thread.join()
     except BaseException as error:  # Ctrl-C, or no more threads: those there are shall not wait for each other, nor go on
         for rank in range(size):
-            office.give_up(rank, error)
+            mailbox.give_up(rank, error)
         raise
     if errors:
-        raise _first(errors)
+        raise _error_to_raise(errors)
     return results
 
 
-def _first(errors: dict[int, BaseException]) -> BaseException:
-    """The error to show: one that is not about another rank if there is one."""
+def _error_to_raise(errors: dict[int, BaseException]) -> BaseException:
+    """The error to raise: one that is not about another rank, if there is one."""
     rank = min(errors, key=lambda r: (isinstance(errors[r], PeerLost), r))
     errors[rank].args = (f"rank {rank}: {errors[rank]}",)
     return errors[rank]

@@ -1,4 +1,4 @@
-"""Ranks of a torch.distributed process group."""
+"""`TorchComm`: the ranks of a torch.distributed process group as a transport."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dilkit.comm.transports import staging
-from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, CommError, CommTimeout, Parts, PeerLost, ranks_text
-from dilkit.comm.transports.uncaught import show_uncaught
+from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes
+from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
+from dilkit.comm.transports.rank_errors import report_uncaught
 
 SHORTEST_WAIT = 0.001
 """Seconds; gloo takes 0 for "no limit"."""
@@ -24,13 +25,24 @@ MAX_TAG = 2**31 - 1
 
 
 class TorchComm(Comm):
-    """The ranks of a process group of torch.distributed, by default of all its processes. Ranks are those of the group.
+    """The ranks of a torch.distributed process group, by default of all its processes. `timeout` is in seconds.
 
-    Where gloo serves a device, each peer has messages of its own, so that errors name it (CUDA tensors go through host memory).
-    Elsewhere, as with NCCL, an exchange is one `all_to_all_single` on this one group, and a timeout names all who may be late.
-    An exception that nobody catches is shown marked with the global rank. Ranks have to agree about counts first (`agree`):
-    gloo ends a process that is sent more bytes than it expects.
+    Ranks are those of the group. Where gloo serves a device, each peer has messages of its own, so that errors name it (CUDA
+    tensors go through host memory). Elsewhere, as with NCCL, an exchange is one `all_to_all_single` on this one group, and a
+    timeout names all ranks that may be late. An exception that nobody catches is printed, marked with the global rank. Ranks have
+    to agree about counts first (`agree`): gloo ends a process that is sent more bytes than it expects.
+
     Raises RuntimeError if torch.distributed is not initialized, ValueError if this process is not in the group.
+
+        >>> import torch.distributed as dist
+        >>> from dilkit.comm import TorchComm
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> comm = TorchComm(timeout=60.0)
+        >>> comm.rank, comm.size
+        (0, 1)
+        >>> dist.destroy_process_group()
+
+    `torchrun` sets the rank and the world size, so that `init_process_group("gloo")` is enough there.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -48,7 +60,9 @@ class TorchComm(Comm):
         super().__init__(rank, dist.get_world_size(chosen), timeout)
         self._group = chosen
         if self.size > 1:
-            show_uncaught(dist.get_rank(), lambda error: None)  # the process ends, which gloo's peers notice and torchrun acts on
+            report_uncaught(
+                dist.get_rank(), lambda error: None
+            )  # the process ends, which gloo's peers notice and torchrun acts on
         config = dist.get_backend_config(self._group)  # such as cpu:gloo,cuda:nccl
         self._backends: dict[str, str] = dict(pair.split(":") for pair in config.split(","))
 
@@ -59,24 +73,24 @@ class TorchComm(Comm):
             # gloo's own abort() leaves connections open. A receive that takes too long closes them all.
             nothing = [((self.rank + 1) % self.size, torch.empty(1, dtype=torch.uint8))]
             with contextlib.suppress(CommError):
-                where = _Where("abort", "abort", SHORTEST_WAIT)
-                where.land(where.posted(dist.irecv, nothing, self._group, MAX_TAG), [])
+                exchange = _Exchange("abort", "abort", SHORTEST_WAIT)
+                exchange.wait(exchange.posted(dist.irecv, nothing, self._group, MAX_TAG), [])
 
     def _record_device(self) -> torch.device:
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
-    def _post(self, send: Parts, recv: Parts, device: torch.device, number: int, step: str) -> Callable[[], None]:
-        where = _Where(f"exchange {number} ({step})", step, self.timeout)
+    def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
+        exchange = _Exchange(f"exchange {number} ({step})", step, self.timeout)
         if self._backends.get(device.type) != "gloo":
-            return self._post_to_all(send, recv, device, where)
+            return self._post_to_all(send, recv, device, exchange)
         if self._reads(device):
-            return self._post_to_each(send, recv, number, where)
-        staged = staging.incoming(recv)
-        land = self._post_to_each(staging.outgoing(send, device), staged, number, where)
+            return self._post_to_each(send, recv, number, exchange)
+        staged = staging.host_buffers(recv)
+        wait = self._post_to_each(staging.host_copies(send, device), staged, number, exchange)
 
         def finish() -> None:
-            land()
-            staging.deliver(staged, recv)
+            wait()
+            staging.copy_back(staged, recv)
 
         return finish
 
@@ -84,25 +98,25 @@ class TorchComm(Comm):
         """Whether gloo can be given the memory of tensors on `device`."""
         return device.type == "cpu"
 
-    def _post_to_each(self, send: Parts, recv: Parts, number: int, where: _Where) -> Callable[[], None]:
+    def _post_to_each(self, send: PeerBytes, recv: PeerBytes, number: int, exchange: _Exchange) -> Callable[[], None]:
         tag = number % MAX_TAG
-        coming = where.posted(dist.irecv, recv, self._group, tag)
-        going = where.posted(dist.isend, send, self._group, tag)
-        return lambda: where.land(coming, going)
+        receives = exchange.posted(dist.irecv, recv, self._group, tag)
+        sends = exchange.posted(dist.isend, send, self._group, tag)
+        return lambda: exchange.wait(receives, sends)
 
-    def _post_to_all(self, send: Parts, recv: Parts, device: torch.device, where: _Where) -> Callable[[], None]:
+    def _post_to_all(self, send: PeerBytes, recv: PeerBytes, device: torch.device, exchange: _Exchange) -> Callable[[], None]:
         if device.type not in self._backends:
             served = ", ".join(f"{backend} for {name}" for name, backend in self._backends.items())
             raise ValueError(
                 f"rows are on {device}, but the group has {served} only: move them, or add a backend for {device.type}"
             )
-        out, sizes_out = _joined(send, self.size, device)
-        into, sizes_into = _joined(recv, self.size, device)
+        out, sizes_out = _concatenate(send, self.size, device)
+        into, sizes_into = _concatenate(recv, self.size, device)
         work = dist.all_to_all_single(into, out, sizes_into, sizes_out, group=self._group, async_op=True)
         others = [peer for peer in range(self.size) if sizes_into[peer] or sizes_out[peer]]
 
         def finish() -> None:
-            where.land_all(work, others)
+            exchange.wait_collective(work, others)
             for (_, part), piece in zip(recv, torch.split(into, [len(part) for _, part in recv]), strict=True):
                 part.copy_(piece)
 
@@ -110,14 +124,14 @@ class TorchComm(Comm):
 
 
 @dataclass(frozen=True)
-class _Where:
-    """An exchange as its errors name it, and how they come about."""
+class _Exchange:
+    """An exchange under way: how it is named in errors, and how long its waits may take."""
 
     name: str
     step: str
     timeout: float
 
-    def posted(self, post: Callable[..., Any], parts: Parts, group: dist.ProcessGroup, tag: int) -> list[tuple[int, Any]]:
+    def posted(self, post: Callable[..., Any], parts: PeerBytes, group: dist.ProcessGroup, tag: int) -> list[tuple[int, Any]]:
         """`post` (isend or irecv) for each part; what to wait for, by peer."""
         works = []
         for peer, part in parts:
@@ -127,23 +141,23 @@ class _Where:
                 raise self._lost([peer], error) from error
         return works
 
-    def land(self, coming: Sequence[tuple[int, Any]], going: Sequence[tuple[int, Any]]) -> None:
+    def wait(self, receives: Sequence[tuple[int, Any]], sends: Sequence[tuple[int, Any]]) -> None:
         """Wait for all, in the time of one wait. Raises `PeerLost` and `CommTimeout`."""
         deadline = time.monotonic() + self.timeout
-        works = [*coming, *going]
+        works = [*receives, *sends]
         for i, (peer, work) in enumerate(works):
             if error := _outcome(work, deadline - time.monotonic()):
-                rest = [(p, _outcome(w, 0)) for p, w in (works if i >= len(coming) else coming)[i + 1 :]]
+                rest = [(p, _outcome(w, 0)) for p, w in (works if i >= len(receives) else receives)[i + 1 :]]
                 failed = [(peer, error), *((p, e) for p, e in rest if e)]
                 lost = sorted({p for p, e in failed if not _is_timeout(e)})
                 if lost:
                     raise self._lost(lost, error) from error
                 late = sorted({p for p, _ in failed})
-                what = "nothing came from" if i < len(coming) else "nothing was taken by"
+                what = "nothing came from" if i < len(receives) else "nothing was taken by"
                 raise CommTimeout(f"{self.name}: {what} {ranks_text(late)} within {self.timeout:g} s", late, self.step) from error
 
-    def land_all(self, work: Any, others: Sequence[int]) -> None:
-        """Wait for a collective operation, which does not tell who is missing."""
+    def wait_collective(self, work: Any, others: Sequence[int]) -> None:
+        """Wait for a collective operation, which does not say who is missing."""
         if error := _outcome(work, self.timeout):
             if not _is_timeout(error):
                 raise self._lost(others, error) from error
@@ -174,7 +188,7 @@ def _first_sentence(error: RuntimeError) -> str:
     return re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
 
 
-def _joined(parts: Parts, size: int, device: torch.device) -> tuple[Tensor, list[int]]:
+def _concatenate(parts: PeerBytes, size: int, device: torch.device) -> tuple[Tensor, list[int]]:
     """The bytes of `parts` in one tensor, and how many there are for each rank."""
     counts = {peer: len(part) for peer, part in parts}
     nothing = torch.empty(0, dtype=torch.uint8, device=device)

@@ -14,9 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dilkit.comm import exchange_plan, run_threads
-from dilkit.comm.attention import Job, _backward, _forward
-from dilkit.comm.passes.compute import Kernel
-from dilkit.comm.passes.exchange import Held
+from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.autograd import PassContext, _backward, _forward
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.tools.verify.problems import Case
 from dilkit.tools.verify.tensors import make_tensors
@@ -74,9 +73,9 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
         query, key, value, mask, dout = (x.detach()[:, rows].contiguous() for x in given)
         if gpu:
             query, key, value, mask, dout = put((query, key, value, mask, dout))
-        job = Job(Kernel(0.3, "", True), comm, plan, len(query), query.device, returns_lse=False)
-        out, lse, held = _forward(job, query, key, value, mask)
-        grads = _backward(job, dout, (query, key, value, mask), out, lse, held or Held(None, None))
+        context = PassContext(AttentionOp(0.3, "", True), comm, plan, len(query), query.device, returns_lse=False)
+        out, lse, held = _forward(context, query, key, value, mask)
+        grads = _backward(context, dout, (query, key, value, mask), out, lse, held)
         return [out, lse, *grads]
 
     def pretending(comm: ThreadComm) -> list[Tensor]:

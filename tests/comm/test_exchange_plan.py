@@ -18,11 +18,11 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.comm import ExchangePlan, exchange_plan, shard_cuts
-from dilkit.comm.passes.calls import Call
-from dilkit.comm.passes.local import local_ranges
-from dilkit.comm.passes.ring import Circle, circles
-from dilkit.comm.passes.tables import Tables, tables_of
-from dilkit.comm.plan.spread import deal_out
+from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
+from dilkit.comm.passes.local_attention import local_ranges
+from dilkit.comm.passes.problem_stacks import ProblemStack
+from dilkit.comm.passes.ring.segment import RingSegment, ring_segments
+from dilkit.comm.plan.sharded_segments import assign_heads
 
 Labels = NDArray[np.int64]
 MIB = 2**20
@@ -54,21 +54,21 @@ class Computed:
     plan: ExchangePlan
     batch: int
     pairs: list[Labels] = field(init=False)
-    """By rank: how many times each query meets each key there, `(batch, heads, seq, seq)`."""
+    """By rank: how many times each query sees each key there, `(batch, heads, seq, seq)`."""
 
     def __post_init__(self) -> None:
         plan, ranks = self.plan, range(self.plan.world_size)
-        self.tables = [tables_of(plan, rank, self.batch) for rank in ranks]
+        self.tables = [index_tables(plan, rank, self.batch) for rank in ranks]
         self.pairs = [np.zeros((self.batch, plan.heads, plan.seq, plan.seq), np.int64) for _ in ranks]
         self.received = self._received()
         for rank in ranks:
             self._local(rank)
-            for call in self.tables[rank].calls:
-                self._call(rank, call, *self.received[rank])
+            for stack in self.tables[rank].stacks:
+                self._stack(rank, stack, *self.received[rank])
             for branch, route in enumerate(plan.routes):
                 if route.kind == "ring":
-                    for circle in circles(plan, branch, rank, self.batch):
-                        self._circle(circle)
+                    for segment in ring_segments(plan, branch, rank, self.batch):
+                        self._ring(segment)
 
     def labels(self, rank: int, heads: int, rows: Any) -> Labels:
         """What rows of a rank, numbered as it numbers them, are of the whole."""
@@ -100,34 +100,34 @@ class Computed:
             count = pattern.count(stop - start, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
             self.pairs[rank][:, :, first + start : first + stop, first + start : first + stop] += count
 
-    def _call(self, rank: int, call: Call, labels: Labels, roles: Labels) -> None:
-        queries, keys, values = (index.numpy() for index in (call.queries, call.keys, call.values))
+    def _stack(self, rank: int, stack: ProblemStack, labels: Labels, roles: Labels) -> None:
+        queries, keys, values = (index.numpy() for index in (stack.queries, stack.keys, stack.values))
         assert (roles[queries] == 0).all()
         assert (roles[keys] == 1).all()
         assert (roles[values] == 2).all()
         assert (labels[keys] == labels[values]).all()
-        self._meet(rank, call, labels[queries], labels[keys])
+        self._attend(rank, stack, labels[queries], labels[keys])
 
-    def _circle(self, circle: Circle) -> None:
-        for hop in range(circle.size):
-            if circle.reaches(-hop):
-                other = Circle(circle.plan, circle.spread, (circle.member - hop) % circle.size, self.batch)
-                queries = self.labels(circle.rank, self.plan.heads, circle.own_rows("q"))
+    def _ring(self, segment: RingSegment) -> None:
+        for hop in range(segment.size):
+            if segment.reaches(-hop):
+                other = RingSegment(segment.plan, segment.segment, (segment.member - hop) % segment.size, self.batch)
+                queries = self.labels(segment.rank, self.plan.heads, segment.own_rows("q"))
                 keys = self.labels(other.rank, self.plan.kv_heads, other.own_rows("k"))
-                for call in circle.calls(hop):
-                    self._meet(circle.rank, call, queries[call.queries.numpy()], keys[call.keys.numpy()])
+                for stack in segment.stacks(hop):
+                    self._attend(segment.rank, stack, queries[stack.queries.numpy()], keys[stack.keys.numpy()])
 
-    def _meet(self, rank: int, call: Call, queries: Labels, keys: Labels) -> None:
-        """Count the pairs of a call: queries `(problems * rows * width,)`, keys `(problems * rows,)`."""
-        plan, rows, width = self.plan, call.rows, call.width
-        real_queries = np.ones(len(queries), bool) if call.real_queries is None else call.real_queries.numpy()
-        real_keys = np.ones(len(keys), bool) if call.real_keys is None else call.real_keys.numpy()
-        sees = call.pattern.count(rows, width, kv_heads=1, is_causal=call.is_causal).numpy().transpose(1, 0, 2).astype(bool)
-        met = sees & real_queries.reshape(-1, rows, width, 1) & real_keys.reshape(-1, 1, 1, rows)
+    def _attend(self, rank: int, stack: ProblemStack, queries: Labels, keys: Labels) -> None:
+        """Count the pairs of a stack: queries `(problems * rows * width,)`, keys `(problems * rows,)`."""
+        plan, rows, width = self.plan, stack.rows, stack.width
+        real_queries = np.ones(len(queries), bool) if stack.real_queries is None else stack.real_queries.numpy()
+        real_keys = np.ones(len(keys), bool) if stack.real_keys is None else stack.real_keys.numpy()
+        sees = stack.pattern.count(rows, width, kv_heads=1, is_causal=stack.is_causal).numpy().transpose(1, 0, 2).astype(bool)
+        seen = sees & real_queries.reshape(-1, rows, width, 1) & real_keys.reshape(-1, 1, 1, rows)
         at, row, head = np.unravel_index(queries.reshape(-1, rows, width, 1), (self.batch, plan.seq, plan.heads))
         key_at, key_row, kv_head = np.unravel_index(keys.reshape(-1, 1, 1, rows), (self.batch, plan.seq, plan.kv_heads))
-        assert (((at == key_at) & (head // (plan.heads // plan.kv_heads) == kv_head)) | ~met).all()
-        index = [np.broadcast_to(x, met.shape)[met] for x in (at, head, row, key_row)]
+        assert (((at == key_at) & (head // (plan.heads // plan.kv_heads) == kv_head)) | ~seen).all()
+        index = [np.broadcast_to(x, seen.shape)[seen] for x in (at, head, row, key_row)]
         np.add.at(self.pairs[rank], tuple(index), 1)
 
 
@@ -148,7 +148,7 @@ def test_every_pair_of_the_count_is_computed_once(plan: ExchangePlan, batch: int
 @settings(deadline=None, max_examples=100)
 @given(plans(), st.integers(1, 2))
 def test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s(plan: ExchangePlan, batch: int) -> None:
-    tables = [tables_of(plan, rank, batch) for rank in range(plan.world_size)]
+    tables = [index_tables(plan, rank, batch) for rank in range(plan.world_size)]
     for roles in ("qkv", "q", "k"):
         sent = np.array([t.sent[roles].counts for t in tables])
         assert (sent == np.array([t.received[roles].counts for t in tables]).T).all()
@@ -163,7 +163,7 @@ def test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s(plan: Exc
 def test_tables_are_charged_for_all_their_row_numbers() -> None:
     plan = exchange_plan(Pattern([8, 24, 97], [1, 3, 5]), (0, 11, 60, 97), 4, 2, schedule="gather")
     for rank in range(3):
-        found = tables_of(plan, rank, 2)
+        found = index_tables(plan, rank, 2)
         assert found.nbytes == sum(x.nbytes for x in _tensors(found)) > 0
 
 
@@ -177,19 +177,19 @@ def _tensors(x: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _others(tables: Tables, way: str, roles: str, rank: int) -> int:
+def _others(tables: IndexTables, way: str, roles: str, rank: int) -> int:
     """Rows of one kind of message that go to others, or come from them."""
     counts = getattr(tables, way)[roles].counts
     return sum(counts) - counts[rank]
 
 
-def _forward_bytes(tables: Tables, rank: int, row: int) -> int:
+def _forward_bytes(tables: IndexTables, rank: int, row: int) -> int:
     """Rows of q, k, v; a flag a key; results with their lse back to whose they are."""
     there, flags, back = (_others(tables, *what, rank) for what in (("sent", "qkv"), ("sent", "k"), ("received", "q")))
     return there * row + flags + back * (row + 4)
 
 
-def _backward_bytes(tables: Tables, rank: int, row: int) -> int:
+def _backward_bytes(tables: IndexTables, rank: int, row: int) -> int:
     """out, dout and lse of the queries; gradients of q, k, v back to whose they are."""
     return _others(tables, "sent", "q", rank) * (2 * row + 4) + _others(tables, "received", "qkv", rank) * row
 
@@ -198,13 +198,13 @@ def _ring_bytes(plan: ExchangePlan, rank: int, batch: int, row: int) -> dict[str
     """Each member passes on all blocks that some later member has a use for, and sends home gradients of all but its own."""
     hops = grads = 0
     for branch, route in enumerate(plan.routes):
-        for circle in circles(plan, branch, rank, batch) if route.kind == "ring" else ():
-            seen = range(circle.member + 1) if plan.is_causal else range(circle.size)
-            held = [circle.keys(member - circle.member) for member in seen]
-            following = (circle.member + 1) % circle.size
+        for segment in ring_segments(plan, branch, rank, batch) if route.kind == "ring" else ():
+            seen = range(segment.member + 1) if plan.is_causal else range(segment.size)
+            held = [segment.key_rows(member - segment.member) for member in seen]
+            following = (segment.member + 1) % segment.size
             wanted = [block for block in seen if block != following] if not (plan.is_causal and following == 0) else []
             hops += sum(held[block] for block in wanted)
-            grads += sum(held) - held[circle.member]
+            grads += sum(held) - held[segment.member]
     return dict(forward=hops * (2 * row + 1), backward=hops * (2 * row + 1) + grads * 2 * row)
 
 
@@ -223,17 +223,17 @@ def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(plan: ExchangePl
         labels = np.concatenate(sent) if sent else np.empty(0)
         assert len(np.unique(labels)) == len(labels)
     for tables, (labels, _) in zip(computed.tables, computed.received, strict=True):
-        used = [call.queries for call in tables.calls] + [x for call in tables.calls for x in (call.keys, call.values)]
+        used = [stack.queries for stack in tables.stacks] + [x for stack in tables.stacks for x in (stack.keys, stack.values)]
         assert sorted(np.concatenate([*used, np.empty(0, np.int64)]).tolist()) == list(range(len(labels)))
 
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.lists(st.integers(0, 50), min_size=1, max_size=16).map(lambda sizes: [*sizes, 1]))
 def test_heads_are_dealt_out_in_proportion_and_in_order(heads: int, sizes: list[int]) -> None:
-    (owners,) = deal_out(heads, np.array([sizes]))
-    counts = np.bincount(owners, minlength=len(sizes))
-    assert len(owners) == heads
-    assert (np.diff(owners) >= 0).all()
+    (compute_ranks,) = assign_heads(heads, np.array([sizes]))
+    counts = np.bincount(compute_ranks, minlength=len(sizes))
+    assert len(compute_ranks) == heads
+    assert (np.diff(compute_ranks) >= 0).all()
     assert (abs(counts - heads * np.array(sizes) / sum(sizes)) < 1).all()
 
 
@@ -282,7 +282,7 @@ def _busiest(plan: ExchangePlan) -> int:
     ways = [("sent", "received"), ("received", "sent")]
     return max(
         _others(tables, way, "qkv", rank) + _others(tables, back, "q", rank)
-        for rank, tables in enumerate(tables_of(plan, rank, 1) for rank in range(plan.world_size))
+        for rank, tables in enumerate(index_tables(plan, rank, 1) for rank in range(plan.world_size))
         for way, back in ways
     )
 
@@ -372,8 +372,8 @@ def test_overlap_once_moves_nothing_where_segments_are_within_ranks() -> None:
 
 
 def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
-    """Queries that meet many more keys, or few, are padded to squares: of 1024 rows at most, not of all keys."""
+    """Queries that see many more keys, or few, are padded to tiles: of 1024 rows at most, not of all keys."""
     plan = exchange_plan(Pattern([8192], [1]), (0, 16, 8192), 1, schedule="gather")
-    computed = [sum(len(call.keys) * call.rows for call in tables_of(plan, rank, 1).calls) for rank in (0, 1)]
+    computed = [sum(len(stack.keys) * stack.rows for stack in index_tables(plan, rank, 1).stacks) for rank in (0, 1)]
     assert computed[0] <= 1024 * 8192
     assert computed[1] <= 8176 * (8176 + 2 * 1024)

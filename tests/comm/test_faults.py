@@ -43,7 +43,7 @@ def fail(launcher: str, kind: str, folder: Path, *options: str) -> Job:
     return job
 
 
-def assert_told(job: Job, error: type[CommError], what: str, all_of_them: bool = False) -> None:
+def assert_said(job: Job, error: type[CommError], what: str, all_of_them: bool = False) -> None:
     """The waiting ranks, or those that came to speak before the job was ended, said within the timeout whom they missed."""
     said = KNOWN.findall(job.text)
     assert {rank for rank, *_ in said} <= {"0", "2"}, job
@@ -59,13 +59,13 @@ class TestGloo:
     @pytest.mark.parametrize("kind", ["killed", "raises", "gives_up"])
     def test_a_rank_that_is_gone(self, kind: str, tmp_path: Path) -> None:
         job = fail("gloo", kind, tmp_path)
-        assert_told(job, PeerLost, r"lost (rank 1|ranks 0, 1|ranks 1, 2):", all_of_them=True)
+        assert_said(job, PeerLost, r"lost (rank 1|ranks 0, 1|ranks 1, 2):", all_of_them=True)
         assert ("[rank 1] ZeroDivisionError: this one's own fault" in job.text) == (kind == "raises"), job
 
     @pytest.mark.parametrize("kind", ["frozen", "late"])
     def test_a_rank_that_does_not_answer(self, kind: str, tmp_path: Path) -> None:
         job = fail("gloo", kind, tmp_path)
-        assert_told(job, CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s", all_of_them=True)
+        assert_said(job, CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s", all_of_them=True)
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
@@ -77,7 +77,7 @@ class TestMPI:
 
     @pytest.mark.parametrize("kind", ["frozen", "late"])
     def test_a_rank_that_does_not_answer(self, launcher: str, kind: str, tmp_path: Path) -> None:
-        assert_told(fail(launcher, kind, tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
+        assert_said(fail(launcher, kind, tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
 
     def test_a_rank_that_raises_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
         assert_blamed(fail(launcher, "raises", tmp_path), traceback=True)
@@ -91,7 +91,7 @@ def assert_blamed(job: Job, traceback: bool) -> None:
 
 
 def test_ranks_that_are_left_alone_know_who_was_killed(tmp_path: Path) -> None:
-    assert_told(fail("openmpi", "killed", tmp_path, "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
+    assert_said(fail("openmpi", "killed", tmp_path, "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
 
 
 class TestEitherMPI:
@@ -102,7 +102,7 @@ class TestEitherMPI:
         assert_blamed(fail("mpich", kind, tmp_path), traceback=kind != "gives_up")
 
     def test_a_rank_that_leaves(self, tmp_path: Path) -> None:
-        assert_told(fail("mpich", "exits", tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
+        assert_said(fail("mpich", "exits", tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
 
     def test_a_rank_that_disagrees(self, tmp_path: Path) -> None:
         job = fail("mpich", "disagrees", tmp_path)

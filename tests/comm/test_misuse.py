@@ -328,7 +328,7 @@ def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
 
 @pytest.mark.slow
 def test_500_steps_leave_nothing_behind() -> None:
-    """Forward and backward: no memory, no file, no thread, no letter that nobody fetched."""
+    """Forward and backward: no memory, no file, no thread, no message that nobody fetched."""
     held: list[tuple[int, int]] = []
 
     def on_rank(comm: ThreadComm) -> None:
@@ -341,7 +341,7 @@ def test_500_steps_leave_nothing_behind() -> None:
                 gc.collect()
                 held.append((_resident(), len([*Path("/proc/self/fd").iterdir()])))
         comm.agree(b"done")
-        assert not [key for key in comm._office.letters if key[1] == comm.rank]
+        assert not [key for key in comm._mailbox.messages if key[1] == comm.rank]
 
     threads = threading.active_count()
     run_threads(2, on_rank, timeout=20)

@@ -23,7 +23,7 @@ from dilkit.comm import (
     shard,
     unshard,
 )
-from dilkit.comm.reorder import moves_of
+from dilkit.comm.reorder import reorder_plan
 from dilkit.comm.transports.threads import ThreadComm
 
 SHAPE, SEQ, HEADS, KV_HEADS, DIM = (6, 8), 49, 8, 4, 8
@@ -190,11 +190,11 @@ def test_one_message_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None
 def test_tables_of_a_rank_are_as_long_as_its_rows(cuts: tuple[int, ...]) -> None:
     plan.cache_clear()
     for made in (HILBERT, SNAKE, POINTS):
-        moves = [moves_of(made, cuts, rank, torch.device("cpu")) for rank in range(len(cuts) - 1)]
+        moves = [reorder_plan(made, cuts, rank, torch.device("cpu")) for rank in range(len(cuts) - 1)]
         for rank, one in enumerate(moves):
             rows = cuts[rank + 1] - cuts[rank]
             assert one.nbytes == 4 * rows * 4
-            assert moves_of(made, cuts, rank, torch.device("cpu")) is one
+            assert reorder_plan(made, cuts, rank, torch.device("cpu")) is one
             assert [len(x) for x in (one.row_major.rows, one.along.rows)] == [rows] * 2
             assert [other.along.counts[rank] for other in moves] == list(one.row_major.counts)
 

@@ -17,8 +17,9 @@ from helpers.project import python
 
 import dilkit.comm
 from dilkit.comm import Comm, CommError, Fault, MPIComm, TorchComm, run_threads
-from dilkit.comm.transports import mpi_library, staging
-from dilkit.comm.transports.flight import pieces, poll
+from dilkit.comm.transports import staging
+from dilkit.comm.transports.mpi import library
+from dilkit.comm.transports.mpi.requests import pieces, poll
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -91,13 +92,13 @@ def test_torch_distributed_must_be_initialized() -> None:
 
 def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
-    mpi_library.mpi.cache_clear()
+    library.mpi.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'dilkit\[mpi\]'"):
         MPIComm()
 
 
 @pytest.mark.parametrize(
-    ("library", "aware"),
+    ("loaded", "aware"),
     [
         (None, False),
         (types.SimpleNamespace(), False),
@@ -106,38 +107,38 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.Monke
     ],
     ids=["not-found", "silent", "no", "yes"],
 )
-def test_mpi_is_cuda_aware_if_the_library_says_so(library: object, aware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_library, "loaded_library", lambda: library)
-    assert mpi_library.cuda_aware.__wrapped__() is aware
-    monkeypatch.setattr("dilkit.comm.transports.mpi.cuda_aware", lambda: aware)
+def test_mpi_is_cuda_aware_if_the_library_says_so(loaded: object, aware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "loaded_library", lambda: loaded)
+    assert library.cuda_aware.__wrapped__() is aware
+    monkeypatch.setattr("dilkit.comm.transports.mpi.comm.cuda_aware", lambda: aware)
     reads = [MPIComm._reads(object.__new__(MPIComm), torch.device(name)) for name in ("cpu", "cuda:1", "meta")]
     assert reads == [True, aware, False]
 
 
 def test_staged_bytes_are_copies() -> None:
     part = torch.arange(5, dtype=torch.uint8)
-    ((peer, copy),) = staging.outgoing([(3, part)], part.device)
+    ((peer, copy),) = staging.host_copies([(3, part)], part.device)
     assert peer == 3
     assert torch.equal(copy, part)
     assert copy.data_ptr() != part.data_ptr()
-    staged = staging.incoming([(3, part)])
+    staged = staging.host_buffers([(3, part)])
     staged[0][1].fill_(7)
-    staging.deliver(staged, [(3, part)])
+    staging.copy_back(staged, [(3, part)])
     assert part.tolist() == [7] * 5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="staging through pinned memory needs a CUDA device")
 def test_bytes_of_a_gpu_are_staged_through_pinned_memory() -> None:
     part = torch.arange(5, dtype=torch.uint8, device="cuda")
-    ((_, copy),) = staging.outgoing([(0, part)], part.device)
+    ((_, copy),) = staging.host_copies([(0, part)], part.device)
     assert copy.is_pinned()
     assert copy.tolist() == [0, 1, 2, 3, 4]
-    staging.deliver([(0, copy + 1)], [(0, part)])
+    staging.copy_back([(0, copy + 1)], [(0, part)])
     assert part.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_long_messages_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dilkit.comm.transports.flight.PIECE_BYTES", 4)
+    monkeypatch.setattr("dilkit.comm.transports.mpi.requests.PIECE_BYTES", 4)
     cut = [(peer, piece.tolist()) for peer, piece in pieces([(2, torch.arange(9)), (0, torch.arange(4))])]
     assert cut == [(2, [0, 1, 2, 3]), (2, [4, 5, 6, 7]), (2, [8]), (0, [0, 1, 2, 3])]
 
@@ -154,8 +155,8 @@ class TestPoll:
             self.now += seconds or 1e-6
 
         fake_time = types.SimpleNamespace(monotonic=lambda: self.now, sleep=pass_time)
-        monkeypatch.setattr("dilkit.comm.transports.flight.time", fake_time)
-        monkeypatch.setattr("dilkit.comm.transports.flight.os", types.SimpleNamespace(sched_yield=lambda: pass_time(0)))
+        monkeypatch.setattr("dilkit.comm.transports.mpi.requests.time", fake_time)
+        monkeypatch.setattr("dilkit.comm.transports.mpi.requests.os", types.SimpleNamespace(sched_yield=lambda: pass_time(0)))
 
     def test_true_as_soon_as_nothing_is_left(self) -> None:
         left = iter([2, 1, 0])

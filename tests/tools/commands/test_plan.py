@@ -12,12 +12,12 @@ import torch
 from helpers.command_line import json_output, output
 
 from dilkit import Pattern, dilated_attention
-from dilkit.comm import ExchangePlan, Rows, ring_dilated_attention, run_threads, shard, shard_cuts
-from dilkit.comm.attention import exchange_plan
-from dilkit.comm.passes.buffers import held_bytes, ring_bytes
-from dilkit.comm.passes.ring import circles
-from dilkit.comm.passes.tables import tables_of
-from dilkit.comm.plan.exchange_plan import PHASES, SCHEDULES
+from dilkit.comm import ExchangePlan, Rows, exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
+from dilkit.comm.passes.all_to_all.index_tables import index_tables
+from dilkit.comm.passes.ring.segment import ring_segments
+from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, ring_buffer_bytes
+from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.transports.base import Comm
 from dilkit.tools.cli import main
 from dilkit.tools.console.quantities import bandwidth, flops, whole_number
@@ -100,7 +100,7 @@ def test_exchange_buffers_are_what_tables_hold(capsys: pytest.CaptureFixture[str
     for schedule, facts in report["schedules"].items():
         plan = exchange_plan(pattern, cuts, p["heads"], p["kv_heads"], is_causal=p["is_causal"], schedule=schedule)
         for rank, held in enumerate(facts["by_rank"]["exchange_bytes"]):
-            received = tables_of(plan, rank, p["batch"]).received
+            received = index_tables(plan, rank, p["batch"]).received
             flags = sum(received["k"].counts) if p["key_padding_mask"] else 0
             assert held == sum(received["qkv"].counts) * row + flags, (schedule, rank)
 
@@ -112,16 +112,18 @@ def test_segments_computed_one_by_one_are_held_too(seed: int) -> None:
     lengths = [int(random.integers(1, 250)) for _ in range(2)]
     pattern = Pattern(lengths, [int(random.integers(1, min(length, 9) + 1)) for length in lengths])
     plan = ExchangePlan(pattern, shard_cuts(seq, ranks), 6, 3, is_causal=bool(seed % 2), fuse_branches=False)
-    held = held_bytes(plan, Rows(8, "float32", 2))
-    assert held.tolist() == [sum(tables_of(plan, rank, 2).received["qkv"].counts) * 8 * 4 for rank in range(ranks)]
+    held = exchange_buffer_bytes(plan, Rows(8, "float32", 2))
+    assert held.tolist() == [sum(index_tables(plan, rank, 2).received["qkv"].counts) * 8 * 4 for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
     plan = ExchangePlan(Pattern([10, 70], [2, 3]), shard_cuts(70, 4), 4, 2, is_causal, "ring")
-    found = ring_bytes(plan, Rows(8, "float32", 2, key_padding_mask=True))
+    found = ring_buffer_bytes(plan, Rows(8, "float32", 2, key_padding_mask=True))
     for rank in range(4):
-        blocks = [sum(max(c.keys(i) for i in range(c.size)) for c in circles(plan, branch, rank, 2)) for branch in range(2)]
+        blocks = [
+            sum(max(c.key_rows(i) for i in range(c.size)) for c in ring_segments(plan, branch, rank, 2)) for branch in range(2)
+        ]
         assert found[rank] == 4 * max(blocks) * (2 * 8 * 4 + 1)
 
 
@@ -130,14 +132,14 @@ def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
 def test_what_is_sent_is_received(phase: str, schedule: str) -> None:
     for ranks, is_causal in itertools.product(range(1, 12), (False, True)):
         plan = ExchangePlan(Pattern([9, 40, 131], [1, 3, 7]), shard_cuts(131, ranks), 6, 3, is_causal, schedule)
-        legs = plan.legs(phase, Rows(8, "float32", 2, key_padding_mask=True))
-        for leg in (legs.there, legs.back, legs.ring):
+        traffic = plan.traffic(phase, Rows(8, "float32", 2, key_padding_mask=True))
+        for leg in (traffic.there, traffic.back, traffic.ring):
             assert leg.sent.sum() == leg.received.sum()
             assert (min(leg.sent.min(), leg.received.min())) >= 0
 
 
 def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """A million tokens on eight ranks: one branch is spread, over four ranks, with 512 rows a head of 128 bytes on each."""
+    """A million tokens on eight ranks: one branch is sharded, over four ranks, with 512 rows a head of 128 bytes on each."""
     report = planned(capsys, "--seq 1M --world-size 8 --heads 8 --dim 64 --causal")
     assert report["problem"]["pattern"] == "Pattern([2048, 8192, 32768, 131072, 524288], [1, 4, 16, 64, 256])"
     sent = 4 * 3 / 4 * 0.5 * MIB + 4 * 3 / 4 * 512 * 8
@@ -205,12 +207,12 @@ def test_plans_explain_themselves() -> None:
     assert first == "branch 0: segments of 16, rate 1: local: every segment is within one rank: nothing is sent"
     assert second.startswith("branch 1: segments of 64, rate 2: scatter over 2 ranks: ")
     assert "scatter 256, gather 256" in second
-    sent = [int(plan.legs(phase, Rows(8, "bfloat16"), 2).sent.max()) for phase in PHASES]
+    sent = [int(plan.traffic(phase, Rows(8, "bfloat16"), 2).sent.max()) for phase in PHASES]
     assert f"sends {sent[0]:,} bytes forward, {sent[1]:,} backward" in third
     assert "scatter moves the fewest rows" in third
-    told = ExchangePlan(Pattern([128], [4]), shard_cuts(128, 4), 8, 8, schedule="ring").explain()
-    assert "ring over 4 ranks" in told
-    assert "as schedule='ring' says" in told
+    text = ExchangePlan(Pattern([128], [4]), shard_cuts(128, 4), 8, 8, schedule="ring").explain()
+    assert "ring over 4 ranks" in text
+    assert "as schedule='ring' says" in text
 
 
 BAD = [

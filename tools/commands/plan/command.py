@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
-from dilkit.comm.plan.exchange_plan import SCHEDULES, ExchangePlan
+from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.pattern import Pattern
 from dilkit.tools.commands.plan.facts import baselines, choice, one_rank, schedule_facts
 from dilkit.tools.commands.plan.report import report_lines

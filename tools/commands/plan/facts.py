@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.passes.buffers import held_bytes, ring_bytes
+from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, ring_buffer_bytes
 from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
-from dilkit.comm.plan.explain import branch_facts, explained
-from dilkit.comm.plan.spread import members_of
-from dilkit.comm.plan.tally import Tally
-from dilkit.comm.plan.traffic import Rows
+from dilkit.comm.plan.explain import branch_facts, explanation
+from dilkit.comm.plan.row_counts import RowCounts
+from dilkit.comm.plan.sharded_segments import segment_shards
+from dilkit.comm.plan.traffic import PhaseTraffic, Rows
 from dilkit.tools.console.text import in_bytes
 
 BACKWARD = 2.5
@@ -23,11 +23,11 @@ Numbers = NDArray[Any]
 
 def schedule_facts(plan: ExchangePlan, rows: Rows, *, bandwidth: float, flops: float) -> dict[str, Any]:
     """All about one schedule: routes; the smallest, the mean and the largest bytes, FLOPs and memory of all ranks; seconds."""
-    sent = {phase: plan.legs(phase, rows).sent for phase in PHASES}
+    sent = {phase: plan.traffic(phase, rows).sent for phase in PHASES}
     memory, times, work = memory_of(plan, rows), times_of(plan, rows, bandwidth, flops), forward_flops(plan, rows)
     slowest = int(np.argmax(times["overlapped"]))
     return dict(
-        explanation=explained(plan, rows).split("\n"),
+        explanation=explanation(plan, rows).split("\n"),
         branches=[facts.to_dict() for facts in branch_facts(plan, rows)],
         sent_bytes={phase: _spread(counts) for phase, counts in sent.items()},
         flops={**_spread(work), "balance": float(work.max() / (work.sum() / len(work))) if work.any() else 1.0},
@@ -44,20 +44,20 @@ def schedule_facts(plan: ExchangePlan, rows: Rows, *, bandwidth: float, flops: f
 def one_rank(plan: ExchangePlan, rows: Rows, rank: int, *, bandwidth: float, flops: float) -> dict[str, Any]:
     """One rank: its positions, bytes by phase and by what is sent, FLOPs by when they are done, memory and seconds."""
     where, work, unit = plan.positions(rank), plan.all_work, flops_of_a_pair(rows)
-    legs = {phase: plan.legs(phase, rows) for phase in PHASES}
+    traffic = {phase: plan.traffic(phase, rows) for phase in PHASES}
     return dict(
         rank=rank,
         positions=[where.start, where.stop],
-        sent_bytes={phase: _legs(legs[phase], "sent", rank) for phase in PHASES},
-        received_bytes={phase: _legs(legs[phase], "received", rank) for phase in PHASES},
+        sent_bytes={phase: _by_direction(traffic[phase], "sent", rank) for phase in PHASES},
+        received_bytes={phase: _by_direction(traffic[phase], "received", rank) for phase in PHASES},
         flops={name: int(getattr(work, name)[rank]) * unit for name in ("local", "moved", "ring", "total")},
         memory_bytes={name: int(counts[rank]) for name, counts in memory_of(plan, rows).items()},
         seconds={name: float(found[rank]) for name, found in times_of(plan, rows, bandwidth, flops).items()},
     )
 
 
-def _legs(legs: Any, way: str, rank: int) -> dict[str, int]:
-    found = {name: int(getattr(getattr(legs, name), way)[rank]) for name in ("there", "back", "ring")}
+def _by_direction(traffic: PhaseTraffic, way: str, rank: int) -> dict[str, int]:
+    found = {name: int(getattr(getattr(traffic, name), way)[rank]) for name in ("there", "back", "ring")}
     return {**found, "total": sum(found.values())}
 
 
@@ -77,13 +77,13 @@ def memory_of(plan: ExchangePlan, rows: Rows) -> dict[str, Numbers]:
     Inputs are query, key, value (and mask); results out and lse; gradients those of the results and of the inputs.
     """
     tokens = np.diff(np.array(plan.cuts, np.int64)) * rows.batch
-    queries, keys = plan.heads * rows.row, 2 * plan.kv_heads * rows.row
+    queries, keys = plan.heads * rows.row_bytes, 2 * plan.kv_heads * rows.row_bytes
     found: dict[str, Numbers] = {
         "inputs": tokens * (queries + keys + rows.key_padding_mask),
-        "results": tokens * (queries + plan.heads * rows.number),
+        "results": tokens * (queries + plan.heads * rows.lse_bytes),
         "gradients": tokens * (2 * queries + keys),
-        "exchange buffers": held_bytes(plan, rows),
-        "ring buffers": ring_bytes(plan, rows),
+        "exchange buffers": exchange_buffer_bytes(plan, rows),
+        "ring buffers": ring_buffer_bytes(plan, rows),
     }
     return {**found, "total": np.sum(list(found.values()), axis=0)}
 
@@ -97,8 +97,8 @@ def times_of(plan: ExchangePlan, rows: Rows, bandwidth: float, flops: float) -> 
     local, moved, ring = (np.array(part, float) * unit for part in (work.local, work.moved, work.ring))
     compute, sending, overlapped = (np.zeros(plan.world_size) for _ in range(3))
     for phase, factor in zip(PHASES, (1.0, BACKWARD), strict=True):
-        legs = plan.legs(phase, rows)
-        there, back, around = (leg.busier / bandwidth for leg in (legs.there, legs.back, legs.ring))
+        traffic = plan.traffic(phase, rows)
+        there, back, around = (leg.busier / bandwidth for leg in (traffic.there, traffic.back, traffic.ring))
         compute += factor * (local + moved + ring)
         sending += there + back + around
         overlapped += np.maximum(factor * local, there) + factor * moved + np.maximum(factor * ring, back + around)
@@ -107,10 +107,12 @@ def times_of(plan: ExchangePlan, rows: Rows, bandwidth: float, flops: float) -> 
 
 def baselines(plan: ExchangePlan, rows: Rows, bandwidth: float) -> dict[str, Any]:
     """What others would send in a forward pass, from the rank that sends most, beside what they would keep."""
-    shard = int(np.diff(np.array(plan.cuts, np.int64)).max()) * plan.kv_heads * rows.batch * rows.key_and_value
+    shard = int(np.diff(np.array(plan.cuts, np.int64)).max()) * plan.kv_heads * rows.batch * rows.key_value_bytes
     pattern, shape = plan.pattern, (plan.cuts, plan.heads, plan.kv_heads)
-    members = [members_of(pattern, branch, *shape) for branch in range(len(pattern.branches))]
-    sparse = rows.batch * rows.key_and_value * sum(Tally(found, plan.world_size, 1, False).keys_sent for found in members)
+    branches = [segment_shards(pattern, branch, *shape) for branch in range(len(pattern.branches))]
+    sparse = (
+        rows.batch * rows.key_value_bytes * sum(RowCounts(shards, plan.world_size, 1, False).keys_sent for shards in branches)
+    )
     sent = {"full_ring": (plan.world_size - 1) * shard, "segment_all_gather": int(np.max(sparse))}
     return {name: dict(forward_bytes=count, seconds=count / bandwidth) for name, count in sent.items()}
 
@@ -123,7 +125,7 @@ def choice(plans: Mapping[str, ExchangePlan], rows: Rows) -> str:
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if set(kinds) == {"local"}:
         return f"auto: {counts}: every segment is within one rank, and nothing is sent"
-    most = {name: int(plan.legs("forward", rows).sent.max()) for name, plan in plans.items()}
+    most = {name: int(plan.traffic("forward", rows).sent.max()) for name, plan in plans.items()}
     others = ", ".join(f"{name} {in_bytes(most[name])}" for name in plans if name != "auto")
     beside = f" ({others})" if others else ""
     reason = "the fewest rows through the busiest rank, branch by branch"

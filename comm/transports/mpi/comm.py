@@ -1,4 +1,4 @@
-"""Ranks of an MPI job, by mpi4py."""
+"""`MPIComm`: the ranks of an MPI job as a transport."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from dilkit.comm.transports import staging
-from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, CommError, CommTimeout, Parts
-from dilkit.comm.transports.flight import Flight, poll, unfinished
-from dilkit.comm.transports.mpi_library import cuda_aware, mpi
-from dilkit.comm.transports.uncaught import show, show_uncaught
+from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes
+from dilkit.comm.transports.errors import CommError, CommTimeout
+from dilkit.comm.transports.mpi.library import cuda_aware, mpi
+from dilkit.comm.transports.mpi.requests import MPIExchange, poll, unfinished_exchanges
+from dilkit.comm.transports.rank_errors import print_error, report_uncaught
 
 TURN_SECONDS = 0.3
 LAST_TURN_SECONDS = 1.0
@@ -26,11 +27,20 @@ FORWARDING_SECONDS = 0.2
 
 
 class MPIComm(Comm):
-    """The ranks of an mpi4py intracommunicator, by default of `MPI.COMM_WORLD`. All of them make theirs: it is duplicated.
+    """The ranks of an mpi4py intracommunicator, by default of `MPI.COMM_WORLD`. `timeout` is in seconds.
 
-    Works under `mpirun` with plain `python`: from now on an exception that nobody catches is shown, marked with the rank in
-    `MPI.COMM_WORLD`, and ends the job. CUDA tensors go through host memory unless the MPI library says that it is CUDA-aware.
+    All ranks of the communicator make theirs: it is duplicated. It works under `mpirun` with plain `python`: from then on an
+    exception that nobody catches is printed, marked with the rank in `MPI.COMM_WORLD`, and ends the job. CUDA tensors go through
+    host memory unless the MPI library says that it is CUDA-aware.
+
     Raises ImportError without mpi4py or an MPI library, TypeError for other communicators, `CommTimeout` if ranks do not join.
+
+        >>> import subprocess, sys
+        >>> program = "from dilkit.comm import MPIComm; comm = MPIComm(timeout=60.0); print(f'rank {comm.rank} of {comm.size}')"
+        >>> print(subprocess.check_output([sys.executable, "-c", program], text=True).strip())
+        rank 0 of 1
+
+    Without `mpirun`, as here, the process is a job of one rank; `mpirun -n 4 python -c "$program"` prints four lines.
     """
 
     def __init__(self, communicator: Any = None, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -42,12 +52,12 @@ class MPIComm(Comm):
             )
         super().__init__(given.Get_rank(), given.Get_size(), timeout)
         if self.size > 1:
-            _never_leave_others_waiting()
+            _end_job_on_failure()
         self._comm = self._duplicate(given)
 
     def abort(self, why: BaseException) -> None:
         """Show `why`, marked with this rank, and end all processes of the job, this one too."""
-        show(why, mpi().COMM_WORLD.Get_rank())
+        print_error(why, mpi().COMM_WORLD.Get_rank())
         _end_job()
 
     def _duplicate(self, given: Any) -> Any:
@@ -59,29 +69,29 @@ class MPIComm(Comm):
         own.Set_errhandler(mpi().ERRORS_RETURN)
         return own
 
-    def _post(self, send: Parts, recv: Parts, device: torch.device, number: int, step: str) -> Callable[[], None]:
-        flight = Flight(self._comm, number, step)
+    def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
+        exchange = MPIExchange(self._comm, number, step)
         if not self._reads(device):
-            staged = staging.incoming(recv)
-            flight.post(staging.outgoing(send, device), staged)
+            staged = staging.host_buffers(recv)
+            exchange.post(staging.host_copies(send, device), staged)
 
             def finish() -> None:
-                flight.land(self.timeout)
-                staging.deliver(staged, recv)
+                exchange.wait(self.timeout)
+                staging.copy_back(staged, recv)
 
             return finish
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # MPI knows nothing of streams
-        flight.post(send, recv)
-        return lambda: flight.land(self.timeout)
+        exchange.post(send, recv)
+        return lambda: exchange.wait(self.timeout)
 
     def _reads(self, device: torch.device) -> bool:
         """Whether MPI can be given the memory of tensors on `device`."""
         return device.type == "cpu" or (device.type == "cuda" and cuda_aware())
 
 
-def _never_leave_others_waiting() -> None:
-    show_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job_in_turn)
+def _end_job_on_failure() -> None:
+    report_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job_in_turn)
     atexit.unregister(_end_job_if_unfinished)
     atexit.register(_end_job_if_unfinished)
     here = threading.current_thread() is threading.main_thread()  # others cannot say what signals do
@@ -106,7 +116,7 @@ def _end_job() -> None:
 
 def _end_job_if_unfinished() -> None:
     """At exit, before mpi4py ends MPI: that would wait for messages which, after an error, may never come."""
-    if left := unfinished():
-        names = ", ".join(flight.where for flight in left)
+    if left := unfinished_exchanges():
+        names = ", ".join(exchange.where for exchange in left)
         print(f"[rank {mpi().COMM_WORLD.Get_rank()}] ends with messages under way: {names}", file=sys.stderr, flush=True)
         _end_job()

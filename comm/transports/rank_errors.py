@@ -1,4 +1,4 @@
-"""What becomes of an exception that nobody catches: it is shown once, marked with the rank whose fault it is."""
+"""How the error of a rank is printed: once, each line marked with the rank whose fault it is."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from dilkit.comm.transports.base import CommError
+from dilkit.comm.transports.errors import CommError
 
 _installed = False
 
 
-def describe(error: BaseException, rank: int) -> str:
+def error_text(error: BaseException, rank: int) -> str:
     """The traceback of `error`, each line marked with the rank; one line if the fault is another rank's, which shows its own."""
     if isinstance(error, CommError):
         lines = [f"{type(error).__name__}: {error}"]
@@ -21,15 +21,15 @@ def describe(error: BaseException, rank: int) -> str:
     return "".join(f"[rank {rank}] {line}\n" for line in lines)
 
 
-def show(error: BaseException, rank: int) -> None:
-    """Print `describe(error, rank)` in one piece, after all that was printed before."""
+def print_error(error: BaseException, rank: int) -> None:
+    """Print `error_text(error, rank)` in one piece, after all that was printed before."""
     sys.stdout.flush()
-    sys.stderr.write(describe(error, rank))
+    sys.stderr.write(error_text(error, rank))
     sys.stderr.flush()
 
 
-def show_uncaught(rank: int, end: Callable[[BaseException], None]) -> None:
-    """From now on an exception that nobody catches, in any thread, is shown and followed by `end(error)`. Later calls do nothing.
+def report_uncaught(rank: int, end: Callable[[BaseException], None]) -> None:
+    """Have every exception that nobody catches, in any thread, printed, and `end(error)` called. Later calls do nothing.
 
     `end` matters where a rank that fails would wait, at the end of its interpreter, for others that wait for it.
     """
@@ -40,7 +40,7 @@ def show_uncaught(rank: int, end: Callable[[BaseException], None]) -> None:
 
     def uncaught(error: BaseException) -> None:
         try:
-            show(error, rank)
+            print_error(error, rank)
         finally:
             end(error)
 

@@ -1,4 +1,4 @@
-"""The MPI library at hand: mpi4py's module, and what the library itself can do."""
+"""The MPI library: mpi4py's module, and whether the library can read CUDA memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cuda_aware() -> bool:
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """The MPI library that this process has loaded; None where the system does not tell (that is, outside Linux)."""
+    """The MPI library that this process has loaded; None where the system does not say (outside Linux)."""
     mpi()
     try:
         maps = Path("/proc/self/maps").read_text()

@@ -1,4 +1,4 @@
-"""What training needs of ranks besides the attention: parameters that start equal, and gradients added up."""
+"""Collective operations that training needs besides attention: parameters that start equal, and summed gradients."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ from dilkit.comm.transports.base import Comm
 
 
 def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
-    """Put in place of each tensor its sum over the ranks: bitwise the same on every rank, and in every run.
+    """Replace each tensor, in place, by its sum over the ranks (an all-reduce): bitwise the same on every rank and in every run.
 
-    Each rank is sent its part of all numbers, adds it up in fp32 (fp64 if a tensor is fp64), rank by rank, and sends the sums
-    to the others: `2 (p - 1) / p` times the numbers in all. For gradients, after `backward()`:
+        x <- x_0 + x_1 + ... + x_(p-1)        added in this order, in fp32 (fp64 if a tensor is fp64)
 
-        sum_over_ranks([p.grad for p in model.parameters()], comm)
+    Tensors have any shapes and floating-point dtypes, on one device. Each rank receives its part of all numbers from the others,
+    adds it up and sends the sums to them (a reduce-scatter and an all-gather): it sends `2 (p - 1) / p` times the numbers.
 
-    Raises TypeError for what are no floating-point tensors, ValueError for those of several devices, `PlanMismatch` where ranks
+    Raises TypeError for what are no floating-point tensors, ValueError for tensors on several devices, `PlanMismatch` where ranks
     differ in number, shapes, dtypes or kind of device.
+
+        >>> import torch
+        >>> from dilkit.comm import run_threads, sum_over_ranks
+        >>> def on_rank(comm):
+        ...     weight = torch.ones(2, requires_grad=True)
+        ...     (weight * (comm.rank + 1)).sum().backward()
+        ...     sum_over_ranks([weight.grad], comm)
+        ...     return weight.grad.tolist()
+        >>> run_threads(2, on_rank)
+        [[3.0, 3.0], [3.0, 3.0]]
     """
     _agree(tensors, comm, "sum_over_ranks")
     if comm.size == 1 or not tensors:
@@ -32,18 +42,31 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
     cuts = [rank * len(numbers) // comm.size for rank in range(comm.size + 1)]
     counts = [stop - start for start, stop in pairwise(cuts)]
     own = counts[comm.rank]
-    total, *others = comm.exchange(numbers, counts, [own] * comm.size, "parts of sums").wait().split([own] * comm.size)
+    parts = comm.exchange(numbers, counts, [own] * comm.size, "parts of sums").wait()
+    total, *others = torch.split(parts, [own] * comm.size)
     for part in others:
         total += part
     sums = comm.exchange(total.repeat(comm.size, 1), [own] * comm.size, counts, "sums").wait()
-    for x, part in zip(tensors, sums.split([x.numel() for x in tensors]), strict=True):
+    for x, part in zip(tensors, torch.split(sums, [x.numel() for x in tensors]), strict=True):
         x.detach().copy_(part.view(x.shape))
 
 
 def copy_from_rank(tensors: Sequence[Tensor], comm: Comm, source: int = 0) -> None:
-    """Put in place of each tensor what rank `source` has: parameters that start equal, whatever was drawn here.
+    """Replace each tensor, in place, by that of rank `source` (a broadcast): parameters that start equal on all ranks.
 
-    Raises as `sum_over_ranks` does, and ValueError for a rank that is none.
+    Tensors have any shapes and floating-point dtypes, on one device. Copies travel in `log2(p)` steps: at each, twice as many
+    ranks have them.
+
+    Raises what `sum_over_ranks` raises, and ValueError for a `source` that is no rank.
+
+        >>> import torch
+        >>> from dilkit.comm import copy_from_rank, run_threads
+        >>> def on_rank(comm):
+        ...     weight = torch.full((2,), float(comm.rank))
+        ...     copy_from_rank([weight], comm, source=1)
+        ...     return weight.tolist()
+        >>> run_threads(2, on_rank)
+        [[1.0, 1.0], [1.0, 1.0]]
     """
     if not 0 <= integer("source", source) < comm.size:
         raise ValueError(f"source={source} is no rank; ranks are 0 to {comm.size - 1}")
@@ -53,18 +76,20 @@ def copy_from_rank(tensors: Sequence[Tensor], comm: Comm, source: int = 0) -> No
         place = (comm.rank - source) % comm.size  # the source is at 0; at each step, twice as many have it
         held = 1
         while held < comm.size:
-            sends, wants = [0] * comm.size, [0] * comm.size
+            sends, receives = [0] * comm.size, [0] * comm.size
             if place < held and place + held < comm.size:
                 sends[(comm.rank + held) % comm.size] = 1
             if held <= place < 2 * held:
-                wants[(comm.rank - held) % comm.size] = 1
-            came = comm.exchange(row[: sum(sends)], sends, wants, "copies").wait()
-            row = came if sum(wants) else row
+                receives[(comm.rank - held) % comm.size] = 1
+            copied = comm.exchange(row[: sum(sends)], sends, receives, "copies").wait()
+            row = copied if sum(receives) else row
             held *= 2
         x.detach().copy_(row.view(x.shape))
 
 
 def _agree(tensors: Sequence[Tensor], comm: Comm, what: str, **more: int) -> None:
+    """Raise on every rank unless all of them pass tensors of the same number, shapes, dtypes and kind of device."""
+
     def facts() -> dict[str, object]:
         for x in tensors:
             if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a rank computes of its own rows alone: the segments that lie within its shard, all branches of a range in one call."""
+"""Attention over the segments that lie within a rank's shard: nothing is sent, all branches of a range in one call."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.compute import Kernel
-from dilkit.comm.passes.partial import Partial
+from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.partial_results import PartialResults
 from dilkit.comm.plan.exchange_plan import ExchangePlan
-from dilkit.comm.plan.spread import local_range
+from dilkit.comm.plan.local_segments import local_range
+from dilkit.comm.plan.sharded_segments import segment_tokens
 from dilkit.op.operators import backward_op, forward_op, lse_dtype
 from dilkit.pattern import Pattern
 
 
-class Range(NamedTuple):
+class LocalRange(NamedTuple):
     """Rows `start .. stop - 1` of a shard, and the branches whose segments tile them."""
 
     start: int
@@ -26,24 +27,25 @@ class Range(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def local_ranges(plan: ExchangePlan, rank: int) -> tuple[Range, ...]:
+def local_ranges(plan: ExchangePlan, rank: int) -> tuple[LocalRange, ...]:
     """The ranges that a rank computes by itself; none where segments are computed one by one."""
     if not plan.fuse_branches:
         return ()
     first, last = plan.cuts[rank : rank + 2]
     branches: dict[tuple[int, int], list[int]] = {}
-    for b, branch in enumerate(plan.moved.branches):
-        start, stop = local_range(max(min(branch.segment_length, plan.seq), 1), first, last, plan.seq)
+    for b, branch in enumerate(plan.exchange_pattern.branches):
+        start, stop = local_range(segment_tokens(branch, plan.seq), first, last, plan.seq)
         if start < stop:
             branches.setdefault((start - first, stop - first), []).append(b)
     every = list(range(len(plan.pattern.branches)))
     return tuple(
-        Range(start, stop, _only(plan.pattern, every if plan.is_joint else which)) for (start, stop), which in branches.items()
+        LocalRange(start, stop, _with_branches(plan.pattern, every if plan.is_joint else which))
+        for (start, stop), which in branches.items()
     )
 
 
-def _only(pattern: Pattern, branches: list[int]) -> Pattern:
-    """Some branches of a pattern."""
+def _with_branches(pattern: Pattern, branches: list[int]) -> Pattern:
+    """A pattern of some of the branches."""
     if len(branches) == len(pattern.branches):
         return pattern
     chosen = [pattern.branches[b] for b in branches]
@@ -53,41 +55,48 @@ def _only(pattern: Pattern, branches: list[int]) -> Pattern:
 
 
 def local_forward(
-    kernel: Kernel, ranges: tuple[Range, ...], is_causal: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    op: AttentionOp,
+    ranges: tuple[LocalRange, ...],
+    is_causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`out` like `query`, contiguous, and `lse` `(batch, seq, heads)`; 0 and -inf where nothing is seen within the shard."""
     out = lse = None
     for r in ranges:
         rows = slice(r.start, r.stop)
         inputs = (query[:, rows], key[:, rows], value[:, rows], None if mask is None else mask[:, rows])
-        found, found_lse = forward_op(*inputs, kernel.scale, kernel.call(r.pattern, is_causal))
+        found, found_lse = forward_op(*inputs, op.scale, op.encode(r.pattern, is_causal))
         found_lse = found_lse.transpose(1, 2).contiguous()
         if out is None and found.shape == query.shape:
             out, lse = found, found_lse
         else:
-            out, lse = _nothing(query) if out is None or lse is None else (out, lse)
-            _join(out[:, rows], lse[:, rows], found, found_lse)
-    return _nothing(query) if out is None or lse is None else (out, lse)
+            out, lse = _no_results(query) if out is None or lse is None else (out, lse)
+            _merge(out[:, rows], lse[:, rows], found, found_lse)
+    return _no_results(query) if out is None or lse is None else (out, lse)
 
 
-def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
+def _no_results(query: Tensor) -> tuple[Tensor, Tensor]:
+    """The results of queries that see no key."""
     lse = query.new_full(query.shape[:3], -math.inf, dtype=lse_dtype(query.dtype))
     return query.new_zeros(query.shape), lse
 
 
-def _join(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
-    """Join `found` to `out`, sequence by sequence: of one, the rows lie together."""
+def _merge(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
+    """Merge `found` into `out`, one sequence of the batch after the other: the rows of one lie together."""
     rows = torch.arange(lse.shape[1] * lse.shape[2], device=lse.device)
     for mine, mine_lse, more, more_lse in zip(out, lse, found, found_lse, strict=True):
         flat = mine.view(-1, out.shape[-1])
-        joined = Partial(flat, mine_lse.view(-1))
-        joined.join(rows, more.reshape(flat.shape), more_lse.reshape(-1))
-        flat.copy_(joined.out)
+        merged = PartialResults(flat, mine_lse.view(-1))
+        merged.merge(rows, more.reshape(flat.shape), more_lse.reshape(-1))
+        flat.copy_(merged.out)
 
 
 def local_backward(
-    kernel: Kernel,
-    ranges: tuple[Range, ...],
+    op: AttentionOp,
+    ranges: tuple[LocalRange, ...],
     is_causal: bool,
     dout: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
@@ -102,7 +111,7 @@ def local_backward(
         part_lse = lse[:, rows].transpose(1, 2).contiguous()
         tensors = (dout[:, rows], query[:, rows], key[:, rows], value[:, rows], out[:, rows], part_lse)
         part_mask = None if mask is None else mask[:, rows]
-        found = backward_op(*tensors, part_mask, kernel.scale, kernel.call(r.pattern, is_causal))
+        found = backward_op(*tensors, part_mask, op.scale, op.encode(r.pattern, is_causal))
         if grads is None and found[0].shape == query.shape:
             grads = tuple(grad.contiguous() for grad in found)
         else:

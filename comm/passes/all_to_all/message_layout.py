@@ -1,0 +1,89 @@
+"""The layout of messages between ranks, and which rows of a rank lie where in them.
+
+A message from one rank to another has, branch by branch, the rows of the queries, then of the keys, then of the values; each of
+these batch by batch, segment by segment, head by head, in sequence order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.passes.kept_rows import KeptRows
+
+
+class BranchMessage(NamedTuple):
+    """What one rank sends another for one branch: kept rows of queries, and of keys (and values)."""
+
+    queries: list[KeptRows]
+    keys: list[KeptRows]
+
+    def rows(self) -> tuple[int, int]:
+        """Rows of queries and of keys, for a batch of 1."""
+        return sum(kept.positions * kept.width for kept in self.queries), sum(kept.positions for kept in self.keys)
+
+
+BranchMessages = dict[tuple[int, int], BranchMessage]
+"""By (branch, other rank)."""
+
+
+@dataclass(frozen=True)
+class MessageLayout:
+    """Where in the messages to or from all ranks the rows of a branch begin; the roles "q", "k", "v" say what is in them."""
+
+    counts: list[int]
+    """Rows of each rank's message: the send counts or the receive counts of an all-to-all."""
+    starts: dict[tuple[str, int, int], int]
+    """By (role, branch, other rank)."""
+
+    @classmethod
+    def of(cls, messages: BranchMessages, roles: str, world_size: int, batch: int) -> MessageLayout:
+        """The layout of messages that hold these roles."""
+        counts, starts, at = [0] * world_size, {}, 0
+        for branch, rank in sorted(messages, key=lambda key: key[::-1]):
+            queries, keys = messages[branch, rank].rows()
+            for role in roles:
+                starts[role, branch, rank] = at
+                rows = batch * (queries if role == "q" else keys)
+                at += rows
+                counts[rank] += rows
+        return cls(counts, starts)
+
+
+class MessageSlice(NamedTuple):
+    """Rows of this rank, as `(batch * seq * heads)` numbers, that lie in a message at `start .. start + len(rows) - 1`."""
+
+    branch: int
+    start: int
+    rows: Tensor
+
+    @property
+    def span(self) -> slice:
+        """The part of the message."""
+        return slice(self.start, self.start + len(self.rows))
+
+    def to(self, device: torch.device) -> MessageSlice:
+        """The same for rows on `device`."""
+        return self._replace(rows=self.rows.to(device))
+
+
+@dataclass(frozen=True)
+class ReturnTable:
+    """The rows of this rank for which something is returned, each once; and for each slice of what is returned, which of them."""
+
+    rows: Tensor
+    slices: list[MessageSlice]
+
+    @classmethod
+    def of(cls, slices: list[MessageSlice]) -> ReturnTable:
+        """`slices` with rows numbered among those of all slices."""
+        every = torch.cat([s.rows for s in slices]) if slices else torch.empty(0, dtype=torch.int64)
+        rows = torch.unique(every)
+        return cls(rows, [s._replace(rows=torch.searchsorted(rows, s.rows)) for s in slices])
+
+    def to(self, device: torch.device) -> ReturnTable:
+        """The same for rows on `device`."""
+        return ReturnTable(self.rows.to(device), [s.to(device) for s in self.slices])

@@ -1,0 +1,150 @@
+"""The autograd function of attention over ranks: one forward and one backward pass, with all that they send.
+
+    forward                                     backward
+    -------                                     --------
+    send q, k, v rows     all_to_all            send dout, out, lse rows
+    local attention       local_attention       gradients of local attention
+    compute, send back    all_to_all            compute, send gradients back
+    rotate k, v blocks    ring                  rotate k, v blocks, return their gradients
+    merge results         partial_results       add gradients
+
+What is sent first travels while the local attention is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dilkit.comm.passes.all_to_all.backward import AllToAllBackward
+from dilkit.comm.passes.all_to_all.forward import AllToAllForward, ReceivedRows
+from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
+from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.local_attention import LocalRange, local_backward, local_forward, local_ranges
+from dilkit.comm.passes.partial_results import merge_rows
+from dilkit.comm.passes.ring.backward import ring_backward
+from dilkit.comm.passes.ring.forward import ring_forward
+from dilkit.comm.passes.rows import add_rows
+from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.transports.base import Comm
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What the passes need besides tensors."""
+
+    op: AttentionOp
+    comm: Comm
+    plan: ExchangePlan
+    batch: int
+    device: torch.device
+    returns_lse: bool
+
+    @property
+    def tables(self) -> IndexTables:
+        """This rank's index tables."""
+        return index_tables(self.plan, self.comm.rank, self.batch, self.device)
+
+    @property
+    def ranges(self) -> tuple[LocalRange, ...]:
+        """The rows that this rank computes by itself."""
+        return local_ranges(self.plan, self.comm.rank)
+
+    @property
+    def ring_branches(self) -> list[int]:
+        """The branches with a ring schedule."""
+        return [b for b, route in enumerate(self.plan.routes) if route.kind == "ring"]
+
+
+class AttentionOverRanks(torch.autograd.Function):
+    """One autograd node for all that is sent: every rank makes the same exchanges in the same order, in both passes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, context: PassContext
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(query.device.type, enabled=False), context.comm.broken_by_errors():
+            out, lse, held = _forward(context, query, key, value, mask)
+        ctx.set_materialize_grads(False)
+        ctx.context, kept = context, (None, None) if held is None else held
+        ctx.save_for_backward(query, key, value, mask, out, lse, *kept)
+        return out, lse.transpose(1, 2).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        context: PassContext = ctx.context
+        with context.comm.broken_by_errors():
+            *inputs, out, lse, rows, flags = ctx.saved_tensors
+            dout = torch.zeros_like(out) if dout is None else dout.contiguous()  # the others wait for this rank's part
+            held = None if rows is None else ReceivedRows(rows, flags)
+            with torch.autocast(out.device.type, enabled=False):
+                dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
+                if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
+                    by_query, by_key = _through_lse(context, dlse, inputs, lse)
+                    dquery, dkey = dquery + by_query, dkey + by_key
+        return dquery, dkey, dvalue, None, None
+
+
+def _forward(
+    context: PassContext, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, ReceivedRows | None]:
+    op, plan, comm, held, under_way = context.op, context.plan, context.comm, None, None
+    if plan.uses_all_to_all:
+        under_way = AllToAllForward(op, comm, context.tables, query, key, value, mask)
+    out, lse = local_forward(op, context.ranges, plan.is_causal, query, key, value, mask)
+    if under_way is not None:
+        held = under_way.compute()
+    for branch in context.ring_branches:
+        for rows, found in ring_forward(op, comm, plan, branch, query, key, value, mask):
+            merge_rows(out, lse, rows, found)
+    if under_way is not None:
+        under_way.merge_into(out, lse)
+    return out, lse, held
+
+
+def _backward(
+    context: PassContext, dout: Tensor, inputs: Sequence[Any], out: Tensor, lse: Tensor, held: ReceivedRows | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    op, plan, comm, under_way = context.op, context.plan, context.comm, None
+    query, key, value, mask = inputs
+    if held is not None:
+        under_way = AllToAllBackward(op, comm, context.tables, dout, out, lse)
+    grads = local_backward(op, context.ranges, plan.is_causal, dout, (query, key, value, mask), out, lse)
+    if held is not None and under_way is not None:
+        under_way.compute(held)
+    for branch in context.ring_branches:
+        for found in ring_backward(op, comm, plan, branch, query, key, value, mask, dout, out, lse):
+            add_rows(grads[0], found.queries, found.dquery)
+            add_rows(grads[1], found.keys, found.dkey)
+            add_rows(grads[2], found.keys, found.dvalue)
+    if under_way is not None:
+        under_way.add_to(*grads)
+    return grads
+
+
+def _through_lse(context: PassContext, dlse: Tensor | None, inputs: Sequence[Any], lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of query and key through `lse`, `dlse` `(batch, heads, seq)`, by the passes that there are.
+
+        dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
+
+    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
+    """
+    query, key, _, mask = inputs
+    dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
+    weight = context.op.scale * dlse.masked_fill(lse == -math.inf, 0.0)[..., None]
+    mean_key, _, held = _forward(context, query, key, key, mask)
+    dout = (weight * query).to(query.dtype)
+    _, _, dkey = _backward(context, dout, (query, key, key, mask), mean_key, lse, held)
+    return (weight * mean_key).to(query.dtype), dkey
+
+
+def _on_any_rank(comm: Comm, here: bool) -> bool:
+    """Whether `here` is true on at least one rank."""
+    return b"yes" in comm.share(b"yes" if here else b"no", "whether lse is in the loss")

@@ -1,0 +1,157 @@
+"""Stacks of small problems: attention of one head within one segment, equal ones together in one call of a backend."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.passes.kept_rows import KeptRows, RowRun, RowsKey, row_numbers
+from dilkit.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class ProblemStack:
+    """Equal small problems of one branch that a rank computes: `rows` queries and keys each, `width` query heads on one.
+
+    `queries` `(batch * problems * rows * width,)` and `keys` `(batch * problems * rows,)` say where in what this rank received
+    they lie (`results`: the same for messages of queries alone; `flags`: for messages of keys alone). Where a problem has fewer
+    queries or keys than `rows`, others stand in, which `real_queries` and `real_keys` exclude; None: all are real.
+    """
+
+    pattern: Pattern
+    rows: int
+    width: int
+    is_causal: bool
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    results: Tensor
+    flags: Tensor
+    real_queries: Tensor | None
+    real_keys: Tensor | None
+
+    @property
+    def index_tensors(self) -> dict[str, Tensor]:
+        """All its tensors, by name."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
+    def to(self, device: torch.device) -> ProblemStack:
+        """The same for rows on `device`."""
+        moved: dict[str, Any] = {name: x.to(device) for name, x in self.index_tensors.items()}
+        return replace(self, **moved)
+
+
+class SmallProblem(NamedTuple):
+    """Query rows of one head, and the key rows that they attend to."""
+
+    queries: list[KeptRows]
+    keys: list[KeptRows]
+    is_causal: bool
+    pattern: Pattern = Pattern.dense()
+    key_group: int = 0
+    """Problems with the same queries have different key groups: a stack has each of its rows once."""
+
+
+RunsByRows = dict[RowsKey, RowRun]
+RunsByRole = dict[str, RunsByRows]
+"""Where kept rows lie: "q", "k", "v" in messages of all three; "qq", "kk" in messages of queries or of keys alone."""
+
+
+def stack_rows(rows: int) -> int:
+    """Query rows that a stack should not exceed, on a rank that holds `rows`: its rows are copied, so not too many.
+
+    Enough to keep a device busy, and next to nothing beside what the rank holds.
+    """
+    return max(4096, rows // 64)
+
+
+SHORT_SIDE = 1024
+"""A problem whose queries and keys differ in number is cut into square tiles: of the shorter side, or of this many rows."""
+
+
+class _Tile(NamedTuple):
+    """Query rows and key rows of a problem, each `(first, last + 1)`."""
+
+    problem: SmallProblem
+    query_range: tuple[int, int]
+    key_range: tuple[int, int]
+
+    @property
+    def queries(self) -> int:
+        return self.query_range[1] - self.query_range[0]
+
+    @property
+    def keys(self) -> int:
+        return self.key_range[1] - self.key_range[0]
+
+
+def _tiles(problem: SmallProblem) -> Iterator[_Tile]:
+    queries, keys = (sum(rows.positions for rows in some) for some in (problem.queries, problem.keys))
+    side = max(min(queries, keys), SHORT_SIDE)
+    for q in range(0, queries, side):
+        for k in range(0, keys, side):
+            yield _Tile(problem, (q, min(q + side, queries)), (k, min(k + side, keys)))
+
+
+def stack_problems(problems: Iterable[SmallProblem], runs: RunsByRole, batch: int, most_rows: int) -> Iterator[ProblemStack]:
+    """These problems as stacks, equal ones together, up to about `most_rows` query rows in a stack."""
+    alike: dict[tuple[Any, ...], list[_Tile]] = defaultdict(list)
+    for problem in problems:
+        for tile in _tiles(problem):
+            first = problem.queries[0]
+            apart = (first.segment.branch, problem.key_group, tile.query_range[0], tile.key_range[0])
+            sizes = (max(tile.queries, tile.keys), first.width, tile.queries == tile.keys)
+            alike[apart, problem.pattern, problem.is_causal, sizes].append(tile)
+    for (_, pattern, is_causal, (rows, width, equal)), tiles in alike.items():
+        at_once = max(1, most_rows // (rows * width * max(batch, 1)))
+        for start in range(0, len(tiles), at_once):
+            some = tiles[start : start + at_once]
+            yield ProblemStack(pattern, rows, width, is_causal, *_index_tensors(some, runs, rows, width, batch, equal))
+
+
+def _index_tensors(
+    tiles: Sequence[_Tile], runs: RunsByRole, rows: int, width: int, batch: int, equal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The tensors of a stack in the order of its fields."""
+    queries, keys = [(t.problem.queries, t.query_range) for t in tiles], [(t.problem.keys, t.key_range) for t in tiles]
+    of_queries, of_results = (_filled_rows(queries, rows, width, batch, runs[name]) for name in ("q", "qq"))
+    of_keys, of_values, of_flags = (_filled_rows(keys, rows, 1, batch, runs[name]) for name in ("k", "v", "kk"))
+    if equal:
+        return of_queries, of_keys, of_values, of_results, of_flags, None, None
+    real_queries = _real([tile.queries for tile in tiles], rows, width, batch)
+    real_keys = _real([tile.keys for tile in tiles], rows, 1, batch)
+    return of_queries, of_keys, of_values, of_results, of_flags, real_queries, real_keys
+
+
+def _filled_rows(
+    sides: Sequence[tuple[list[KeptRows], tuple[int, int]]], rows: int, width: int, batch: int, runs: RunsByRows
+) -> Tensor:
+    """The row numbers of one side of all tiles, each filled up to `rows` with its first row."""
+    numbered: list[RowRun] = []
+    for kept, (first, last) in sides:
+        found = _cut([runs[some.key] for some in kept], width * first, width * last)
+        numbered += found
+        if missing := rows - (last - first):
+            numbered.append((found[0][0], 0, missing, width, found[0][4]))
+    return row_numbers(numbered, batch)
+
+
+def _cut(runs: list[RowRun], first: int, last: int) -> list[RowRun]:
+    """Of runs of one line each, the rows `first .. last - 1`."""
+    found, before = [], 0
+    for start, step, lines, length, batch_step in runs:
+        low, high = max(first - before, 0), min(last - before, length)
+        if low < high:
+            found.append((start + low, step, lines, high - low, batch_step))
+        before += length
+    return found
+
+
+def _real(counts: list[int], rows: int, width: int, batch: int) -> Tensor:
+    """Which rows of a stack are real: the first `counts[i]` of problem i."""
+    return (torch.arange(rows) < torch.tensor(counts)[:, None]).repeat(batch, 1).repeat_interleave(width, 1).view(-1)

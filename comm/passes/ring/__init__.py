@@ -1,0 +1,1 @@
+"""The ring schedule: key/value blocks rotate over the ranks of a segment, which keep their queries."""

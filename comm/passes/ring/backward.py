@@ -1,0 +1,108 @@
+"""The backward pass of a ring schedule: blocks rotate as in the forward pass, and their gradients return in one hop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.passes.attention_op import AttentionOp, QKVRows
+from dilkit.comm.passes.ring.kv_rotation import KVBlock, KVRotation, RowTransfer
+from dilkit.comm.passes.ring.segment import RingSegment, hops, ring_segments
+from dilkit.comm.passes.rows import collect_rows
+from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.transports.base import Comm
+
+
+@dataclass
+class RingGradients:
+    """The gradient accumulators of one segment, in fp32 (fp64 for fp64): rows of queries and of keys by number, and theirs."""
+
+    queries: Tensor
+    dquery: Tensor
+    keys: Tensor
+    dkey: Tensor
+    dvalue: Tensor
+
+    def add_block(self, grads: Tensor) -> None:
+        """Add gradients of this rank's own block, `(n, 2 * head_dim)`: of keys and of values side by side."""
+        dkey, dvalue = grads.to(self.dkey.dtype).chunk(2, dim=1)
+        self.dkey += dkey
+        self.dvalue += dvalue
+
+
+def ring_backward(
+    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+    dout: Tensor, out: Tensor, lse: Tensor,
+) -> list[RingGradients]:  # fmt: skip
+    """Gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows."""
+    segments = ring_segments(plan, branch, comm.rank, len(query), query.device)
+    backward = _RingBackward(op, comm, segments, query, key, dout, out, lse)
+    for hop, blocks in KVRotation(comm, segments, hops(plan, branch), key, value, mask):
+        backward.hop(hop, blocks)
+    backward.receive()
+    return backward.found
+
+
+class _RingBackward:
+    """The backward pass of a ring under way."""
+
+    def __init__(
+        self,
+        op: AttentionOp,
+        comm: Comm,
+        segments: list[RingSegment],
+        query: Tensor,
+        key: Tensor,
+        dout: Tensor,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        self.op, self.comm, self.segments = op, comm, segments
+        self.found: list[RingGradients] = []
+        self.own: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.transfer: RowTransfer | None = None
+        self.expected: list[int] = []
+        d = query.shape[-1]
+        self.like = key.new_empty(0, 2 * d)
+        for segment in segments:
+            rows, keys = segment.own_rows("q"), segment.own_rows("k")
+            own = (collect_rows(query, rows), collect_rows(dout, rows), collect_rows(out, rows))
+            self.own.append((*own, lse.reshape(-1)[rows]))
+            zeros = [lse.new_zeros(len(x), d) for x in (rows, keys, keys)]
+            self.found.append(RingGradients(rows, zeros[0], keys, zeros[1], zeros[2]))
+
+    def hop(self, hop: int, blocks: list[KVBlock | None]) -> None:
+        """Compute with these blocks, and begin to return their gradients to the ranks that hold them."""
+        sends = []
+        for i, (segment, block) in enumerate(zip(self.segments, blocks, strict=True)):
+            if block is not None:
+                grads = self._compute(i, segment, hop, block)
+                if hop == 0:
+                    self.found[i].add_block(grads)
+                else:
+                    sends.append((segment.neighbour(-hop), grads.to(self.like.dtype)))
+        self.receive()
+        if hop:
+            self.expected = [i for i, segment in enumerate(self.segments) if segment.reaches(hop)]
+            receives = [(self.segments[i].neighbour(hop), len(self.found[i].keys)) for i in self.expected]
+            step = f"gradients of keys and values, hop {hop}"
+            self.transfer = RowTransfer.begin(self.comm, sends, receives, self.like, step)
+
+    def receive(self) -> None:
+        """Add what other ranks computed for the blocks of this rank."""
+        if self.transfer is not None:
+            for i, grads in zip(self.expected, self.transfer.wait(), strict=True):
+                self.found[i].add_block(grads)
+        self.transfer = None
+
+    def _compute(self, i: int, segment: RingSegment, hop: int, block: KVBlock) -> Tensor:
+        """The gradients of a block, `(n, 2 * head_dim)`; those of the queries are added up here."""
+        query, dout, out, lse = self.own[i]
+        grads = lse.new_zeros(len(block[0]), self.like.shape[1])
+        for stack in segment.stacks(hop):
+            (rows, dquery), (keys, dkey, dvalue) = self.op.backward(stack, QKVRows(query, *block), dout, out, lse)
+            self.found[i].dquery[rows] += dquery
+            grads[stack.keys[keys]] += torch.cat((dkey, dvalue), dim=1)
+        return grads

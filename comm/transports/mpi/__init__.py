@@ -1,0 +1,1 @@
+"""The MPI transport, by mpi4py."""

@@ -1,0 +1,125 @@
+"""The MPI requests of one exchange: posted, polled until all are done, or given up with an error that names ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.transports.base import PeerBytes
+from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
+from dilkit.comm.transports.mpi.library import mpi
+
+PIECE_BYTES = 8 << 20
+"""Longer messages go in pieces: any length then works on any MPI library, and a wait notices that bytes still come in."""
+ATTENTIVE_SECONDS = 0.02
+"""A wait in which nothing moves for longer than this begins to sleep between two polls."""
+LONGEST_NAP = 0.001
+
+in_progress: set[MPIExchange] = set()
+"""Exchanges whose memory MPI may still read or write: it must outlive errors, and callers that never wait."""
+
+
+class MPIRequest:
+    """One piece that is sent to, or received from, `peer`. `post` is Isend or Irecv of a communicator."""
+
+    def __init__(self, post: Callable[..., Any], peer: int, piece: Tensor, tag: int) -> None:
+        self.peer, self.piece, self.status = peer, piece, mpi().Status()
+        memory = piece.numpy() if piece.device.type == "cpu" else piece
+        self.request = post([memory, len(piece), mpi().BYTE], peer, tag)
+
+    def done(self) -> bool:
+        """Whether MPI has completed it. Raises `mpi4py.MPI.Exception`."""
+        return bool(self.request.Test(self.status))
+
+
+class MPIExchange:
+    """All requests of exchange `number`."""
+
+    def __init__(self, comm: Any, number: int, step: str) -> None:
+        self.comm, self.tag, self.step = comm, number % (mpi().COMM_WORLD.Get_attr(mpi().TAG_UB) + 1), step
+        self.where = f"exchange {number} ({step})"
+        self.receives: list[MPIRequest] = []
+        self.sends: list[MPIRequest] = []
+
+    def post(self, send: PeerBytes, recv: PeerBytes) -> None:
+        """Begin, receives first: what arrives is then written where it belongs at once."""
+        in_progress.add(self)
+        for posted, post, messages in ((self.receives, self.comm.Irecv, recv), (self.sends, self.comm.Isend, send)):
+            for peer, piece in pieces(messages):
+                posted.append(self._call_mpi(peer, partial(MPIRequest, post, peer, piece, self.tag)))
+
+    def unfinished(self) -> int:
+        """How many requests MPI has not completed. Raises `PeerLost`."""
+        self.receives = [m for m in self.receives if not (self._call_mpi(m.peer, m.done) and self._check_length(m))]
+        self.sends = [m for m in self.sends if not self._call_mpi(m.peer, m.done)]
+        if not self.receives and not self.sends:
+            in_progress.discard(self)
+        return len(self.receives) + len(self.sends)
+
+    def wait(self, timeout: float) -> None:
+        """Return when all has arrived and all is sent. Raises `CommTimeout` and `PeerLost`."""
+        if poll(self.unfinished, timeout):
+            return
+        what, late = ("nothing came from", self.receives) if self.receives else ("nothing was taken by", self.sends)
+        ranks = sorted({request.peer for request in late})
+        raise CommTimeout(f"{self.where}: {what} {ranks_text(ranks)} within {timeout:g} s", ranks, self.step)
+
+    def _call_mpi(self, peer: int, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except mpi().Exception as error:
+            raise PeerLost(
+                f"{self.where}: MPI cannot reach rank {peer}: {error.Get_error_string()}", [peer], self.step
+            ) from error
+
+    def _check_length(self, request: MPIRequest) -> bool:
+        if (count := request.status.Get_count(mpi().BYTE)) != len(request.piece):
+            raise PeerLost(
+                f"{self.where}: rank {request.peer} sent {count} bytes where {len(request.piece)} were expected",
+                [request.peer],
+                self.step,
+            )
+        return True
+
+
+def pieces(messages: PeerBytes) -> Iterator[tuple[int, Tensor]]:
+    """`messages` cut into pieces. MPI keeps pieces of one message in order, so all can have the same tag."""
+    for peer, message in messages:
+        for piece in torch.split(message, PIECE_BYTES):
+            yield peer, piece
+
+
+def poll(unfinished: Callable[[], int], timeout: float) -> bool:
+    """Call `unfinished()` until it returns 0, and return True; False after `timeout` seconds.
+
+    As long as its result changes, or did so lately, this only yields the core between calls: messages move while MPI is called.
+    After that it naps for a tenth of the time that nothing has moved, so that a long wait costs little.
+    """
+    began = moved = time.monotonic()
+    before = 0
+    while count := unfinished():
+        now = time.monotonic()
+        if now - began >= timeout:
+            return False
+        if count != before:
+            before, moved = count, now
+        if now - moved < ATTENTIVE_SECONDS:
+            os.sched_yield()
+        else:
+            time.sleep(min((now - moved) / 10, LONGEST_NAP))
+    return True
+
+
+def unfinished_exchanges() -> list[MPIExchange]:
+    """Exchanges with requests that are still not done after one more look, or that have failed."""
+    for exchange in list(in_progress):
+        with contextlib.suppress(CommError):
+            exchange.unfinished()
+    return list(in_progress)
