@@ -12,16 +12,16 @@ from typing import Any
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.bench import untyped_target as suite_targets
-from dilkit.tools.measure import case as contest
-from dilkit.tools.measure import correctness
+from dilkit.tools.measure import case, memory
 from dilkit.tools.measure import timing as measure
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Contestant, Inputs, backend_contestants
+from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
 from dilkit.tools.measure.overhead import one_thread
-from dilkit.tools.measure.timing import Samples
 from dilkit.tools.report.kinds import suite_report
 from dilkit.tools.results import untyped as results
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.record import Entry, Samples
 
 SUMMARY = "the CPU kernel against torch's own, matmul, dense attention and LongNet's published procedure"
 KIND = "suite"
@@ -71,7 +71,7 @@ class Suite:
     def case(self, letter: str, dim: int, causal: bool, backward: bool) -> dict[str, Any]:
         """Backends and LongNet's procedure on one configuration, beside a matmul."""
         problem = self.problem(letter, dim, is_causal=causal, requires_grad=backward)
-        contestants = backend_contestants(["native", "sdpa"])
+        contestants = backend_implementations(["native", "sdpa"])
         if not backward or letter in "AB":  # on the others it takes minutes
             contestants.append(BASELINES["gather"])
         told = dict(config=letter, seq=problem.seq, head_dim=dim, is_causal=causal, backward=backward)
@@ -79,101 +79,96 @@ class Suite:
 
     def dense(self, dim: int) -> dict[str, Any]:
         """Torch's dense attention on the tokens of A."""
-        contestants = [*backend_contestants(["native"]), BASELINES["dense"]]
+        contestants = [*backend_implementations(["native"]), BASELINES["dense"]]
         return dict(head_dim=dim) | self.compare(contestants, self.problem("A", dim))
 
-    def compare(self, contestants: list[Contestant], problem: Problem) -> dict[str, Any]:
+    def compare(self, contestants: list[Implementation], problem: Problem) -> dict[str, Any]:
         """Check, then time in turns; an entry a contestant, whatever became of it."""
         inputs = Inputs.random(problem)
         entries = {c.name: self.admit(c, problem, inputs) for c in contestants}
-        able = [c for c in contestants if entries[c.name]["verdict"] == "measured"]
+        able = [c for c in contestants if entries[c.name].verdict == "measured"]
         ceilings = Ceilings("float32", size=MATMUL // (QUICK if self.quick else 1))
         calls = {**ceilings.calls, **{c.name: partial(c.once, inputs, problem) for c in able}}
         timed = self.time(calls, max((c.flops(problem) for c in able), default=0))
-        rate = ceilings.matmul(timed)
+        rates = ceilings.rates(timed)
         for c in able:
-            entries[c.name] |= contest.speed(c, problem, timed[c.name], rate)
-        return ceilings.told(timed) | dict(entries=entries)
+            tokens = problem.batch * problem.seq
+            entries[c.name] = case.with_speed(entries[c.name], timed[c.name], c.flops(problem), tokens, rates["matmul"].gflops)
+        found: dict[str, Any] = encode(dict(**rates, entries=entries))
+        return found
 
     def time(self, calls: dict[str, Callable[[], Any]], flops: float) -> dict[str, Samples]:
         """Short calls are repeated within a sample, long ones get three samples."""
         repeats = self.repeats if flops < 4e11 else min(self.repeats, 3)
         return measure.time_interleaved(calls, repeats, warmup=0, min_time=0.3 if flops < 1e11 and not self.quick else 0.0)
 
-    def admit(self, contestant: Contestant, problem: Problem, inputs: Inputs) -> dict[str, Any]:
+    def admit(self, implementation: Implementation, problem: Problem, inputs: Inputs) -> Entry:
         """The beginning of an entry: the verdict, and the check that it rests on."""
-        if reasons := contestant.refusals(problem):
-            return dict(verdict="refused", reasons=list(reasons), check=[])
-        expected = contestant.flops(problem) / (60e9 if contestant.name == "gather" else 120e9)
-        if expected > self.budget:
-            reason = f"one call would take about {expected:.0f} s; the budget is {self.budget:g} s (--budget)"
-            return dict(verdict="skipped", reasons=[reason], check=[])
-        findings = correctness.check(contestant, problem, inputs)
-        reasons = [
-            f"{f.what} at {f.seq:,} tokens: error {f.error:.2g}, {f.allowed:.2g} allowed" for f in findings if not f.passed
-        ]
-        return dict(verdict="wrong" if reasons else "measured", reasons=reasons, check=[f.to_dict() for f in findings])
+        rate = 60e9 if implementation.name == "gather" else 120e9
+        return case.admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
 
     def dtypes(self, dim: int) -> dict[str, Any]:
         """The kernel in half types beside itself in fp32, on A."""
-        (native,) = backend_contestants(["native"])
+        (native,) = backend_implementations(["native"])
         problems = {dtype: self.problem("A", dim, dtype=dtype) for dtype in ("float32", "bfloat16", "float16")}
         inputs = {dtype: Inputs.random(problem) for dtype, problem in problems.items()}
         entries = {dtype: self.admit(native, problem, inputs[dtype]) for dtype, problem in problems.items()}
         calls = {dtype: partial(native.once, inputs[dtype], problem) for dtype, problem in problems.items()}
         timed = self.time(calls, native.flops(problems["float32"]))
-        return dict(head_dim=dim, isa=instruction_set(), entries={d: entries[d] | dict(time=timed[d].to_dict()) for d in calls})
+        return dict(
+            head_dim=dim, isa=instruction_set(), entries={d: encode(entries[d]) | dict(time=encode(timed[d])) for d in calls}
+        )
 
     def threads(self, dim: int) -> dict[str, Any]:
         """The kernel with one thread beside itself with four, on A."""
-        (native,) = backend_contestants(["native"])
+        (native,) = backend_implementations(["native"])
         problem = self.problem("A", dim)
         call = partial(native.once, Inputs.random(problem), problem)
         timed = self.time({"one": on_one_thread(call), "all": call}, native.flops(problem))
-        entries = {name: dict(time=samples.to_dict()) for name, samples in timed.items()}
+        entries = {name: dict(time=encode(samples)) for name, samples in timed.items()}
         return dict(head_dim=dim, threads=results.environment(problem.device)["threads"], entries=entries)
 
     def memory(self, dim: int) -> dict[str, Any]:
         """What a forward pass on A holds beyond out and lse, in bytes; None and why where that cannot be measured."""
-        (native,) = backend_contestants(["native"])
+        (native,) = backend_implementations(["native"])
         problem = self.problem("A", dim)
         call = partial(native.once, Inputs.random(problem), problem)
         call()
         try:
-            peak = measure.peak_memory(call)
-        except measure.MeasureError as error:
+            peak = memory.peak_memory(call)
+        except memory.MeasureError as error:
             return dict(head_dim=dim, scratch_bytes=None, why=str(error))
-        results_bytes = contest.output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
+        results_bytes = case.output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
         return dict(head_dim=dim, scratch_bytes=peak - results_bytes)
 
     def inner_loops(self, dim: int) -> dict[str, Any]:
         """On one thread: fused multiply-adds from registers, and dense attention of the kernel, whose FLOPs are all done."""
         from dilkit.backends.native import _native
 
-        (native,) = backend_contestants(["native"])
+        (native,) = backend_implementations(["native"])
         problem = Problem(pattern=Pattern.dense(), seq=256 if self.quick else 4096, heads=1, head_dim=dim)
         inputs, rounds = Inputs.random(problem), 1 << 20
         with one_thread():
             calls = dict(fma=partial(_native.multiply_add, instruction_set(), rounds), tile=partial(native.once, inputs, problem))
             timed = measure.time_interleaved(calls, 2 * self.repeats, min_time=0.02)
-        fma = _native.multiply_add(instruction_set(), rounds) / timed["fma"].median
-        tile = native.flops(problem) / timed["tile"].median
-        samples = {name: taken.to_dict() for name, taken in timed.items()}
+        fma = _native.multiply_add(instruction_set(), rounds) / timed["fma"].median_s
+        tile = native.flops(problem) / timed["tile"].median_s
+        samples = {name: encode(taken) for name, taken in timed.items()}
         return dict(head_dim=dim, isa=instruction_set(), fma_gflops=fma / 1e9, tile_gflops=tile / 1e9, entries=samples)
 
     def million(self) -> dict[str, Any]:
         """One forward pass, and what it holds in all: inputs, results, scratch."""
-        (native,) = backend_contestants(["native"])
+        (native,) = backend_implementations(["native"])
         problem = self.problem("million", HEAD_DIMS[0])
         inputs = Inputs.random(problem)
-        entry = self.admit(native, problem, inputs)
+        entry = encode(self.admit(native, problem, inputs))
         samples = measure.time_interleaved({"": partial(native.once, inputs, problem)}, repeats=2, warmup=0)[""]
         try:
-            peak: int | None = measure.peak_memory(partial(native.once, inputs, problem)) + 3 * contest.output_bytes(problem)
-        except measure.MeasureError:
+            peak: int | None = memory.peak_memory(partial(native.once, inputs, problem)) + 3 * case.output_bytes(problem)
+        except memory.MeasureError:
             peak = None
-        gflops = native.flops(problem) / samples.median / 1e9
-        return dict(seq=problem.seq, entry=entry, time=samples.to_dict(), gflops=gflops, held_bytes=peak)
+        gflops = native.flops(problem) / samples.median_s / 1e9
+        return dict(seq=problem.seq, entry=entry, time=encode(samples), gflops=gflops, held_bytes=peak)
 
 
 def instruction_set() -> str:

@@ -12,13 +12,13 @@ from typing import Any
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.bench import gpu_targets as suite_gpu_targets
-from dilkit.tools.measure import case as contest
-from dilkit.tools.measure import correctness
+from dilkit.tools.measure import case, memory
 from dilkit.tools.measure import timing as measure
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Contestant, Inputs, backend_contestants
-from dilkit.tools.measure.timing import MatmulRate, Samples
+from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
 from dilkit.tools.report.kinds import suite_gpu_report
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.record import Entry, Samples
 from dilkit.tools.verify.one_kernel import one_kernel_backends
 
 SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
@@ -94,23 +94,25 @@ class Suite:
     def compare(self, problem: Problem, by_the_wall: bool = False) -> dict[str, Any]:
         """Check, then time in turns, beside a matmul and a copy; an entry a contestant, whatever became of it."""
         inputs = Inputs.random(problem)
-        contestants = backend_contestants(_names())
+        contestants = backend_implementations(_names())
         entries = {c.name: self.admit(c, problem, inputs) for c in contestants}
         ready: dict[str, Callable[[], Any]] = {}
         for c in contestants:
-            if entries[c.name]["verdict"] == "measured":
+            if entries[c.name].verdict == "measured":
                 try:
                     ready[c.name] = timed_call(c, inputs, problem)
                     ready[c.name]()
                 except Exception as error:  # what is timed may need more memory than what was checked
-                    entries[c.name] |= _failed(error)
-        able = [c for c in contestants if entries[c.name]["verdict"] == "measured"]
+                    entries[c.name] = replace(entries[c.name], verdict="failed", reasons=case.failed(error).reasons)
+        able = [c for c in contestants if entries[c.name].verdict == "measured"]
         ceilings = Ceilings(problem.dtype, DEVICE)
         timed = self.time({**ceilings.calls, **{c.name: ready[c.name] for c in able}}, by_the_wall)
-        rate = ceilings.matmul(timed)
+        rates = ceilings.rates(timed)
         for c in able:
-            entries[c.name] |= speed(c, problem, timed[c.name], rate)
-        return ceilings.told(timed) | dict(entries=entries)
+            flops = c.flops(problem) * (2.5 / 3.5 if problem.requires_grad else 1.0)  # of a backward pass alone
+            entries[c.name] = case.with_speed(entries[c.name], timed[c.name], flops, problem.seq, rates["matmul"].gflops)
+        found: dict[str, Any] = encode(dict(**rates, entries=entries))
+        return found
 
     def time(self, calls: dict[str, Callable[[], Any]], by_the_wall: bool) -> dict[str, Samples]:
         """Each call alone behind a flush of the L2 cache, or many in a row by the wall."""
@@ -118,35 +120,24 @@ class Suite:
             return measure.time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=DEVICE)
         return measure.time_interleaved(calls, self.repeats, warmup=1, device=DEVICE, cold=DEVICE == "cuda")
 
-    def admit(self, contestant: Contestant, problem: Problem, inputs: Inputs) -> dict[str, Any]:
+    def admit(self, implementation: Implementation, problem: Problem, inputs: Inputs) -> Entry:
         """The beginning of an entry: the verdict, and the check that it rests on."""
-        if reasons := contestant.refusals(problem):
-            return dict(verdict="refused", reasons=list(reasons), check=[])
-        expected = contestant.flops(problem) / LEAST_FLOPS.get(contestant.name, 2e12)
-        if expected > self.budget:
-            return dict(verdict="skipped", reasons=[contest.over_budget("would take", expected, self.budget)], check=[])
-        try:
-            findings = correctness.check(contestant, problem, inputs)
-        except Exception as error:  # out of memory, a kernel that does not build: the others go on
-            return _failed(error) | dict(check=[])
-        reasons = [
-            f"{f.what} at {f.seq:,} tokens: error {f.error:.2g}, {f.allowed:.2g} allowed" for f in findings if not f.passed
-        ]
-        return dict(verdict="wrong" if reasons else "measured", reasons=reasons, check=[f.to_dict() for f in findings])
+        rate = LEAST_FLOPS.get(implementation.name, 2e12)
+        return case.admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
 
     def memory(self, dtype: str) -> dict[str, Any]:
         """What a forward pass on A holds beyond out and lse, in bytes, by contestant."""
         problem = self.problem("A", 64, dtype=dtype)
         inputs = Inputs.random(problem)
-        results_bytes = contest.output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
+        results_bytes = case.output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
         found: dict[str, int | None] = {}
-        for contestant in backend_contestants(_names()):
+        for contestant in backend_implementations(_names()):
             if contestant.refusals(problem):
                 continue
             call = partial(contestant.once, inputs, problem)
             try:
                 call()
-                found[contestant.name] = measure.peak_memory(call, DEVICE) - results_bytes
+                found[contestant.name] = memory.peak_memory(call, DEVICE) - results_bytes
             except Exception:  # out of memory, or no way to measure it here: the others go on
                 found[contestant.name] = None
         return dict(dtype=dtype, results_bytes=results_bytes, scratch_bytes=found)
@@ -156,10 +147,10 @@ class Suite:
         import torch
 
         problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=LONG // (QUICK if self.quick else 1))
-        (ours,) = backend_contestants(OURS[:1])
+        (ours,) = backend_implementations(OURS[:1])
         told = dict(seq=problem.seq, held_bytes=None, time=None)
         if reasons := ours.refusals(problem):
-            return told | dict(verdict="refused", reasons=list(reasons))
+            return told | dict(verdict="refused", reasons=tuple(reasons))
         try:
             inputs = _long_inputs(problem)
             call = partial(ours.once, inputs, problem)
@@ -168,13 +159,13 @@ class Suite:
         except torch.cuda.OutOfMemoryError as error:
             return told | dict(verdict="failed", reasons=[str(error).splitlines()[0]])
         wrong = [f"{what}: {bits} results differ" for what, bits in findings.items() if bits]
-        held = 4 * contest.output_bytes(problem) + 4 * problem.heads * problem.seq
+        held = 4 * case.output_bytes(problem) + 4 * problem.heads * problem.seq
         verdict = dict(verdict="wrong" if wrong else "measured", reasons=wrong)
-        gflops = ours.flops(problem) / samples.median / 1e9
-        return told | verdict | dict(time=samples.to_dict(), gflops=gflops, held_bytes=held)
+        gflops = ours.flops(problem) / samples.median_s / 1e9
+        return told | verdict | dict(time=encode(samples), gflops=gflops, held_bytes=held)
 
 
-def timed_call(contestant: Contestant, inputs: Inputs, problem: Problem) -> Callable[[], Any]:
+def timed_call(contestant: Implementation, inputs: Inputs, problem: Problem) -> Callable[[], Any]:
     """The forward pass; or, where the problem asks for gradients, the backward pass alone."""
     import torch
 
@@ -184,16 +175,7 @@ def timed_call(contestant: Contestant, inputs: Inputs, problem: Problem) -> Call
     return partial(torch.autograd.grad, out, tensors, inputs.dout, retain_graph=True)
 
 
-def speed(contestant: Contestant, problem: Problem, samples: Samples, rate: MatmulRate) -> dict[str, Any]:
-    """Time and what follows from it; a backward pass alone has 2.5/3.5 of the FLOPs of both passes."""
-    entry = contest.speed(contestant, problem, samples, rate)
-    if problem.requires_grad:
-        for name in ("flops", "gflops", "matmul_fraction"):
-            entry[name] *= 2.5 / 3.5
-    return entry
-
-
-def check_ends(ours: Contestant, problem: Problem, inputs: Inputs, out: Any) -> dict[str, int]:
+def check_ends(ours: Implementation, problem: Problem, inputs: Inputs, out: Any) -> dict[str, int]:
     """How many results of the first and the last segments differ from those of these tokens alone."""
     longest = max(problem.pattern.segment_lengths)
     alone = replace(problem, seq=longest)
@@ -212,10 +194,6 @@ def _long_inputs(problem: Problem) -> Inputs:
     shape = problem.batch, problem.seq, problem.heads, problem.head_dim
     query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(3))
     return Inputs(query, key, value, query, None)
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-    return dict(verdict="failed", reasons=[f"{type(error).__name__}: {error}"])
 
 
 def _names() -> list[str]:

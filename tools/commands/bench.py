@@ -17,7 +17,7 @@ from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 
 if TYPE_CHECKING:
-    from dilkit.tools.measure.implementation import Contestant
+    from dilkit.tools.measure.implementation import Implementation
 
 NAME = "bench"
 HELP = """\
@@ -136,37 +136,38 @@ def _problem(args: Namespace, seq: int) -> Problem:
     return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), probe(kind, int(index or 0)))
 
 
-def _measure(args: Namespace, longest: Problem, contestants: list[Contestant]) -> dict[str, Any]:
+def _measure(args: Namespace, longest: Problem, contestants: list[Implementation]) -> dict[str, Any]:
     """The result of all lengths, shortest first; those before the interruption when there was one."""
     from dataclasses import replace
 
     from tqdm import tqdm
 
-    from dilkit.tools.measure.case import Contest
+    from dilkit.tools.measure.case import CaseRunner
     from dilkit.tools.report.kinds.bench_report import scaling
     from dilkit.tools.results import untyped as results
+    from dilkit.tools.results.decode import encode
 
     lengths: list[dict[str, Any]] = []
-    contest = Contest(contestants, args.repeats or REPEATS, budget=args.budget or 20.0)
+    runner = CaseRunner(contestants, args.repeats or REPEATS, budget=args.budget or 20.0)
     interrupted = False
     with tqdm(total=len(_lengths_of(args)), unit="length", file=sys.stderr, disable=None) as bar:
         try:
             for seq in sorted(set(_lengths_of(args))):
-                contest.say = lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}")
-                lengths.append(contest.run(replace(longest, seq=seq)))
+                runner.say = lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}")
+                lengths.append(encode(runner.run(replace(longest, seq=seq))))
                 bar.update()
         except KeyboardInterrupt:
             interrupted = True
-    who = [dict(name=c.name, kind=c.kind, summary=c.summary, computes=c.computes) for c in contest.contestants]
-    method = dict(repeats=contest.repeats, min_time_s=contest.min_time, budget_s=contest.budget)
+    who = [dict(name=c.name, kind=c.kind, summary=c.summary, computes=c.computes) for c in runner.implementations]
+    method = dict(repeats=runner.repeats, min_time_s=runner.min_time, budget_s=runner.budget)
     told = dict(problem=results.describe_problem(longest), method=method, contestants=who, lengths=lengths)
     return results.new(NAME, longest.device, **told, scaling=scaling(lengths), interrupted=interrupted)
 
 
-def _contestants(args: Namespace) -> list[Contestant]:
+def _contestants(args: Namespace) -> list[Implementation]:
     from dilkit.registry import list_backends
     from dilkit.selector import requested_backends
-    from dilkit.tools.measure import implementation as contestants
+    from dilkit.tools.measure import implementation
     from dilkit.tools.measure.peers import known as peers
 
     asked = ("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, (*PEERS, peers.ALL))
@@ -175,7 +176,7 @@ def _contestants(args: Namespace) -> list[Contestant]:
             if name not in known:
                 raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
     names = args.backend or requested_backends() or None
-    return contestants.backend_contestants(names) + peers.peer_contestants(args.baseline)
+    return implementation.backend_implementations(names) + peers.peer_implementations(args.baseline)
 
 
 def write(args: Namespace, result: dict[str, Any]) -> None:

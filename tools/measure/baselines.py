@@ -12,7 +12,7 @@ from torch import Tensor
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
 from dilkit.tools.measure import fused
-from dilkit.tools.measure.implementation import Contestant, Inputs
+from dilkit.tools.measure.implementation import Implementation, Inputs
 from dilkit.tools.measure.peers import functions as peer_functions
 
 
@@ -162,8 +162,8 @@ def _longnet(inputs: Inputs, problem: Problem) -> Tensor:
 
 
 BASELINES = {
-    "gather": Contestant("gather", "baseline", "gather a copy per branch, torch's kernel, merge", _gather, _gather_refusals),
-    "longnet": Contestant(
+    "gather": Implementation("gather", "baseline", "gather a copy per branch, torch's kernel, merge", _gather, _gather_refusals),
+    "longnet": Implementation(
         "longnet",
         "baseline",
         "LongNet's procedure as published: pad, gather, torch's kernel, merge with detached weights",
@@ -172,7 +172,7 @@ BASELINES = {
         computes=peer_functions.AS_PUBLISHED,
         function=peer_functions.longnet,
     ),
-    "dense": Contestant(
+    "dense": Implementation(
         "dense",
         "baseline",
         "torch's attention over all tokens",

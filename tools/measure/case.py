@@ -1,4 +1,4 @@
-"""One length of a comparison: check every contestant, then time those that are right side by side, then measure their memory."""
+"""One length of a benchmark: check every implementation, time those that are right side by side, then measure their memory."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import Any
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure import correctness
-from dilkit.tools.measure import timing as measure
+from dilkit.tools.measure import correctness, memory
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Contestant, Inputs
-from dilkit.tools.measure.timing import MatmulRate, MeasureError, Samples
-
-Entry = dict[str, Any]
+from dilkit.tools.measure.implementation import Implementation, Inputs
+from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.results.kinds.bench import BenchCase
+from dilkit.tools.results.record import Entry, Samples
 
 
 @dataclass
-class Contest:
-    """Contestants, the method, and what earlier lengths told of how long the next one will take.
+class CaseRunner:
+    """Implementations, the method, and how long each took at earlier lengths, which says how long the next one will take.
 
-    `budget` is the longest that one call may be expected to take, in seconds; `say` is told what is going on. `dtypes` are those
-    of contestants that are given another than the problem's, `matmul_dtype` is that of the yardstick where it is another. With a
-    backward pass, memory is also that of the forward pass alone where `forward_memory` says so.
+    `budget` is the longest that one call may be expected to take, in seconds; `say(text)` is called with what comes next.
+    `dtypes` are those of implementations that get another than the problem's, `matmul_dtype` is that of the yardstick where it
+    is another. With a backward pass, memory is also that of the forward pass alone where `forward_memory` says so.
     """
 
-    contestants: Sequence[Contestant]
+    implementations: Sequence[Implementation]
     repeats: int = 7
     min_time: float = 0.05
     budget: float = 20.0
@@ -38,95 +37,105 @@ class Contest:
     matmul_dtype: str | None = None
     forward_memory: bool = True
     last: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Work (in any unit) and seconds of one call of each contestant at the last length it was measured at."""
+    """Work (in any unit) and seconds of one call of each implementation at the last length it was measured at."""
 
-    def run(self, problem: Problem) -> dict[str, Any]:
-        """Everything measured at the length of `problem`, as plain data: an entry for each contestant, whatever became of it.
-
-        An entry's verdict is "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check
-        failed) or "failed" (raised). "differs" says what one computes that is not the pattern's attention, and by how much.
-        """
-        problems = {c.name: replace(problem, dtype=self.dtypes.get(c.name, problem.dtype)) for c in self.contestants}
+    def run(self, problem: Problem) -> BenchCase:
+        """Everything measured at the length of `problem`: an entry for each implementation, whatever became of it."""
+        problems = {i.name: replace(problem, dtype=self.dtypes.get(i.name, problem.dtype)) for i in self.implementations}
         inputs = {own: Inputs.random(own) for own in dict.fromkeys(problems.values())}
-        given = {name: (inputs[own], own) for name, own in problems.items()}
         known: correctness.Known = {}
-        entries = {c.name: self._admit(c, problems[c.name], inputs[problems[c.name]], known) for c in self.contestants}
+        entries = {i.name: self._admit(i, problems[i.name], inputs[problems[i.name]], known) for i in self.implementations}
         known.clear()
-        able = [c for c in self.contestants if entries[c.name]["verdict"] == "measured"]
+        able = [i for i in self.implementations if entries[i.name].verdict == "measured"]
         self.say("time")
-        dtype = self.matmul_dtype or problem.dtype
-        ceilings = Ceilings(dtype, problem.device.type)
-        calls = {**ceilings.calls, **{c.name: partial(c.once, *given[c.name]) for c in able}}
-        for warm_up in ceilings.calls.values():  # contestants were called to be admitted
+        ceilings = Ceilings(self.matmul_dtype or problem.dtype, problem.device.type)
+        for warm_up in ceilings.calls.values():  # implementations were called to be admitted
             warm_up()
-        timed = measure.time_interleaved(calls, self.repeats, 0, self.min_time, problem.device.type)
-        rate = ceilings.matmul(timed)
-        found = dict(seq=problem.seq, output_bytes=output_bytes(problem)) | ceilings.told(timed)
-        for c in able:
-            own = problems[c.name]
-            self.say(f"memory of {c.name}")
-            entries[c.name] |= speed(c, own, timed[c.name], rate)
-            entries[c.name] |= _memory(c, own, inputs[own], self.forward_memory)
-            self.last[c.name] = _work(c, own), timed[c.name].median
-        return found | dict(entries=entries)
+        calls = {i.name: partial(i.once, inputs[problems[i.name]], problems[i.name]) for i in able}
+        timed = time_interleaved({**ceilings.calls, **calls}, self.repeats, 0, self.min_time, problem.device.type)
+        rates = ceilings.rates(timed)
+        for i in able:
+            own = problems[i.name]
+            self.say(f"memory of {i.name}")
+            entry = with_speed(entries[i.name], timed[i.name], i.flops(own), own.batch * own.seq, rates["matmul"].gflops)
+            entries[i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
+            self.last[i.name] = _work(i, own), timed[i.name].median_s
+        return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), entries=entries, **rates)
 
-    def _admit(self, contestant: Contestant, problem: Problem, inputs: Inputs, known: correctness.Known) -> Entry:
-        """The beginning of the contestant's entry: its verdict, with the reasons or the check that it rests on."""
-        if missing := contestant.absent():
-            return dict(verdict="absent", reasons=[missing])
-        if reasons := contestant.refusals(problem):
-            return dict(verdict="refused", reasons=list(reasons))
-        self.say(f"check of {contestant.name}")
+    def _admit(self, implementation: Implementation, problem: Problem, inputs: Inputs, known: correctness.Known) -> Entry:
+        """As `admit`; whoever computes another function than the pattern's attention is compared with that."""
+        self.say(f"check of {implementation.name}")
+        expected = partial(self._expected_seconds, implementation, problem)
+        entry = admit(implementation, problem, inputs, self.budget, expected, known)
+        if entry.verdict != "measured":
+            return entry
         try:
-            expected = self._expected_seconds(contestant, problem)
-            if expected > self.budget:
-                return dict(verdict="skipped", reasons=[over_budget("would take", expected, self.budget)])
-            findings = correctness.check(contestant.checked or contestant, problem, inputs, known)
-            taken = 0.0 if contestant.name in self.last else _seconds(contestant, inputs, problem)
+            seconds = 0.0 if implementation.name in self.last else _seconds(implementation, inputs, problem)
+            if seconds > self.budget:
+                return replace(entry, verdict="skipped", reasons=(over_budget("took", seconds, self.budget),))
+            return replace(entry, differs=correctness.difference(implementation, problem, inputs))
         except Exception as error:
-            return dict(verdict="failed", reasons=[error_line(error)])
-        checked = [finding.to_dict() for finding in findings]
-        if wrong := [f for f in findings if not f.passed]:
-            reasons = [f"{f.what} at {f.seq:,} tokens: error {f.error:.2g}, at most {f.allowed:.2g} allowed" for f in wrong]
-            return dict(verdict="wrong", reasons=reasons, check=checked)
-        if taken > self.budget:
-            return dict(verdict="skipped", reasons=[over_budget("took", taken, self.budget)], check=checked)
-        return dict(verdict="measured", reasons=[], check=checked, differs=differs(contestant, problem, inputs))
+            return failed(error)
 
-    def _expected_seconds(self, contestant: Contestant, problem: Problem) -> float:
+    def _expected_seconds(self, implementation: Implementation, problem: Problem) -> float:
         """From the last length measured; at the first, quadratic work from the shortened problem, and 0 for all others."""
-        if contestant.name in self.last:
-            work, seconds = self.last[contestant.name]
-            return seconds * _work(contestant, problem) / work
+        if implementation.name in self.last:
+            work, seconds = self.last[implementation.name]
+            return seconds * _work(implementation, problem) / work
         short = correctness.shortened(problem)
-        if not contestant.quadratic or contestant.refusals(short):
+        if not implementation.quadratic or implementation.refusals(short):
             return 0.0
-        inputs = Inputs.random(short)
-        timed = measure.time_interleaved({"": partial(contestant.once, inputs, short)}, repeats=3, device=problem.device.type)
-        return timed[""].median * _work(contestant, problem) / _work(contestant, short)
+        call = partial(implementation.once, Inputs.random(short), short)
+        timed = time_interleaved({"": call}, repeats=3, device=problem.device.type)[""]
+        return timed.median_s * _work(implementation, problem) / _work(implementation, short)
 
 
-def _seconds(contestant: Contestant, inputs: Inputs, problem: Problem) -> float:
+def admit(
+    implementation: Implementation,
+    problem: Problem,
+    inputs: Inputs,
+    budget: float,
+    expected: Callable[[], float],
+    known: correctness.Known | None = None,
+) -> Entry:
+    """The beginning of an entry: its verdict, with the reasons or the check that it rests on.
+
+    `expected()` is how many seconds a call may take; more than `budget` seconds are not spent on one.
+    """
+    if missing := implementation.absent():
+        return Entry(verdict="absent", reasons=(missing,))
+    if reasons := implementation.refusals(problem):
+        return Entry(verdict="refused", reasons=tuple(reasons))
+    try:
+        if (seconds := expected()) > budget:
+            return Entry(verdict="skipped", reasons=(over_budget("would take", seconds, budget),))
+        checks = correctness.check(implementation.checked or implementation, problem, inputs, known)
+    except Exception as error:  # out of memory, a kernel that does not build: the others go on
+        return failed(error)
+    wrong = tuple(check.complaint for check in checks if not check.passed)
+    return Entry(verdict="wrong" if wrong else "measured", reasons=wrong, check=checks)
+
+
+def failed(error: Exception) -> Entry:
+    """The entry of an implementation that raised."""
+    return Entry(verdict="failed", reasons=(error_line(error),))
+
+
+def _seconds(implementation: Implementation, inputs: Inputs, problem: Problem) -> float:
     """Of one call."""
     start = perf_counter()
-    contestant.once(inputs, problem)
+    implementation.once(inputs, problem)
     return perf_counter() - start
 
 
-def differs(contestant: Contestant, problem: Problem, inputs: Inputs) -> Entry | None:
-    """What a contestant computes in place of the pattern's attention, and how far apart the two are; None when they are one."""
-    if not contestant.differs(problem):
-        return None
-    return dict(computes=contestant.computes, **correctness.difference(contestant, problem, inputs))
-
-
-def _work(contestant: Contestant, problem: Problem) -> float:
-    """Nominal FLOPs; of a contestant whose work is quadratic whatever the pattern, those of dense attention."""
-    dense = replace(problem, pattern=Pattern.dense()) if contestant.quadratic else problem
-    return max(1.0, contestant.flops(dense))
+def _work(implementation: Implementation, problem: Problem) -> float:
+    """Nominal FLOPs; where the work is quadratic whatever the pattern, those of dense attention."""
+    dense = replace(problem, pattern=Pattern.dense()) if implementation.quadratic else problem
+    return max(1.0, implementation.flops(dense))
 
 
 def over_budget(verb: str, seconds: float, budget: float) -> str:
+    """Why a call is not measured, and the option that measures it."""
     return f"one call {verb} about {seconds:.3g} s; the budget is {budget:g} s (--budget {-(-seconds // 1):.0f} measures it)"
 
 
@@ -135,21 +144,21 @@ def output_bytes(problem: Problem) -> int:
     return problem.batch * problem.seq * problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
 
 
-def speed(contestant: Contestant, problem: Problem, samples: Samples, rate: MatmulRate) -> Entry:
-    """Time and what follows from it; FLOPs are the nominal ones of what the contestant computes."""
-    flops = contestant.flops(problem)
-    gflops = flops / samples.median / 1e9
-    tokens = problem.batch * problem.seq / samples.median
-    return dict(time=samples.to_dict(), flops=flops, gflops=gflops, matmul_fraction=gflops / rate.gflops, tokens_per_s=tokens)
+def with_speed(entry: Entry, samples: Samples, flops: float, tokens: int, matmul_gflops: float) -> Entry:
+    """`entry` with its time, and what follows from it for a call of so many nominal FLOPs and tokens."""
+    gflops, rate = flops / samples.median_s / 1e9, tokens / samples.median_s
+    return replace(entry, time=samples, flops=flops, gflops=gflops, matmul_fraction=gflops / matmul_gflops, tokens_per_s=rate)
 
 
-def _memory(contestant: Contestant, problem: Problem, inputs: Inputs, forward: bool) -> Entry:
-    """Peak extra bytes of a call, and with `forward` of its forward pass alone; None and why where not measurable."""
-    functions: dict[str, Callable[[], Any]] = dict(peak_bytes=partial(contestant.once, inputs, problem))
-    if forward and problem.requires_grad:
-        functions["forward_peak_bytes"] = partial(contestant.attend, inputs, problem)
+def _with_memory(entry: Entry, implementation: Implementation, problem: Problem, inputs: Inputs, forward: bool) -> Entry:
+    """`entry` with the peak extra bytes of a call, and with `forward` of its forward pass alone; or why they are not known."""
+    device = problem.device.type
     try:
-        peaks = {name: measure.peak_memory(function, problem.device.type) for name, function in functions.items()}
-    except MeasureError as error:
-        return dict(peak_bytes=None, forward_peak_bytes=None, kb_per_token=None, memory_note=str(error))
-    return dict(**peaks, kb_per_token=peaks["peak_bytes"] / 1000 / (problem.batch * problem.seq))
+        peak = memory.peak_memory(partial(implementation.once, inputs, problem), device)
+        alone = None
+        if forward and problem.requires_grad:
+            alone = memory.peak_memory(partial(implementation.attend, inputs, problem), device)
+    except memory.MeasureError as error:
+        return replace(entry, memory_note=str(error))
+    kb_per_token = peak / 1000 / (problem.batch * problem.seq)
+    return replace(entry, peak_bytes=peak, forward_peak_bytes=alone, kb_per_token=kb_per_token)

@@ -2,53 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
-from dilkit.tools.measure import timing as measure
-from dilkit.tools.measure.timing import MatmulRate, Samples
+from dilkit.tools.measure.timing import Call, clock_of
+from dilkit.tools.results.record import CopyRate, FmaRate, MatmulRate, Samples
 
+MATMUL_SIZE = {"cpu": 2048, "cuda": 4096}
+_MATMUL_BUDGET = 2.0
+"""Seconds one matmul may take before a smaller one is measured instead."""
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """What is copied: by far more than fits into caches."""
 ROUNDS = 1 << 20
 """Of a thread's multiply-adds: some milliseconds."""
-Calls = dict[str, Callable[[], Any]]
+
+
+class Rates(TypedDict):
+    """The fields of a benchmark case that hold its yardsticks."""
+
+    matmul: MatmulRate
+    copy: CopyRate
+    fma: FmaRate | None
 
 
 class Ceilings:
     """The ceilings of `device` and `dtype`; `size` is the matmul's, where it is not the default.
 
-    Where `calls` have been timed beside others, `told` says what they reached.
+    Where `calls` have been timed beside others, `rates` says what they reached.
     The multiply-adds are those of the CPU kernel's instructions, in registers, on as many threads as torch has: where it was not
     built, and on GPUs, there are none.
     """
 
     def __init__(self, dtype: str, device: str = "cpu", size: int | None = None) -> None:
         self._dtype = dtype
-        self._size, multiply = measure.square_matmul(dtype, device, size)
-        self.calls: Calls = {"ceiling matmul": multiply, "ceiling copy": whole_copy(device)}
+        self._size, multiply = square_matmul(dtype, device, size)
+        self.calls: dict[str, Call] = {"ceiling matmul": multiply, "ceiling copy": whole_copy(device)}
         self._copied = 2 * COPY_BYTES[device]
         self._flops = 0.0
         if device == "cpu" and (found := _multiply_adds()):
             self._flops, self.calls["ceiling fma"] = found
 
-    def matmul(self, timed: Mapping[str, Samples]) -> MatmulRate:
-        """The matmul's rate."""
-        return MatmulRate(self._size, self._dtype, timed["ceiling matmul"])
-
-    def told(self, timed: Mapping[str, Samples]) -> dict[str, Any]:
-        """All of them as plain data: "matmul" and "fma" in GFLOP/s, "copy" in GB/s of what is read and written."""
-        copy = timed["ceiling copy"]
-        found = dict(matmul=self.matmul(timed).to_dict())
-        found["copy"] = dict(bytes=self._copied, gb_per_s=1e-9 * self._copied / copy.median, **copy.to_dict())
-        if fma := timed.get("ceiling fma"):
-            found["fma"] = dict(gflops=1e-9 * self._flops / fma.median, **fma.to_dict())
-        return found
+    def rates(self, timed: Mapping[str, Samples]) -> Rates:
+        """All of them, of `timed`: the matmul and the multiply-adds in GFLOP/s, the copy in GB/s of what is read and written."""
+        copy, fma = timed["ceiling copy"], timed.get("ceiling fma")
+        return Rates(
+            matmul=matmul_rate(self._size, self._dtype, timed["ceiling matmul"]),
+            copy=CopyRate(**vars(copy), gb_per_s=1e-9 * self._copied / copy.median_s, bytes=self._copied),
+            fma=FmaRate(**vars(fma), gflops=1e-9 * self._flops / fma.median_s) if fma else None,
+        )
 
 
-def whole_copy(device: str) -> Callable[[], Any]:
+def matmul_rate(size: int, dtype: str, samples: Samples) -> MatmulRate:
+    """The rate of a matmul of square matrices: `2 * size**3` FLOPs over the median of `samples`."""
+    return MatmulRate(**vars(samples), gflops=2e-9 * size**3 / samples.median_s, size=size, dtype=dtype)
+
+
+def square_matmul(dtype: str = "float32", device: str = "cpu", size: int | None = None) -> tuple[int, Call]:
+    """`(size, multiply)`: a matmul to time beside others, of random matrices of `size`, by default 2048 on a CPU, 4096 on a GPU.
+
+    The size is halved until one product takes less than two seconds: half precision has no fast matmul on many CPUs.
+    """
+    import torch
+
+    size = size or MATMUL_SIZE.get(device, MATMUL_SIZE["cpu"])
+    probe = torch.ones(size // 8, size // 8, dtype=getattr(torch, dtype), device=device)
+    expected = clock_of(device)(lambda: probe @ probe, 2) / 2 * 8**3
+    while expected > _MATMUL_BUDGET and size > 256:
+        size, expected = size // 2, expected / 8
+    left = torch.randn(size, size, device=device).to(getattr(torch, dtype))
+    return size, lambda: left @ left
+
+
+def whole_copy(device: str) -> Call:
     """A copy from one tensor to another."""
     import torch
 
@@ -56,7 +83,7 @@ def whole_copy(device: str) -> Callable[[], Any]:
     return partial(torch.empty_like(source).copy_, source)
 
 
-def _multiply_adds() -> tuple[float, Callable[[], Any]] | None:
+def _multiply_adds() -> tuple[float, Call] | None:
     """(FLOPs of a call, the call), on all threads; None where the kernel was not built or does not run here."""
     import torch
 

@@ -1,4 +1,4 @@
-"""Is a contestant right? Asked just before it is timed: on a shortened problem as a whole, and on rows at the real length.
+"""Is an implementation right? Checked just before it is timed: on a shortened problem as a whole, and in rows at the real length.
 
 Allowed is twice (gradients: three times) the error that plain torch arithmetic of the same dtype makes, and a few roundings.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.measure.implementation import Contestant, Function, Inputs
+from dilkit.tools.measure.implementation import Function, Implementation, Inputs
+from dilkit.tools.results.record import Check, Difference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,36 +30,15 @@ Known = dict[Hashable, Any]
 """The oracle's results by what they are of."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The largest error of one result against fp64, beside that of plain torch arithmetic and what is allowed."""
-
-    what: str
-    seq: int
-    error: float
-    plain_error: float
-    allowed: float
-
-    @property
-    def passed(self) -> bool:
-        """Whether the error is within what is allowed; NaN is not."""
-        return self.error <= self.allowed
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data; what JSON has no number for is written as text."""
-        values = {**asdict(self), "passed": self.passed}
-        return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}
-
-
-def check(contestant: Contestant, problem: Problem, inputs: Inputs, known: Known | None = None) -> list[Finding]:
+def check(implementation: Implementation, problem: Problem, inputs: Inputs, known: Known | None = None) -> tuple[Check, ...]:
     """Everything that is checked before timing, in memory full of NaN.
 
-    The shortened problem is left out where the contestant refuses it.
-    `known` keeps what the oracle said for the next contestant that is checked on the same `inputs`.
+    The shortened problem is left out where the implementation refuses it. `known` keeps the oracle's results for the next
+    implementation that is checked on the same `inputs`.
     """
     short = shortened(problem)
-    findings = [] if contestant.refusals(short) else check_whole(contestant, short, known)
-    return findings + check_rows(contestant, problem, inputs, known)
+    whole = () if implementation.refusals(short) else check_whole(implementation, short, known)
+    return (*whole, *check_rows(implementation, problem, inputs, known))
 
 
 def _remembered(known: Known | None, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -87,92 +67,101 @@ def shortened(problem: Problem) -> Problem:
     return replace(problem, seq=problem.seq // divisor, pattern=scaled)
 
 
-def check_whole(contestant: Contestant, problem: Problem, known: Known | None = None) -> list[Finding]:
+def check_whole(implementation: Implementation, problem: Problem, known: Known | None = None) -> tuple[Check, ...]:
     """All of `out`, and all gradients where the problem asks for them, against the oracle."""
-    inputs, function = Inputs.random(problem, seed=1), contestant.function(problem)
-    if function is not None:
-        inputs = function.fitting(inputs)
     from dilkit.tools.verify.poison import poisoned_memory
 
+    inputs, function = Inputs.random(problem, seed=1), implementation.function(problem)
+    if function is not None:
+        inputs = function.fitting(inputs)
     with poisoned_memory():
-        out = contestant.attend(inputs, problem)
-        computed = (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
+        computed = _with_gradients(implementation.attend(inputs, problem), inputs, problem)
     if function is None:
-        return judge_whole(computed, problem, contestant.computed(problem.pattern), inputs, known)
-    truth, plain = (_whole(function, problem, inputs, dtype) for dtype in ("float64", _plain_dtype(problem)))
-    return [finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
+        return check_tensors(computed, problem, implementation.computed(problem.pattern), inputs, known)
+    return _compared(computed, partial(_whole, function, problem, inputs), problem)
+
+
+def check_tensors(
+    computed: Sequence[Tensor], problem: Problem, pattern: Pattern, inputs: Inputs, known: Known | None = None
+) -> tuple[Check, ...]:
+    """`out`, and `dquery, dkey, dvalue` where the problem asks for them, against the oracle of `pattern`."""
+
+    def exact(dtype: str) -> tuple[Tensor, ...]:
+        key = "whole", problem, pattern, dtype
+        found: tuple[Tensor, ...] = _remembered(known, key, partial(_oracle, pattern, problem, inputs, dtype))
+        return found
+
+    return _compared(computed, exact, problem)
+
+
+def _compared(computed: Sequence[Tensor], exact: Callable[[str], Sequence[Tensor]], problem: Problem) -> tuple[Check, ...]:
+    truth, plain = exact("float64"), exact(_plain_dtype(problem))
+    return tuple(check_tensor(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False))
 
 
 def _whole(function: Function, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
     import torch
 
-    out = function.rows(inputs, problem, torch.arange(problem.seq, device=inputs.query.device), dtype)
-    return (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
+    rows = torch.arange(problem.seq, device=inputs.query.device)
+    return _with_gradients(function.rows(inputs, problem, rows, dtype), inputs, problem)
 
 
-def judge_whole(
-    computed: Sequence[Tensor], problem: Problem, pattern: Pattern, inputs: Inputs, known: Known | None = None
-) -> list[Finding]:
-    """`out`, and `dquery, dkey, dvalue` where the problem asks for them, against the oracle of `pattern`."""
+def _oracle(pattern: Pattern, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
+    options = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask, scale=problem.scale, dtype=dtype)
+    out, _ = oracle_attention(inputs.query, inputs.key, inputs.value, pattern, **options)
+    return _with_gradients(out, inputs, problem)
 
-    def exact(dtype: str) -> tuple[Tensor, ...]:
-        return _remembered(known, ("whole", problem, pattern, dtype), partial(_oracle, pattern, problem, inputs, dtype))
 
-    truth, plain = exact("float64"), exact(_plain_dtype(problem))
-    return [finding(*row, problem) for row in zip(_NAMES, computed, plain, truth, strict=False)]
+def _with_gradients(out: Tensor, inputs: Inputs, problem: Problem) -> tuple[Tensor, ...]:
+    """`out`, and where the problem asks for gradients those of query, key and value."""
+    import torch
+
+    if not problem.requires_grad:
+        return (out,)
+    return (out, *torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.dout.to(out.dtype)))
 
 
 def _plain_dtype(problem: Problem) -> str:
     return "float32" if problem.dtype == "float64" else problem.dtype
 
 
-def _oracle(pattern: Pattern, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
-    options = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask, scale=problem.scale, dtype=dtype)
-    out, _ = oracle_attention(inputs.query, inputs.key, inputs.value, pattern, **options)
-    return (out, *_gradients(out, inputs)) if problem.requires_grad else (out,)
-
-
-def _gradients(out: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
-    import torch
-
-    return torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.dout.to(out.dtype))
-
-
-def check_rows(contestant: Contestant, problem: Problem, inputs: Inputs, known: Known | None = None) -> list[Finding]:
+def check_rows(implementation: Implementation, problem: Problem, inputs: Inputs, known: Known | None = None) -> tuple[Check, ...]:
     """`out`, and the gradient of the query where the problem asks for it, in `ROWS` random rows at the real length.
 
     Each row is computed by itself out of the rows of the count; the gradient of a query needs its own row alone.
     """
-    rows, function = _some_rows(problem, inputs), contestant.function(problem)
+    rows, function = _some_rows(problem, inputs), implementation.function(problem)
     if function is not None:
         inputs = function.fitting(inputs)
 
     def exact(dtype: str) -> tuple[Tensor, Tensor | None]:
         if function is not None:
             return _function_rows(function, inputs, problem, rows, dtype)
-        pattern = contestant.computed(problem.pattern)
+        pattern = implementation.computed(problem.pattern)
         make = partial(exact_rows, inputs, problem, pattern, rows, dtype)
-        return _remembered(known, ("rows", problem, pattern, dtype), make)
+        found: tuple[Tensor, Tensor | None] = _remembered(known, ("rows", problem, pattern, dtype), make)
+        return found
 
     truth, plain = exact("float64"), exact(_plain_dtype(problem))
-    computed = _rows_of(contestant, inputs, problem, rows)
+    computed = _rows_of(implementation, inputs, problem, rows)
     named = zip(("out rows", "dquery rows"), computed, plain, truth, strict=True)
-    return [finding(name, x, y, z, problem) for name, x, y, z in named if x is not None and y is not None and z is not None]
+    return tuple(
+        check_tensor(name, x, y, z, problem) for name, x, y, z in named if x is not None and y is not None and z is not None
+    )
 
 
-def difference(contestant: Contestant, problem: Problem, inputs: Inputs) -> dict[str, float]:
-    """By how much its result differs from the attention of the problem's pattern, in `ROWS` random rows at the real length.
-
-    "out_max_abs" is the largest difference, "out_relative" that over the largest exact value; the same of "dquery" where the
-    problem asks for gradients.
-    """
+def difference(implementation: Implementation, problem: Problem, inputs: Inputs) -> Difference | None:
+    """How far its result is from the attention of the problem's pattern, in `ROWS` random rows at the real length; None where
+    that is what it computes."""
+    if not implementation.differs(problem):
+        return None
     rows, found = _some_rows(problem, inputs), {}
     truth = exact_rows(inputs, problem, problem.pattern, rows, "float64")
-    for name, computed, exact in zip(("out", "dquery"), _rows_of(contestant, inputs, problem, rows), truth, strict=True):
+    for name, computed, exact in zip(("out", "dquery"), _rows_of(implementation, inputs, problem, rows), truth, strict=True):
         if computed is not None and exact is not None:
             error = (computed.double() - exact).abs().max().item()
             found |= {f"{name}_max_abs": error, f"{name}_relative": error / max(exact.abs().max().item(), 1e-300)}
-    return found
+    return Difference(computes=implementation.computes, **found)
 
 
 def _some_rows(problem: Problem, inputs: Inputs) -> Tensor:
@@ -182,18 +171,18 @@ def _some_rows(problem: Problem, inputs: Inputs) -> Tensor:
     return chosen.sort().values.to(inputs.query.device)
 
 
-def _rows_of(contestant: Contestant, inputs: Inputs, problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What the contestant computes: `out` in `rows`, and the gradient of their queries where the problem asks for it."""
+def _rows_of(implementation: Implementation, inputs: Inputs, problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What the implementation computes: `out` in `rows`, and the gradient of their queries where the problem asks for it."""
     import torch
 
     from dilkit.tools.verify.poison import poisoned_memory
 
     with poisoned_memory():
-        result = contestant.once(inputs, problem)
+        result = implementation.once(inputs, problem)
     if not problem.requires_grad:
         return result[:, rows], None
     with torch.no_grad(), poisoned_memory():
-        out = contestant.attend(inputs, problem)
+        out = implementation.attend(inputs, problem)
     return out[:, rows], result[0][:, rows]
 
 
@@ -233,7 +222,7 @@ def exact_rows(inputs: Inputs, problem: Problem, pattern: Pattern, rows: Tensor,
     return torch.stack(outs, 2), torch.stack(grads, 2) if grads else None
 
 
-def finding(what: str, computed: Tensor, plain: Tensor, truth: Tensor, problem: Problem) -> Finding:
+def check_tensor(what: str, computed: Tensor, plain: Tensor, truth: Tensor, problem: Problem) -> Check:
     """One result beside fp64 `truth`, and `plain` torch arithmetic of the dtype, which sets what is allowed."""
     import torch
 
@@ -246,4 +235,5 @@ def finding(what: str, computed: Tensor, plain: Tensor, truth: Tensor, problem: 
         plain_error = 0.0
     # A few roundings where the sums are done (fp32 for half types), half a rounding of the result itself.
     places = (_LAST_PLACES * min(result, single) + result / 2) * truth.detach().abs().max().item()
-    return Finding(what, problem.seq, error, plain_error, (3 if what.startswith("d") else 2) * plain_error + places)
+    allowed = (3 if what.startswith("d") else 2) * plain_error + places
+    return Check.of(what, problem.seq, error, plain_error, allowed)

@@ -1,4 +1,4 @@
-"""Who takes part in a comparison: backends and baselines behind one interface, and the random tensors they are all given."""
+"""An implementation of attention that is measured, a backend or a baseline, and the random tensors that all of them are given."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Function:
-    """What a contestant computes that is no pattern's attention, in plain arithmetic: the oracle that it is checked against.
+    """What an implementation computes that is no pattern's attention, in plain arithmetic: the oracle that it is checked against.
 
     `rows(inputs, problem, rows, dtype)` is `out[:, rows]`, all arithmetic in `dtype`, with the gradients of this function.
     `flops` are the nominal ones of a forward pass. `by_row`: a row of `out` depends on its own query alone. `positive`: checked
@@ -72,14 +72,14 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Implementation:
     """One way to compute attention.
 
     `attend(inputs, problem)` returns `out`; `refusals(problem)` why it cannot, empty when it can; `absent()` what is missing on
     this machine, None when nothing is. `computed(pattern)` is the pattern whose attention it really computes; where
-    `function(problem)` is not None, that is computed instead. `computes` says it in words. `quadratic` says that its work grows
-    with `seq**2` whatever the pattern.
-    `checked` is who is compared with the oracle in its place, where the oracle does not know what it computes.
+    `function(problem)` is not None, that is computed instead. `computes` says it in words. `quadratic`: its work grows with
+    `seq**2` whatever the pattern. `checked` is compared with the oracle in its place, where the oracle does not know what it
+    computes.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Contestant:
     computes: str = "the attention of the pattern"
     function: Callable[[Problem], Function | None] = lambda problem: None
     absent: Callable[[], str | None] = lambda: None
-    checked: Contestant | None = None
+    checked: Implementation | None = None
 
     def differs(self, problem: Problem) -> bool:
         """Whether it computes another function than the attention of the problem's pattern."""
@@ -118,12 +118,12 @@ class Contestant:
         return forward * (1 + BACKWARD_FLOPS if problem.requires_grad else 1)
 
 
-def backend_contestants(names: Sequence[str] | None = None) -> list[Contestant]:
+def backend_implementations(names: Sequence[str] | None = None) -> list[Implementation]:
     """The backends of these names, in this order; all known ones, broken ones too, when None."""
     return [_from_backend(name) for name in (registry.list_backends() if names is None else names)]
 
 
-def _from_backend(name: str) -> Contestant:
+def _from_backend(name: str) -> Implementation:
     from dilkit.backends.reference import Reference
 
     found = registry.backends()[name]
@@ -140,4 +140,4 @@ def _from_backend(name: str) -> Contestant:
         return () if decision.verdict == "picked" else decision.reasons
 
     summary = getattr(found, "summary", "")
-    return Contestant(name, "backend", summary, attend, refusals, quadratic=isinstance(found, Reference))
+    return Implementation(name, "backend", summary, attend, refusals, quadratic=isinstance(found, Reference))

@@ -17,9 +17,10 @@ from typing import Any
 from dilkit.problem import Problem
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.interrupt import load_torch
-from dilkit.tools.measure import timing as measure
-from dilkit.tools.measure.timing import Samples
+from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results import untyped as results
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.record import Samples
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -100,15 +101,15 @@ def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[
 def compare(pair: Pair, repeats: int, device: str) -> dict[str, Any]:
     """Both timed in interleaved rounds, and what the first took longer: see `overhead`, and between the fastest samples."""
     functions = dict(zip(("public", "direct"), pair, strict=True))
-    timed = measure.time_interleaved(functions, repeats, warmup=20, min_time=0.002, device=device)
-    fastest = min(timed["public"].seconds) - min(timed["direct"].seconds)
-    both = {name: samples.to_dict() for name, samples in timed.items()}
+    timed = time_interleaved(functions, repeats, warmup=20, min_time=0.002, device=device)
+    fastest = min(timed["public"].samples_s) - min(timed["direct"].samples_s)
+    both = {name: encode(samples) for name, samples in timed.items()}
     return dict(**both, overhead_s=overhead(**timed), overhead_of_fastest_s=fastest)
 
 
 def overhead(public: Samples, direct: Samples) -> float:
     """The median difference of samples taken in the same round, so that a slow spell of the machine falls out."""
-    return statistics.median(a - b for a, b in zip(public.seconds, direct.seconds, strict=True))
+    return statistics.median(a - b for a, b in zip(public.samples_s, direct.samples_s, strict=True))
 
 
 def text(result: dict[str, Any]) -> str:

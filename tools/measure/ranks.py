@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dilkit.tools.measure.timing import Samples
+from dilkit.tools.results.record import Samples
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -19,7 +19,7 @@ _PIECE = 1000
 def gather(comm: Comm, value: Any) -> list[Any]:
     """The values of all ranks, by rank, on every rank: plain data, sent as JSON in records that no transport counts."""
     text = json.dumps(value).encode()
-    longest = max(int(told) for told in comm.share(str(len(text)).encode(), "lengths of values"))
+    longest = max(int(length) for length in comm.share(str(len(text)).encode(), "lengths of values"))
     pieces = [comm.share(text[at : at + _PIECE], "values") for at in range(0, longest, _PIECE)]
     return [json.loads(b"".join(parts)) for parts in zip(*pieces, strict=True)]
 
@@ -37,7 +37,7 @@ def time_in_turns(comm: Comm, calls: dict[str, Callable[[], Any]], repeats: int)
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in _rounds(calls, repeats):
         taken[name].append(seconds_of(comm, call))
-    return {name: Samples(tuple(seconds)) for name, seconds in taken.items()}
+    return {name: Samples.of(seconds) for name, seconds in taken.items()}
 
 
 def _rounds(calls: dict[str, Callable[[], Any]], repeats: int) -> Iterator[tuple[str, Callable[[], Any]]]:

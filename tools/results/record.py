@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -67,14 +68,45 @@ class Check:
     allowed: Any
     passed: bool
 
+    @classmethod
+    def of(cls, what: str, seq: int, error: float, plain_error: float, allowed: float) -> Check:
+        """Passed where the error is within what is allowed; NaN is not."""
+        shown = (x if math.isfinite(x) else str(x) for x in (error, plain_error, allowed))
+        return cls(what, seq, *shown, passed=error <= allowed)
+
+    @property
+    def ratio(self) -> float:
+        """The error in units of what is allowed."""
+        return float(self.error) / float(self.allowed)
+
+    @property
+    def complaint(self) -> str:
+        """The error and what is allowed, in words."""
+        return f"{self.what} at {self.seq:,} tokens: error {float(self.error):.2g}, at most {float(self.allowed):.2g} allowed"
+
 
 @dataclass(frozen=True)
 class Difference:
-    """What an implementation computes in place of the pattern's attention, and how far its results are from that."""
+    """What an implementation computes in place of the pattern's attention, and how far its results are from that.
+
+    The largest difference by itself, and in units of the largest exact value.
+    """
 
     computes: str
     out_relative: float
     dquery_relative: float | None = None
+    out_max_abs: float | None = None
+    dquery_max_abs: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """How each branch is exchanged between ranks; by rank, the bytes sent and planned, and the query-key pairs computed."""
+
+    routes: tuple[str, ...] = ()
+    planned_bytes: tuple[int, ...]
+    sent_bytes: tuple[int, ...]
+    work: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +130,7 @@ class Entry:
     forward_peak_bytes: int | None = None
     kb_per_token: float | None = None
     memory_note: str | None = None
+    ranks: Exchange | None = None
 
     @property
     def seconds(self) -> tuple[float, ...]:

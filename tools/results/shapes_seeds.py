@@ -15,7 +15,7 @@ _SIZES = dict(seq=SIZE, segment_lengths=listed(SIZE, 1), dilation_rates=listed(S
 SETTING = fields(_SIZES | dict(ranks=SIZE))
 _OFF = number(0, 1e36)
 _DIFFERS = maybe(fields(dict(computes=text, out_relative=_OFF), dict(dquery_relative=_OFF)))
-_ENTRY = entry(dict(differs=_DIFFERS), dict(memory_bytes=maybe(BYTES)))
+_ENTRY = entry({}, dict(differs=_DIFFERS, memory_bytes=maybe(BYTES)))
 _CASE = fields(dict(setting=SETTING, backward=flag, tokens=SIZE, seq=SIZE, matmul=MATMUL, entries=named(_ENTRY)), CEILINGS)
 _ROW = fields(
     dict(setting=SETTING, backward=flag, tokens=SIZE, transport=text, entries=named(TIMED), memory_note=maybe(text))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from dilkit import Pattern, Problem, dilated_attention
 from dilkit.oracle import oracle_attention
 from dilkit.registry import backends
-from dilkit.tools.measure import timing as measure
+from dilkit.tools.measure import memory
 
 PATTERN = Pattern([256, 1024], [1, 4])
 
@@ -202,7 +202,7 @@ def test_a_forward_pass_holds_little_beyond_its_results() -> None:
 
     forward()
     try:
-        peak = measure.peak_memory(forward)
-    except measure.MeasureError as error:
+        peak = memory.peak_memory(forward)
+    except memory.MeasureError as error:
         pytest.skip(str(error))
     assert peak - q.nbytes - 4 * 8 * 8192 < 4 * 2**20

@@ -26,7 +26,7 @@ from dilkit.device import GENERATIONS, Device
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import WHOLE_SEQUENCE
 from dilkit.problem import Problem
-from dilkit.tools.measure.timing import peak_memory
+from dilkit.tools.measure.memory import peak_memory
 
 LONGNET = Pattern([64, 128, 256], [1, 2, 4])
 

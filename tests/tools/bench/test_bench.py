@@ -19,16 +19,16 @@ from dilkit.oracle import oracle_attention
 from dilkit.tools import cli
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure import case as contest
-from dilkit.tools.measure import ceilings, correctness, overhead
-from dilkit.tools.measure import timing as measure
+from dilkit.tools.measure import ceilings, correctness, memory, overhead
 from dilkit.tools.measure.baselines import BASELINES
-from dilkit.tools.measure.case import Contest
-from dilkit.tools.measure.implementation import Contestant, Inputs, backend_contestants
-from dilkit.tools.measure.timing import Samples
+from dilkit.tools.measure.case import CaseRunner, _work, with_speed
+from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
 from dilkit.tools.report.kinds import bench_plot, bench_report
 from dilkit.tools.results import untyped as results
+from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import git_state
+from dilkit.tools.results.kinds.bench import BenchCase
+from dilkit.tools.results.record import Entry, Samples
 from dilkit.tools.results.untyped import ResultError
 from dilkit.tools.verify.poison import poisoned_memory
 
@@ -38,7 +38,7 @@ TINY_ARGUMENTS = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> Iterator[None]:
-    monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     with overhead.one_thread():  # on problems this small, threads only wait for each other
@@ -49,8 +49,8 @@ def bench(tmp_path, *arguments: str) -> int:
     return cli.main(["bench", *TINY_ARGUMENTS, "--out", str(tmp_path), *arguments])
 
 
-def wrong_by(error: float, what: str = "wrong") -> Contestant:
-    right = backend_contestants(["reference"])[0]
+def wrong_by(error: float, what: str = "wrong") -> Implementation:
+    right = backend_implementations(["reference"])[0]
 
     def attend(inputs: Inputs, problem: Problem) -> torch.Tensor:
         return right.attend(inputs, problem) + error
@@ -134,7 +134,7 @@ def test_a_checkout_is_dirty_by_its_code_alone(tmp_path) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_contestants_pass_their_checks(name, dtype, is_causal) -> None:
-    contestant = BASELINES[name] if name in BASELINES else backend_contestants([name])[0]
+    contestant = BASELINES[name] if name in BASELINES else backend_implementations([name])[0]
     problem = replace(SMALL, dtype=dtype, is_causal=is_causal)
     findings = correctness.check(contestant, problem, Inputs.random(problem))
     assert [f.what for f in findings] == ["out", "dquery", "dkey", "dvalue", "out rows", "dquery rows"]
@@ -196,7 +196,7 @@ def test_gather_refuses_what_it_cannot_do(change, reason) -> None:
 
 def test_dense_counts_its_own_flops() -> None:
     assert BASELINES["dense"].flops(SMALL) == 3.5 * Pattern.dense().flops(64, 4, 8)
-    assert backend_contestants(["reference"])[0].flops(SMALL) == 3.5 * SMALL.flops()
+    assert backend_implementations(["reference"])[0].flops(SMALL) == 3.5 * SMALL.flops()
 
 
 # One length
@@ -207,44 +207,44 @@ def test_every_contestant_has_an_entry_that_says_what_became_of_it() -> None:
         raise RuntimeError("out of order")
 
     contestants = [
-        backend_contestants(["reference"])[0],
+        backend_implementations(["reference"])[0],
         wrong_by(1.0),
         replace(wrong_by(0.0), name="broken", attend=broken),
         replace(wrong_by(0.0), name="refusing", refusals=lambda problem: ("not today",)),
     ]
-    entries = Contest(contestants, repeats=2).run(SMALL)["entries"]
-    assert {name: e["verdict"] for name, e in entries.items()} == {
+    entries = CaseRunner(contestants, repeats=2).run(SMALL).entries
+    assert {name: e.verdict for name, e in entries.items()} == {
         "reference": "measured",
         "wrong": "wrong",
         "broken": "failed",
         "refusing": "refused",
     }
-    assert entries["broken"]["reasons"] == ["RuntimeError: out of order"]
-    assert "allowed" in entries["wrong"]["reasons"][0]
-    assert len(entries["reference"]["time"]["samples_s"]) == 2
-    assert all(finding["passed"] for finding in entries["reference"]["check"])
+    assert entries["broken"].reasons == ("RuntimeError: out of order",)
+    assert "allowed" in entries["wrong"].reasons[0]
+    assert len(entries["reference"].seconds) == 2
+    assert all(check.passed for check in entries["reference"].check)
 
 
 def test_a_call_that_would_take_too_long_is_left_out_and_says_so() -> None:
-    told = Contest(backend_contestants(["reference"]), repeats=1, budget=1e-9).run(SMALL)["entries"]["reference"]
-    assert told["verdict"] == "skipped"
-    assert "--budget" in told["reasons"][0]
+    told = CaseRunner(backend_implementations(["reference"]), repeats=1, budget=1e-9).run(SMALL).entries["reference"]
+    assert told.verdict == "skipped"
+    assert "--budget" in told.reasons[0]
 
 
 def test_the_next_length_is_expected_from_the_last_one() -> None:
     dense = BASELINES["dense"]
-    runner = Contest([dense], last={"dense": (contest._work(dense, replace(SMALL, seq=64)), 0.5)})
+    runner = CaseRunner([dense], last={"dense": (_work(dense, replace(SMALL, seq=64)), 0.5)})
     assert runner._expected_seconds(dense, replace(SMALL, seq=256)) == pytest.approx(8.0)
     assert runner._expected_seconds(dense, replace(SMALL, seq=64, batch=3 * SMALL.batch)) == pytest.approx(1.5)
 
 
 def test_memory_that_cannot_be_measured_is_none_and_says_why(monkeypatch) -> None:
     def unable(*_) -> int:
-        raise measure.MeasureError("no such counter")
+        raise memory.MeasureError("no such counter")
 
-    monkeypatch.setattr(contest.measure, "peak_memory", unable)
-    entry = Contest(backend_contestants(["reference"]), repeats=1).run(SMALL)["entries"]["reference"]
-    assert (entry["peak_bytes"], entry["kb_per_token"], entry["memory_note"]) == (None, None, "no such counter")
+    monkeypatch.setattr(memory, "peak_memory", unable)
+    entry = CaseRunner(backend_implementations(["reference"]), repeats=1).run(SMALL).entries["reference"]
+    assert (entry.peak_bytes, entry.kb_per_token, entry.memory_note) == (None, None, "no such counter")
 
 
 def test_poisoned_memory_may_be_a_leaf() -> None:
@@ -270,11 +270,10 @@ def test_an_error_in_a_line_says_what_it_was(text, line) -> None:
 
 
 def test_figures_follow_from_the_median() -> None:
-    rate = measure.MatmulRate(1000, "float32", Samples((0.02,)))
-    found = contest.speed(backend_contestants(["reference"])[0], SMALL, Samples((1e-3, 2e-3, 3e-3)), rate)
-    assert found["gflops"] == pytest.approx(3.5 * SMALL.flops() / 2e-3 / 1e9)
-    assert found["matmul_fraction"] == pytest.approx(found["gflops"] / 100)
-    assert found["tokens_per_s"] == pytest.approx(64 / 2e-3)
+    found = with_speed(Entry(), Samples.of((1e-3, 2e-3, 3e-3)), flops=3e9, tokens=64, matmul_gflops=3000.0)
+    assert found.gflops == pytest.approx(1500.0)
+    assert found.matmul_fraction == pytest.approx(0.5)
+    assert found.tokens_per_s == pytest.approx(64 / 2e-3)
 
 
 # The report
@@ -284,7 +283,7 @@ def made_up(backward: bool = True) -> dict:
     """A result of two contestants, "linear" and "square", over three lengths."""
 
     def entry(seq: int, power: int) -> dict:
-        time = Samples((1e-6 * seq**power,) * 3).to_dict()
+        time = encode(Samples.of((1e-6 * seq**power,) * 3))
         figures = dict(time=time, flops=float(seq**power), gflops=12.3, matmul_fraction=0.5, tokens_per_s=1e6)
         return dict(
             verdict="measured", reasons=[], peak_bytes=4096 * seq, forward_peak_bytes=2048 * seq, kb_per_token=4.1, **figures
@@ -376,14 +375,14 @@ def test_a_wrong_contestant_makes_the_exit_code_1(tmp_path, capsys, monkeypatch)
 
 
 def test_interruption_keeps_what_was_measured(tmp_path, capsys, monkeypatch) -> None:
-    whole = Contest.run
+    whole = CaseRunner.run
 
-    def interrupted(self: Contest, problem: Problem) -> dict:
+    def interrupted(self: CaseRunner, problem: Problem) -> BenchCase:
         if problem.seq > 32:
             raise KeyboardInterrupt
         return whole(self, problem)
 
-    monkeypatch.setattr(Contest, "run", interrupted)
+    monkeypatch.setattr(CaseRunner, "run", interrupted)
     assert bench(tmp_path, "--seqs", "32,64,128", "--backend", "reference") == 130
     kept = results.load(tmp_path / "bench.json", "bench")
     assert [length["seq"] for length in kept["lengths"]] == [32]
@@ -392,10 +391,10 @@ def test_interruption_keeps_what_was_measured(tmp_path, capsys, monkeypatch) -> 
 
 
 def test_interruption_before_any_length_overwrites_nothing(tmp_path, capsys, monkeypatch) -> None:
-    def interrupted(self: Contest, problem: Problem) -> dict:
+    def interrupted(self: CaseRunner, problem: Problem) -> BenchCase:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Contest, "run", interrupted)
+    monkeypatch.setattr(CaseRunner, "run", interrupted)
     assert bench(tmp_path, "--seq", "32", "--backend", "reference", "--json") == 130
     printed = capsys.readouterr()
     assert json.loads(printed.out)["lengths"] == []
@@ -413,7 +412,7 @@ def test_the_environment_names_the_backends(tmp_path, capsys, monkeypatch) -> No
 
 
 def test_a_folder_that_cannot_be_made_is_said_before_measuring(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(Contest, "run", None)
+    monkeypatch.setattr(CaseRunner, "run", None)
     (tmp_path / "file").touch()
     for option in ([], ["--overhead"]):
         assert bench(tmp_path / "file", "--seq", "32", *option) == 2
@@ -469,7 +468,7 @@ def test_overhead_calls_the_same_computation_both_ways() -> None:
 
 
 def test_overhead_is_the_median_difference_within_a_round() -> None:
-    assert overhead.overhead(Samples((5.0, 105.0, 7.0)), Samples((4.0, 103.0, 4.0))) == 2.0
+    assert overhead.overhead(Samples.of((5.0, 105.0, 7.0)), Samples.of((4.0, 103.0, 4.0))) == 2.0
 
 
 def test_default_lengths_include_the_longest_segment() -> None:

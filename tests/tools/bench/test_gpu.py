@@ -18,7 +18,6 @@ from dilkit.tools import cli
 from dilkit.tools.bench import gpu as suite_gpu
 from dilkit.tools.bench import gpu_targets as suite_gpu_targets
 from dilkit.tools.measure import ceilings
-from dilkit.tools.measure import timing as measure
 from dilkit.tools.report.kinds import suite_gpu_report
 from dilkit.tools.site import figures
 from dilkit.tools.verify.one_kernel import one_kernel_backends
@@ -49,7 +48,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in dict(CONFIGURATIONS=TINY, QUICK=1, DEVICE="cpu", SEEDS=(32, 64), LONG=512).items():
         monkeypatch.setattr(suite_gpu, name, value)
     monkeypatch.setattr(suite_gpu, "LAUNCH_BOUND", 32)
-    monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1024)
     monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     numba = Reference(name="numba_cuda")

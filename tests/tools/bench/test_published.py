@@ -32,8 +32,7 @@ from dilkit.tools.bench.published.settings import (
     QUICK_TABLE,
     held_lengths,
 )
-from dilkit.tools.measure import ceilings
-from dilkit.tools.measure import timing as measure
+from dilkit.tools.measure import ceilings, memory
 from dilkit.tools.measure.correctness import check
 from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.report.kinds import briefs, seed_rows, suite_seeds_report
@@ -66,10 +65,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_seeds, "GRAINS", 1 << 14)
     monkeypatch.setattr(suite_seeds.launcher, "transports", lambda: ())
     monkeypatch.setattr(suite_seeds.launcher, "mpi_version", lambda: "")
-    monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
-    monkeypatch.setattr(measure, "peak_memory", lambda function, device="cpu": held(function()))
+    monkeypatch.setattr(memory, "peak_memory", lambda function, device="cpu": held(function()))
 
 
 def held(found: Any) -> int:

@@ -19,9 +19,9 @@ from dilkit.selection import tuned
 from dilkit.selector import explain, select
 from dilkit.tools import cli
 from dilkit.tools.commands.tune import command as tune
-from dilkit.tools.measure import overhead
-from dilkit.tools.measure import timing as measure
-from dilkit.tools.measure.case import Contest
+from dilkit.tools.measure import ceilings, overhead
+from dilkit.tools.measure.case import CaseRunner
+from dilkit.tools.results.kinds.bench import BenchCase
 
 SHAPE = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--device", "cpu", "--repeats", "2"]
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)
@@ -29,7 +29,7 @@ PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setattr(tune, "MIN_TIME", 0.0)
     with overhead.one_thread():
         yield
@@ -48,18 +48,20 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Seconds that a contest finds of each backend, in place of measuring: all others are refused. Its checks are real."""
+    """Seconds that a benchmark case finds of each backend, in place of measuring: all others are refused. Its checks are real."""
     found: dict[str, float] = {}
-    whole = Contest.run
+    whole = CaseRunner.run
 
-    def run(self: Contest, problem: Problem) -> dict[str, Any]:
-        result = whole(self, problem)
-        for name, entry in result["entries"].items():
-            if entry["verdict"] == "measured" and name in found:
-                entry["time"]["median_s"] = found[name]
-        return result
+    def run(self: CaseRunner, problem: Problem) -> BenchCase:
+        case = whole(self, problem)
+        fixed = {
+            name: replace(e, time=replace(e.time, median_s=found[name]))
+            for name, e in case.entries.items()
+            if e.time and name in found
+        }
+        return replace(case, entries=case.entries | fixed)
 
-    monkeypatch.setattr(Contest, "run", run)
+    monkeypatch.setattr(CaseRunner, "run", run)
     return found
 
 
@@ -195,14 +197,14 @@ def test_nothing_measured_is_an_exit_code_and_no_file(file: Path, capsys: pytest
 def test_interruption_keeps_what_was_measured(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Contest.run
+    whole = CaseRunner.run
 
-    def interrupted(self: Contest, problem: Problem) -> dict[str, Any]:
+    def interrupted(self: CaseRunner, problem: Problem) -> BenchCase:
         if problem.seq > 32:
             raise KeyboardInterrupt
         return whole(self, problem)
 
-    monkeypatch.setattr(Contest, "run", interrupted)
+    monkeypatch.setattr(CaseRunner, "run", interrupted)
     found = report(capsys, "--seqs", "32,64", "--passes", "forward", "--backend", "native", code=130)
     assert found["interrupted"] is True
     assert len(tuned_entries.load(file)) == 1
@@ -219,7 +221,7 @@ def test_what_was_measured_is_shown_and_removed(
     entries = [tuned_entries.Entry(setup, tuned.shape_of(PROBLEM), seconds) for setup in (here, old)]
     file.parent.mkdir()
     file.write_text(tuned_entries.to_text(entries))
-    monkeypatch.setattr(Contest, "run", None)
+    monkeypatch.setattr(CaseRunner, "run", None)
     assert cli.main(["tune", "--show"]) == 0
     text = capsys.readouterr().out
     assert f"{file}: 2 orders" in text

@@ -19,13 +19,13 @@ from dilkit import Pattern, Problem
 from dilkit.oracle import oracle_attention
 from dilkit.tools.commands import bench
 from dilkit.tools.measure import ceilings, correctness, overhead
-from dilkit.tools.measure import timing as measure
-from dilkit.tools.measure.case import Contest
-from dilkit.tools.measure.implementation import Contestant, Inputs
+from dilkit.tools.measure.case import CaseRunner
+from dilkit.tools.measure.implementation import Implementation, Inputs
 from dilkit.tools.measure.peers import flex as peer_flex
 from dilkit.tools.measure.peers import functions as peer_functions
 from dilkit.tools.measure.peers import known as peers
 from dilkit.tools.report.kinds import bench_report
+from dilkit.tools.results.decode import encode
 from dilkit.tools.site import pages as docs
 
 PATTERN = Pattern([16, 32], [1, 4])
@@ -35,14 +35,14 @@ RAGGED = replace(SMALL, seq=59, pattern=Pattern([16, 30], [1, 4]))
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch) -> Iterator[None]:
-    monkeypatch.setitem(measure.MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
     with overhead.one_thread():
         yield
 
 
-def assert_computes_what_it_says(peer: Contestant, problem: Problem) -> None:
+def assert_computes_what_it_says(peer: Implementation, problem: Problem) -> None:
     assert peer.refusals(problem) == ()
     findings = correctness.check(peer, problem, Inputs.random(problem))
     assert {f.what for f in findings} >= {"out", "dquery", "dkey", "dvalue", "out rows"}
@@ -76,7 +76,7 @@ def test_longnet_differs_where_it_was_published_so(problem, differing) -> None:
     peer = peers.known()["longnet"]
     assert peer.differs(problem) == bool(differing)
     found = correctness.difference(peer, problem, Inputs.random(problem))
-    assert {name for name in ("out", "dquery") if found.get(f"{name}_relative", 0.0) > 1e-3} == set(differing)
+    assert {name for name in ("out", "dquery") if found and (getattr(found, f"{name}_relative") or 0.0) > 1e-3} == set(differing)
 
 
 def test_zeros_that_a_segment_is_filled_up_with_are_keys_of_score_0() -> None:
@@ -233,10 +233,10 @@ def test_torchscale_without_a_kernel_is_refused(packages, monkeypatch) -> None:
 def test_an_absent_package_is_listed_with_the_reason_and_the_way_out(monkeypatch, name) -> None:
     for module in ("torchscale", "dilated_attention_pytorch", "natten"):
         monkeypatch.setitem(sys.modules, module, None)
-    entry = Contest(peers.peer_contestants([name]), repeats=1).run(SMALL)["entries"][name]
-    assert entry["verdict"] == "absent"
-    assert "module" in entry["reasons"][0]
-    assert next(told for told in peers.describe() if told["name"] == name)["absent"] == entry["reasons"][0]
+    entry = CaseRunner(peers.peer_implementations([name]), repeats=1).run(SMALL).entries[name]
+    assert entry.verdict == "absent"
+    assert "module" in entry.reasons[0]
+    assert next(told for told in peers.describe() if told["name"] == name)["absent"] == entry.reasons[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dilated_attention_pytorch") is None, reason="dilated-attention-pytorch is not here")
@@ -313,21 +313,22 @@ def test_the_command_knows_the_names_without_torch() -> None:
 
 
 def test_peers_are_chosen_by_name() -> None:
-    assert [p.name for p in peers.peer_contestants(["dense", "gather", "dense"])] == ["dense", "gather"]
-    assert len(peers.peer_contestants()) == len(peers.peer_contestants(["gather", "all"])) == len(bench.PEERS)
+    assert [p.name for p in peers.peer_implementations(["dense", "gather", "dense"])] == ["dense", "gather"]
+    assert len(peers.peer_implementations()) == len(peers.peer_implementations(["gather", "all"])) == len(bench.PEERS)
     with pytest.raises(ValueError, match=r"peer 'nobody' is not known; choose from gather, .* or all"):
-        peers.peer_contestants(["nobody"])
+        peers.peer_implementations(["nobody"])
 
 
 def test_who_computes_another_function_is_marked_with_its_error() -> None:
-    entries = Contest(peers.peer_contestants(["gather", "dense"]), repeats=1).run(SMALL)["entries"]
-    assert entries["gather"]["differs"] is None
-    told = entries["dense"]["differs"]
-    assert told["computes"] == "the attention of every token to every token"
-    assert told["out_max_abs"] > 0.1
-    assert told["dquery_relative"] > 0.1
+    entries = CaseRunner(peers.peer_implementations(["gather", "dense"]), repeats=1).run(SMALL).entries
+    assert entries["gather"].differs is None
+    found = entries["dense"].differs
+    assert found is not None
+    assert found.computes == "the attention of every token to every token"
+    assert found.out_max_abs > 0.1
+    assert found.dquery_relative > 0.1
     result = dict(problem=dict(backward=False, pattern=dict(segment_lengths=[16, 32])), interrupted=False)
-    result["lengths"] = [dict(seq=64, output_bytes=4096, entries=entries)]
+    result["lengths"] = [dict(seq=64, output_bytes=4096, entries=encode(entries))]
     assert [row[1] for row in bench_report.table(result)[1:]] == ["gather", "dense (differs)"]
     assert sum("another function" in note for note in bench_report.notes(result)) == 1
 

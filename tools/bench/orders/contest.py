@@ -9,6 +9,7 @@ from typing import Any
 from dilkit.tools.bench.orders.checks import Finding
 from dilkit.tools.bench.orders.peers import Array, Task, seconds
 from dilkit.tools.measure import timing as measure
+from dilkit.tools.results.decode import encode
 
 TRIAL = 2048
 """Points of the calls that tell how many a candidate gets."""
@@ -42,7 +43,7 @@ class Contest:
             if task:
                 calls[name] = task.call
         for name, samples in measure.time_interleaved(calls, self.repeats, min_time=self.min_time).items():
-            entries[name] |= dict(time=samples.to_dict(), ns_per_point=1e9 * samples.median / entries[name]["points"])
+            entries[name] |= dict(time=encode(samples), ns_per_point=1e9 * samples.median_s / entries[name]["points"])
         return entries
 
     def _admit(self, candidate: Candidate, points: int) -> tuple[Entry, Task | None]:

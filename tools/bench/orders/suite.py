@@ -19,9 +19,11 @@ from dilkit.tools.bench.orders import peers as order_peers
 from dilkit.tools.bench.orders import targets as suite_orders_targets
 from dilkit.tools.bench.orders.contest import Contest
 from dilkit.tools.bench.orders.peers import Array
+from dilkit.tools.measure import memory
 from dilkit.tools.measure import timing as measure
 from dilkit.tools.measure.overhead import one_thread
 from dilkit.tools.report.kinds import suite_orders_report
+from dilkit.tools.results.decode import encode
 
 SUMMARY = "token orders against a store loop and packages that compute Hilbert curves, and what they keep near"
 KIND = "suite-orders"
@@ -100,13 +102,13 @@ class Suite:
         check = order_checks.walk(perm, shape) + order_checks.same("rank[perm] is 0, 1, 2, ...", rank[perm], np.arange(len(perm)))
         calls = dict(permutation=partial(_order, shape), both=lambda: _order(shape).rank)
         timed = measure.time_interleaved(calls, self.repeats, before=_forget)
-        return dict(grid=name, shape=list(shape), check=check, times={what: samples.to_dict() for what, samples in timed.items()})
+        return dict(grid=name, shape=list(shape), check=check, times={what: encode(samples) for what, samples in timed.items()})
 
     def warm(self, name: str) -> Row:
         """`order(...)` when it is in the cache."""
         shape = self._shape(name)
         timed = measure.time_interleaved({"": partial(_order, shape)}, self.repeats, min_time=self._min_time)[""]
-        return dict(grid=name, shape=list(shape), time=timed.to_dict())
+        return dict(grid=name, shape=list(shape), time=encode(timed))
 
     def locality(self) -> Row:
         """The mean distance to the nearest kept key, by curve and dilation rate."""
@@ -144,7 +146,7 @@ def _forget() -> None:
     from dilkit.plan import cache_clear
 
     cache_clear()
-    measure.give_memory_back()
+    memory.give_memory_back()
 
 
 @contextmanager

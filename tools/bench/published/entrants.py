@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.commands.bench import PEERS
-from dilkit.tools.measure.implementation import Contestant, Inputs, backend_contestants
+from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,18 +27,18 @@ SUMMARIES = {
 }
 
 
-def entrant(name: str, heads: int) -> Contestant:
-    """The contestant of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend. KeyError else."""
-    from dilkit.tools.measure.peers.known import peer_contestants
+def entrant(name: str, heads: int) -> Implementation:
+    """The implementation of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend. KeyError else."""
+    from dilkit.tools.measure.peers.known import peer_implementations
 
     if name in TWINS:
-        return Contestant(name, "dtype", f"the automatic choice in {name}", _auto, _none)
+        return Implementation(name, "dtype", f"the automatic choice in {name}", _auto, _none)
     if name not in SUMMARIES:
-        (found,) = peer_contestants([name]) if name in PEERS else backend_contestants([name])
+        (found,) = peer_implementations([name]) if name in PEERS else backend_implementations([name])
         return found
     attend = {"auto": _auto, "head-split": _head_split, "multihead": _multihead, "ordered": _ordered}[name]
     computed = (lambda pattern: _split(pattern, heads)) if name == "head-split" else (lambda pattern: pattern)
-    found = Contestant(name, "way", SUMMARIES[name], attend, _none, computed, computes=SUMMARIES[name])
+    found = Implementation(name, "way", SUMMARIES[name], attend, _none, computed, computes=SUMMARIES[name])
     return replace(found, checked=replace(found, attend=_out_of_order)) if name == "ordered" else found
 
 

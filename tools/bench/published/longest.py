@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dilkit.problem import Problem
-from dilkit.tools.measure import timing as measure
-from dilkit.tools.measure.implementation import Contestant, Inputs
+from dilkit.tools.measure import memory
+from dilkit.tools.measure.implementation import Implementation, Inputs
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Search:
     grain: int
     budget: float
 
-    def longest(self, contestant: Contestant, problem: Problem) -> dict[str, Any]:
+    def longest(self, implementation: Implementation, problem: Problem) -> dict[str, Any]:
         """The longest `seq` of `problem` that fits (0: none), and every length tried with its bytes and seconds.
 
         `stopped` is why there may be longer ones: a call would take longer than the budget, or the device had no more room.
@@ -27,14 +27,14 @@ class Search:
         tried: list[dict[str, Any]] = []
 
         def fits(seq: int) -> bool:
-            tried.append(dict(seq=seq) | _try(contestant, replace(problem, seq=seq)))
+            tried.append(dict(seq=seq) | _try(implementation, replace(problem, seq=seq)))
             return tried[-1]["bytes"] is not None and tried[-1]["bytes"] <= self.limit
 
         def too_slow(seq: int) -> bool:
             if not tried or tried[-1]["seconds"] is None:
                 return False
             last = tried[-1]
-            return last["seconds"] * (seq / last["seq"]) ** (2 if contestant.quadratic else 1) > self.budget
+            return last["seconds"] * (seq / last["seq"]) ** (2 if implementation.quadratic else 1) > self.budget
 
         found, slow = bisect(fits, self.grain, too_slow)
         stopped = f"a call would take more than {self.budget:g} s (--budget)" if slow else None
@@ -60,7 +60,7 @@ def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bo
     return low, False
 
 
-def _try(contestant: Contestant, problem: Problem) -> dict[str, Any]:
+def _try(implementation: Implementation, problem: Problem) -> dict[str, Any]:
     """Peak bytes of a call with its inputs, and its seconds; None where the device has no such room."""
     import time
 
@@ -68,11 +68,11 @@ def _try(contestant: Contestant, problem: Problem) -> dict[str, Any]:
 
     def call() -> Any:
         inputs = inputs_of(problem)
-        return inputs, contestant.once(inputs, problem)
+        return inputs, implementation.once(inputs, problem)
 
     start = time.perf_counter()
     try:
-        peak = measure.peak_memory(call, problem.device.type)
+        peak = memory.peak_memory(call, problem.device.type)
     except (MemoryError, torch.cuda.OutOfMemoryError):
         return dict(bytes=None, seconds=None)
     return dict(bytes=peak, seconds=time.perf_counter() - start)

@@ -11,9 +11,10 @@ from dilkit.tools.bench.published.longest import inputs_of
 from dilkit.tools.bench.ranks.call import RingCall
 from dilkit.tools.bench.ranks.contest import RingContest
 from dilkit.tools.bench.ranks.tasks import problem_of, race
-from dilkit.tools.measure import timing as measure
+from dilkit.tools.measure import memory
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS
 from dilkit.tools.measure.ranks import gather, time_in_turns
+from dilkit.tools.results.decode import encode
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -48,7 +49,7 @@ def _timed(comm: Comm, fields: dict[str, Any], one_rank_threads: int, repeats: i
     check = RingContest(comm, ["auto"]).check(call)
     call.once(inputs)
     timed = time_in_turns(comm, {"ranks": partial(call.once, inputs)}, repeats)["ranks"]
-    return dict(check=check, entries={"ranks": dict(time=timed.to_dict())})
+    return dict(check=check, entries={"ranks": dict(time=encode(timed))})
 
 
 def samples(flops: float, repeats: int) -> int:
@@ -65,8 +66,8 @@ def _memory_note(alone: bool) -> str | None:
     if not alone:
         return "all ranks are in one process"
     try:
-        measure.check_peak_memory()
-    except measure.MeasureError as error:
+        memory.check_peak_memory()
+    except memory.MeasureError as error:
         return str(error)
     return None
 
@@ -81,5 +82,5 @@ def _peaks(comm: Comm, problem: Problem) -> list[int]:
         return inputs, call.once(inputs)
 
     comm.share(b"", "beginning together")
-    peaks: list[int] = gather(comm, measure.peak_memory(step))
+    peaks: list[int] = gather(comm, memory.peak_memory(step))
     return peaks

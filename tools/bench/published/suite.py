@@ -22,11 +22,13 @@ from dilkit.tools.bench.published.settings import IMPLEMENTATIONS, LENGTHS, MULT
 from dilkit.tools.bench.ranks import rank as ring_rank
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.console import launcher
+from dilkit.tools.measure import memory
 from dilkit.tools.measure import timing as measure
-from dilkit.tools.measure.case import Contest, output_bytes
+from dilkit.tools.measure.case import CaseRunner, output_bytes
 from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.report.kinds import suite_seeds_report
 from dilkit.tools.results import untyped as results
+from dilkit.tools.results.decode import encode
 
 SUMMARY = "the tables that older implementations published, each figure beside what they claim"
 KIND = "suite-seeds"
@@ -62,7 +64,7 @@ class Suite:
     full: bool = False
     device: str = DEVICE
     last: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """What earlier steps told of how long a call takes, as in `Contest`."""
+    """What earlier steps told of how long a call takes, as in `CaseRunner`."""
 
     def steps(self) -> Iterator[Step]:
         """(the list of the result that it goes to, what is going on, the measurement, its share of the time)."""
@@ -145,7 +147,8 @@ class Suite:
         options: dict[str, Any] = dict(budget=self.patience, dtypes=dict(zip(TWINS, TWINS, strict=True)), last=self.last)
         samples = self.samples(setting, backward)
         min_time = 0.0 if self.quick or samples < self.repeats else 0.03
-        found = Contest(contestants, samples, min_time, matmul_dtype="float32", forward_memory=False, **options).run(problem)
+        runner = CaseRunner(contestants, samples, min_time, matmul_dtype="float32", forward_memory=False, **options)
+        found: dict[str, Any] = encode(runner.run(problem))
         for name, entry in found["entries"].items():
             if entry.get("peak_bytes") is not None:
                 own = replace(problem, dtype=name) if name in TWINS else problem
@@ -164,7 +167,7 @@ class Suite:
             call()
 
         timed = measure.time_interleaved({"no cache": without, "refill": call, "auto": call}, self.repeats, device=self._kind)
-        entries = {name: dict(time=timed[name].to_dict()) for name in ("no cache", "auto")}
+        entries = {name: dict(time=encode(timed[name])) for name in ("no cache", "auto")}
         return dict(setting=setting.to_dict(), seq=problem.seq, entries=entries)
 
     @property
@@ -202,7 +205,7 @@ class Suite:
         contestant.once(Inputs.random(problem), problem)  # what is loaded at the first call is no part of a call
         try:
             return told | Search(limit, max(1, limit // GRAINS), self.patience).longest(contestant, problem)
-        except measure.MeasureError as error:
+        except memory.MeasureError as error:
             return told | dict(seq=None, limit_bytes=limit, tried=[], stopped=str(error))
 
 

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
 from dilkit.tools.bench.ranks.call import RingCall
-from dilkit.tools.measure import correctness
-from dilkit.tools.measure import timing as measure
-from dilkit.tools.measure.case import Entry, output_bytes, over_budget
+from dilkit.tools.measure import ceilings, correctness, memory
+from dilkit.tools.measure.case import output_bytes, over_budget
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
 from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
-from dilkit.tools.measure.timing import MeasureError
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.record import Samples
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
+
+Entry = dict[str, Any]
 
 _MATMUL = ""
 """Among the names of what is timed: no schedule has an empty name."""
@@ -39,7 +41,7 @@ class RingContest:
     say: Callable[[str], Any] = lambda text: None
 
     def run(self, problem: Problem) -> dict[str, Any]:
-        """Everything measured at the length of `problem`: entries as those of `Contest`, with `ranks`, bytes and work by rank."""
+        """What is measured at the length of `problem`: entries as those of `CaseRunner`, with `ranks`: bytes and work by rank."""
         calls = {name: RingCall(self.comm, problem, name, backend=self.backend) for name in self.schedules}
         inputs = calls[self.schedules[0]].shard()
         entries = {name: self._admit(call, inputs) for name, call in calls.items()}
@@ -49,17 +51,17 @@ class RingContest:
         timed = time_in_turns(
             self.comm, {_MATMUL: multiply, **{n: partial(c.once, inputs) for n, c in able.items()}}, self.repeats
         )
-        rate = 2e-9 * self.comm.size * size**3 / timed[_MATMUL].median
+        rate = 2e-9 * self.comm.size * size**3 / timed[_MATMUL].median_s
         for name, call in able.items():
             self.say(f"memory of {name}")
             entries[name] |= _speed(problem, timed[name], rate) | self._memory(call, inputs)
-        matmul = dict(size=size, dtype=problem.dtype, gflops=rate, **timed[_MATMUL].to_dict())
+        matmul = dict(size=size, dtype=problem.dtype, gflops=rate, **encode(timed[_MATMUL]))
         return dict(seq=problem.seq, output_bytes=output_bytes(problem), matmul=matmul, entries=entries)
 
     def _matmul(self, problem: Problem) -> tuple[int, Callable[[], Any]]:
         """A matmul that every rank makes at the same time, of the size that suits the slowest."""
-        size, _ = measure.square_matmul(problem.dtype, problem.device.type)
-        return measure.square_matmul(problem.dtype, problem.device.type, min(gather(self.comm, size)))
+        size, _ = ceilings.square_matmul(problem.dtype, problem.device.type)
+        return ceilings.square_matmul(problem.dtype, problem.device.type, min(gather(self.comm, size)))
 
     def _admit(self, call: RingCall, inputs: Inputs) -> Entry:
         """The beginning of an entry: the verdict, and the check and the count of bytes that it rests on."""
@@ -93,8 +95,8 @@ class RingContest:
             return []
         whole = Inputs.random(short.problem, seed=1)
         results = [unshard(x, self.comm) for x in short.once(short.part(whole))]
-        judged = correctness.judge_whole(results, short.problem, short.problem.pattern, whole) if self.comm.rank == 0 else []
-        found: list[dict[str, Any]] = gather(self.comm, [finding.to_dict() for finding in judged])[0]
+        judged = correctness.check_tensors(results, short.problem, short.problem.pattern, whole) if self.comm.rank == 0 else ()
+        found: list[dict[str, Any]] = gather(self.comm, encode(judged))[0]
         return found
 
     def _memory(self, call: RingCall, inputs: Inputs) -> dict[str, Any]:
@@ -115,21 +117,21 @@ class RingContest:
 def _peak(call: RingCall, inputs: Inputs) -> int | str:
     """Bytes, or why they cannot be measured. The call is made in any case: others take part in it."""
     try:
-        measure.check_peak_memory(call.problem.device.type)
-    except MeasureError as error:
+        memory.check_peak_memory(call.problem.device.type)
+    except memory.MeasureError as error:
         call.once(inputs)
         return str(error)
-    return measure.peak_memory(partial(call.once, inputs), call.problem.device.type)
+    return memory.peak_memory(partial(call.once, inputs), call.problem.device.type)
 
 
 def _as_number(peak: int | str) -> float:
     return float("inf") if isinstance(peak, str) else peak
 
 
-def _speed(problem: Problem, samples: measure.Samples, matmul_gflops: float) -> Entry:
+def _speed(problem: Problem, samples: Samples, matmul_gflops: float) -> Entry:
     """Time and what follows from it; FLOPs are the nominal ones of the whole problem, speeds those of all ranks together."""
     flops = problem.flops() * (1 + BACKWARD_FLOPS * problem.requires_grad)
-    gflops = flops / samples.median / 1e9
-    tokens = problem.batch * problem.seq / samples.median
+    gflops = flops / samples.median_s / 1e9
+    tokens = problem.batch * problem.seq / samples.median_s
     told = dict(flops=flops, gflops=gflops, matmul_fraction=gflops / matmul_gflops, tokens_per_s=tokens)
-    return dict(time=samples.to_dict(), **told)
+    return dict(time=encode(samples), **told)

@@ -13,9 +13,10 @@ from dilkit.problem import Problem
 from dilkit.tools.bench.ranks.call import RingCall
 from dilkit.tools.bench.ranks.faults import fault
 from dilkit.tools.measure import correctness
-from dilkit.tools.measure import timing as measure
 from dilkit.tools.measure.implementation import Inputs
+from dilkit.tools.measure.memory import check_peak_memory, peak_memory
 from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
+from dilkit.tools.results.decode import encode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,8 +58,8 @@ def compare(comm: Comm, problems: list[dict[str, Any]], schedules: list[str]) ->
         for schedule in schedules:
             results = _together(RingCall(comm, problem, schedule), whole)
             lse, tensors = results[-1], results[:-1]
-            judged = correctness.judge_whole(tensors, problem, problem.pattern, whole) if comm.rank == 0 else []
-            ratios = [finding.error / finding.allowed for finding in judged]
+            judged = correctness.check_tensors(tensors, problem, problem.pattern, whole) if comm.rank == 0 else ()
+            ratios = [check.ratio for check in judged]
             ratios.append(_lse_ratio(lse, problem, whole) if comm.rank == 0 else 0.0)
             found.append(dict(schedule=schedule, ratio=max(ratios)))
         found.append(dict(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
@@ -84,8 +85,7 @@ def _lse_ratio(lse: Tensor, problem: Problem, whole: Inputs) -> float:
     seen = truth.isfinite()
     if not bool((lse.isfinite() == seen).all()):
         return float("inf")
-    finding = correctness.finding("lse", lse[seen], plain[seen], truth[seen], replace(problem, dtype="float32"))
-    return finding.error / finding.allowed
+    return correctness.check_tensor("lse", lse[seen], plain[seen], truth[seen], replace(problem, dtype="float32")).ratio
 
 
 def _bitwise(comm: Comm, problem: Problem, whole: Inputs) -> bool:
@@ -110,9 +110,9 @@ def memory(comm: Comm, problem: dict[str, Any], schedule: str = "auto") -> dict[
         inputs = call.shard()
         return inputs, call.once(inputs)
 
-    measure.check_peak_memory()
+    check_peak_memory()
     comm.share(b"", "beginning together")
-    peaks = gather(comm, measure.peak_memory(step))
+    peaks = gather(comm, peak_memory(step))
     return dict(peak_bytes=peaks, tensors_bytes=tensor_bytes(real) // comm.size)
 
 
@@ -137,18 +137,18 @@ def race(comm: Comm, problem: dict[str, Any], one_rank_threads: int, repeats: in
     for warm in calls.values():
         seconds_of(comm, warm)
     timed = time_in_turns(comm, calls, repeats)
-    return dict(check=check, entries={name: dict(time=samples.to_dict()) for name, samples in timed.items()})
+    return dict(check=check, entries={name: dict(time=encode(samples)) for name, samples in timed.items()})
 
 
 def _alone(problem: Problem, whole: Inputs | None, threads: int) -> None:
     """One rank's call on rank 0; nothing on the others, which have `whole` None."""
     import torch
 
-    from dilkit.tools.measure.implementation import backend_contestants
+    from dilkit.tools.measure.implementation import backend_implementations
 
     if whole is None:
         return
-    (native,) = backend_contestants(["native"])
+    (native,) = backend_implementations(["native"])
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     native.once(whole, problem)

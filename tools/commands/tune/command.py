@@ -22,6 +22,7 @@ from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import print_json
+from dilkit.tools.results.record import Entry
 
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
@@ -107,20 +108,20 @@ def _measure(args: Namespace, path: Path, posed: list[Problem]) -> tuple[list[Re
     """What became of each problem, and whether there was an interruption; every order is in the file as soon as it is known."""
     from tqdm import tqdm
 
-    from dilkit.tools.measure.case import Contest
-    from dilkit.tools.measure.implementation import backend_contestants
+    from dilkit.tools.measure.case import CaseRunner
+    from dilkit.tools.measure.implementation import backend_implementations
 
-    def contest() -> Contest:
-        return Contest(backend_contestants(args.backend), args.repeats, MIN_TIME, args.budget)
+    def runner() -> CaseRunner:
+        return CaseRunner(backend_implementations(args.backend), args.repeats, MIN_TIME, args.budget)
 
-    contests = {False: contest(), True: contest()}
+    runners = {False: runner(), True: runner()}
     measured: list[Report] = []
     with tqdm(total=len(posed), unit="problem", file=sys.stderr, disable=None) as bar:
         try:
             for problem in posed:
-                held = contests[problem.requires_grad]
+                held = runners[problem.requires_grad]
                 held.say = lambda text, p=problem: bar.set_description(f"{p.seq:,} tokens, {_passes(p)}: {text}")
-                measured.append(_found(problem, held.run(problem)["entries"]))
+                measured.append(_found(problem, held.run(problem).entries))
                 _keep(path, problem, measured[-1]["order"])
                 bar.update()
         except KeyboardInterrupt:
@@ -128,11 +129,11 @@ def _measure(args: Namespace, path: Path, posed: list[Problem]) -> tuple[list[Re
     return measured, False
 
 
-def _found(problem: Problem, entries: dict[str, Report]) -> Report:
+def _found(problem: Problem, entries: dict[str, Entry]) -> Report:
     """The order of backends and why others are not in it."""
-    times = {name: entry["time"]["median_s"] for name, entry in entries.items() if entry["verdict"] == "measured"}
+    times = {name: entry.time.median_s for name, entry in entries.items() if entry.time}
     order = [dict(backend=name, seconds=times[name]) for name in sorted(times, key=times.__getitem__)]
-    others = [dict(backend=n, verdict=e["verdict"], reasons=e["reasons"]) for n, e in entries.items() if n not in times]
+    others = [dict(backend=n, verdict=e.verdict, reasons=list(e.reasons)) for n, e in entries.items() if n not in times]
     told = dict(problem=str(problem), seq=problem.seq, requires_grad=problem.requires_grad)
     return dict(**told, order=order, left_out=others, by_table=[n for n in table_preference(problem).order if n in times])
 

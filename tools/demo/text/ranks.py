@@ -15,8 +15,8 @@ from torch import Tensor
 from dilkit.comm import Comm, copy_from_rank, shard_cuts, sum_over_ranks
 from dilkit.comm.agreement import agree_on
 from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig
+from dilkit.tools.measure.memory import MeasureError, PeakMeter
 from dilkit.tools.measure.ranks import gather
-from dilkit.tools.measure.timing import MeasureError, PeakMeter
 
 _MEETING = struct.Struct("d?")
 

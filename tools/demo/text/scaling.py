@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from dilkit import Pattern, Problem, dilated_attention, explain
-from dilkit.tools.measure.timing import MIB, MeasureError, Samples, peak_memory, time_interleaved
+from dilkit.tools.measure.memory import MIB, MeasureError, peak_memory
+from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.results.record import Samples
 
 TIME_BUDGET = 25.0
 """Seconds one forward and backward may take."""
@@ -107,7 +109,7 @@ class Scaling:
         except MeasureError as error:
             peak, self.memory_note = None, str(error)
             timed()
-        return Measured(taken[0].median, taken[0].seconds, peak)
+        return Measured(taken[0].median_s, taken[0].samples_s, peak)
 
 
 def _excess(kind: str, seconds: float, size: float) -> str:

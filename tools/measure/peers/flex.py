@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
-from dilkit.tools.measure.implementation import Contestant, Inputs
+from dilkit.tools.measure.implementation import Implementation, Inputs
 
 BLOCK = 128
 """Rows and columns of a block of FlexAttention's mask."""
@@ -160,7 +160,7 @@ def _absent() -> str | None:
     return None
 
 
-FLEX = Contestant(
+FLEX = Implementation(
     "flex",
     "peer",
     "torch's FlexAttention, compiled: the count as mask_mod and score_mod",

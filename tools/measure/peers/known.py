@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dilkit.tools.measure.baselines import BASELINES
-from dilkit.tools.measure.implementation import Contestant
+from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.peers.flex import FLEX
 from dilkit.tools.measure.peers.packages import PACKAGES, version
 
@@ -23,12 +23,12 @@ NEEDS = {
 """What a peer needs beyond torch."""
 
 
-def known() -> dict[str, Contestant]:
+def known() -> dict[str, Implementation]:
     """Every peer by name, those of plain PyTorch first. Absent ones are among them: `absent()` says what they lack."""
     return {**BASELINES, "flex": FLEX, **PACKAGES}
 
 
-def peer_contestants(names: Sequence[str] | None = None) -> list[Contestant]:
+def peer_implementations(names: Sequence[str] | None = None) -> list[Implementation]:
     """The peers of these names, each once and in this order; every one when None, or where `ALL` is among the names.
 
     Raises ValueError for a name that is not known.

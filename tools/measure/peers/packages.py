@@ -1,4 +1,4 @@
-"""Packages for dilated attention, and one for neighbourhood attention, as contestants. All of them are optional.
+"""Packages for dilated attention, and one for neighbourhood attention, as implementations. All of them are optional.
 
 None is loaded before it is asked for. Whether one can compute here is found out by asking it to compute something tiny.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure.implementation import Contestant, Inputs
+from dilkit.tools.measure.implementation import Implementation, Inputs
 from dilkit.tools.measure.peers import functions as peer_functions
 
 _TINY = 64
@@ -151,7 +151,7 @@ def _neighbourhood_refusals(problem: Problem) -> tuple[str, ...]:
 
 
 PACKAGES = {
-    "torchscale": Contestant(
+    "torchscale": Implementation(
         "torchscale",
         "peer",
         "torchscale's DilatedAttention from a checkout of it, without its projections",
@@ -166,7 +166,7 @@ PACKAGES = {
             "its releases leave that module out, so put a checkout of microsoft/torchscale on PYTHONPATH, and einops beside it",
         ),
     ),
-    "dilated-attention-pytorch": Contestant(
+    "dilated-attention-pytorch": Implementation(
         "dilated-attention-pytorch",
         "peer",
         "DilatedAttention of the package dilated-attention-pytorch",
@@ -180,7 +180,7 @@ PACKAGES = {
             "pip install --no-deps dilated-attention-pytorch torchscale xformers einops (by itself pip would put in torch 2.0)",
         ),
     ),
-    "natten": Contestant(
+    "natten": Implementation(
         "natten",
         "peer",
         "NATTEN's na1d, dilated neighbourhood attention: another pattern, of as much work",

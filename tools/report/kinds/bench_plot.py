@@ -32,7 +32,7 @@ class Quantity:
 _DECIMAL = tuple(tuple(m * 10.0**e for e in range(-8, 6) for m in factors) for factors in ((1, 2, 5), (1,)))
 _BINARY = tuple(tuple(2.0**e for e in range(10, 50, every)) for every in (1, 2, 4))
 TIME = Quantity("time of a call", lambda entry: entry["time"]["median_s"], seconds, _DECIMAL)
-MEMORY = Quantity("peak extra memory of a call", lambda entry: entry["peak_bytes"], in_bytes, _BINARY)
+MEMORY = Quantity("peak extra memory of a call", lambda entry: entry.get("peak_bytes"), in_bytes, _BINARY)
 
 
 def draw(result: Result, path: Path) -> None:

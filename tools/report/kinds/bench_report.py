@@ -56,8 +56,8 @@ def table(result: Result) -> list[tuple[str, ...]]:
     for length in result["lengths"]:
         for name, entry in length["entries"].items():
             if entry["verdict"] == "measured":
-                forward = _memory(entry["forward_peak_bytes"], length) if both else ()
-                memory = _memory(entry["peak_bytes"], length)
+                forward = _memory(entry.get("forward_peak_bytes"), length) if both else ()
+                memory = _memory(entry.get("peak_bytes"), length)
                 who = f"{name} (differs)" if entry.get("differs") else name
                 found.append((f"{length['seq']:,}", who, *_speed(entry), *memory, *forward, *(_ranks(entry) if ranks else ())))
     return found
@@ -71,7 +71,7 @@ def _ranks(entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _speed(entry: dict[str, Any]) -> tuple[str, ...]:
-    time, per_token = entry["time"], entry["kb_per_token"]
+    time, per_token = entry["time"], entry.get("kb_per_token")
     quartiles = f"{seconds(time['q1_s'])} - {seconds(time['q3_s'])}"
     rates = f"{entry['gflops']:,.1f}", f"{entry['matmul_fraction']:.0%}", f"{entry['tokens_per_s']:,.0f}"
     return seconds(time["median_s"]), quartiles, *rates, "?" if per_token is None else f"{per_token:.2f}"

@@ -57,7 +57,7 @@ def bench(result: Result) -> str:
 
 def _cost(entry: dict[str, Any]) -> str:
     other = " (another function)" if entry.get("differs") else ""
-    return f"{seconds(entry['time']['median_s'])} and {in_bytes(entry['peak_bytes'])}{other}"
+    return f"{seconds(entry['time']['median_s'])} and {in_bytes(entry.get('peak_bytes'))}{other}"
 
 
 def demo(result: Result) -> str:

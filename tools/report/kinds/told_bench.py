@@ -44,7 +44,7 @@ def _plots(result: Result) -> list[Plot]:
 
 
 def _field(name: str) -> Callable[[float | str, Entry], Point | None]:
-    return lambda x, entry: plain(x, entry[name]) if entry[name] else None
+    return lambda x, entry: plain(x, entry[name]) if entry.get(name) else None
 
 
 def _measured(result: Result) -> list[tuple[dict[str, Any], dict[str, Entry]]]:

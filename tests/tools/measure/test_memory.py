@@ -1,0 +1,88 @@
+"""Peak memory, of functions that allocate a known amount."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dilkit.tools.measure import memory
+from dilkit.tools.measure.memory import MIB, MeasureError, peak_memory
+
+TOLERANCE = MIB
+"""The high-water mark is kept in pages and by per-CPU counters."""
+
+
+@pytest.fixture
+def measurable() -> None:
+    try:
+        peak_memory(lambda: None)
+    except MeasureError as error:
+        pytest.skip(f"this system cannot measure it: {error}")
+
+
+def mebibytes(n: int) -> torch.Tensor:
+    return torch.ones(n * MIB, dtype=torch.uint8)
+
+
+def one_after_the_other() -> torch.Tensor:
+    first = mebibytes(64)
+    del first
+    return mebibytes(32)
+
+
+def both_at_once() -> tuple[torch.Tensor, torch.Tensor]:
+    return mebibytes(64), mebibytes(32)
+
+
+def many_small() -> list[torch.Tensor]:
+    return [torch.ones(64 * 1024, dtype=torch.uint8) for _ in range(256)]
+
+
+def python_bytes() -> bytes:
+    return b"\1" * (24 * MIB)
+
+
+@pytest.mark.usefixtures("measurable")
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [(one_after_the_other, 64), (both_at_once, 96), (many_small, 16), (python_bytes, 24), (lambda: None, 0)],
+)
+def test_peak_memory_of_known_allocations(function, expected) -> None:
+    function()  # the code of an operator is read into memory at its first call
+    for _ in range(3):  # again: memory that the allocator kept from the last call must not hide this one's
+        assert peak_memory(function) == pytest.approx(expected * MIB, abs=TOLERANCE)
+
+
+@pytest.mark.usefixtures("measurable")
+def test_peak_memory_sees_temporaries_inside_operators() -> None:
+    x = torch.ones(16 * MIB // 8, dtype=torch.float64)
+
+    def two_temporaries() -> torch.Tensor:
+        return (x * 2 + x).sum()
+
+    two_temporaries()  # the code of an operator is read into memory at its first call
+    assert peak_memory(two_temporaries) == pytest.approx(32 * MIB, abs=TOLERANCE)
+
+
+@pytest.mark.usefixtures("measurable")
+def test_peak_memory_does_not_count_what_was_there_before() -> None:
+    held = [mebibytes(48)]
+    assert peak_memory(held.clear) == pytest.approx(0, abs=TOLERANCE)
+
+
+def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch) -> None:
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    memory._check_resident_method.cache_clear()
+    with pytest.raises(MeasureError, match="Linux"):
+        peak_memory(lambda: None)
+    memory._check_resident_method.cache_clear()
+
+
+def test_an_allocator_that_hides_memory_is_found_out(monkeypatch) -> None:
+    monkeypatch.setattr(memory, "_resident_peak", lambda function: 0)
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: type("Libc", (), {"malloc_trim": None}))
+    memory._check_resident_method.cache_clear()
+    with pytest.raises(MeasureError, match="known 32 MiB was seen as 0"):
+        peak_memory(lambda: None)
+    memory._check_resident_method.cache_clear()
