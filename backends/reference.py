@@ -1,4 +1,14 @@
-"""The definition as a backend: one softmax over the count, block by block of queries. The yardstick, not the fast way."""
+"""The definition as a backend: one softmax over the count, query block by query block. Exact, and slow.
+
+Forward:
+
+    S = scale * q k^T + log count        lse = logsumexp(S)        P = exp(S - lse)        out = P v
+
+Backward, given the `out` and `lse` of the forward pass:
+
+    delta = rowsum(dout * out)           dP = dout v^T             dS = P * (dP - delta)
+    dq = scale * dS k                    dk = scale * dS^T q       dv = P^T dout
+"""
 
 from __future__ import annotations
 
@@ -14,14 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_SCORES = 2**22
-"""Scores held at once, over all heads: memory stays O(seq * block) however long the sequence."""
+"""Scores held at once, over all heads: memory grows with the sequence, not with its square."""
 
 
 class Reference(Backend):
-    """`out = softmax(scale * q k^T + log count) v`, computed in fp32, and in fp64 for fp64 tensors.
+    """`out = softmax(scale * q k^T + log count) v` on any device, computed in fp32, and in fp64 for fp64 tensors.
 
-    `Reference(compute_dtype="float64", name="reference64")` computes in fp64 whatever the tensors are; make it known with
-    `dilkit.register_backend`. Its matrix products are torch's: the same number of threads gives the same bits.
+    `Reference(compute_dtype="float64", name="reference64")` computes in fp64 whatever the dtype of the tensors; register it with
+    `dilkit.register_backend`. The matrix products are torch's: the same number of threads gives the same bits.
     """
 
     name = "reference"
@@ -40,12 +50,11 @@ class Reference(Backend):
     ) -> tuple[Tensor, Tensor]:
         import torch
 
-        q, k, v = self._by_head(query, problem), self._by_head(key, problem), self._by_head(value, problem)
+        q, k, v = (self._by_head(x, problem) for x in (query, key, value))
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
         for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
-            block = torch.logsumexp(scores, dim=-1)
-            lse[..., rows] = block
-            out[..., rows, :] = _probabilities(scores, block) @ v
+            lse[..., rows] = torch.logsumexp(scores, dim=-1)
+            out[..., rows, :] = _probabilities(scores, lse[..., rows]) @ v
         lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         return _by_token(out, query), lse.flatten(1, 2).to(lse_dtype)
 
@@ -63,7 +72,7 @@ class Reference(Backend):
         import torch
 
         q, k, v, do, o = (self._by_head(x, problem) for x in (query, key, value, dout, out))
-        lse = lse.to(q.dtype).unflatten(1, q.shape[1:3])
+        lse = lse.to(q.dtype).reshape(q.shape[:-1])
         delta = (do * o).sum(-1)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
@@ -78,30 +87,34 @@ class Reference(Backend):
         """`(batch, seq, heads, head_dim)` -> `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
         import torch
 
+        batch, seq, heads, head_dim = x.shape
+        kv_heads = problem.kv_heads
         name = self.compute_dtype or ("float64" if x.dtype == torch.float64 else "float32")
-        return x.transpose(1, 2).unflatten(1, (problem.kv_heads, -1)).to(getattr(torch, name)).contiguous()
+        by_head = x.transpose(1, 2).reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
+        return by_head.to(getattr(torch, name)).contiguous()
 
 
 def _by_token(x: Tensor, like: Tensor) -> Tensor:
+    """`(batch, kv_heads, group, seq, head_dim)` -> `(batch, seq, heads, head_dim)` in the dtype of `like`."""
     return x.flatten(1, 2).transpose(1, 2).to(like.dtype).contiguous()
 
 
 def _score_blocks(q: Tensor, k: Tensor, problem: Problem, mask: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of query rows with their scores `(batch, kv_heads, group, rows, seq)`, -inf where nothing is seen."""
+    """Query blocks, as slices of rows, with their scores `(batch, kv_heads, group, rows, seq)`: -inf where nothing is seen."""
     import torch
 
-    seq, heads = problem.seq, problem.heads
-    step = max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
-    for start in range(0, seq, step):
-        rows = torch.arange(start, min(start + step, seq), device=q.device)
-        count = problem.pattern.count_rows(rows, seq, heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
-        bias = count.to(q.dtype).log().unflatten(0, (problem.kv_heads, -1))
-        scores = problem.scale * (q[..., start : start + step, :] @ k.mT) + bias
+    seq, heads, kv_heads = problem.seq, problem.heads, problem.kv_heads
+    block_rows = max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
+    for start in range(0, seq, block_rows):
+        rows = torch.arange(start, min(start + block_rows, seq), device=q.device)
+        count = problem.pattern.count_rows(rows, seq, heads, kv_heads=kv_heads, is_causal=problem.is_causal)
+        bias = count.to(q.dtype).log().view(kv_heads, heads // kv_heads, len(rows), seq)
+        scores = problem.scale * (q[..., start : start + block_rows, :] @ k.mT) + bias
         if mask is not None:
             scores = scores.masked_fill(mask[:, None, None, None, :], -math.inf)
-        yield slice(start, start + step), scores
+        yield slice(start, start + block_rows), scores
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    """`exp(scores - lse)`, all 0 in rows that see nothing (lse = -inf)."""
+    """`exp(scores - lse)`, and 0 in rows that see nothing, where lse is -inf."""
     return (scores - lse.masked_fill(lse == -math.inf, math.inf).unsqueeze(-1)).exp()

@@ -171,7 +171,7 @@ class Backend(ABC):
         >>> unregister_backend("plain")
     """
 
-    name: ClassVar[str]
+    name: str
     """The name that `backend=` and `DILKIT_BACKEND` use."""
     summary: ClassVar[str] = ""
     """One line for `dilkit info` and the documentation."""

@@ -1,9 +1,9 @@
-"""How torch's fused attention operators are called, one forward and one backward each.
+"""Calls of torch's fused attention operators: a forward and a backward function for each.
 
-All take `query, key, value` `(batch, heads, rows, head_dim)` with any strides but a contiguous last dimension, and a contiguous
-bool `mask` `(batch, heads, rows)` of ignored keys or None; they return `out` and `lse` `(batch, heads, rows)`. A backward pass
-takes the `out` and `lse` of the whole softmax, of which the keys at hand may be a part; `lse` is contiguous, and +inf in rows
-that see nothing.
+A forward function takes `q, k, v` `(batch, heads, rows, head_dim)`, whose last dimension is contiguous, and a contiguous bool
+`mask` `(batch, heads, rows)` of ignored keys or None; it returns `out` and `lse` `(batch, heads, rows)`. A backward function
+takes `dout` first, and the `out` and `lse` of the whole softmax, of which the keys of this call may be a part; `lse` is
+contiguous, and +inf in rows that see nothing. It returns dq, dk and dv.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-Partial = tuple[Any, Any]
-Gradients = tuple[Any, Any, Any]
+    Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def _aten(name: str) -> Any:
@@ -35,10 +34,10 @@ _TILE = 32
 _ALIGNED_ROWS = 16
 
 
-def cpu_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
+def cpu_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     bias, batch, rows = _bias(mask, q.dtype), q.shape[0], q.shape[2]
     if rows <= _TILE:
-        q, k, v = _not_alone(_whole_tile(q), k, v)
+        q, k, v = _at_least_two(_aligned_rows(q), k, v)
     run = _aten("_scaled_dot_product_flash_attention_for_cpu")
     out, lse = run(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     return out[:batch, :, :rows], lse[:batch, :, :rows]
@@ -49,19 +48,21 @@ def cpu_backward(
 ) -> Gradients:
     bias, batch = _bias(mask, q.dtype), q.shape[0]
     run = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
-    dq, dk, dv = run(*_not_alone(dout, q, k, v, out, lse), 0.0, causal, attn_mask=bias, scale=scale)
+    dq, dk, dv = run(*_at_least_two(dout, q, k, v, out, lse), 0.0, causal, attn_mask=bias, scale=scale)
     return dq[:batch], dk[:batch], dv[:batch]
 
 
-def _not_alone(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same problems, a single one twice. Problems are dealt out to the threads, but the matmuls of a single one are cut up,
-    and rounded differently for each number of threads."""
+def _at_least_two(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same problems, but a single one twice.
+
+    torch gives whole problems to threads, but splits the matmuls of a single one, and the split changes the rounding.
+    """
     alone = tensors[0].shape[:2].numel() == 1
     return tuple(x.expand(2, *x.shape[1:]) for x in tensors) if alone else tensors
 
 
-def _whole_tile(q: Tensor) -> Tensor:
-    """`q` with as many rows as keep the kernel's scratch memory aligned for every thread, for matmuls round by alignment."""
+def _aligned_rows(q: Tensor) -> Tensor:
+    """`q` with rows added that keep the kernel's scratch memory aligned on every thread: matmuls round by alignment."""
     batch, heads, rows, width = q.shape
     if rows % _ALIGNED_ROWS == 0:
         return q
@@ -71,13 +72,13 @@ def _whole_tile(q: Tensor) -> Tensor:
 
 
 def _no_dropout(like: Tensor, dtype: str, *shape: int) -> Tensor:
-    """The state of a random generator that is never asked."""
+    """The state of a random generator that no operator reads, for there is no dropout."""
     import torch
 
     return torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
-def flash_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> Partial:
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     out, lse, *_ = _aten("_scaled_dot_product_flash_attention")(q, k, v, 0.0, causal, False, scale=scale)
     return out, lse
 
@@ -88,10 +89,11 @@ def flash_backward(
     rows = q.shape[2]
     random = _no_dropout(q, "uint64", 2), _no_dropout(q, "uint64")
     run = _aten("_scaled_dot_product_flash_attention_backward")
-    return run(dout, q, k, v, out, lse, None, None, rows, rows, 0.0, causal, *random, scale=scale)
+    dq, dk, dv = run(dout, q, k, v, out, lse, None, None, rows, rows, 0.0, causal, *random, scale=scale)
+    return dq, dk, dv
 
 
-def cudnn_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> Partial:
+def cudnn_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     out, lse, *_ = _aten("_scaled_dot_product_cudnn_attention")(q, k, v, None, True, 0.0, causal, False, scale=scale)
     return out, lse.squeeze(-1)
 
@@ -102,7 +104,9 @@ def cudnn_backward(
     rows = q.shape[2]
     random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
     run = _aten("_scaled_dot_product_cudnn_attention_backward")
-    return run(dout, q, k, v, out, lse.unsqueeze(-1), *random, None, None, None, rows, rows, 0.0, causal, scale=scale)
+    no_bias_or_ranges = None, None, None
+    dq, dk, dv = run(dout, q, k, v, out, lse.unsqueeze(-1), *random, *no_bias_or_ranges, rows, rows, 0.0, causal, scale=scale)
+    return dq, dk, dv
 
 
 _ALIGNED_KEYS = 16
@@ -111,7 +115,7 @@ _ALIGNED_LSE = 32
 
 
 def _padded_bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
-    """`_bias` with aligned rows, expanded over the queries: `(batch, heads, rows, rows)` in the memory of one query."""
+    """`_bias` with aligned rows, expanded over the queries to `(batch, heads, rows, rows)` without copies."""
     if mask is None:
         return None
     *sizes, rows = mask.shape
@@ -123,7 +127,7 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def efficient_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Partial:
+def efficient_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     bias = _padded_bias(mask, q.dtype)
     out, lse, *_ = _aten("_scaled_dot_product_efficient_attention")(q, k, v, bias, True, 0.0, causal, scale=scale)
     return out, lse.narrow(-1, 0, q.shape[2])

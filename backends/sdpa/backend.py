@@ -2,9 +2,9 @@
 
     lse = logsumexp_b lse_b        out = sum_b exp(lse_b - lse) * out_b
 
-The pattern comes as pieces (`sdpa.pieces`): blocks of small problems on a grid. A kernel computes a block in one call; its
-partial result merges exactly into `out` and `lse`. In the backward pass the kernel gets the `out` and `lse` of the whole
-softmax, so that its gradients are exact and need only be added up.
+A branch is a few grids of equal small attention problems (`problem_grid`), which a kernel computes in a few calls
+(`strided_calls`). The partial results of the calls merge exactly into `out` and `lse` (`accumulators`). In the backward pass the
+kernel gets the `out` and `lse` of the whole softmax, so its gradients are exact and need only be added up.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Limits, Refusal
-from dilkit.backends.sdpa.calls import Call, Layout, library_calls
-from dilkit.backends.sdpa.kernels import KERNELS, Kernel
-from dilkit.backends.sdpa.merge import Merged, Sum
+from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator
+from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
+from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides, strided_calls
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SDPA(Backend):
-    """torch's fused kernels on strided views, merged by lse. Which kernel: the first of `KERNELS` that is able."""
+    """torch's fused kernels on strided views, merged by lse. The first of `kernels` that refuses nothing computes."""
 
     name = "sdpa"
     summary = (
@@ -35,20 +35,20 @@ class SDPA(Backend):
     limits = Limits(devices=frozenset({"cpu", "cuda"}))
     priority = 10
 
-    def __init__(self, kernels: tuple[Kernel, ...] = KERNELS) -> None:
+    def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS) -> None:
         self.kernels = kernels
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         common = (*super().refusals(problem), *_overlap_refusals(problem))
         if common:
             return common
-        kernel, passed_over = self._choose(problem)
+        kernel, passed_over = self._choose_kernel(problem)
         if kernel is not None:
             return ()
         return tuple(replace(r, code=f"{name}: {r.code}") for name, reasons in passed_over for r in reasons)
 
     def detail(self, problem: Problem) -> str:
-        kernel, passed_over = self._choose(problem)
+        kernel, passed_over = self._choose_kernel(problem)
         if kernel is None:
             return ""
         return "; ".join((f"{kernel.name} kernel", *(f"{name}: {reasons[0]}" for name, reasons in passed_over)))
@@ -57,20 +57,20 @@ class SDPA(Backend):
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         kernel = self._kernel(problem)
-        sign, scale = _positive(problem.scale)
+        sign, scale = _sign_and_factor(problem.scale)
         q, k, v = (_aligned(x) for x in (_times(sign, query), key, value))
-        merged = Merged(query, problem)
+        total = OutputAccumulator(query, problem)
         with kernel.active():
             for call in _calls(problem, (q,), (k, v)):
-                ignored = _ignored(call, key_padding_mask, problem.heads)
+                ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 views = call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
                 out, lse = kernel.forward(*views, ignored, problem.is_causal, scale)
                 if ignored is not None:
-                    blind = _blind(ignored, problem.is_causal)
-                    out.masked_fill_(blind.unsqueeze(-1), 0.0)
-                    lse = lse.masked_fill(blind, -math.inf)
-                merged.add(call, out, lse)
-        return merged.result()
+                    empty = _rows_without_keys(ignored, problem.is_causal)
+                    out.masked_fill_(empty.unsqueeze(-1), 0.0)
+                    lse = lse.masked_fill(empty, -math.inf)
+                total.add(call, out, lse)
+        return total.result()
 
     def backward(
         self,
@@ -84,31 +84,31 @@ class SDPA(Backend):
         key_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kernel = self._kernel(problem)
-        sign, scale = _positive(problem.scale)
+        sign, scale = _sign_and_factor(problem.scale)
         do, q, k, v, out = (_aligned(x) for x in (dout, _times(sign, query), key, value, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
-        sums = [Sum(x, problem, kv) for x, kv in ((query, False), (key, True), (value, True))]
+        totals = [GradientAccumulator(x, problem, kv) for x, kv in ((query, False), (key, True), (value, True))]
         with kernel.active():
             for call in _calls(problem, (q, do, out), (k, v)):
-                ignored = _ignored(call, key_padding_mask, problem.heads)
+                ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 queries = call.kernel_view(do), call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
                 whole = call.kernel_view(out), call.view(by_token).reshape(call.shape).contiguous()
                 parts = kernel.backward(*queries, *whole, ignored, problem.is_causal, scale)
-                for total, part in zip(sums, parts, strict=True):
+                for total, part in zip(totals, parts, strict=True):
                     total.add(call, part)
-        dq, dk, dv = (total.result() for total in sums)
+        dq, dk, dv = (total.result() for total in totals)
         return _times(sign, dq), dk, dv
 
-    def _kernel(self, problem: Problem) -> Kernel:
-        kernel, _ = self._choose(problem)
+    def _kernel(self, problem: Problem) -> SdpaKernel:
+        kernel, _ = self._choose_kernel(problem)
         if kernel is None:
             raise ValueError("; ".join(map(str, self.refusals(problem))))
         return kernel
 
-    def _choose(self, problem: Problem) -> tuple[Kernel | None, tuple[tuple[str, tuple[Refusal, ...]], ...]]:
-        """The first kernel that is able, and those better ones that are not, with their reasons."""
-        passed_over = []
+    def _choose_kernel(self, problem: Problem) -> tuple[SdpaKernel | None, tuple[tuple[str, tuple[Refusal, ...]], ...]]:
+        """The first kernel without a refusal, and the refusals of those before it, by name."""
+        passed_over: list[tuple[str, tuple[Refusal, ...]]] = []
         for kernel in self.kernels:
             if kernel.limits.devices is not None and problem.device.type not in kernel.limits.devices:
                 continue
@@ -119,13 +119,13 @@ class SDPA(Backend):
         return None, tuple(passed_over)
 
 
-def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...]) -> tuple[Call, ...]:
-    layouts = (*(Layout.of(x) for x in queries), *(Layout.of(x, kv=True) for x in keys))
-    return library_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, layouts)
+def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...]) -> tuple[StridedCall, ...]:
+    strides = (*(TensorStrides.of(x) for x in queries), *(TensorStrides.of(x, kv=True) for x in keys))
+    return strided_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, strides)
 
 
-def _positive(scale: float) -> tuple[int, float]:
-    """`scale` as sign and positive factor: kernels scale the -inf of what is not seen, which 0 makes NaN and -1 infinite."""
+def _sign_and_factor(scale: float) -> tuple[int, float]:
+    """`scale` as sign and positive factor: kernels multiply the -inf of a masked score by it, and 0 gives NaN, -1 gives +inf."""
     if scale > 0:
         return 1, scale
     return (-1, -scale) if scale < 0 else (0, 1.0)
@@ -135,16 +135,16 @@ def _times(sign: int, x: Tensor) -> Tensor:
     return x if sign == 1 else x * sign
 
 
-def _ignored(call: Call, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
-    """The keys of a call that are ignored, bool `(batch, heads, rows)`, contiguous; None without a mask."""
+def _ignored_keys(call: StridedCall, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
+    """The ignored keys of a call, contiguous bool `(batch, heads, rows)`; None without a mask."""
     if key_padding_mask is None:
         return None
     by_head = key_padding_mask.unsqueeze(-1).unsqueeze(-1).expand(-1, -1, heads, 1)
     return call.view(by_head).reshape(call.shape).contiguous()
 
 
-def _blind(ignored: Tensor, is_causal: bool) -> Tensor:
-    """The rows of a call that see no key at all, for kernels do not agree on what to return there: shaped like `ignored`."""
+def _rows_without_keys(ignored: Tensor, is_causal: bool) -> Tensor:
+    """The rows of a call that see no key, shaped like `ignored`: kernels return different things there."""
     import torch
 
     if is_causal:
@@ -153,7 +153,7 @@ def _blind(ignored: Tensor, is_causal: bool) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy if its rows do not start at the multiples of 16 bytes (or of a whole row) that CUDA kernels read at."""
+    """`x`, or a copy if its rows do not start at multiples of 16 bytes (or of a whole row), as CUDA kernels require."""
     if not x.is_cuda:
         return x
     unit = math.gcd(16, x.shape[3] * x.element_size())
@@ -163,7 +163,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
-    """`overlap="once"` is refused where two branches share a row: they see the pair of that row with itself twice."""
+    """`overlap="once"` is refused where two branches share a row: each of them scores that row with itself."""
     pattern = problem.pattern
     if pattern.overlap == "count" or not _share_a_row(problem):
         return ()

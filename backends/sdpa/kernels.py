@@ -1,6 +1,6 @@
 """torch's fused attention kernels as data: what each can do, in the order in which they are tried.
 
-`sdpa_aten` says what the functions take and return.
+The functions that call them, and what these take and return, are in `aten`.
 """
 
 from __future__ import annotations
@@ -13,33 +13,42 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
-from dilkit.backends.sdpa import aten as sdpa_aten
+from dilkit.backends.sdpa import aten
+from dilkit.backends.sdpa.problem_grid import branch_grids
 from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One fused kernel. `requires` are modules beyond torch, each with a hint; `also` is what `limits` cannot say."""
+class SdpaKernel:
+    """One fused kernel of torch, and what it can compute.
+
+    `requires` names modules beyond torch, each with a hint for the user; `more_refusals` says what `limits` cannot; within the
+    context `active` torch's operators run this kernel.
+    """
 
     name: str
     limits: Limits
-    forward: Callable[..., sdpa_aten.Partial]
-    backward: Callable[..., sdpa_aten.Gradients]
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     requires: tuple[tuple[str, str], ...] = ()
-    also: Callable[[Problem], list[Refusal]] = lambda problem: []
+    more_refusals: Callable[[Problem], list[Refusal]] = lambda problem: []
     active: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        """Every reason why this kernel cannot compute `problem`, what cannot be mended first."""
+        """Every reason why this kernel cannot compute `problem`; modules to install come last."""
         missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
-        return (*self.limits.refusals(problem), *self.also(problem), *missing)
+        return (*self.limits.refusals(problem), *self.more_refusals(problem), *missing)
 
 
 @lru_cache(maxsize=64)
 def installed(module: str) -> bool:
-    """Whether `module` can be imported, found out without importing it or its parents."""
+    """Whether `module` can be imported; neither it nor its parents are imported to find out."""
     top, *rest = module.split(".")
     spec = find_spec(top)
     for part in rest:
@@ -47,7 +56,7 @@ def installed(module: str) -> bool:
     return spec is not None
 
 
-def _efficient_also(problem: Problem) -> list[Refusal]:
+def _efficient_refusals(problem: Problem) -> list[Refusal]:
     """Tensor cores, and everything from 8.0 on, read whole vectors; bf16 arithmetic came with 8.0."""
     capability = problem.device.capability or (0, 0)
     half, found = problem.dtype != "float32", []
@@ -59,7 +68,7 @@ def _efficient_also(problem: Problem) -> list[Refusal]:
     return found
 
 
-def _flash_also(problem: Problem) -> list[Refusal]:
+def _flash_refusals(problem: Problem) -> list[Refusal]:
     """The backward pass of wide heads does not fit the shared memory of the smaller chips."""
     capability = problem.device.capability or (0, 0)
     small = capability in ((8, 6), (8, 9)) or capability >= (12, 0)
@@ -68,13 +77,11 @@ def _flash_also(problem: Problem) -> list[Refusal]:
     return []
 
 
-def _cudnn_also(problem: Problem) -> list[Refusal]:
+def _cudnn_refusals(problem: Problem) -> list[Refusal]:
     """cuDNN takes no single key, and its backward pass sums in no fixed order."""
-    from dilkit.backends.sdpa.pieces import branch_pieces
-
     found, torch = [], sys.modules.get("torch")
-    pieces = branch_pieces(problem.pattern, problem.seq, problem.heads, problem.kv_heads)
-    if any(piece.rows == 1 for branch in pieces for piece in branch):
+    grids = branch_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads)
+    if any(grid.rows == 1 for branch in grids for grid in branch):
         found.append(Refusal("rows", "1", "at least 2 rows are needed in every segment"))
     if problem.head_dim > 128 and problem.device.capability != (9, 0):
         found.append(Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU"))
@@ -87,7 +94,7 @@ _lock = threading.RLock()
 
 
 def _activated(implementation: str) -> Callable[[], AbstractContextManager[None]]:
-    """torch's flash operators computed by `implementation`, and by whatever it was before when the context ends."""
+    """A context in which torch's flash operators run `implementation`; at its end, the one before is restored."""
 
     @contextmanager
     def active() -> Iterator[None]:
@@ -121,39 +128,40 @@ _FLASH = Limits(
 )
 _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_attention_impl, 2.11 or newer"
 
-# Within a kind of device the first that is able computes. FlashAttention 3 and 4 are there only by the user's own doing.
-# cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead.
+# cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead. FlashAttention 3 and 4
+# come before it, for they are there only where the user has installed them.
 KERNELS = (
-    Kernel("cpu-flash", Limits(), sdpa_aten.cpu_forward, sdpa_aten.cpu_backward),
-    Kernel(
+    SdpaKernel("cpu-flash", Limits(), aten.cpu_forward, aten.cpu_backward),
+    SdpaKernel(
         "flash3",
         replace(_FLASH, min_capability=(9, 0), max_capability=(9, 0), grouped_heads=False),
-        sdpa_aten.flash_forward,
-        sdpa_aten.flash_backward,
+        aten.flash_forward,
+        aten.flash_backward,
         requires=(("torch.nn.attention._fa3", _NEWER_TORCH), ("flash_attn_interface", "install FlashAttention 3")),
         active=_activated("FA3"),
     ),
-    Kernel(
+    SdpaKernel(
         "flash4",
         replace(_FLASH, min_capability=(10, 0), max_capability=(10, 9), max_head_dim=128, grouped_heads=False),
-        sdpa_aten.flash_forward,
-        sdpa_aten.flash_backward,
+        aten.flash_forward,
+        aten.flash_backward,
         requires=(("torch.nn.attention._fa4", _NEWER_TORCH), ("flash_attn.cute.interface", "pip install flash-attn-4")),
         active=_activated("FA4"),
     ),
-    Kernel(
+    SdpaKernel(
         "cudnn",
         replace(_FLASH, min_capability=(9, 0), max_capability=(10, 9), grouped_heads=False),
-        sdpa_aten.cudnn_forward,
-        sdpa_aten.cudnn_backward,
-        also=_cudnn_also,
+        aten.cudnn_forward,
+        aten.cudnn_backward,
+        more_refusals=_cudnn_refusals,
     ),
-    Kernel("flash", _FLASH, sdpa_aten.flash_forward, sdpa_aten.flash_backward, also=_flash_also),
-    Kernel(
+    SdpaKernel("flash", _FLASH, aten.flash_forward, aten.flash_backward, more_refusals=_flash_refusals),
+    SdpaKernel(
         "memory-efficient",
         Limits(devices=frozenset({"cuda"}), dtypes=_HALF | {"float32"}, min_capability=(5, 0)),
-        sdpa_aten.efficient_forward,
-        sdpa_aten.efficient_backward,
-        also=_efficient_also,
+        aten.efficient_forward,
+        aten.efficient_backward,
+        more_refusals=_efficient_refusals,
     ),
 )
+"""On each kind of device, the first kernel without a refusal computes."""

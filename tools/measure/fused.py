@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.backends.sdpa.kernels import KERNELS, Kernel
+from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.problem import Problem
 
 _EVERY_TORCH_HAS = ("cpu-flash", "flash", "memory-efficient")
 
 
 @lru_cache(maxsize=64)
-def kernels(problem: Problem) -> tuple[Kernel, ...]:
+def kernels(problem: Problem) -> tuple[SdpaKernel, ...]:
     """The kernels of a plain torch that can compute `problem`: the CPU's, or on CUDA flash and memory-efficient."""
     return tuple(kernel for kernel in KERNELS if kernel.name in _EVERY_TORCH_HAS and not kernel.refusals(problem))
 
@@ -31,7 +31,7 @@ class _FusedWithLse(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, kernel: Kernel
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, kernel: SdpaKernel
     ) -> tuple[Tensor, Tensor]:
         out, lse = kernel.forward(q, k, v, None, is_causal, scale)
         ctx.save_for_backward(q, k, v, out, lse)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dilkit.backends.sdpa.backend import SDPA
-from dilkit.backends.sdpa.kernels import KERNELS, Kernel
+from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.registry import register_backend, unregister_backend
 
 
@@ -15,9 +15,9 @@ class OneKernel(SDPA):
 
     priority = -1
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: SdpaKernel) -> None:
         super().__init__((kernel,))
-        self.name = f"sdpa:{kernel.name}"  # type: ignore[misc]
+        self.name = f"sdpa:{kernel.name}"
 
 
 @contextmanager

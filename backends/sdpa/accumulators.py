@@ -1,8 +1,10 @@
-"""What the sdpa backend makes of partial results: outputs merge by lse, gradients add up, both on views of the whole.
+"""Accumulators of the sdpa backend: outputs of calls merge by their lse, gradients of calls add up, both on views of the whole.
 
-A result that already lies in memory as the whole would is adopted, not copied; others are used up where they lie.
-What is done to each element is the same wherever torch cuts a tensor for its threads: by exp, log and single roundings, added up
-one by one. Not so `sigmoid`, `logaddexp`, `lerp` and `sum`, whose vectors and leftover elements round differently.
+    lse = log(exp(lse_a) + exp(lse_b))        out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
+
+A first result that already lies in memory as the whole does is adopted, not copied. Later ones are overwritten where they lie.
+The bits must not depend on the number of threads, so every operator used here computes each element alike wherever torch splits
+a tensor: exp, log, and operations that round once. `sigmoid`, `logaddexp`, `lerp` and `sum` do not.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dilkit.backends.sdpa.calls import Call, Layout
+from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Merged:
-    """`out` and `lse` of everything added so far. Halves are merged in fp32 when there is more than one branch."""
+class OutputAccumulator:
+    """`out` and `lse` of the partial results added so far. Halves are merged in fp32 when there is more than one branch."""
 
     def __init__(self, query: Tensor, problem: Problem) -> None:
         import torch
@@ -32,27 +34,31 @@ class Merged:
         self.dtype = kind if len(problem.pattern.branches) > 1 else query.dtype
         self.out: Tensor | None = None
 
-    def add(self, call: Call, out: Tensor, lse: Tensor) -> None:
-        """Merge a call's `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
+    def add(self, call: StridedCall, out: Tensor, lse: Tensor) -> None:
+        """Merge the partial result of a call: `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
         old, new = call.view(self.lse.transpose(1, 2).unsqueeze(-1)).squeeze(-1), _on_grid(call, lse)
-        total, keep, share = _joined(old, new)
+        merged, old_share, new_share = _merge_lse(old, new)
         adopted = _adopted(call, out, self.like) if self.out is None else None
         if adopted is not None:
             self.out = adopted.to(self.dtype)
         else:
             self.out = _zeros(self.like, self.dtype) if self.out is None else self.out
-            keep, share = (x.to(self.dtype).unsqueeze(-1) for x in (keep, share))
-            for whole, k, part, s in _slices(call.view(self.out), keep, _on_grid(call, out), share):
-                whole.mul_(k).add_(part.to(self.dtype).mul_(s))
-        old.copy_(total)
+            old_share, new_share = (x.to(self.dtype).unsqueeze(-1) for x in (old_share, new_share))
+            for whole, keep, part, share in _slices(call.view(self.out), old_share, _on_grid(call, out), new_share):
+                whole.mul_(keep).add_(part.to(self.dtype).mul_(share))
+        old.copy_(merged)
 
     def result(self) -> tuple[Tensor, Tensor]:
+        """`out`, contiguous and in the dtype of the query, and `lse` `(batch, heads, seq)`."""
         out = _zeros(self.like, self.dtype) if self.out is None else self.out
         return out.to(self.like.dtype), self.lse
 
 
-class Sum:
-    """The gradient of `like`: the sum of everything added so far. Halves are summed in fp32 when there is more than one term."""
+class GradientAccumulator:
+    """The gradient of `like`: the sum of the gradients of calls. Halves are summed in fp32 when there is more than one term.
+
+    `kv`: `like` has key/value heads, and the gradients to be added have query heads.
+    """
 
     def __init__(self, like: Tensor, problem: Problem, kv: bool = False) -> None:
         import torch
@@ -62,7 +68,7 @@ class Sum:
         self.dtype = torch.promote_types(like.dtype, torch.float32) if several else like.dtype
         self.total: Tensor | None = None
 
-    def add(self, call: Call, part: Tensor) -> None:
+    def add(self, call: StridedCall, part: Tensor) -> None:
         """Add a call's gradient `(batch, heads, rows, head_dim)`; query heads of one key/value head are summed."""
         part = part.to(self.dtype)
         if self.total is None and (adopted := _adopted(call, part, self.like, self.kv)) is not None:
@@ -72,19 +78,20 @@ class Sum:
         part, view = _on_grid(call, part), call.view(self.total, self.kv)
         for dim, axis in enumerate(call.axes):
             if self.kv and not (axis.kv_head or axis.row or axis.batch):
-                first, *others = part.split(1, dim)
+                first, *others = (part.narrow(dim, i, 1) for i in range(axis.size))
                 for other in others:
                     first.add_(other)
                 part, view = first, view.narrow(dim, 0, 1)
         view.add_(part)
 
     def result(self) -> Tensor:
+        """The gradient, contiguous and in the dtype of `like`."""
         total = _zeros(self.like, self.dtype) if self.total is None else self.total
         return total.to(self.like.dtype)
 
 
-def _joined(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`lse = log(exp(old) + exp(new))` and the shares `exp(old - lse)`, `exp(new - lse)`: -inf, 0, 0 where both are -inf."""
+def _merge_lse(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The merged lse, and the shares `exp(old - lse)` and `exp(new - lse)`; -inf, 0 and 0 where both are -inf."""
     import torch
 
     highest = torch.maximum(old, new).clamp_min_(torch.finfo(old.dtype).min)  # -inf - -inf would be NaN
@@ -96,7 +103,7 @@ def _joined(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of equal sizes but the last, cut along the longest dimension: what halves become in fp32 stays small."""
+    """Tensors that differ in the last dimension only, cut along the longest other one: the fp32 copies of halves stay small."""
     sizes = tensors[0].shape[:-1]
     dim = sizes.index(max(sizes))
     return zip(*(x.chunk(8, dim) for x in tensors), strict=True)
@@ -107,15 +114,15 @@ def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_zeros(like.shape, dtype=dtype)
 
 
-def _on_grid(call: Call, x: Tensor) -> Tensor:
-    """`(batch, heads, ...)` as `(*grid, ...)`: a view, for two dimensions are but split."""
-    return x.reshape(*call.grid, *x.shape[2:])
+def _on_grid(call: StridedCall, x: Tensor) -> Tensor:
+    """`(batch, heads, ...)` as a view `(*grid_sizes, ...)`: the two dimensions are split into the axes of the call."""
+    return x.reshape(*call.grid_sizes, *x.shape[2:])
 
 
-def _adopted(call: Call, part: Tensor, like: Tensor, kv: bool = False) -> Tensor | None:
+def _adopted(call: StridedCall, part: Tensor, like: Tensor, kv: bool = False) -> Tensor | None:
     """`part` as a contiguous tensor of the shape of `like` if it already lies in memory as one; else None."""
     _, seq, heads, width = like.shape
-    steps = call.steps(Layout(seq * heads * width, heads * width, width, kv))
+    steps = call.steps(TensorStrides(seq * heads * width, heads * width, width, kv))
     on_grid = _on_grid(call, part)
     sizes = zip(on_grid.shape, on_grid.stride(), (*steps, 1), strict=True)
     if part.numel() == like.numel() and all(size == 1 or have == want for size, have, want in sizes):

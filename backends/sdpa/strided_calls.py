@@ -1,0 +1,148 @@
+"""The problems of a pattern in the fewest calls of a kernel that takes `(batch, heads, rows, head_dim)`.
+
+Two axes of a grid of problems become the kernel's batch and heads, the others are looped over. A call takes views, never copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from dilkit.backends.sdpa.problem_grid import GridAxis, ProblemGrid, branch_grids
+from dilkit.pattern import Pattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_PROBLEMS_PER_AXIS = 65535
+"""The largest batch, and the most heads, that CUDA grids and with them the library kernels take."""
+
+
+class TensorStrides(NamedTuple):
+    """The strides of a tensor `(batch, seq, heads, ...)`, and whether its heads are key/value heads."""
+
+    batch: int
+    row: int
+    head: int
+    kv: bool
+
+    @classmethod
+    def of(cls, x: Tensor, kv: bool = False) -> TensorStrides:
+        """The strides of `x`."""
+        batch, row, head = x.stride()[:3]
+        return cls(batch, row, head, kv)
+
+
+@dataclass(frozen=True)
+class StridedCall:
+    """One call of a library kernel: problems of a grid as tensors `(batch, heads, rows, head_dim)`.
+
+    `batch_axes` and `head_axes` become the kernel's batch and heads; `start` is where the first problem begins.
+    """
+
+    grid: ProblemGrid
+    batch_axes: tuple[GridAxis, ...]
+    head_axes: tuple[GridAxis, ...]
+    start: GridAxis
+
+    @cached_property
+    def axes(self) -> tuple[GridAxis, ...]:
+        """The axes of the grid, those of the batch first."""
+        return self.batch_axes + self.head_axes
+
+    @cached_property
+    def grid_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """`(batch, heads, rows)` of the kernel's tensors."""
+        return prod(a.size for a in self.batch_axes), prod(a.size for a in self.head_axes), self.grid.rows
+
+    def steps(self, strides: TensorStrides) -> tuple[int, ...]:
+        """The strides of a view `(*grid_sizes, rows)` of a tensor of these `strides`."""
+        return (*(_stride(axis, strides) for axis in self.axes), self.grid.row_step * strides.row)
+
+    def view(self, x: Tensor, kv: bool = False) -> Tensor:
+        """The rows of `x` `(batch, seq, heads, d)` that the call reads or writes, as a view `(*grid_sizes, rows, d)`.
+
+        `kv`: the heads of `x` are key/value heads.
+        """
+        strides = TensorStrides.of(x, kv)
+        size = (*self.grid_sizes, self.grid.rows, x.shape[3])
+        return x.as_strided(size, (*self.steps(strides), x.stride(3)), x.storage_offset() + _stride(self.start, strides))
+
+    def kernel_view(self, x: Tensor, kv: bool = False) -> Tensor:
+        """`view` as `(batch, heads, rows, d)`; a view too."""
+        return self.view(x, kv).view(*self.shape, x.shape[3])
+
+
+def _stride(axis: GridAxis, strides: TensorStrides) -> int:
+    """How far one step along `axis` moves in memory."""
+    return axis.batch * strides.batch + axis.row * strides.row + (axis.kv_head if strides.kv else axis.head) * strides.head
+
+
+@lru_cache(maxsize=256)
+def strided_calls(
+    pattern: Pattern, seq: int, heads: int, kv_heads: int, batch: int, tensors: tuple[TensorStrides, ...]
+) -> tuple[StridedCall, ...]:
+    """The fewest kernel calls that compute all grids, branch after branch, for tensors of these strides.
+
+    Two axes of a grid become a call's batch and heads; adjacent axes that are one stride in every tensor count as one axis.
+    The smallest of the others are looped over.
+    """
+    found: list[StridedCall] = []
+    for grids in branch_grids(pattern, seq, heads, kv_heads):
+        for grid in grids:
+            axes = ((GridAxis(batch, batch=1),) if batch > 1 else ()) + grid.axes
+            origin = GridAxis(1, grid.row, grid.head, grid.kv_head)
+            for start, part in _within_limits(origin, axes):
+                found += _calls_of_grid(grid, start, part, tensors)
+    return tuple(found)
+
+
+def _within_limits(start: GridAxis, axes: tuple[GridAxis, ...]) -> Iterator[tuple[GridAxis, tuple[GridAxis, ...]]]:
+    """The grid cut into grids of at most `MAX_PROBLEMS_PER_AXIS` an axis."""
+    limit = MAX_PROBLEMS_PER_AXIS
+    for first in product(*(range(0, axis.size, limit) for axis in axes)):
+        sizes = (min(limit, axis.size - i) for axis, i in zip(axes, first, strict=True))
+        yield _after_steps(start, axes, first), tuple(a._replace(size=size) for a, size in zip(axes, sizes, strict=True))
+
+
+def _calls_of_grid(
+    grid: ProblemGrid, start: GridAxis, axes: tuple[GridAxis, ...], tensors: tuple[TensorStrides, ...]
+) -> Iterator[StridedCall]:
+    runs = _merge_axes(axes, tensors)
+    largest = sorted(range(len(runs)), key=lambda i: -prod(a.size for a in runs[i]))[:2]
+    chosen = [runs[i] for i in sorted(largest)]
+    looped = tuple(axis for i, run in enumerate(runs) if i not in largest for axis in run)
+    if len(chosen) < 2:
+        # Kernels write their results as (batch, rows, heads, head_dim): with these axes that is the order of the sequence.
+        moves_rows = bool(chosen) and (chosen[0][0].row or chosen[0][0].batch)
+        chosen = [*chosen, (), ()] if moves_rows else [(), *chosen, ()]
+    for index in product(*(range(axis.size) for axis in looped)):
+        yield StridedCall(grid, chosen[0], chosen[1], _after_steps(start, looped, index))
+
+
+def _after_steps(start: GridAxis, axes: tuple[GridAxis, ...], index: tuple[int, ...]) -> GridAxis:
+    """`start` after `index[a]` steps along each of `axes`."""
+    steps = list(zip(axes, index, strict=True))
+    return GridAxis(1, *(getattr(start, f) + sum(i * getattr(a, f) for a, i in steps) for f in GridAxis._fields[1:]))
+
+
+def _merge_axes(axes: tuple[GridAxis, ...], tensors: tuple[TensorStrides, ...]) -> list[tuple[GridAxis, ...]]:
+    """Runs of adjacent axes that are one stride in every tensor."""
+    runs: list[tuple[GridAxis, ...]] = []
+    for axis in axes:
+        run = runs[-1] if runs else ()
+        fits = prod(a.size for a in run) * axis.size <= MAX_PROBLEMS_PER_AXIS
+        if run and fits and all(_stride(run[-1], t) == axis.size * _stride(axis, t) for t in tensors):
+            runs[-1] = (*run, axis)
+        else:
+            runs.append((axis,))
+    return runs

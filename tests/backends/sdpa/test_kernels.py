@@ -1,0 +1,157 @@
+"""The kernels of the sdpa backend: which one runs where, and why others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.sdpa import problem
+
+from dilkit import Pattern
+from dilkit.backends.sdpa.backend import SDPA
+from dilkit.backends.sdpa.kernels import KERNELS, installed
+from dilkit.device import GENERATIONS
+
+OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_86", "sm_89"), ("sm_90", "sm_100")
+
+
+def expected_kernel(device: str, dtype: str, masked: bool) -> str | None:
+    """Which kernel runs at head_dim 64 without FlashAttention 3 and 4, written down by hand."""
+    if device == "cpu":
+        return "cpu-flash"
+    if dtype == "float64" or (dtype == "bfloat16" and device in OLD):
+        return None
+    if dtype == "float32" or masked or device in OLD:
+        return "memory-efficient"
+    return "flash" if device in AMPERE else "cudnn"
+
+
+@pytest.fixture
+def no_flash_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest torch, and nothing else."""
+    monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: not name.startswith("flash_attn"))
+
+
+@pytest.mark.usefixtures("no_flash_packages")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("device", ["cpu", *OLD, *AMPERE, *NEW])
+def test_kernel_by_device(device: str, dtype: str, masked: bool) -> None:
+    posed = problem(device, dtype, key_padding_mask=masked, requires_grad=True)
+    expected, backend = expected_kernel(device, dtype, masked), SDPA()
+    if expected is None:
+        reasons = backend.refusals(posed)
+        assert {str(r).split(":")[0] for r in reasons} == {"flash3", "flash4", "cudnn", "flash", "memory-efficient"}
+        assert any(str(r).startswith(f"memory-efficient: dtype {dtype}") for r in reasons)
+        assert backend.detail(posed) == ""
+    else:
+        assert backend.refusals(posed) == ()
+        assert backend.detail(posed).split(";")[0] == f"{expected} kernel"
+
+
+def test_every_known_generation_is_in_the_table() -> None:
+    assert {f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS} == {*OLD, *AMPERE, *NEW}
+
+
+@pytest.mark.usefixtures("no_flash_packages")
+def test_detail_says_why_better_kernels_were_passed_over() -> None:
+    detail = SDPA().detail(problem("sm_61", "float16"))
+    assert "flash: capability 6.1: at least 8.0 is needed" in detail
+    assert "cudnn: capability 6.1: at least 9.0 is needed" in detail
+
+
+@pytest.mark.usefixtures("no_flash_packages")
+@pytest.mark.parametrize(
+    ("device", "options", "expected"),
+    [
+        ("sm_90", dict(kv_heads=2), "flash"),
+        ("sm_90", dict(pattern=Pattern([64, 64], [1, 64])), "flash"),  # one row a problem
+        ("sm_90", dict(head_dim=256), "cudnn"),
+        ("sm_100", dict(head_dim=256), "flash"),
+        ("sm_90", dict(head_dim=60), None),
+        ("sm_70", dict(head_dim=60), None),
+        ("sm_61", dict(head_dim=61), "memory-efficient"),
+        ("sm_90", dict(head_dim=264), "memory-efficient"),
+        ("sm_80", dict(head_dim=256, requires_grad=True), "flash"),
+        ("sm_89", dict(head_dim=256, requires_grad=True), "memory-efficient"),
+        ("sm_89", dict(head_dim=256), "flash"),
+    ],
+)
+def test_kernel_by_shape(device: str, options: dict[str, Any], expected: str | None) -> None:
+    posed = problem(device, "float16", **options)
+    assert bool(SDPA().refusals(posed)) == (expected is None)
+    assert SDPA().detail(posed).split(" ")[0] == (expected or "")
+
+
+@pytest.mark.usefixtures("no_flash_packages")
+def test_cudnn_is_passed_over_where_determinism_is_asked_for() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert SDPA().detail(problem("sm_90", "float16", requires_grad=True)).startswith("flash kernel")
+        assert SDPA().detail(problem("sm_90", "float16")).startswith("cudnn kernel")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("no_flash_packages")
+@pytest.mark.parametrize("kv_heads", [8, 4])
+@pytest.mark.parametrize(("device", "dtype"), [("sm_61", "float32"), ("sm_80", "float16"), ("sm_90", "bfloat16")])
+@pytest.mark.parametrize("masked", [False, True])
+def test_cuda_operators_take_what_they_are_given(device: str, dtype: str, kv_heads: int, masked: bool) -> None:
+    """Schemas and shapes only: torch's meta kernels of the CUDA operators, for there may be no GPU."""
+    pattern = Pattern([48, 200], [1, 4])
+    options = dict(kv_heads=kv_heads, batch=2, is_causal=True, key_padding_mask=masked, requires_grad=True)
+    posed = problem(device, dtype, pattern=pattern, seq=200, **options)
+    kind = getattr(torch, dtype)
+    q, k, v, dout = (torch.empty(2, 200, h, 64, dtype=kind, device="meta") for h in (8, kv_heads, kv_heads, 8))
+    mask = torch.empty(2, 200, dtype=torch.bool, device="meta") if masked else None
+    out, lse = SDPA().forward(q, k, v, posed, mask)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, kind, (2, 8, 200), torch.float32)
+    gradients = SDPA().backward(dout, q, k, v, out, lse, posed, mask)
+    assert [(g.shape, g.dtype) for g in gradients] == [(x.shape, kind) for x in (q, k, v)]
+
+
+def test_missing_flash_packages_are_refused_with_a_hint(no_flash_packages: None) -> None:
+    by_name = {kernel.name: kernel for kernel in KERNELS}
+    (missing,) = by_name["flash3"].refusals(problem("sm_90", "float16"))
+    assert str(missing).startswith("module flash_attn_interface: not installed (")
+    assert [r.value for r in by_name["flash4"].refusals(problem("sm_100", "float16"))] == ["flash_attn.cute.interface"]
+
+
+def test_a_torch_without_flash_3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: name != "torch.nn.attention._fa3")
+    (missing,) = next(k for k in KERNELS if k.name == "flash3").refusals(problem("sm_90", "float16"))
+    assert "activate_flash_attention_impl" in missing.hint
+
+
+@pytest.mark.parametrize("before", [None, "FA4", "FA3"])
+def test_flash_3_is_activated_around_the_call_and_restored(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    active, history = before, []
+
+    def activate(name: str | None = None) -> None:
+        nonlocal active
+        active = name
+        history.append(name)
+
+    monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: True)
+    for name, function in (("activate", activate), ("restore", activate), ("current", lambda: active)):
+        monkeypatch.setattr(torch.nn.attention, f"{name}_flash_attention_impl", function, raising=False)
+    kernel = next(k for k in KERNELS if k.name == "flash3")
+    assert SDPA().detail(problem("sm_90", "float16")) == "flash3 kernel"
+    with kernel.active():
+        assert active == "FA3"
+    with pytest.raises(RuntimeError, match="failed"), kernel.active():
+        raise RuntimeError("failed")
+    assert active == before
+    assert len(history) == (0 if before == "FA3" else 4)
+
+
+def test_modules_are_looked_up_without_importing_their_parents(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loud_package" / "inner").mkdir(parents=True)
+    (tmp_path / "loud_package" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "loud_package" / "inner" / "leaf.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed("loud_package.inner.leaf")
+    assert not installed("loud_package.inner.other")
+    assert not installed("loud_package.leaf.deeper")
