@@ -25,7 +25,7 @@ def sources(folder: str) -> list:
 
 
 def module_name(path) -> str:
-    """The name that a file of the checkout is imported by: `backends/sdpa/merge.py` is `dilkit.backends.sdpa.backend.merge`."""
+    """The name that a file of the checkout is imported by: `backends/sdpa/aten.py` is `dilkit.backends.sdpa.aten`."""
     folder, *inner = path.relative_to(ROOT).with_suffix("").parts
     (package,) = (name for name, place in ROOTS.items() if place == folder)
     return ".".join([package, *inner]).removesuffix(".__init__")
