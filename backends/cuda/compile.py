@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit import environment
-from dilkit.backends.cuda.table import Kernel
+from dilkit.backends.cuda.table import CudaKernel
 from dilkit.device import Capability
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -26,7 +26,7 @@ OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 DIGEST = hashlib.sha256().digest_size
 
 
-def code_of(kernel: Kernel, capability: Capability) -> bytes:
+def code_of(kernel: CudaKernel, capability: Capability) -> bytes:
     """The machine code (cubin) of the file of `kernel` for devices of `capability`, out of the cache or compiled and put there.
 
     Raises RuntimeError if NVRTC cannot be loaded, knows no such architecture, or refuses the source.
@@ -48,7 +48,7 @@ def compiler_version() -> tuple[int, int]:
     return major, minor
 
 
-def options_of(kernel: Kernel, capability: Capability) -> tuple[str, ...]:
+def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
     """What NVRTC is told: the architecture and every macro."""
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
     return (f"--gpu-architecture={architecture(capability, _nvrtc().getSupportedArchs())}", *OPTIONS, *macros)

@@ -8,21 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda.table import Kernel
+from dilkit.backends.cuda.table import CudaKernel
 
 if TYPE_CHECKING:
     import torch
 
 
-class Launcher(Protocol):
-    """Somebody who runs kernels on the device of tensors."""
+class CudaLauncher(Protocol):
+    """Runs CUDA kernels on a device."""
 
-    def resident(self, kernel: Kernel, device: torch.device) -> int:
+    def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         """How many blocks of `kernel` run at once on all of `device`; 1 or more."""
         ...
 
-    def launch(self, kernel: Kernel, blocks: int, call: NDArray[np.void], device: torch.device) -> None:
-        """Run `blocks` blocks after what was launched before; `call` is a `cuda_call.CALL`. Does not wait."""
+    def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
+        """Run `blocks` blocks after what was launched before. `arguments` are `ARGUMENTS`. Does not wait."""
         ...
 
     def capturing(self, device: torch.device) -> bool:
@@ -45,19 +45,19 @@ class CupyLauncher:
     """Compiles a kernel at its first launch on a device, and keeps it loaded. Nothing is allocated, nothing waited for."""
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[Kernel, int], _Loaded] = {}
+        self._loaded: dict[tuple[CudaKernel, int], _Loaded] = {}
 
-    def resident(self, kernel: Kernel, device: torch.device) -> int:
+    def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         return self._load(kernel, device).resident
 
-    def launch(self, kernel: Kernel, blocks: int, call: NDArray[np.void], device: torch.device) -> None:
+    def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
         import cupy
         import torch
 
         function = self._load(kernel, device).function
         stream = Stream(torch.cuda.current_stream(device).cuda_stream)
         with cupy.cuda.Device(device.index):
-            function((blocks,), (kernel.threads,), (call,), shared_mem=kernel.shared_bytes, stream=stream)
+            function((blocks,), (kernel.threads,), (arguments,), shared_mem=kernel.shared_bytes, stream=stream)
 
     def capturing(self, device: torch.device) -> bool:
         import torch
@@ -65,7 +65,7 @@ class CupyLauncher:
         with torch.cuda.device(device):
             return torch.cuda.is_current_stream_capturing()
 
-    def _load(self, kernel: Kernel, device: torch.device) -> _Loaded:
+    def _load(self, kernel: CudaKernel, device: torch.device) -> _Loaded:
         key = kernel, device.index
         found = self._loaded.get(key)
         if found is None:
@@ -78,7 +78,7 @@ class CupyLauncher:
         return found
 
 
-def _load(kernel: Kernel, device: torch.device) -> _Loaded:
+def _load(kernel: CudaKernel, device: torch.device) -> _Loaded:
     """Raises RuntimeError for a kernel of which not one block fits on a multiprocessor."""
     import cupy
     import torch

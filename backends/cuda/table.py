@@ -7,9 +7,6 @@ from functools import lru_cache
 
 from dilkit.device import Capability
 
-ROLES = ("forward", "dots", "dquery", "dkeyvalue")
-"""Attention itself; `rowsum(dout * out)`; the gradient of queries; the gradients of keys and values."""
-
 HEAD_DIMS = (16, 32, 64, 96, 128)
 """What kernels are compiled for; a head_dim between two of them takes the larger."""
 
@@ -21,7 +18,7 @@ HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CudaKernel:
     """A kernel as it is compiled and launched.
 
     `threads` of a block; `blocks` resident on a multiprocessor, that registers are limited for; `tile_rows`: rows of a tile,
@@ -43,8 +40,8 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How a kernel is compiled for `head_dims`, on devices from capability `since` on and before `before`: see `Kernel`.
+class Config:
+    """How a kernel is compiled for `head_dims`, on devices of capability `since` and above, but below `before`: see `CudaKernel`.
 
     `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element.
     """
@@ -60,15 +57,15 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A row of the table: the kernel `name` of the file `source` serves `role`; each dtype from a capability on. The first of
-    `sizes` that fits is taken."""
+class KernelFamily:
+    """A row of the table: the kernel `name` of the file `source` serves `role`, each dtype from a capability on. The first of
+    `configs` that fits is taken."""
 
     role: str
     source: str
     name: str
     dtypes: dict[str, Capability]
-    sizes: tuple[Sizes, ...]
+    configs: tuple[Config, ...]
 
 
 ANYWHERE: dict[str, Capability] = dict.fromkeys(STORAGE, OLDEST)
@@ -78,42 +75,47 @@ TWO_SLOTS, NOT_HELD = (("SLOTS", 2),), (("HELD", 0),)
 AMPERE: Capability = (8, 0)
 
 MMA_FORWARD = (
-    Sizes((128,), 256, 1, 128, 192, since=(12, 0)),
-    Sizes((96,), 128, 2, 128, 192, since=(12, 0)),
-    Sizes((96, 128), 128, 2, 128, 320, NOT_HELD, since=(9, 0)),
-    Sizes((128,), 256, 1, 128, 192, since=(8, 9)),
-    Sizes((128,), 128, 2, 128, 256, TWO_SLOTS, since=(8, 7)),
-    Sizes((128,), 256, 1, 128, 192, since=(8, 6)),
-    Sizes((128,), 128, 2, 128, 256, TWO_SLOTS, since=AMPERE),
-    Sizes((16, 32, 64, 96), 128, 2, 128, 192, since=AMPERE),
-    Sizes((96, 128), 256, 1, 128, 192),
-    Sizes((16, 32, 64), 128, 2, 128, 192),
-    Sizes((96, 128), 128, 2, 64, 192),
-    Sizes((16, 32, 64), 128, 4, 64, 192, since=AMPERE),
-    Sizes((16, 32, 64), 128, 2, 64, 192),
+    Config((128,), 256, 1, 128, 192, since=(12, 0)),
+    Config((96,), 128, 2, 128, 192, since=(12, 0)),
+    Config((96, 128), 128, 2, 128, 320, NOT_HELD, since=(9, 0)),
+    Config((128,), 256, 1, 128, 192, since=(8, 9)),
+    Config((128,), 128, 2, 128, 256, TWO_SLOTS, since=(8, 7)),
+    Config((128,), 256, 1, 128, 192, since=(8, 6)),
+    Config((128,), 128, 2, 128, 256, TWO_SLOTS, since=AMPERE),
+    Config((16, 32, 64, 96), 128, 2, 128, 192, since=AMPERE),
+    Config((96, 128), 256, 1, 128, 192),
+    Config((16, 32, 64), 128, 2, 128, 192),
+    Config((96, 128), 128, 2, 64, 192),
+    Config((16, 32, 64), 128, 4, 64, 192, since=AMPERE),
+    Config((16, 32, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = (
-    *(Sizes((16,), 128, 4, 128), Sizes((32,), 128, 3, 128), Sizes((64,), 128, 2, 128, since=AMPERE)),
-    *(Sizes((16, 32), 128, 4, 64), Sizes((64,), 128, 3, 64), Sizes((96,), 128, 2, 64), Sizes((128,), 128, 2, 64, since=AMPERE)),
-    Sizes((128,), 64, 3, 32),
+    *(Config((16,), 128, 4, 128), Config((32,), 128, 3, 128), Config((64,), 128, 2, 128, since=AMPERE)),
+    *(
+        Config((16, 32), 128, 4, 64),
+        Config((64,), 128, 3, 64),
+        Config((96,), 128, 2, 64),
+        Config((128,), 128, 2, 64, since=AMPERE),
+    ),
+    Config((128,), 64, 3, 32),
 )
-MMA_DQUERY = Sizes((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
-FP32_FORWARD = Sizes((16, 32, 64), 64, 4, 64), Sizes((96, 128), 128, 2, 64)
+MMA_DQUERY = Config((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
+FP32_FORWARD = Config((16, 32, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
 FP32_DQUERY = (
-    Sizes(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),), since=(12, 0)),
-    Sizes((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0)),
-    Sizes(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),)),
+    Config(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),), since=(12, 0)),
+    Config((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0)),
+    Config(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),)),
 )
-FP32_DKEYVALUE = Sizes((16, 32, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Sizes((96, 128), 128, 2, 64, 0, (("OF_KEYS", 1),))
+FP32_DKEYVALUE = Config((16, 32, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Config((96, 128), 128, 2, 64, 0, (("OF_KEYS", 1),))
 
 TABLE = (
-    Entry("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
-    Entry("dquery", "mma_backward.cu", "mma_dquery", TENSOR_CORES, MMA_DQUERY),
-    Entry("dkeyvalue", "mma_backward.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
-    Entry("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
-    Entry("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),
-    Entry("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_DKEYVALUE),
-    Entry("dots", "row_dots.cu", "row_dots", ANYWHERE, (Sizes(HEAD_DIMS, 128, 8, 64),)),
+    KernelFamily("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
+    KernelFamily("dquery", "mma_backward.cu", "mma_dquery", TENSOR_CORES, MMA_DQUERY),
+    KernelFamily("dkeyvalue", "mma_backward.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
+    KernelFamily("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
+    KernelFamily("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),
+    KernelFamily("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_DKEYVALUE),
+    KernelFamily("dots", "row_dots.cu", "row_dots", ANYWHERE, (Config(HEAD_DIMS, 128, 8, 64),)),
 )
 """Kernels on tensor cores before those that compute in fp32 on any device, tall tiles before low ones. The sources say why the
 sizes are what they are."""
@@ -151,7 +153,7 @@ def padded(head_dim: int) -> int:
 @lru_cache(maxsize=1024)
 def kernel_for(
     role: str, dtype: str, head_dim: int, capability: Capability, vector: bool = True, most_rows: int = MOST_ROWS
-) -> Kernel:
+) -> CudaKernel:
     """The kernel of `TABLE` for a role, dtype, head_dim and compute capability, with tiles of at most `most_rows` rows.
 
     `vector`: whether all rows allow 16-byte loads.
@@ -160,12 +162,12 @@ def kernel_for(
     """
     size = padded(head_dim)
     defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector))
-    for entry in TABLE:
-        if entry.role != role or dtype not in entry.dtypes or capability < entry.dtypes[dtype]:
+    for family in TABLE:
+        if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:
             continue
-        for s in entry.sizes:
-            if size in s.head_dims and s.since <= capability < s.before and s.tile_rows <= most_rows:
-                blocks = s.threads, s.blocks, s.tile_rows
-                return Kernel(entry.source, entry.name, *blocks, (*defines, *s.defines), s.shared_rows * size * 2)
+        for c in family.configs:
+            if size in c.head_dims and c.since <= capability < c.before and c.tile_rows <= most_rows:
+                macros = (*defines, *c.defines)
+                return CudaKernel(family.source, family.name, c.threads, c.blocks, c.tile_rows, macros, c.shared_rows * size * 2)
     shown = f"{capability[0]}.{capability[1]}"
     raise ValueError(f"{role} of {dtype} with head_dim={head_dim} on capability {shown}: no kernel; use another backend")

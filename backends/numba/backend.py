@@ -1,7 +1,7 @@
 """Kernels in numba.cuda: the readable GPU implementation, for whoever wants to change one.
 
-The kernels are Python functions in `kernels`; a group of a tile schedule is one launch, with a block for each tile. Tensors are
-handed over without a copy, and kernels run on torch's current stream. Arithmetic is fp32.
+The kernels are Python functions in `forward` and `backward`; a group of a tile schedule is one launch, with a block for each
+tile. Tensors are handed over without a copy, and kernels run on torch's current stream. Arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dilkit.backend import Backend, Limits, Refusal
-from dilkit.backends.numba.call import Group, Options, Sizes, Tiling, View, mask_of, view
+from dilkit.backend import Limits
+from dilkit.backends.numba.arguments import LaunchGroup, Options, ProblemSizes, TensorView, Tiling, mask_view, view
 from dilkit.backends.numba.tilings import MAX_HEAD_DIM, tiling_for
-from dilkit.backends.tiles.device import KEYS, QUERIES, tables
-from dilkit.backends.tiles.schedule import MAX_BRANCHES, MAX_SEQ, TILE
+from dilkit.backends.tiles.backend import Tensors, TiledBackend
+from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
+from dilkit.backends.tiles.schedule import TILE
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -23,19 +24,16 @@ if TYPE_CHECKING:
 MAX_BLOCKS = 2**31 - 1
 """Blocks of a launch."""
 
-Given = tuple["Tensor", "Tensor", "Tensor", "Tensor | None"]
-"""Query, key and value, and the key padding mask."""
 
-
-class Launcher(Protocol):
-    """Who runs the kernels of `numba_kernels`."""
+class NumbaLauncher(Protocol):
+    """Runs the kernels in numba.cuda."""
 
     def tiling(self, role: str, head_dim: int) -> Tiling:
-        """How the kernel of a role cuts its work."""
+        """How the kernel of a role divides its work."""
         ...
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
-        """Run so many blocks after what was launched before. `arguments` are those of `numba_call`, all on one device."""
+        """Run so many blocks after what was launched before. `arguments` are those of its `signature`, on one device."""
         ...
 
     def capturing(self, device: torch.device) -> bool:
@@ -71,8 +69,8 @@ class DeviceLauncher:
             return torch.cuda.is_current_stream_capturing()
 
 
-class NumbaCuda(Backend):
-    """The tiles of all branches in one pass; no atomics, so results are the same from run to run.
+class NumbaCuda(TiledBackend):
+    """The tiles of all branches in one pass, in Python.
 
     `launcher` runs the kernels (default: on CUDA devices).
     """
@@ -85,72 +83,61 @@ class NumbaCuda(Backend):
         devices=frozenset({"cuda"}), dtypes=frozenset({"float32", "float16"}), min_capability=(5, 2), max_head_dim=MAX_HEAD_DIM
     )
     priority = 4
-    reproducible = True
 
-    def __init__(self, launcher: Launcher | None = None) -> None:
+    def __init__(self, launcher: NumbaLauncher | None = None) -> None:
         self.launcher = launcher or DeviceLauncher()
 
-    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        found, branches = list(super().refusals(problem)), len(problem.pattern.branches)
-        if problem.seq > MAX_SEQ:
-            found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
-        if problem.pattern.overlap == "once" and branches > MAX_BRANCHES:
-            found.append(Refusal("branches", str(branches), f'at most {MAX_BRANCHES} with overlap="once"'))
-        return tuple(found)
+    def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
+        if role == "dots":
+            self._launch_dots(_present(tensors), problem)
+        else:
+            self._launch_groups(role, _present(tensors), tensors["mask"], problem)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        import torch
-
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        lse = torch.empty((problem.batch, problem.heads, problem.seq), dtype=torch.float32, device=query.device)
-        self._run("forward", problem, (query, key, value, key_padding_mask), view(out), lse)
-        return out, lse
-
-    def backward(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        import torch
-
-        lse = lse.contiguous()
-        delta = torch.empty_like(lse)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
+    def _launch_dots(self, tensors: dict[str, Tensor], problem: Problem) -> None:
+        """Launch the kernel that needs neither tiles nor branches."""
         tiling = self.launcher.tiling("dots", problem.head_dim)
-        blocks = -(-lse.numel() // tiling.threads)
-        self._launch("dots", problem, tiling, blocks, _sizes(problem), view(dout), view(out), delta)
-        given = query, key, value, key_padding_mask
-        self._run("dquery", problem, given, view(dout), lse, delta, view(dq))
-        self._run("dkeyvalue", problem, given, view(dout), lse, delta, view(dk), view(dv))
-        return dq, dk, dv
+        blocks = -(-tensors["delta"].numel() // tiling.threads)
+        self._launch("dots", problem, tiling, blocks, *_results("dots", tensors))
 
-    def _run(self, role: str, problem: Problem, given: Given, *rest: Any) -> None:
-        """A launch for each group of branches. The tiles of the first have every row, so it writes; later ones add to that."""
-        query, key, value, key_padding_mask = given
-        tiling, kind = self.launcher.tiling(role, problem.head_dim), KEYS if role == "dkeyvalue" else QUERIES
-        found = tables(problem, tiling.rows, kind, query.device, self.launcher.capturing(query.device))
-        _keep_while_used(found.data)
+    def _launch_groups(self, role: str, tensors: dict[str, Tensor], mask: Tensor | None, problem: Problem) -> None:
+        """Launch a kernel for each group of branches. The tiles of the first have every row, so it writes; later ones continue
+        from that."""
+        tiling, device = self.launcher.tiling(role, problem.head_dim), tensors["query"].device
+        kind, capturing = KEYS if role == "dkeyvalue" else QUERIES, self.launcher.capturing(device)
+        found = device_schedule(problem, tiling.rows, kind, device, capturing)
+        found.keep_while_used()
         options = Options(int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale)
-        common = mask_of(key_padding_mask, found.data), view(query), view(key), view(value)
-        for i, table in enumerate(found.groups):
-            tiles = _records(found.data, table.tiles, table.tile_count)
-            branches = _records(found.data, table.branches, len(table.group.branches))
-            group, blocks = Group(tiles, branches, table.group.step, int(i == 0)), table.tile_count * problem.batch
-            self._launch(role, problem, tiling, blocks, _sizes(problem), options, group, *common, *rest)
+        given = mask_view(mask, found.data), *(view(tensors[name]) for name in ("query", "key", "value"))
+        for i, part in enumerate(found.groups):
+            tiles = _records(found.data, part.tiles, part.tile_count)
+            branches = _records(found.data, part.branches, len(part.group.branches))
+            group, blocks = LaunchGroup(tiles, branches, part.group.step, int(i == 0)), part.tile_count * problem.batch
+            self._launch(role, problem, tiling, blocks, options, group, *given, *_results(role, tensors))
 
     def _launch(self, role: str, problem: Problem, tiling: Tiling, blocks: int, *arguments: Any) -> None:
         if blocks > MAX_BLOCKS:
             raise ValueError(f"{problem}: {blocks} blocks for {role}, at most {MAX_BLOCKS}; use a smaller batch")
         if blocks:
-            self.launcher.launch(role, problem.dtype, tiling, blocks, arguments)
+            sizes = ProblemSizes(problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim)
+            self.launcher.launch(role, problem.dtype, tiling, blocks, (sizes, *arguments))
+
+
+RESULTS = {
+    "forward": ("out", "lse"),
+    "dots": ("dout", "out", "delta"),
+    "dquery": ("dout", "lse", "delta", "dquery"),
+    "dkeyvalue": ("dout", "lse", "delta", "dkey", "dvalue"),
+}
+"""By role, the last tensors among a kernel's arguments."""
+
+
+def _results(role: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
+    """The last arguments of a kernel: `lse` and `delta` as they are, the others as views."""
+    return tuple(tensors[name] if name in ("lse", "delta") else view(tensors[name]) for name in RESULTS[role])
+
+
+def _present(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: x for name, x in tensors.items() if x is not None}
 
 
 def _as_arrays(x: Any) -> Any:
@@ -165,23 +152,10 @@ def _as_arrays(x: Any) -> Any:
 
 def _device(arguments: tuple[Any, ...]) -> torch.device:
     """Where they all are: of every kernel, some argument is a view."""
-    device: torch.device = next(x for x in arguments if isinstance(x, View)).numbers.device
-    return device
-
-
-def _sizes(problem: Problem) -> Any:
-    return Sizes(problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim)
+    return next(x for x in arguments if isinstance(x, TensorView)).numbers.device
 
 
 def _records(data: Tensor, address: int, count: int) -> Tensor:
     """The tiles or branches that lie at `address` inside `data`, int32 `(count, 4)`."""
     first = (address - data.data_ptr()) // TILE.itemsize
     return data[first : first + count]
-
-
-def _keep_while_used(data: Tensor) -> None:
-    """The cache may drop `data` while a kernel runs; its memory is not given away before that has ended."""
-    import torch
-
-    if data.is_cuda:
-        data.record_stream(torch.cuda.current_stream(data.device))

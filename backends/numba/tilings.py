@@ -1,23 +1,23 @@
-"""How the kernels in numba.cuda cut their work, by head_dim."""
+"""How the kernels in numba.cuda divide their work, by head_dim."""
 
 from __future__ import annotations
 
-from dilkit.backends.numba.call import Tiling
+from dilkit.backends.numba.arguments import Tiling
 
 MAX_HEAD_DIM = 128
 
 FORWARD = (
-    Tiling(head_dim=16, rows=64, keys=32, down=32, across=4),
-    Tiling(head_dim=32, rows=64, keys=32, down=16, across=8),
-    Tiling(head_dim=64, rows=64, keys=32, down=8, across=16),
-    Tiling(head_dim=96, rows=32, keys=32, down=8, across=8),
-    Tiling(head_dim=128, rows=32, keys=32, down=8, across=16),
+    Tiling(head_dim=16, rows=64, columns=32, down=32, across=4),
+    Tiling(head_dim=32, rows=64, columns=32, down=16, across=8),
+    Tiling(head_dim=64, rows=64, columns=32, down=8, across=16),
+    Tiling(head_dim=96, rows=32, columns=32, down=8, across=8),
+    Tiling(head_dim=128, rows=32, columns=32, down=8, across=16),
 )
 BACKWARD = (
-    Tiling(head_dim=16, rows=64, keys=32, down=32, across=4),
-    Tiling(head_dim=32, rows=64, keys=32, down=16, across=8),
-    Tiling(head_dim=64, rows=32, keys=32, down=8, across=16),
-    Tiling(head_dim=128, rows=32, keys=16, down=8, across=16),
+    Tiling(head_dim=16, rows=64, columns=32, down=32, across=4),
+    Tiling(head_dim=32, rows=64, columns=32, down=16, across=8),
+    Tiling(head_dim=64, rows=32, columns=32, down=8, across=16),
+    Tiling(head_dim=128, rows=32, columns=16, down=8, across=16),
 )
 """Static shared memory is at most 48 KB a block, which holds fewer rows where two tensors of a tile stay in it."""
 

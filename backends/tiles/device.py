@@ -1,4 +1,4 @@
-"""The tables of a schedule on a device: of each group its branches, then its tiles, in one tensor."""
+"""A schedule on a device: of each group its branches, then its tiles, in one tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUERIES, KEYS = "query_tiles", "key_tiles"
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class DeviceGroup:
     """One group: its branches begin at `branches` on the device, its `tile_count` tiles at `tiles`."""
 
     group: Group
@@ -32,43 +32,50 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class DeviceSchedule:
     """All groups of a problem. `data`, int32 `(records, 4)`, holds what the addresses of `groups` point to."""
 
     data: Tensor
-    groups: tuple[Table, ...]
+    groups: tuple[DeviceGroup, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
         return self.data.nbytes
 
+    def keep_while_used(self) -> None:
+        """Keep the memory until the kernels that are now queued have ended, even if the cache drops the schedule before."""
+        import torch
 
-_captured: set[Tables] = set()
-"""Tables that a captured CUDA graph points to: it may run for as long as the process."""
+        if self.data.is_cuda:
+            self.data.record_stream(torch.cuda.current_stream(self.data.device))
 
 
-def tables(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> Tables:
-    """The tables of `problem` on `device`, with the tiles that `kind` names; made once and kept in the cache.
+_captured: set[DeviceSchedule] = set()
+"""Schedules that a captured CUDA graph points to: it may run for as long as the process."""
 
-    The first call copies them and waits for that. `capturing`: whether the work is being captured in a CUDA graph; then raises
-    RuntimeError for tables that are not there, since nothing can be copied.
+
+def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> DeviceSchedule:
+    """The schedule of `problem` on `device`, with the tiles that `kind` names; made once and kept in the cache.
+
+    The first call copies it and waits for that. `capturing`: whether the work is being captured in a CUDA graph; then raises
+    RuntimeError for a schedule that is not there, since nothing can be copied.
     """
     sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, tile_rows
-    key = "cuda tables", problem.pattern.to_json(), sizes, kind, device
-    found = plan.cached(key, partial(_tables, problem, tile_rows, kind, device, capturing))
+    key = "device schedule", problem.pattern.to_json(), sizes, kind, device
+    found = plan.cached(key, partial(_copied, problem, tile_rows, kind, device, capturing))
     if capturing:
         _captured.add(found)
     return found
 
 
-def _tables(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> Tables:
+def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> DeviceSchedule:
     import torch
 
     if capturing:
         raise RuntimeError(
-            f"the tables of {problem} are not on {device}, and cannot be put there while a CUDA graph is captured: make the same "
-            "call once before (if you did, DILKIT_CACHE_BYTES is too small to keep them)"
+            f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make the "
+            "same call once before (if you did, DILKIT_CACHE_BYTES is too small to keep them)"
         )
     groups = schedule(problem, tile_rows).groups
     parts = [records for group in groups for records in (group.branches, getattr(group, kind))]
@@ -77,8 +84,8 @@ def _tables(problem: Problem, tile_rows: int, kind: str, device: torch.device, c
     found = []
     for i, group in enumerate(groups):
         branches, tiles = int(starts[2 * i]), int(starts[2 * i + 1])
-        found.append(Table(group, branches, tiles, len(parts[2 * i + 1])))
-    return Tables(data, tuple(found))
+        found.append(DeviceGroup(group, branches, tiles, len(parts[2 * i + 1])))
+    return DeviceSchedule(data, tuple(found))
 
 
 @lru_cache(maxsize=1024)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit import plan
+from dilkit.backend import Refusal
 from dilkit.backends.tiles import _tiles
 from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
@@ -65,6 +66,16 @@ class Schedule:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(group.nbytes for group in self.groups)
+
+
+def schedule_refusals(problem: Problem) -> list[Refusal]:
+    """Why there is no schedule for `problem`, in the words of a backend; empty where there is one."""
+    found, branches = [], len(problem.pattern.branches)
+    if problem.seq > MAX_SEQ:
+        found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
+    if problem.pattern.overlap == "once" and branches > MAX_BRANCHES:
+        found.append(Refusal("branches", str(branches), f'at most {MAX_BRANCHES} with overlap="once"'))
+    return found
 
 
 def schedule(problem: Problem, tile_rows: int) -> Schedule:

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from dilkit.backends.cuda.table import Kernel
+from dilkit.backends.cuda.table import CudaKernel
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch, and what lay at its addresses while it ran."""
 
-    kernel: Kernel
+    kernel: CudaKernel
     blocks: int
-    call: Any
+    arguments: Any
     tiles: list[tuple[int, ...]]
     branches: list[tuple[int, ...]]
     counter: int | None
@@ -35,14 +35,14 @@ class RecordingLauncher:
     def __init__(self, resident: int = 4) -> None:
         self.blocks, self.launches, self.captures = resident, [], False
 
-    def resident(self, kernel: Kernel, device: torch.device) -> int:
+    def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         return self.blocks
 
-    def launch(self, kernel: Kernel, blocks: int, call: Any, device: torch.device) -> None:
-        tiles = _records(int(call["tiles"]), int(call["tile_count"]))
-        branches = _records(int(call["branches"]), int(call["branch_count"]))
-        counter = ctypes.c_int32.from_address(int(call["counter"])).value if call["counter"] else None
-        self.launches.append(Launch(kernel, blocks, call.copy(), tiles, branches, counter))
+    def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: torch.device) -> None:
+        tiles = _records(int(arguments["tiles"]), int(arguments["tile_count"]))
+        branches = _records(int(arguments["branches"]), int(arguments["branch_count"]))
+        counter = ctypes.c_int32.from_address(int(arguments["counter"])).value if arguments["counter"] else None
+        self.launches.append(Launch(kernel, blocks, arguments.copy(), tiles, branches, counter))
 
     def capturing(self, device: torch.device) -> bool:
         return self.captures

@@ -67,16 +67,18 @@ class HostLauncher:
     def capturing(self, device: object = None) -> bool:
         return False
 
-    def launch(self, kernel: Any, blocks: int, call: Any, device: object = None, memory: Mapping[str, Any] | None = None) -> None:
+    def launch(
+        self, kernel: Any, blocks: int, arguments: Any, device: object = None, memory: Mapping[str, Any] | None = None
+    ) -> None:
         """Run `blocks` blocks of `kernel`: its `source`, `name`, `macros` and `shared_bytes`. Waits for them.
 
-        The kernel may touch `memory` (contiguous arrays or tensors by name), or what the views, tables and sizes of `call` say.
+        The kernel may touch `memory` (contiguous arrays or tensors by name), or the memory that `arguments` point to.
         Raises KernelError with kernel, block, thread and place for whatever is caught.
         """
-        call = np.array(call)
+        arguments = np.array(arguments)
         built = kernel.source, tuple(kernel.macros.items()), self.checked
         path = host_compile.compile_kernel(*built)
-        spans = call_spans(call[()], 2 if kernel.macros["STORAGE"] else 4) if memory is None else _spans(memory)
+        spans = argument_spans(arguments[()], 2 if kernel.macros["STORAGE"] else 4) if memory is None else _spans(memory)
         ranges, arrays = _ranges(spans), _ranges((*x, False) for x in host_compile.arrays(path))
         count = min(self.workers, blocks)
         error = [ctypes.create_string_buffer(ERROR_BYTES) for _ in range(count)]
@@ -84,7 +86,7 @@ class HostLauncher:
         parts = [Launch(blocks, i, count, self.order, self.seed + i, *sizes, ctypes.addressof(error[i])) for i in range(count)]
         functions = [getattr(host_compile.library(*built, i), f"host_launch_{kernel.name}") for i in range(count)]
         with _ALONE, ThreadPoolExecutor(count) as pool:
-            for _ in pool.map(lambda f, part: f(ctypes.c_void_p(call.ctypes.data), ctypes.byref(part)), functions, parts):
+            for _ in pool.map(lambda f, part: f(ctypes.c_void_p(arguments.ctypes.data), ctypes.byref(part)), functions, parts):
                 pass
         self.matrices += sum(part.matrices for part in parts)
         self.conflicts += sum(part.conflicts for part in parts)
@@ -106,19 +108,24 @@ def _spans(memory: Mapping[str, Any]) -> Iterator[Span]:
             yield x.data_ptr(), x.nbytes, name, False
 
 
-def call_spans(call: Any, itemsize: int) -> list[Span]:
-    """The memory that a `Call` speaks of; what a kernel may not write is constant."""
-    batch, seq, heads, kv_heads, dim = (int(call[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim"))
+def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
+    """The memory that the arguments of a launch point to; what a kernel may not write is constant."""
+    batch, seq, heads, kv_heads, dim = (int(arguments[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim"))
     found: list[Span] = []
     for own, views in ((heads, QUERY_VIEWS), (kv_heads, KEY_VIEWS)):
         for name in views:
-            data, *strides = (int(x) for x in call[name])
+            data, *strides = (int(x) for x in arguments[name])
             last = sum((n - 1) * stride for n, stride in zip((batch, seq, own), strides, strict=True))
             found.append((data, (last + dim) * itemsize, name, name in GIVEN))
-    mask_bytes = (batch - 1) * int(call["mask_batch"]) + (seq - 1) * int(call["mask_row"]) + 1
+    mask_bytes = (batch - 1) * int(arguments["mask_batch"]) + (seq - 1) * int(arguments["mask_row"]) + 1
     rows = batch * heads * seq * 4
     sizes = dict(
-        lse=rows, delta=rows, mask=mask_bytes, tiles=call["tile_count"] * 16, branches=call["branch_count"] * 16, counter=4
+        lse=rows,
+        delta=rows,
+        mask=mask_bytes,
+        tiles=arguments["tile_count"] * 16,
+        branches=arguments["branch_count"] * 16,
+        counter=4,
     )
-    found += [(int(call[name]), int(size), name, name in GIVEN) for name, size in sizes.items()]
+    found += [(int(arguments[name]), int(size), name, name in GIVEN) for name, size in sizes.items()]
     return [span for span in found if span[0] and span[1] > 0]

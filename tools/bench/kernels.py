@@ -18,7 +18,8 @@ from typing import Any
 
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import report as cuda_report
-from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, ROLES, STORAGE, Kernel, kernel_for
+from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, STORAGE, CudaKernel, kernel_for
+from dilkit.backends.tiles.backend import ROLES
 from dilkit.device import Capability, probe
 from dilkit.tools.console.text import markdown_table
 from dilkit.tools.results import untyped as results
@@ -54,7 +55,7 @@ class Build:
     """One compilation: kernels of one file that are compiled alike, by name."""
 
     names: tuple[str, ...]
-    kernel: Kernel
+    kernel: CudaKernel
     capability: Capability
     dtype: str
     head_dim: int
@@ -75,7 +76,7 @@ def builds(
     vectors: Iterable[bool] = (True, False),
 ) -> list[Build]:
     """Every compilation that launches ask for, those for equal devices, dtypes and sizes next to each other."""
-    found: dict[Any, dict[str, Kernel]] = {}
+    found: dict[Any, dict[str, CudaKernel]] = {}
     heights = MOST_ROWS, LOW_ROWS
     for capability, dtype, head_dim, vector, role, rows in product(capabilities, dtypes, head_dims, vectors, ROLES, heights):
         kernel = kernel_for(role, dtype, head_dim, capability, vector, rows)

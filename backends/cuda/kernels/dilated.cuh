@@ -1,4 +1,4 @@
-/* What all kernels share: the tensors and tables of a call, and which keys the rows of a tile see.
+/* What all kernels share: the tensors and tables of a launch, and which keys the rows of a tile see.
 
    The kernels are written in the part of CUDA that is also C, so that a C compiler can build them for the CPU: no templates, no
    references. `intrinsics.cuh` holds what differs between the two. Sizes and dtypes are macros that the compiler is given.
@@ -29,7 +29,7 @@ typedef struct {
     long long batch, row, head;
 } View;
 
-/* Everything a launch is told. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored, or null.
+/* The one argument of every kernel. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored, or null.
    Later groups of branches merge with what is in out and lse, or add to what is in dquery, dkey and dvalue: `first` is 0. */
 typedef struct {
     View query, key, value, out, dout, dquery, dkey, dvalue;
@@ -42,7 +42,7 @@ typedef struct {
     int tile_count, branch_count, step, batch, seq, heads, kv_heads, head_dim;
     int causal, once, first;
     float scale;
-} Call;
+} Args;
 
 /* `count` rows from `first` on, `step` apart, that branch number `branch` shows. */
 typedef struct {
@@ -78,25 +78,25 @@ DEVICE void start_tiles(int *item) {
 
 /* The next tile of a persistent block, and its place in the batch: 0 when none is left. All threads call it, and are then done
    with what they read of shared memory before. With a counter, blocks take whichever tile is next; without, every n-th. */
-DEVICE int next_tile(const Call *call, int *item, Tile *tile, int *batch) {
+DEVICE int next_tile(const Args *args, int *item, Tile *tile, int *batch) {
     synchronize();
     if (thread_index() == 0)
-        *item = call->counter ? atomic_add(call->counter, 1) : *item + block_count();
+        *item = args->counter ? atomic_add(args->counter, 1) : *item + block_count();
     synchronize();
     int mine = *item;
-    if (mine / call->batch >= call->tile_count)
+    if (mine / args->batch >= args->tile_count)
         return 0;
-    *tile = LOAD(call->tiles + mine / call->batch);
-    *batch = mine % call->batch;
+    *tile = LOAD(args->tiles + mine / args->batch);
+    *batch = mine % args->batch;
     return 1;
 }
 
 /* The branches of `set` that serve query head `head`. */
-DEVICE unsigned serving(const Call *call, unsigned set, int head) {
+DEVICE unsigned serving(const Args *args, unsigned set, int head) {
     unsigned serve = 0;
 #pragma unroll 1
-    for (int b = 0; b < call->branch_count; b++) {
-        Branch branch = LOAD(call->branches + b);
+    for (int b = 0; b < args->branch_count; b++) {
+        Branch branch = LOAD(args->branches + b);
         serve |= (unsigned)(branch.head_start <= head && head < branch.head_stop) << b;
     }
     return set & serve;
@@ -115,14 +115,14 @@ DEVICE void append_run(Keys *keys, Span span, int low, int high) {
 
 /* Finds the keys of a tile with `row` and the branches `set` that are at `lowest` or after, and before `highest`.
    One thread calls it; `keys` is in shared memory. */
-DEVICE void find_keys(Keys *keys, const Call *call, int row, unsigned set, int lowest, int highest) {
+DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int lowest, int highest) {
     keys->row = row, keys->total = keys->runs = keys->spans = 0;
 #pragma unroll 1
-    for (int b = 0; b < call->branch_count; b++) {
+    for (int b = 0; b < args->branch_count; b++) {
         if (!(set >> b & 1))
             continue;
-        Branch branch = LOAD(call->branches + b);
-        int low = row / branch.segment * branch.segment, high = least(low + branch.segment, call->seq);
+        Branch branch = LOAD(args->branches + b);
+        int low = row / branch.segment * branch.segment, high = least(low + branch.segment, args->seq);
         int covered_from = high, covered_to = high;
 #pragma unroll 1
         for (int i = 0; i < keys->spans; i++) {

@@ -75,8 +75,8 @@ enum { BIAS, LSE, DELTA };
 DEVICE float *note(int row, int what) { return (float *)weights + row * (4 * WEIGHTS) + 64 + what; }
 
 /* The views of keys and values, or of queries and gradients of out. */
-DEVICE const View *view_of(const Call *call, int of_keys, int pair) {
-    return of_keys ? pair ? &call->value : &call->key : pair ? &call->dout : &call->query;
+DEVICE const View *view_of(const Args *args, int of_keys, int pair) {
+    return of_keys ? pair ? &args->value : &args->key : pair ? &args->dout : &args->query;
 }
 
 DEVICE long long head_of(const View *view, int batch, int head) { return batch * view->batch + head * view->head; }
@@ -100,12 +100,12 @@ DEVICE void end(const Stream *stream, int piece, int target) { slices[stream->sl
 DEVICE int side_row(int thread) { return (thread >> 4) * 8 + (thread & 7); }
 DEVICE int side_quad(int thread, int share) { return (thread >> 3 & 1) + 2 * share; }
 
-DEVICE void begin_across(Stream *stream, const Call *call, int from) {
+DEVICE void begin_across(Stream *stream, const Args *args, int from) {
     int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < SHARES; i++) {
         int target = side_row(thread) * ROW + side_quad(thread, i), column = from + 4 * side_quad(thread, i);
-        begin(stream, 2 * i, stream->own + column, call->head_dim - column, target);
+        begin(stream, 2 * i, stream->own + column, args->head_dim - column, target);
         begin(stream, 2 * i + 1, stream->other + column, stream->stop - column, target + SIDE);
     }
 }
@@ -122,16 +122,16 @@ DEVICE void end_across(const Stream *stream) {
 
 /* The first slice of pair `pair`. Where there is no own row, the first one stands for it: what becomes of it is not written.
    Other rows that are not there are 0. */
-DEVICE void start_across(Stream *stream, const Call *call, int pair, int buffer) {
+DEVICE void start_across(Stream *stream, const Args *args, int pair, int buffer) {
     int row = side_row(anew(thread_index())), other = positions[buffer][row];
-    int own = work.tile.row + (row < work.tile.rows ? row * call->step : 0);
-    stream->stop = other >= 0 ? call->head_dim : 0;
-    stream->own = row_in(view_of(call, OF_KEYS, pair), work.own[pair], own);
-    stream->other = row_in(view_of(call, !OF_KEYS, pair), work.other[pair], other);
-    begin_across(stream, call, 0);
+    int own = work.tile.row + (row < work.tile.rows ? row * args->step : 0);
+    stream->stop = other >= 0 ? args->head_dim : 0;
+    stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own);
+    stream->other = row_in(view_of(args, !OF_KEYS, pair), work.other[pair], other);
+    begin_across(stream, args, 0);
 }
 
-DEVICE void begin_along(Stream *stream, const Call *call, int pair, int from, int buffer) {
+DEVICE void begin_along(Stream *stream, const Args *args, int pair, int from, int buffer) {
     int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
@@ -139,8 +139,8 @@ DEVICE void begin_along(Stream *stream, const Call *call, int pair, int from, in
         if ((i + 1) * THREADS > SLICE * QUADS && row >= SLICE)
             return;
         int position = positions[buffer][from + row];
-        const Storage *place = row_in(view_of(call, !OF_KEYS, pair), work.other[pair] + column, position);
-        begin(stream, i, place, position < 0 ? 0 : call->head_dim - (int)column, target);
+        const Storage *place = row_in(view_of(args, !OF_KEYS, pair), work.other[pair] + column, position);
+        begin(stream, i, place, position < 0 ? 0 : args->head_dim - (int)column, target);
     }
 }
 
@@ -246,29 +246,29 @@ DEVICE void multiply_along(const float4 *weight, const float *other, int column,
 }
 
 /* lse and delta of a query. One that sees nothing has an lse of +inf here: its weights are 0, its gradient is nothing. */
-DEVICE void load_query(const Call *call, long long position, float *lse, float *delta) {
-    long long query = ((long long)work.batch * call->heads + work.query_head) * call->seq + position;
-    float x = LOAD(call->lse + query);
+DEVICE void load_query(const Args *args, long long position, float *lse, float *delta) {
+    long long query = ((long long)work.batch * args->heads + work.query_head) * args->seq + position;
+    float x = LOAD(args->lse + query);
     *lse = x == NEVER ? INFINITY : x;
-    *delta = x == NEVER ? 0.0f : LOAD(call->delta + query);
+    *delta = x == NEVER ? 0.0f : LOAD(args->delta + query);
 }
 
-DEVICE int ignored(const Call *call, long long position) {
-    return call->mask && LOAD(call->mask + work.batch * call->mask_batch + position * call->mask_row);
+DEVICE int ignored(const Args *args, long long position) {
+    return args->mask && LOAD(args->mask + work.batch * args->mask_batch + position * args->mask_row);
 }
 
 /* Where the others from number `start` on are, and what their scores need, a thread each. */
-DEVICE void prepare(const Call *call, int start, int buffer) {
+DEVICE void prepare(const Args *args, int start, int buffer) {
     int thread = anew(thread_index()), index = start + thread, position = -1, branch;
     if (thread >= 64)
         return;
     float bias = NEVER, lse = INFINITY, delta = 0.0f;
     if (index < keys.total) {
         position = key_position(&keys, index, &branch);
-        bias = key_bias(&keys, position, branch, call->once);
+        bias = key_bias(&keys, position, branch, args->once);
         if (OF_KEYS)
-            load_query(call, position, &lse, &delta);
-        if (bias == NEVER || (OF_KEYS ? lse == INFINITY : ignored(call, position)))
+            load_query(args, position, &lse, &delta);
+        if (bias == NEVER || (OF_KEYS ? lse == INFINITY : ignored(args, position)))
             bias = NEVER, position = -1;
     }
     positions[buffer][thread] = position;
@@ -278,29 +278,29 @@ DEVICE void prepare(const Call *call, int start, int buffer) {
 }
 
 /* The same of the own rows, where they are the queries. */
-DEVICE void prepare_own(const Call *call) {
+DEVICE void prepare_own(const Args *args) {
     int thread = thread_index();
     float lse = INFINITY, delta = 0.0f;
     if (thread >= 64)
         return;
     if (thread < work.tile.rows)
-        load_query(call, work.tile.row + thread * (long long)call->step, &lse, &delta);
+        load_query(args, work.tile.row + thread * (long long)args->step, &lse, &delta);
     *note(thread, LSE) = lse, *note(thread, DELTA) = delta;
 }
 
 /* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. lse is subtracted before anything is rounded: both may be
    large. */
-DEVICE void weigh(const Call *call, int buffer, float score[8][4]) {
+DEVICE void weigh(const Args *args, int buffer, float score[8][4]) {
     int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
-        unsigned ahead = positions[buffer][other] - work.tile.row - (unsigned)row * call->step;
+        unsigned ahead = positions[buffer][other] - work.tile.row - (unsigned)row * args->step;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *note(other, BIAS);
 #pragma unroll
-        for (int i = 0; i < 8; i++, ahead -= 8 * call->step) {
-            float power = fmaf(score[i][j], call->scale, -*note(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
-            if (call->causal && (OF_KEYS ? (int)ahead < 0 : (int)ahead > 0))
+        for (int i = 0; i < 8; i++, ahead -= 8 * args->step) {
+            float power = fmaf(score[i][j], args->scale, -*note(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
+            if (args->causal && (OF_KEYS ? (int)ahead < 0 : (int)ahead > 0))
                 power = NEVER;
             weight[8 * i] = exp2_fast(power);
         }
@@ -322,7 +322,7 @@ DEVICE void weigh_gradients(int buffer, float gradient[8][4]) {
 
 /* result = scores of a pair whose first slice has begun. Ends with that of pair `next` begun: of its scores, or, ALONG, its other
    rows. */
-DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind, int next, int buffer) {
+DEVICE void score(float result[8][4], Stream *stream, const Args *args, int kind, int next, int buffer) {
     int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -330,14 +330,14 @@ DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind
         for (int j = 0; j < 4; j++)
             result[i][j] = 0.0f;
 #pragma unroll 1
-    for (int next_column = SLICE; next_column < call->head_dim + SLICE; next_column += SLICE) {
+    for (int next_column = SLICE; next_column < args->head_dim + SLICE; next_column += SLICE) {
         turn_over(stream, ACROSS);
-        if (next_column < call->head_dim)
-            begin_across(stream, call, next_column);
+        if (next_column < args->head_dim)
+            begin_across(stream, args, next_column);
         else if (kind == ACROSS)
-            start_across(stream, call, next, buffer);
+            start_across(stream, args, next, buffer);
         else
-            begin_along(stream, call, next, 0, buffer);
+            begin_along(stream, args, next, 0, buffer);
         const float4 *own = slices + stream->slice;
         multiply_across(own + row * ROW, own + SIDE + column * ROW, result);
     }
@@ -345,85 +345,85 @@ DEVICE void score(float result[8][4], Stream *stream, const Call *call, int kind
 
 /* sum += weights^T other[pair], of which there are `left`. Ends with the scores of `next` begun in buffer `then`, if that is not
    negative. */
-DEVICE void gather(float sum[8][COLUMNS], Stream *stream, const Call *call, int pair, int buffer, int left,
+DEVICE void gather(float sum[8][COLUMNS], Stream *stream, const Args *args, int pair, int buffer, int left,
                    int next, int then) {
     int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread), end = least(left, 64);
 #pragma unroll 1
     for (int from = 0; from < end; from += SLICE) {
         turn_over(stream, ALONG);
         if (from + SLICE < end)
-            begin_along(stream, call, pair, from + SLICE, buffer);
+            begin_along(stream, args, pair, from + SLICE, buffer);
         else if (then >= 0)
-            start_across(stream, call, next, then);
+            start_across(stream, args, next, then);
         multiply_along(weights + from * WEIGHTS + row, (const float *)(slices + stream->slice), column, sum);
     }
 }
 
 /* The gradients of a tile from one query head. */
-DEVICE void meet(const Call *call, Stream *stream, float first[8][COLUMNS], float second[8][COLUMNS]) {
+DEVICE void meet(const Args *args, Stream *stream, float first[8][COLUMNS], float second[8][COLUMNS]) {
     float result[8][4];
     int buffer = 0;
     if (!keys.total)
         return;
-    prepare(call, 0, 0);
+    prepare(args, 0, 0);
     synchronize();
-    start_across(stream, call, 0, 0);
+    start_across(stream, args, 0, 0);
 #pragma unroll 1
     for (int left = keys.total; left > 0; left -= 64, buffer ^= 1) {
-        score(result, stream, call, OF_KEYS ? ALONG : ACROSS, 1, buffer);
-        weigh(call, buffer, result);
+        score(result, stream, args, OF_KEYS ? ALONG : ACROSS, 1, buffer);
+        weigh(args, buffer, result);
 #if OF_KEYS
-        gather(second, stream, call, 1, buffer, left, 1, buffer);
+        gather(second, stream, args, 1, buffer, left, 1, buffer);
 #endif
-        score(result, stream, call, ALONG, 0, buffer);
+        score(result, stream, args, ALONG, 0, buffer);
         if (left > 64)
-            prepare(call, keys.total - left + 64, buffer ^ 1);
+            prepare(args, keys.total - left + 64, buffer ^ 1);
         weigh_gradients(buffer, result);
-        gather(first, stream, call, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
+        gather(first, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
 }
 
 /* Writes numbers to a gradient, or adds to it: the first `count` of four, or one. */
-DEVICE void write_four(const Call *call, Storage *place, float4 x, int count) {
-    if (!call->first) {
+DEVICE void write_four(const Args *args, Storage *place, float4 x, int count) {
+    if (!args->first) {
         float4 old = numbers(load_four(place, count));
         x = make_float4(old.x + x.x, old.y + x.y, old.z + x.z, old.w + x.w);
     }
     store_four(place, x, count);
 }
 
-DEVICE void write_one(const Call *call, Storage *place, float x) {
-    STORE(place, to_storage(call->first ? x : from_storage(LOAD(place)) + x));
+DEVICE void write_one(const Args *args, Storage *place, float x) {
+    STORE(place, to_storage(args->first ? x : from_storage(LOAD(place)) + x));
 }
 
 /* Writes a gradient of the tile's own rows. */
-DEVICE void write_sums(const Call *call, const View *view, float factor, float sum[8][COLUMNS]) {
+DEVICE void write_sums(const Args *args, const View *view, float factor, float sum[8][COLUMNS]) {
     long long head = head_of(view, work.batch, work.tile.head);
     int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         if (row_of(thread, i) >= work.tile.rows)
             continue;
-        Storage *row = (Storage *)row_in(view, head, work.tile.row + row_of(thread, i) * call->step);
+        Storage *row = (Storage *)row_in(view, head, work.tile.row + row_of(thread, i) * args->step);
 #pragma unroll
         for (int e = 0; e + 4 <= COLUMNS; e += 4) {
             float4 x = make_float4(factor * sum[i][e], factor * sum[i][e + 1], factor * sum[i][e + 2], factor * sum[i][e + 3]);
-            write_four(call, row + column_of(thread, e), x, call->head_dim - column_of(thread, e));
+            write_four(args, row + column_of(thread, e), x, args->head_dim - column_of(thread, e));
         }
 #pragma unroll
         for (int e = COLUMNS / 4 * 4; e < COLUMNS; e++)
-            if (column_of(thread, e) < call->head_dim)
-                write_one(call, row + column_of(thread, e), factor * sum[i][e]);
+            if (column_of(thread, e) < args->head_dim)
+                write_one(args, row + column_of(thread, e), factor * sum[i][e]);
     }
 }
 
 /* Keys that are ignored have no gradient. */
-DEVICE void forget_masked(const Call *call, float sum[8][COLUMNS]) {
+DEVICE void forget_masked(const Args *args, float sum[8][COLUMNS]) {
     int thread = anew(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        long long position = work.tile.row + row_of(thread, i) * (long long)call->step;
-        if (row_of(thread, i) < work.tile.rows && ignored(call, position))
+        long long position = work.tile.row + row_of(thread, i) * (long long)args->step;
+        if (row_of(thread, i) < work.tile.rows && ignored(args, position))
 #pragma unroll
             for (int e = 0; e < COLUMNS; e++)
                 sum[i][e] = 0.0f;
@@ -431,13 +431,13 @@ DEVICE void forget_masked(const Call *call, float sum[8][COLUMNS]) {
 }
 
 /* The next tile of the block, before its first query head; 0 when none is left. */
-DEVICE int next_work(const Call *call) {
+DEVICE int next_work(const Args *args) {
     Tile tile;
     int batch;
-    if (!next_tile(call, &item, &tile, &batch))
+    if (!next_tile(args, &item, &tile, &batch))
         return 0;
     if (thread_index() == 0) {
-        int heads = OF_KEYS ? call->heads / call->kv_heads : 1;
+        int heads = OF_KEYS ? args->heads / args->kv_heads : 1;
         work.tile = tile, work.batch = batch;
         work.query_head = tile.head * heads - 1, work.last_head = tile.head * heads + heads - 1;
     }
@@ -445,44 +445,44 @@ DEVICE int next_work(const Call *call) {
 }
 
 /* The tile meets the next query head. */
-DEVICE void next_head(const Call *call) {
+DEVICE void next_head(const Args *args) {
     synchronize();
     if (thread_index() == 0) {
-        int query_head = ++work.query_head, kv_head = query_head / (call->heads / call->kv_heads);
-        int row = work.tile.row, last = row + (work.tile.rows - 1) * call->step;
+        int query_head = ++work.query_head, kv_head = query_head / (args->heads / args->kv_heads);
+        int row = work.tile.row, last = row + (work.tile.rows - 1) * args->step;
         for (int pair = 0; pair < 2; pair++) {
-            work.own[pair] = head_of(view_of(call, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
-            work.other[pair] = head_of(view_of(call, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);
+            work.own[pair] = head_of(view_of(args, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
+            work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);
         }
-        find_keys(&keys, call, row, serving(call, work.tile.set, query_head), OF_KEYS && call->causal ? row : 0,
-                  !OF_KEYS && call->causal ? last + 1 : call->seq);
+        find_keys(&keys, args, row, serving(args, work.tile.set, query_head), OF_KEYS && args->causal ? row : 0,
+                  !OF_KEYS && args->causal ? last + 1 : args->seq);
     }
     synchronize();
 }
 
 /* All tiles of a block. */
-DEVICE void gradients(const Call *call) {
+DEVICE void gradients(const Args *args) {
     Stream stream;
     stream.slice = 0;
     start_tiles(&item);
-    while (next_work(call)) {
+    while (next_work(args)) {
         float first[8][COLUMNS] = {{0}}, second[8][COLUMNS] = {{0}};
         do {
-            next_head(call);
+            next_head(args);
             if (!OF_KEYS)
-                prepare_own(call);
-            meet(call, &stream, first, second);
+                prepare_own(args);
+            meet(args, &stream, first, second);
         } while (work.query_head < work.last_head);
-        if (OF_KEYS && call->mask)
-            forget_masked(call, first), forget_masked(call, second);
-        write_sums(call, OF_KEYS ? &call->dkey : &call->dquery, call->scale, first);
+        if (OF_KEYS && args->mask)
+            forget_masked(args, first), forget_masked(args, second);
+        write_sums(args, OF_KEYS ? &args->dkey : &args->dquery, args->scale, first);
         if (OF_KEYS)
-            write_sums(call, &call->dvalue, 1.0f, second);
+            write_sums(args, &args->dvalue, 1.0f, second);
     }
 }
 
 #if OF_KEYS
-KERNEL(fp32_dkeyvalue) { gradients(&call); }
+KERNEL(fp32_dkeyvalue) { gradients(&args); }
 #else
-KERNEL(fp32_dquery) { gradients(&call); }
+KERNEL(fp32_dquery) { gradients(&args); }
 #endif

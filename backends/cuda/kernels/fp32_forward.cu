@@ -62,12 +62,12 @@ typedef struct {
 
 DEVICE long long head_of(const View *view, int batch, int head) { return batch * view->batch + head * view->head; }
 
-DEVICE void start_work(Work *work, const Call *call, Tile tile, int batch) {
-    int kv_head = tile.head / (call->heads / call->kv_heads);
+DEVICE void start_work(Work *work, const Args *args, Tile tile, int batch) {
+    int kv_head = tile.head / (args->heads / args->kv_heads);
     work->tile = tile, work->batch = batch;
-    work->query = head_of(&call->query, batch, tile.head), work->out = head_of(&call->out, batch, tile.head);
-    work->key = head_of(&call->key, batch, kv_head), work->value = head_of(&call->value, batch, kv_head);
-    work->lse = ((long long)batch * call->heads + tile.head) * call->seq;
+    work->query = head_of(&args->query, batch, tile.head), work->out = head_of(&args->out, batch, tile.head);
+    work->key = head_of(&args->key, batch, kv_head), work->value = head_of(&args->value, batch, kv_head);
+    work->lse = ((long long)batch * args->heads + tile.head) * args->seq;
 }
 
 /* Reads SLICE of head_dim, from `from` on, of the 64 rows at `where`; a row at -1 is 0. */
@@ -109,14 +109,14 @@ DEVICE void put_values(float4 *slot, const Stored *held) {
 }
 
 /* Where keys number `first` and on of the tile are, and log2 of how often each counts: -1 and NEVER for those to leave out. */
-DEVICE void show_keys(int *where, float *bias, const Keys *keys, const Call *call, int batch, int first) {
+DEVICE void show_keys(int *where, float *bias, const Keys *keys, const Args *args, int batch, int first) {
     for (int k = thread_index(); k < KEYS; k += THREADS) {
         int position = -1, branch;
         float weight = NEVER;
         if (first + k < keys->total) {
             position = key_position(keys, first + k, &branch);
-            if (!call->mask || !LOAD(call->mask + batch * call->mask_batch + position * call->mask_row))
-                weight = key_bias(keys, position, branch, call->once);
+            if (!args->mask || !LOAD(args->mask + batch * args->mask_batch + position * args->mask_row))
+                weight = key_bias(keys, position, branch, args->once);
         }
         where[k] = weight == NEVER ? -1 : position;
         bias[k] = weight;
@@ -251,42 +251,42 @@ DEVICE void weigh(float *scores, State *state, const int *where, const float *bi
 }
 
 /* The state that earlier groups of branches left in out and lse, of the rows of the tile that exist; else that of no key. */
-DEVICE void start_state(State *state, const Call *call, const Work *work, int row, int column) {
-    const Storage *out = (const Storage *)call->out.data + work->out;
+DEVICE void start_state(State *state, const Args *args, const Work *work, int row, int column) {
+    const Storage *out = (const Storage *)args->out.data + work->out;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
-        int position = work->tile.row + (row + i) * call->step, before = !call->first && row + i < work->tile.rows;
-        float left = before ? LOAD(call->lse + work->lse + position) : NEVER;
+        int position = work->tile.row + (row + i) * args->step, before = !args->first && row + i < work->tile.rows;
+        float left = before ? LOAD(args->lse + work->lse + position) : NEVER;
         state->top[i] = left * LOG2_E;
         state->total[i] = column == 0 && left != NEVER ? 1.0f : 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c += 4) {
             int d = c * ACROSS + 4 * column;
-            float4 sums = numbers(load_four(row_at(out + d, position, call->out.row), before ? call->head_dim - d : 0));
+            float4 sums = numbers(load_four(row_at(out + d, position, args->out.row), before ? args->head_dim - d : 0));
             take(state->sums + i * COLUMNS + c, &sums);
         }
     }
 }
 
-DEVICE void finish(State *state, const Call *call, const Work *work, int row, int column) {
-    Storage *out = (Storage *)call->out.data + work->out;
+DEVICE void finish(State *state, const Args *args, const Work *work, int row, int column) {
+    Storage *out = (Storage *)args->out.data + work->out;
 #pragma unroll
     for (int i = 0; i < PART; i++)
         state->total[i] = row_sum(state->total[i]);
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         float total = state->total[i], share = total > 0.0f ? 1.0f / total : 0.0f;
-        int position = work->tile.row + (row + i) * call->step;
+        int position = work->tile.row + (row + i) * args->step;
         if (row + i >= work->tile.rows)
             continue;
         if (column == 0)
-            STORE(call->lse + work->lse + position, total > 0.0f ? (state->top[i] + log2f(total)) * LN_2 : NEVER);
+            STORE(args->lse + work->lse + position, total > 0.0f ? (state->top[i] + log2f(total)) * LN_2 : NEVER);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c += 4) {
             const float *sums = state->sums + i * COLUMNS + c;
             int d = c * ACROSS + 4 * column;
             float4 x = make_float4(sums[0] * share, sums[1] * share, sums[2] * share, sums[3] * share);
-            store_four((Storage *)row_at(out + d, position, call->out.row), x, call->head_dim - d);
+            store_four((Storage *)row_at(out + d, position, args->out.row), x, args->head_dim - d);
         }
     }
 }
@@ -301,42 +301,42 @@ KERNEL(fp32_forward) {
     int column = lane / 2 % ACROSS, row = (warp * (32 / ACROSS) + lane / (2 * ACROSS) * 2 + lane % 2) * PART;
     float4 *own_weights = weights + warp * (WEIGHED * 2 * 32 / ACROSS);
     const float4 *row_weights = own_weights + (lane - 2 * column);
-    int slices = (call.head_dim + SLICE - 1) / SLICE;
+    int slices = (args.head_dim + SLICE - 1) / SLICE;
     Tile tile;
     int batch;
     start_tiles(&item);
-    while (next_tile(&call, &item, &tile, &batch)) {
+    while (next_tile(&args, &item, &tile, &batch)) {
         if (thread_index() == 0) {
-            int end = call.causal ? tile.row + (tile.rows - 1) * call.step + 1 : call.seq;
-            start_work(&work, &call, tile, batch);
-            find_keys(&keys, &call, tile.row, serving(&call, tile.set, tile.head), 0, end);
+            int end = args.causal ? tile.row + (tile.rows - 1) * args.step + 1 : args.seq;
+            start_work(&work, &args, tile, batch);
+            find_keys(&keys, &args, tile.row, serving(&args, tile.set, tile.head), 0, end);
         }
         for (int r = thread_index(); r < TILE_ROWS; r += THREADS)
-            where[1][shown_in(r)] = r < tile.rows ? tile.row + r * call.step : -1;
+            where[1][shown_in(r)] = r < tile.rows ? tile.row + r * args.step : -1;
         synchronize();
         Stored held[HELD];
         for (int s = 0; s < slices; s++) {
-            fetch_slice(held, &call.query, work.query, where[1], s * SLICE, call.head_dim);
+            fetch_slice(held, &args.query, work.query, where[1], s * SLICE, args.head_dim);
             put_slice((float *)queries + s * SLICE_SIZE, held);
         }
-        show_keys(where[0], bias[0], &keys, &call, batch, 0);
+        show_keys(where[0], bias[0], &keys, &args, batch, 0);
         synchronize();
         State state;
-        start_state(&state, &call, &work, row, column);
-        fetch_slice(held, &call.key, work.key, where[0], 0, call.head_dim);
+        start_state(&state, &args, &work, row, column);
+        fetch_slice(held, &args.key, work.key, where[0], 0, args.head_dim);
         put_slice((float *)ring[0], held);
         synchronize();
         int slot = 0, shown = 0, busy = row - row % (32 / ACROSS * PART) < tile.rows;
         for (int first = 0; first < keys.total; first += KEYS) {
             int left = keys.total - first, value_slices = (least(left, KEYS) + VALUES - 1) / VALUES;
             if (left > KEYS)
-                show_keys(where[1 - shown], bias[1 - shown], &keys, &call, work.batch, first + KEYS);
+                show_keys(where[1 - shown], bias[1 - shown], &keys, &args, work.batch, first + KEYS);
             float scores[PART * OWN] = {0};
             for (int s = 1; s <= slices; s++) {
                 if (s < slices)
-                    fetch_slice(held, &call.key, work.key, where[shown], s * SLICE, call.head_dim);
+                    fetch_slice(held, &args.key, work.key, where[shown], s * SLICE, args.head_dim);
                 else
-                    fetch_values(held, &call.value, work.value, where[shown], call.head_dim);
+                    fetch_values(held, &args.value, work.value, where[shown], args.head_dim);
                 if (busy)
                     add_scores(scores, (float *)queries + (s - 1) * SLICE_SIZE, (float *)ring[slot], row, column);
                 slot = 1 - slot;
@@ -346,13 +346,13 @@ KERNEL(fp32_forward) {
                     put_values(ring[slot], held);
                 synchronize();
             }
-            int position = call.causal ? work.tile.row + row * call.step : call.seq;
-            weigh(scores, &state, where[shown] + column, bias[shown] + column, call.scale * LOG2_E, position, call.step);
+            int position = args.causal ? work.tile.row + row * args.step : args.seq;
+            weigh(scores, &state, where[shown] + column, bias[shown] + column, args.scale * LOG2_E, position, args.step);
             for (int s = 1; s <= value_slices; s++) {
                 if (s < value_slices)
-                    fetch_values(held, &call.value, work.value, where[shown] + s * VALUES, call.head_dim);
+                    fetch_values(held, &args.value, work.value, where[shown] + s * VALUES, args.head_dim);
                 else if (left > KEYS)
-                    fetch_slice(held, &call.key, work.key, where[1 - shown], 0, call.head_dim);
+                    fetch_slice(held, &args.key, work.key, where[1 - shown], 0, args.head_dim);
                 int of = (s - 1) * VALUES;
                 if (of % WEIGHED == 0)
                     put_weights(own_weights, scores, of);
@@ -367,6 +367,6 @@ KERNEL(fp32_forward) {
             }
             shown = 1 - shown;
         }
-        finish(&state, &call, &work, row, column);
+        finish(&state, &args, &work, row, column);
     }
 }

@@ -1,6 +1,6 @@
 /* What CUDA and the C that the tests compile say differently. Everything else in the kernels is both.
 
-   DEVICE     a function of the kernels              KERNEL(name)   a kernel, whose only argument is `const Call call`
+   DEVICE     a function of the kernels              KERNEL(name)   a kernel, whose only argument is `const Args args`
    SHARED     a static array in shared memory        DYNAMIC_SHARED(name)   bytes of shared memory, as many as the launch says
    APART(name)   in a branch: it is not joined with others like it to one that indexes registers, which would move them to memory
    LOAD(p), STORE(p, x)   one element of global memory; on the CPU, both are checked
@@ -35,7 +35,7 @@
 #ifdef __CUDACC__
 
 #define DEVICE static __device__ __forceinline__
-#define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const Call call)
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const Args args)
 #define SHARED __shared__ __align__(16)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define LOAD(pointer) (*(pointer))

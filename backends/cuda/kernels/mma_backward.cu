@@ -61,10 +61,10 @@ DEVICE Rows rows_of(View view, int batch, int head) {
 DEVICE unsigned this_thread(void) { return (unsigned)anew(thread_index()); }
 
 /* Query heads of a key head. */
-DEVICE int group_of(const Call *call) { return call->heads / anew(call->kv_heads); }
+DEVICE int group_of(const Args *args) { return args->heads / anew(args->kv_heads); }
 
 /* Where a head's part of lse and delta begins. */
-DEVICE long long line_of(const Call *call, int batch, int head) { return ((long long)batch * call->heads + head) * call->seq; }
+DEVICE long long line_of(const Args *args, int batch, int head) { return ((long long)batch * args->heads + head) * args->seq; }
 
 /* Where a piece of 8 elements lies in shared memory: pieces of the same number of 8 rows are in different banks. */
 DEVICE int place(int row, int piece) {
@@ -105,7 +105,7 @@ DEVICE void fetch(uint4 *to, Rows from, int position, int piece, int head_dim) {
 }
 
 /* Where row r of the tile is; beyond the last, there. */
-DEVICE int own_position(const Call *call, const Tile *tile, int r) { return tile->row + least(r, tile->rows - 1) * call->step; }
+DEVICE int own_position(const Args *args, const Tile *tile, int r) { return tile->row + least(r, tile->rows - 1) * args->step; }
 
 /* Rows of the tile: the first of a thread's warp; the one in half `h` of a thread's sums of part m. */
 DEVICE int first_row(unsigned thread) { return thread / 32 * ROWS; }
@@ -113,14 +113,14 @@ DEVICE int own_row(unsigned thread, int m, int h) { return first_row(thread) + m
 
 /* The fragments of this warp's rows of a head of two tensors, by way of `buffer`, which is free before and after. */
 DEVICE void load_own(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch, int head,
-                     const Call *call, const Tile *tile) {
+                     const Args *args, const Tile *tile) {
     unsigned thread = this_thread();
     Rows from_a = rows_of(of_a, batch, head), from_b = rows_of(of_b, batch, head);
 #pragma unroll 4
     for (unsigned i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
-        int row = i / PIECES, piece = i % PIECES, position = row < tile->rows ? own_position(call, tile, row) : -1;
-        fetch(buffer + place(row, piece), from_a, position, piece, call->head_dim);
-        fetch(buffer + TILE_ROWS * PIECES + place(row, piece), from_b, position, piece, call->head_dim);
+        int row = i / PIECES, piece = i % PIECES, position = row < tile->rows ? own_position(args, tile, row) : -1;
+        fetch(buffer + place(row, piece), from_a, position, piece, args->head_dim);
+        fetch(buffer + TILE_ROWS * PIECES + place(row, piece), from_b, position, piece, args->head_dim);
     }
     copy_async_commit();
     copy_async_wait(0);
@@ -263,7 +263,7 @@ DEVICE void write_piece(Storage *to, const float *sums, int count) {
 /* Writes a gradient of the tile's rows, factor * sum, by way of `buffer`, which is free before and after; or adds it to what is
    there. 0 in rows that see nothing by `lse` (of the head) or `mask` (of the batch element), either of which may be null. */
 DEVICE void deposit(Rows to, float (*sum)[2 * STEPS][4], float factor, uint4 *buffer, const float *lse, const unsigned char *mask,
-                    const Call *call, const Tile *tile) {
+                    const Args *args, const Tile *tile) {
     unsigned thread = this_thread();
     float *floats = (float *)buffer;
 #pragma unroll
@@ -278,16 +278,16 @@ DEVICE void deposit(Rows to, float (*sum)[2 * STEPS][4], float factor, uint4 *bu
     synchronize();
 #pragma unroll 1
     for (unsigned i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
-        int row = i / PIECES, piece = i % PIECES, count = call->head_dim - piece * 8, position = own_position(call, tile, row);
+        int row = i / PIECES, piece = i % PIECES, count = args->head_dim - piece * 8, position = own_position(args, tile, row);
         if (row >= tile->rows || count <= 0)
             continue;
-        int live = (!lse || LOAD(lse + position) != NEVER) && (!mask || !LOAD(mask + position * call->mask_row));
+        int live = (!lse || LOAD(lse + position) != NEVER) && (!mask || !LOAD(mask + position * args->mask_row));
         Storage *there = to.data + position * to.row + piece * 8;
         float sums[8];
 #pragma unroll
         for (int e = 0; e < 8; e++)
             sums[e] = live ? floats[place(row, piece) * 8 + e] : 0.0f;
-        if (!call->first)
+        if (!args->first)
             add_piece(sums, there, count);
         write_piece(there, sums, count);
     }
@@ -295,19 +295,19 @@ DEVICE void deposit(Rows to, float (*sum)[2 * STEPS][4], float factor, uint4 *bu
 }
 
 /* Notes column number `index`, a query that the tile's keys are seen by. */
-DEVICE void note_query(Columns *columns, const Keys *keys, const Call *call, int batch, int head, int index) {
-    long long line = line_of(call, batch, anew(head));
+DEVICE void note_query(Columns *columns, const Keys *keys, const Args *args, int batch, int head, int index) {
+    long long line = line_of(args, batch, anew(head));
     int position = -1;
     float shift = NEVER, dot = 0.0f;
     if (index < keys->total) {
         int branch, at = key_position(keys, index, &branch);
-        float seen = LOAD(call->lse + line + at);
+        float seen = LOAD(args->lse + line + at);
         if (seen != NEVER)
-            shift = key_bias(keys, at, branch, call->once) - seen * LOG2E;
+            shift = key_bias(keys, at, branch, args->once) - seen * LOG2E;
         if (shift != NEVER)
-            position = at, dot = LOAD(call->delta + line + at);
+            position = at, dot = LOAD(args->delta + line + at);
     }
-    note_column(columns, index, position, 0.0f, shift, dot, call->causal);
+    note_column(columns, index, position, 0.0f, shift, dot, args->causal);
 }
 
 /* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the ring on). */
@@ -326,13 +326,13 @@ DEVICE void differentiate_keys(float (*p)[2][4], float (*ds)[2][4], const Column
 }
 
 /* 0 in `weight` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
-DEVICE void hide_later(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Call *call, const Tile *tile) {
+DEVICE void hide_later(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Args *args, const Tile *tile) {
     unsigned thread = this_thread();
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int own = own_position(call, tile, own_row(thread, m, h));
+            int own = own_position(args, tile, own_row(thread, m, h));
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -344,8 +344,8 @@ DEVICE void hide_later(float (*weight)[2][4], const Columns *columns, int slot, 
 
 /* Whether the tile ends before this warp's rows; the first and the last of them, by position. */
 DEVICE int warp_is_idle(const Tile *tile) { return first_row(this_thread()) >= tile->rows; }
-DEVICE int warp_begin(const Call *call, const Tile *tile) { return own_position(call, tile, first_row(this_thread())); }
-DEVICE int warp_end(const Call *call, const Tile *tile) { return own_position(call, tile, first_row(this_thread()) + ROWS - 1); }
+DEVICE int warp_begin(const Args *args, const Tile *tile) { return own_position(args, tile, first_row(this_thread())); }
+DEVICE int warp_end(const Args *args, const Tile *tile) { return own_position(args, tile, first_row(this_thread()) + ROWS - 1); }
 
 KERNEL(mma_dkeyvalue) {
     SHARED int item, batch, heads_end;
@@ -356,14 +356,14 @@ KERNEL(mma_dkeyvalue) {
     int element;
     Tile found;
     start_tiles(&item);
-    while (next_tile(&call, &item, &found, &element)) {
+    while (next_tile(&args, &item, &found, &element)) {
         unsigned own_key[PARTS][STEPS][4], own_value[PARTS][STEPS][4];
         float dkey[PARTS][2 * STEPS][4], dvalue[PARTS][2 * STEPS][4];
         if (thread_index() == 0)
-            tile = found, batch = element, heads_end = (found.head + 1) * group_of(&call);
+            tile = found, batch = element, heads_end = (found.head + 1) * group_of(&args);
         synchronize();
         clear(dkey), clear(dvalue);
-        load_own(own_key, own_value, buffer, call.key, call.value, batch, tile.head, &call, &tile);
+        load_own(own_key, own_value, buffer, args.key, args.value, batch, tile.head, &args, &tile);
 #pragma unroll
         for (int k = HELD; k < STEPS; k++)
 #pragma unroll
@@ -372,13 +372,13 @@ KERNEL(mma_dkeyvalue) {
                 spare[spare_place(m, k)] = make_uint4(kept[0], kept[1], kept[2], kept[3]);
             }
 #pragma unroll 1
-        for (int head = heads_end - group_of(&call); head < heads_end; head++) {
+        for (int head = heads_end - group_of(&args); head < heads_end; head++) {
             if (thread_index() == 0)
-                find_keys(&keys, &call, tile.row, serving(&call, tile.set, head), call.causal ? tile.row : 0, call.seq);
+                find_keys(&keys, &args, tile.row, serving(&args, tile.set, head), args.causal ? tile.row : 0, args.seq);
             synchronize();
-            note_query(&columns, &keys, &call, batch, head, this_thread());
+            note_query(&columns, &keys, &args, batch, head, this_thread());
             synchronize();
-            fetch_columns(buffer, &columns, 0, call.query, call.dout, batch, head, call.head_dim);
+            fetch_columns(buffer, &columns, 0, args.query, args.dout, batch, head, args.head_dim);
 #pragma unroll 1
             for (int column = 0; column < keys.total; column += CHUNK) {
                 if (column % COLUMNS == 0) {
@@ -386,24 +386,24 @@ KERNEL(mma_dkeyvalue) {
                     copy_async_wait(0);
                     synchronize();
                     if (next < keys.total)
-                        fetch_columns(buffer, &columns, next, call.query, call.dout, batch, head, call.head_dim);
+                        fetch_columns(buffer, &columns, next, args.query, args.dout, batch, head, args.head_dim);
                     if (after < keys.total && after % THREADS == 0)
-                        note_query(&columns, &keys, &call, batch, head, after + this_thread());
+                        note_query(&columns, &keys, &args, batch, head, after + this_thread());
                 }
                 int slot = column % RING;
-                if (warp_is_idle(&tile) || (call.causal && columns.highest[slot / 32] < warp_begin(&call, &tile)))
+                if (warp_is_idle(&tile) || (args.causal && columns.highest[slot / 32] < warp_begin(&args, &tile)))
                     continue;
-                int diagonal = call.causal && columns.lowest[slot / 32] < warp_end(&call, &tile);
+                int diagonal = args.causal && columns.lowest[slot / 32] < warp_end(&args, &tile);
                 const uint4 *chunk = buffer + half_of(column) + column % COLUMNS * PIECES;
                 float p[PARTS][2][4], ds[PARTS][2][4];
                 /* Where warps are synchronized, the compiler loads nothing ahead for which there are no registers. */
                 score(ds, own_value, HELD, spare, chunk + COLUMNS * PIECES);
                 score(p, own_key, STEPS, 0, chunk);
                 synchronize_warp();
-                differentiate_keys(p, ds, &columns, slot, call.scale * LOG2E);
+                differentiate_keys(p, ds, &columns, slot, args.scale * LOG2E);
                 if (diagonal) {
-                    hide_later(p, &columns, slot, 1, &call, &tile);
-                    hide_later(ds, &columns, slot, 1, &call, &tile);
+                    hide_later(p, &columns, slot, 1, &args, &tile);
+                    hide_later(ds, &columns, slot, 1, &args, &tile);
                 }
                 gather(dvalue, p, chunk + COLUMNS * PIECES);
                 synchronize_warp();
@@ -412,37 +412,37 @@ KERNEL(mma_dkeyvalue) {
             copy_async_wait(0);
             synchronize();
         }
-        const unsigned char *mask = call.mask ? call.mask + batch * call.mask_batch : call.mask;
-        deposit(rows_of(call.dkey, batch, tile.head), dkey, call.scale, buffer, 0, mask, &call, &tile);
-        deposit(rows_of(call.dvalue, batch, tile.head), dvalue, 1.0f, buffer, 0, mask, &call, &tile);
+        const unsigned char *mask = args.mask ? args.mask + batch * args.mask_batch : args.mask;
+        deposit(rows_of(args.dkey, batch, tile.head), dkey, args.scale, buffer, 0, mask, &args, &tile);
+        deposit(rows_of(args.dvalue, batch, tile.head), dvalue, 1.0f, buffer, 0, mask, &args, &tile);
     }
 }
 
 /* Notes column number `index`, a key that the tile's queries see. */
-DEVICE void note_key(Columns *columns, const Keys *keys, const Call *call, int batch, int index) {
-    long long mask = batch * call->mask_batch;
+DEVICE void note_key(Columns *columns, const Keys *keys, const Args *args, int batch, int index) {
+    long long mask = batch * args->mask_batch;
     int position = -1;
     float bias = NEVER;
     if (index < keys->total) {
         int branch, at = key_position(keys, index, &branch);
-        if (!call->mask || !LOAD(call->mask + mask + at * call->mask_row))
-            bias = key_bias(keys, at, branch, call->once);
+        if (!args->mask || !LOAD(args->mask + mask + at * args->mask_row))
+            bias = key_bias(keys, at, branch, args->once);
         if (bias != NEVER)
             position = at;
     }
-    note_column(columns, index, position, bias, bias, 0.0f, call->causal);
+    note_column(columns, index, position, bias, bias, 0.0f, args->causal);
 }
 
 /* The terms of the scores of the tile's queries, by part and half of the sums: -lse log2(e), and delta. */
-DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, const Call *call, const Tile *tile) {
+DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, const Args *args, const Tile *tile) {
 #pragma unroll
     for (int m = 0; m < PARTS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int position = own_position(call, tile, own_row(thread_index(), m, h));
-            float seen = LOAD(call->lse + line + position);
+            int position = own_position(args, tile, own_row(thread_index(), m, h));
+            float seen = LOAD(args->lse + line + position);
             shift[m][h] = seen == NEVER ? NEVER : -seen * LOG2E;
-            delta[m][h] = LOAD(call->delta + line + position);
+            delta[m][h] = LOAD(args->delta + line + position);
         }
 }
 
@@ -476,21 +476,21 @@ KERNEL(mma_dquery) {
     int element;
     Tile found;
     start_tiles(&item);
-    while (next_tile(&call, &item, &found, &element)) {
+    while (next_tile(&args, &item, &found, &element)) {
         unsigned own_query[PARTS][STEPS][4], own_dout[PARTS][STEPS][4];
         float dquery[PARTS][2 * STEPS][4], shift[PARTS][2], delta[PARTS][2];
         if (thread_index() == 0) {
-            int end = call.causal ? own_position(&call, &found, found.rows - 1) + 1 : call.seq;
-            tile = found, batch = element, key_head = found.head / group_of(&call);
-            find_keys(&keys, &call, found.row, found.set, 0, end);
+            int end = args.causal ? own_position(&args, &found, found.rows - 1) + 1 : args.seq;
+            tile = found, batch = element, key_head = found.head / group_of(&args);
+            find_keys(&keys, &args, found.row, found.set, 0, end);
         }
         synchronize();
         clear(dquery);
-        row_terms(shift, delta, line_of(&call, batch, tile.head), &call, &tile);
-        load_own(own_query, own_dout, buffer, call.query, call.dout, batch, tile.head, &call, &tile);
-        note_key(&columns, &keys, &call, batch, this_thread());
+        row_terms(shift, delta, line_of(&args, batch, tile.head), &args, &tile);
+        load_own(own_query, own_dout, buffer, args.query, args.dout, batch, tile.head, &args, &tile);
+        note_key(&columns, &keys, &args, batch, this_thread());
         synchronize();
-        fetch_columns(buffer, &columns, 0, call.key, call.value, batch, key_head, call.head_dim);
+        fetch_columns(buffer, &columns, 0, args.key, args.value, batch, key_head, args.head_dim);
 #pragma unroll 1
         for (int column = 0; column < keys.total; column += CHUNK) {
             if (column % COLUMNS == 0) {
@@ -498,26 +498,26 @@ KERNEL(mma_dquery) {
                 copy_async_wait(0);
                 synchronize();
                 if (next < keys.total)
-                    fetch_columns(buffer, &columns, next, call.key, call.value, batch, key_head, call.head_dim);
+                    fetch_columns(buffer, &columns, next, args.key, args.value, batch, key_head, args.head_dim);
                 if (after < keys.total && after % THREADS == 0)
-                    note_key(&columns, &keys, &call, batch, after + this_thread());
+                    note_key(&columns, &keys, &args, batch, after + this_thread());
             }
             int slot = column % RING;
-            if (warp_is_idle(&tile) || (call.causal && columns.lowest[slot / 32] > warp_end(&call, &tile)))
+            if (warp_is_idle(&tile) || (args.causal && columns.lowest[slot / 32] > warp_end(&args, &tile)))
                 continue;
-            int diagonal = call.causal && columns.highest[slot / 32] > warp_begin(&call, &tile);
+            int diagonal = args.causal && columns.highest[slot / 32] > warp_begin(&args, &tile);
             const uint4 *chunk = buffer + half_of(column) + column % COLUMNS * PIECES;
             float p[PARTS][2][4], ds[PARTS][2][4];
             score(p, own_query, STEPS, 0, chunk);
             score(ds, own_dout, STEPS, 0, chunk + COLUMNS * PIECES);
-            differentiate_queries(ds, p, &columns, slot, call.scale * LOG2E, shift, delta);
+            differentiate_queries(ds, p, &columns, slot, args.scale * LOG2E, shift, delta);
             if (diagonal)
-                hide_later(ds, &columns, slot, -1, &call, &tile);
+                hide_later(ds, &columns, slot, -1, &args, &tile);
             gather(dquery, ds, chunk);
         }
         copy_async_wait(0);
         synchronize();
-        const float *lse = call.lse + line_of(&call, batch, tile.head);
-        deposit(rows_of(call.dquery, batch, tile.head), dquery, call.scale, buffer, lse, 0, &call, &tile);
+        const float *lse = args.lse + line_of(&args, batch, tile.head);
+        deposit(rows_of(args.dquery, batch, tile.head), dquery, args.scale, buffer, lse, 0, &args, &tile);
     }
 }

@@ -111,13 +111,13 @@ DEVICE void copy_row(Storage *slot, int row, const Storage *from, long long stri
 #endif
 }
 
-DEVICE void copy_queries(Storage *slot, const Call *call, const Tile *tile, int batch) {
-    const Storage *from = (const Storage *)call->query.data + batch * call->query.batch + tile->head * call->query.head;
+DEVICE void copy_queries(Storage *slot, const Args *args, const Tile *tile, int batch) {
+    const Storage *from = (const Storage *)args->query.data + batch * args->query.batch + tile->head * args->query.head;
     int first = thread_number() / ROW_LANES;
 #pragma unroll
     for (int i = 0; i < TILE_ROWS / COPIED; i++) {
         int row = first + i * COPIED;
-        copy_row(slot, row, from, call->query.row, row < tile->rows ? tile->row + row * call->step : -1, call->head_dim);
+        copy_row(slot, row, from, args->query.row, row < tile->rows ? tile->row + row * args->step : -1, args->head_dim);
     }
     copy_async_commit();
 }
@@ -135,14 +135,14 @@ DEVICE void copy_keys(Storage *slot, const Storage *from, long long stride, cons
 }
 
 /* Notes of two tiles of keys, from number `tile` on. */
-DEVICE void note_keys(Shared *shared, const Call *call, int tile) {
+DEVICE void note_keys(Shared *shared, const Args *args, int tile) {
     for (int i = thread_index(); i < 2 * KEY_TILE; i += THREADS) {
         int index = tile * KEY_TILE + i, position = -1;
         float bias = NEVER;
         if (index < shared->keys.total) {
             int branch, found = key_position(&shared->keys, index, &branch);
-            bias = key_bias(&shared->keys, found, branch, call->once);
-            if (call->mask && LOAD(call->mask + shared->batch * call->mask_batch + found * call->mask_row))
+            bias = key_bias(&shared->keys, found, branch, args->once);
+            if (args->mask && LOAD(args->mask + shared->batch * args->mask_batch + found * args->mask_row))
                 bias = NEVER;
             position = bias == NEVER ? -1 : found;
         }
@@ -150,7 +150,7 @@ DEVICE void note_keys(Shared *shared, const Call *call, int tile) {
         note->position[i % KEY_TILE] = position;
         note->bias[i % KEY_TILE] = bias;
         int nearest = position < 0 ? ANYWHERE : position, farthest = position;
-        if (call->causal)
+        if (args->causal)
             nearest = least_of_warp(nearest), farthest = most_of_warp(farthest);
         else
             nearest = ballot(position >= 0) ? 0 : ANYWHERE;
@@ -206,7 +206,7 @@ DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
 }
 
 /* Scores with scale and bias in place of products; NEVER for keys after a row, if there may be any. */
-DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Call *call, const Tile *tile, const Note *note, float scale,
+DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Args *args, const Tile *tile, const Note *note, float scale,
                           int compare) {
     int lane = lane_number();
 #pragma unroll
@@ -221,7 +221,7 @@ DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Call *call, con
     }
     if (!compare)
         return;
-    int row = tile->row + (first_row() + lane / 4) * call->step;
+    int row = tile->row + (first_row() + lane / 4) * args->step;
 #pragma unroll
     for (int n = 0; n < KEY_TILE / 8; n++) {
         int column = n * 8 + lane % 4 * 2;
@@ -230,7 +230,7 @@ DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Call *call, con
         for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (position[i % 2] > row + (f * 16 + i / 2 * 8) * call->step)
+                if (position[i % 2] > row + (f * 16 + i / 2 * 8) * args->step)
                     score[f][n][i] = NEVER;
     }
 }
@@ -306,16 +306,16 @@ DEVICE void load_pair(float *pair, const Storage *row, int column, int head_dim)
 #endif
 }
 
-DEVICE Storage *out_of(const Call *call, const Tile *tile, int batch) {
-    return (Storage *)call->out.data + batch * call->out.batch + tile->head * call->out.head;
+DEVICE Storage *out_of(const Args *args, const Tile *tile, int batch) {
+    return (Storage *)args->out.data + batch * args->out.batch + tile->head * args->out.head;
 }
 
-DEVICE float *lse_of(const Call *call, const Tile *tile, int batch) {
-    return call->lse + ((long long)batch * call->heads + tile->head) * call->seq;
+DEVICE float *lse_of(const Args *args, const Tile *tile, int batch) {
+    return args->lse + ((long long)batch * args->heads + tile->head) * args->seq;
 }
 
 /* Nothing is summed yet, or what earlier launches left: their sum is `out`, relative to lse. */
-DEVICE void start_rows(Rows *rows, float (*total)[2], const Call *call, const Tile *tile, int batch) {
+DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Tile *tile, int batch) {
     int lane = lane_number();
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
@@ -326,29 +326,29 @@ DEVICE void start_rows(Rows *rows, float (*total)[2], const Call *call, const Ti
             for (int n = 0; n < CHUNKS; n++)
                 rows->sum[f][n][h * 2] = rows->sum[f][n][h * 2 + 1] = 0.0f;
         }
-    if (call->first)
+    if (args->first)
         return;
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int row = first_row() + f * 16 + h * 8 + lane / 4, position = tile->row + row * call->step;
-            float before = row < tile->rows ? LOAD(lse_of(call, tile, batch) + position) : NEVER;
+            int row = first_row() + f * 16 + h * 8 + lane / 4, position = tile->row + row * args->step;
+            float before = row < tile->rows ? LOAD(lse_of(args, tile, batch) + position) : NEVER;
             if (before == NEVER)
                 continue;
             rows->maximum[f][h] = before * LOG2_E, total[f][h] = lane % 4 == 0 ? 1.0f : 0.0f;
-            const Storage *out = out_of(call, tile, batch) + position * call->out.row;
+            const Storage *out = out_of(args, tile, batch) + position * args->out.row;
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++)
-                load_pair(&rows->sum[f][n][h * 2], out, n * 8 + lane % 4 * 2, call->head_dim);
+                load_pair(&rows->sum[f][n][h * 2], out, n * 8 + lane % 4 * 2, args->head_dim);
         }
 }
 
 /* Writes out and lse, by way of shared memory that only this warp uses. */
-DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Call *call, const Tile *tile, int batch, Storage *stage) {
+DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Args *args, const Tile *tile, int batch, Storage *stage) {
     int lane = lane_number();
-    Storage *out = out_of(call, tile, batch);
-    float *lse = lse_of(call, tile, batch);
+    Storage *out = out_of(args, tile, batch);
+    float *lse = lse_of(args, tile, batch);
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -359,7 +359,7 @@ DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Call *call, const 
             float part = total > 0.0f ? 1.0f / total : total;
             int row = first_row() + f * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && row < tile->rows)
-                STORE(lse + tile->row + row * call->step,
+                STORE(lse + tile->row + row * args->step,
                       total > 0.0f ? LN_2 * (rows->maximum[f][h] + log2f(total)) : NEVER + total);
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++) {
@@ -372,14 +372,14 @@ DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Call *call, const 
         int row = first_row() + i;
         if (row >= tile->rows)
             break;
-        Storage *to = out + (tile->row + row * (long long)call->step) * call->out.row;
+        Storage *to = out + (tile->row + row * (long long)args->step) * args->out.row;
         for (int chunk = lane % ROW_LANES; chunk < CHUNKS; chunk += ROW_LANES) {
             const Storage *from = stage + place(row, chunk);
 #if VECTOR
-            if (chunk * 8 < call->head_dim)
+            if (chunk * 8 < args->head_dim)
                 store_words(to + chunk * 8, *(const uint4 *)from);
 #else
-            for (int e = 0; e < 8 && chunk * 8 + e < call->head_dim; e++)
+            for (int e = 0; e < 8 && chunk * 8 + e < args->head_dim; e++)
                 STORE(to + chunk * 8 + e, from[e]);
 #endif
         }
@@ -387,34 +387,34 @@ DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Call *call, const 
 }
 
 /* What a thread alone finds out about a tile, for all. */
-DEVICE void begin_tile(Shared *shared, const Call *call, const Tile *tile, int batch) {
-    int kv_head = tile->head / (anew(call->heads) / call->kv_heads), last = tile->row + (tile->rows - 1) * call->step;
+DEVICE void begin_tile(Shared *shared, const Args *args, const Tile *tile, int batch) {
+    int kv_head = tile->head / (anew(args->heads) / args->kv_heads), last = tile->row + (tile->rows - 1) * args->step;
     shared->tile = *tile, shared->batch = batch;
-    shared->key = (const Storage *)call->key.data + batch * call->key.batch + kv_head * call->key.head;
-    shared->value = (const Storage *)call->value.data + batch * call->value.batch + kv_head * call->value.head;
-    find_keys(&shared->keys, call, tile->row, tile->set, 0, call->causal ? last + 1 : call->seq);
+    shared->key = (const Storage *)args->key.data + batch * args->key.batch + kv_head * args->key.head;
+    shared->value = (const Storage *)args->value.data + batch * args->value.batch + kv_head * args->value.head;
+    find_keys(&shared->keys, args, tile->row, tile->set, 0, args->causal ? last + 1 : args->seq);
 }
 
 /* Whether any row of the warp sees any of the keys. */
-DEVICE int any_seen(const Shared *shared, const Call *call, const Note *note) {
+DEVICE int any_seen(const Shared *shared, const Args *args, const Note *note) {
     int first = first_row(), last = least(first + 16 * FRAGMENTS, shared->tile.rows) - 1;
     int nearest = least(note->nearest[0], note->nearest[1]);
-    return last >= first && nearest <= (call->causal ? shared->tile.row + last * call->step : ANYWHERE - 1);
+    return last >= first && nearest <= (args->causal ? shared->tile.row + last * args->step : ANYWHERE - 1);
 }
 
 /* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to scores
    as they are rounded: a product in a fused operation may exceed its rounded self, by far where it is huge, and each time anew. */
-DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *shared, const Call *call, const Note *note,
+DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *shared, const Args *args, const Note *note,
                    const Storage *queries, const Storage *keys, int raise) {
-    float (*total)[2] = shared->total[thread_number()], added[FRAGMENTS][2], scale = call->scale * LOG2_E;
+    float (*total)[2] = shared->total[thread_number()], added[FRAGMENTS][2], scale = args->scale * LOG2_E;
     int farthest = most(note->farthest[0], note->farthest[1]);
-    int compare = call->causal && farthest > shared->tile.row + first_row() * call->step;
+    int compare = args->causal && farthest > shared->tile.row + first_row() * args->step;
     int plain = !compare && !note->biased[0] && !note->biased[1] && scale >= 0.0f;
     do {
         float score[FRAGMENTS][KEY_TILE / 8][4];
         multiply_keys(score, rows, queries, keys);
         if (raise || !plain)
-            finish_scores(score, call, &shared->tile, note, scale, compare);
+            finish_scores(score, args, &shared->tile, note, scale, compare);
         if (raise)
             raise_maxima(rows, total, score);
         raise = weigh(weight, added, rows, score, raise || !plain ? 1.0f : scale);
@@ -424,19 +424,19 @@ DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *sha
         total[f][0] += added[f][0], total[f][1] += added[f][1];
 }
 
-DEVICE void compute_tile(const Call *call, const Tile *tile, int batch, Shared *shared, Storage *slots) {
+DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, Shared *shared, Storage *slots) {
     Storage *queries = slots + (HELD ? SLOTS - 2 : SLOTS) * KEY_TILE * HEAD_DIM;
     Storage *values = slots + (SLOTS - 1) * KEY_TILE * HEAD_DIM;
-    copy_queries(queries, call, tile, batch);
+    copy_queries(queries, args, tile, batch);
     if (thread_index() == 0)
-        begin_tile(shared, call, tile, batch);
+        begin_tile(shared, args, tile, batch);
     synchronize();
-    note_keys(shared, call, 0);
+    note_keys(shared, args, 0);
     synchronize();
-    copy_keys(slots, shared->key, call->key.row, &shared->note[0], call->head_dim);
+    copy_keys(slots, shared->key, args->key.row, &shared->note[0], args->head_dim);
 
     Rows rows;
-    start_rows(&rows, shared->total[thread_number()], call, &shared->tile, shared->batch);
+    start_rows(&rows, shared->total[thread_number()], args, &shared->tile, shared->batch);
     copy_async_wait(1);
     synchronize();
     hold_queries(&rows, queries);
@@ -448,28 +448,28 @@ DEVICE void compute_tile(const Call *call, const Tile *tile, int batch, Shared *
         int more = (j + 1) * KEY_TILE < shared->keys.total;
         copy_async_wait(0);
         synchronize();
-        copy_keys(values, shared->value, call->value.row, note, call->head_dim);
+        copy_keys(values, shared->value, args->value.row, note, args->head_dim);
         if (SLOTS > 2 && more)
-            copy_keys(next_keys, shared->key, call->key.row, next, call->head_dim);
+            copy_keys(next_keys, shared->key, args->key.row, next, args->head_dim);
         if (j % 2 == 0 && more)
-            note_keys(shared, call, j + 2);
-        int seen = any_seen(shared, call, note);
+            note_keys(shared, args, j + 2);
+        int seen = any_seen(shared, args, note);
         unsigned weight[FRAGMENTS][KEY_TILE / 16][4];
         if (seen)
-            attend(weight, &rows, shared, call, note, queries, keys, j == 0 && call->first);
+            attend(weight, &rows, shared, args, note, queries, keys, j == 0 && args->first);
         if (SLOTS > 2 && more)
             copy_async_wait(1);
         else
             copy_async_wait(0);
         synchronize();
         if (SLOTS == 2 && more)
-            copy_keys(next_keys, shared->key, call->key.row, next, call->head_dim);
+            copy_keys(next_keys, shared->key, args->key.row, next, args->head_dim);
         if (seen)
             add_values(&rows, weight, values);
     }
     copy_async_wait(0);
     synchronize();
-    finish_rows(&rows, shared->total[thread_number()], call, &shared->tile, shared->batch, slots);
+    finish_rows(&rows, shared->total[thread_number()], args, &shared->tile, shared->batch, slots);
 }
 
 KERNEL(mma_forward) {
@@ -478,6 +478,6 @@ KERNEL(mma_forward) {
     Tile tile;
     int batch;
     start_tiles(&shared.item);
-    while (next_tile(&call, &shared.item, &tile, &batch))
-        compute_tile(&call, &tile, batch, &shared, (Storage *)bytes);
+    while (next_tile(&args, &shared.item, &tile, &batch))
+        compute_tile(&args, &tile, batch, &shared, (Storage *)bytes);
 }

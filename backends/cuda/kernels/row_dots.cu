@@ -34,20 +34,20 @@ DEVICE float share_of_dot(const Storage *left, const Storage *right, int head_di
 
 KERNEL(row_dots) {
     int own = thread_index() / LANES, ahead = block_count() * ROWS;
-    long long total = (long long)call.batch * call.heads * call.seq, first = (long long)block_index() * ROWS;
-    int pairs_ahead = ahead / call.seq, rows_ahead = ahead % call.seq;
-    int pair = (int)((first + own) / call.seq), row = (int)((first + own) % call.seq);
+    long long total = (long long)args.batch * args.heads * args.seq, first = (long long)block_index() * ROWS;
+    int pairs_ahead = ahead / args.seq, rows_ahead = ahead % args.seq;
+    int pair = (int)((first + own) / args.seq), row = (int)((first + own) % args.seq);
     for (; first < total; first += ahead) {
-        int batch = pair / call.heads, head = pair % call.heads, here = first + own < total;
-        const Storage *dout = row_of(&call.dout, batch, head, row), *out = row_of(&call.out, batch, head, row);
-        float sum = share_of_dot(dout, out, here ? call.head_dim : 0);
+        int batch = pair / args.heads, head = pair % args.heads, here = first + own < total;
+        const Storage *dout = row_of(&args.dout, batch, head, row), *out = row_of(&args.out, batch, head, row);
+        float sum = share_of_dot(dout, out, here ? args.head_dim : 0);
 #pragma unroll
         for (int lanes = 1; lanes < LANES; lanes *= 2)
             sum += shuffle_xor(sum, lanes);
         if (here && thread_index() % LANES == 0)
-            STORE(call.delta + first + own, sum);
+            STORE(args.delta + first + own, sum);
         pair += pairs_ahead, row += rows_ahead;
-        if (row >= call.seq)
-            row -= call.seq, pair++;
+        if (row >= args.seq)
+            row -= args.seq, pair++;
     }
 }

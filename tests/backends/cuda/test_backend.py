@@ -1,4 +1,4 @@
-"""The backend of the CUDA kernels, by a launcher that records: which kernels run, on what tables, with what memory."""
+"""The backend of the CUDA kernels, by a launcher that records: which kernels run, over which tiles, with what memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dilkit import Pattern, plan
 from dilkit.backends.cuda import backend as cupy_raw
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.table import kernel_for
-from dilkit.backends.tiles.device import QUERIES, tables
+from dilkit.backends.tiles.device import QUERIES, device_schedule
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.problem import Problem
@@ -36,7 +36,7 @@ def tensors(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ran(launcher: RecordingLauncher) -> list[tuple[str, bool]]:
-    return [(launch.kernel.name, bool(launch.call["first"])) for launch in launcher.launches]
+    return [(launch.kernel.name, bool(launch.arguments["first"])) for launch in launcher.launches]
 
 
 def records(array: Any) -> list[tuple[int, ...]]:
@@ -64,10 +64,10 @@ def test_forward_launches_each_group_once(launcher: RecordingLauncher, backend: 
     for launch, group in zip(launcher.launches, groups, strict=True):
         assert launch.tiles == records(group.query_tiles)
         assert launch.branches == records(group.branches)
-        assert (launch.call["step"], launch.call["branch_count"]) == (group.step, len(group.branches))
-        addresses = [launch.call[name]["data"] for name in ("query", "key", "value", "out")] + [launch.call["lse"]]
+        assert (launch.arguments["step"], launch.arguments["branch_count"]) == (group.step, len(group.branches))
+        addresses = [launch.arguments[name]["data"] for name in ("query", "key", "value", "out")] + [launch.arguments["lse"]]
         assert addresses == [x.data_ptr() for x in (q, k, v, out, lse)]
-        assert not any(launch.call[name]["data"] for name in ("dout", "dquery", "dkey", "dvalue"))
+        assert not any(launch.arguments[name]["data"] for name in ("dout", "dquery", "dkey", "dvalue"))
 
 
 def test_backward_writes_delta_then_the_gradients(launcher: RecordingLauncher, backend: CupyRaw) -> None:
@@ -78,14 +78,18 @@ def test_backward_writes_delta_then_the_gradients(launcher: RecordingLauncher, b
     assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in (q, k, v)]
     groups = [(name, first) for name in ("fp32_dquery", "fp32_dkeyvalue") for first in (True, False)]
     assert ran(launcher) == [("row_dots", True), *groups]
-    dots, *rest = (launch.call for launch in launcher.launches)
+    dots, *rest = (launch.arguments for launch in launcher.launches)
     assert dots["delta"]
     assert dots["lse"] != lse.data_ptr(), "the kernels read lse contiguous"
-    assert {int(call["delta"]) for call in rest} == {int(dots["delta"])}
-    for call in rest[:2]:
-        assert (call["dquery"]["data"], call["dkey"]["data"], call["dvalue"]["data"]) == (dq.data_ptr(), 0, 0)
-    for call in rest[2:]:
-        assert (call["dquery"]["data"], call["dkey"]["data"], call["dvalue"]["data"]) == (0, dk.data_ptr(), dv.data_ptr())
+    assert {int(arguments["delta"]) for arguments in rest} == {int(dots["delta"])}
+    for arguments in rest[:2]:
+        assert (arguments["dquery"]["data"], arguments["dkey"]["data"], arguments["dvalue"]["data"]) == (dq.data_ptr(), 0, 0)
+    for arguments in rest[2:]:
+        assert (arguments["dquery"]["data"], arguments["dkey"]["data"], arguments["dvalue"]["data"]) == (
+            0,
+            dk.data_ptr(),
+            dv.data_ptr(),
+        )
     keys = schedule(problem, launcher.launches[-1].kernel.tile_rows).groups
     assert [launch.tiles for launch in launcher.launches[3:]] == [records(group.key_tiles) for group in keys]
     sizes = [int(dots[name]) for name in ("batch", "seq", "heads", "tile_count")]
@@ -172,8 +176,8 @@ def test_the_mask_goes_by_its_strides(launcher: RecordingLauncher, backend: Cupy
     problem = pose(key_padding_mask=True)
     mask = torch.zeros(500, 2, dtype=torch.bool).T
     backend.forward(*tensors(problem), problem, mask)
-    call = launcher.launches[0].call
-    assert (call["mask"], call["mask_batch"], call["mask_row"]) == (mask.data_ptr(), 1, 2)
+    arguments = launcher.launches[0].arguments
+    assert (arguments["mask"], arguments["mask_batch"], arguments["mask_row"]) == (mask.data_ptr(), 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
     for _ in range(2):
         backend.forward(*tensors(problem), problem)
     assert plan.cache_info().misses == 2, "the schedule and its copy on the device"
-    first, second = launcher.launches[0].call, launcher.launches[2].call
+    first, second = launcher.launches[0].arguments, launcher.launches[2].arguments
     assert first["tiles"] == second["tiles"]
 
 
@@ -206,7 +210,7 @@ def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw) -> None:
     problem = pose()
     plan.cache_clear()
     backend.forward(*tensors(problem), problem)
-    found = tables(problem, 64, QUERIES, torch.device("cpu"), capturing=True)
+    found = device_schedule(problem, 64, QUERIES, torch.device("cpu"), capturing=True)
     groups = schedule(problem, 64).groups
     assert found.nbytes == found.data.nbytes == sum(group.branches.nbytes + group.query_tiles.nbytes for group in groups)
 
@@ -225,12 +229,12 @@ def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLaunch
     captured = launcher.launches[-1]
     torch.zeros(10**6)
     again = RecordingLauncher()
-    again.launch(captured.kernel, 1, captured.call, torch.device("cpu"))
+    again.launch(captured.kernel, 1, captured.arguments, torch.device("cpu"))
     assert again.launches[0].tiles == captured.tiles
 
 
 def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all tiles are resident: no counter, and after the first call no tables."""
+    """Where all tiles are resident: no counter, and after the first call no schedule."""
     problem, made = pose(requires_grad=True), []
     backend.launcher = RecordingLauncher(10**6)
     q, k, v = tensors(problem)

@@ -12,11 +12,11 @@ import pytest
 
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import report as cuda_report
-from dilkit.backends.cuda.table import Kernel
+from dilkit.backends.cuda.table import CudaKernel
 
 pytest.importorskip("cupy", reason="cupy is not installed")
 
-KERNEL = Kernel("small.cu", "small", threads=32, blocks=1, tile_rows=4, defines=(("HEAD_DIM", 16),))
+KERNEL = CudaKernel("small.cu", "small", threads=32, blocks=1, tile_rows=4, defines=(("HEAD_DIM", 16),))
 CAPABILITY = (6, 1)
 FILES = {
     "small.cu": '#include "size.cuh"\n'
@@ -55,8 +55,8 @@ def test_code_is_compiled_once(folder: Path, compilations: list[Any]) -> None:
     assert [path.suffix for path in folder.iterdir()] == [".cubin"]
 
 
-def changed(**fields: Any) -> tuple[Kernel, tuple[int, int]]:
-    return Kernel(**{**vars(KERNEL), **fields}), CAPABILITY
+def changed(**fields: Any) -> tuple[CudaKernel, tuple[int, int]]:
+    return CudaKernel(**{**vars(KERNEL), **fields}), CAPABILITY
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from helpers.host_launcher import HostLauncher
 from torch import Tensor
 
 from dilkit import Pattern
-from dilkit.backends.cuda.call import make_call
-from dilkit.backends.cuda.table import STORAGE, Kernel, kernel_for
+from dilkit.backends.cuda.arguments import make_arguments
+from dilkit.backends.cuda.table import STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.tools.verify.conformance import LIMITS, expected
 from dilkit.tools.verify.problems import NESTED, PROBLEMS, Case
@@ -80,11 +80,11 @@ def run(
         if not options.get("checked"):
             places["counter"] = counter.ctypes.data
         if len(tiles):
-            launcher.launch(kernel, BLOCKS, make_call(problem, given, group, len(tiles), places, first=i == 0))
+            launcher.launch(kernel, BLOCKS, make_arguments(problem, given, group, len(tiles), places, first=i == 0))
     return {"d" + name[1]: x for name, x in grads.items() if "d" + name[1] in NAMES[role]}
 
 
-def storing(kernel: Kernel, dtype: str, capability: int) -> Kernel:
+def storing(kernel: CudaKernel, dtype: str, capability: int) -> CudaKernel:
     """The fp32 kernel for tensors of another dtype, whatever else would be chosen for those, as compiled for a capability."""
     defines = [(name, STORAGE[dtype] if name == "STORAGE" else x) for name, x in kernel.defines]
     return replace(kernel, defines=(*defines, ("__CUDA_ARCH__", capability)))

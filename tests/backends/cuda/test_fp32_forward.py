@@ -11,8 +11,8 @@ from helpers.host_launcher import HostLauncher
 from torch import Tensor
 
 from dilkit import Pattern
-from dilkit.backends.cuda.call import make_call
-from dilkit.backends.cuda.table import STORAGE, Kernel, kernel_for
+from dilkit.backends.cuda.arguments import make_arguments
+from dilkit.backends.cuda.table import STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.tools.verify.conformance import LIMITS, expected
 from dilkit.tools.verify.problems import NESTED, PROBLEMS, Case
@@ -78,13 +78,13 @@ def run(
         places = dict(tiles=group.query_tiles.ctypes.data, branches=group.branches.ctypes.data)
         if not checked:
             places["counter"] = counter.ctypes.data
-        call = make_call(case.problem(), given, group, len(group.query_tiles), places, first=i == 0)
-        launcher.launch(kernel, BLOCKS, call)
+        arguments = make_arguments(case.problem(), given, group, len(group.query_tiles), places, first=i == 0)
+        launcher.launch(kernel, BLOCKS, arguments)
     assert room[-BEYOND:].isnan().all()
     return dict(out=out, lse=lse)
 
 
-def storing(kernel: Kernel, dtype: str) -> Kernel:
+def storing(kernel: CudaKernel, dtype: str) -> CudaKernel:
     """The fp32 kernel for tensors of another dtype, whatever else would be chosen for those."""
     return replace(kernel, defines=tuple((name, STORAGE[dtype] if name == "STORAGE" else x) for name, x in kernel.defines))
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from helpers.host_compile import SHIM
-from helpers.host_launcher import ORDERS, HostLauncher, KernelError, call_spans
+from helpers.host_launcher import ORDERS, HostLauncher, KernelError, argument_spans
 from numpy.typing import NDArray
 
 from dilkit import Pattern
-from dilkit.backends.cuda.call import make_call
+from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.problem import Problem
 
-CALL = np.dtype([("in", np.uint64), ("out", np.uint64), ("counter", np.uint64), ("what", np.int32)], align=True)
+ARGUMENTS = np.dtype([("in", np.uint64), ("out", np.uint64), ("counter", np.uint64), ("what", np.int32)], align=True)
 THREADS, BLOCKS, DYNAMIC = 128, 6, 512
 
 
@@ -29,8 +29,8 @@ def run(name: str, what: int = 0, launcher: HostLauncher | None = None, more: tu
     given = aligned(given)
     given.flags.writeable = False
     places = {"in": given, "out": out if name != "counting" else np.zeros(1000, np.float32), "counter": counter}
-    call = np.array((*(x.ctypes.data for x in places.values()), what), CALL)
-    (launcher or HostLauncher(**options)).launch(kernel, BLOCKS, call, memory=places)
+    arguments = np.array((*(x.ctypes.data for x in places.values()), what), ARGUMENTS)
+    (launcher or HostLauncher(**options)).launch(kernel, BLOCKS, arguments, memory=places)
     return places["out"]
 
 
@@ -151,8 +151,8 @@ def test_a_call_says_what_memory_is_its_own() -> None:
     packed, out, mask = torch.zeros(2, 5, 8, 3, dtype=torch.float16), torch.zeros(2, 5, 4, 3), torch.zeros(2, 7, dtype=torch.bool)
     tensors = dict(query=packed[:, :, :4], key=packed[:, :, 4:6], out=out, lse=torch.zeros(2, 4, 5), mask=mask[:, :5])
     (group,) = schedule(problem, 64).groups
-    call = make_call(problem, tensors, group, 3, {"tiles": 4096}, first=True)
-    found = {name: (address, size, constant) for address, size, name, constant in call_spans(call[()], 2)}
+    arguments = make_arguments(problem, tensors, group, 3, {"tiles": 4096}, first=True)
+    found = {name: (address, size, constant) for address, size, name, constant in argument_spans(arguments[()], 2)}
     last = {"query": packed[1, 4, 3, 2:], "key": packed[1, 4, 5, 2:], "mask": mask[1, 4:]}
     for name, end in last.items():
         first = tensors[name].data_ptr()
@@ -188,7 +188,7 @@ def test_more_shared_memory_than_any_gpu_has_is_refused() -> None:
     macros = dict(THREADS=THREADS, BLOCKS=1, STORAGE=0)
     kernel = SimpleNamespace(source=SHIM / "trials.cu", name="right", macros=macros, shared_bytes=229 * 1024)
     with pytest.raises(KernelError, match="234496 bytes of dynamic shared memory: there are at most 233472"):
-        HostLauncher().launch(kernel, 1, np.zeros((), CALL), memory={})
+        HostLauncher().launch(kernel, 1, np.zeros((), ARGUMENTS), memory={})
 
 
 def test_a_compiler_error_is_told() -> None:
@@ -196,4 +196,4 @@ def test_a_compiler_error_is_told() -> None:
         source=SHIM / "trials.cu", name="right", macros=dict(THREADS=-1, BLOCKS=1, STORAGE=0), shared_bytes=0
     )
     with pytest.raises(RuntimeError, match=r"trials\.cu"):
-        HostLauncher().launch(kernel, 1, np.zeros((), CALL), memory={})
+        HostLauncher().launch(kernel, 1, np.zeros((), ARGUMENTS), memory={})

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dilkit.backends.cuda.compile import OPTIONS, compiled
 
-CALL = np.dtype([("in", np.uint64), ("out", np.uint64), ("what", np.int32), ("amount", np.int32)])
+ARGUMENTS = np.dtype([("in", np.uint64), ("out", np.uint64), ("what", np.int32), ("amount", np.int32)])
 GENERATOR = np.random.default_rng(5)
 
 SPECIAL = np.array(
@@ -34,8 +34,8 @@ def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int =
     results = []
     for order in ("forward", "reverse", "random"):
         out = np.zeros(words, np.uint32)
-        call = np.array((given.ctypes.data, out.ctypes.data, what, amount), CALL)
-        HostLauncher(order, checked=order == "random").launch(kernel, blocks, call, memory={"in": given, "out": out})
+        arguments = np.array((given.ctypes.data, out.ctypes.data, what, amount), ARGUMENTS)
+        HostLauncher(order, checked=order == "random").launch(kernel, blocks, arguments, memory={"in": given, "out": out})
         results.append(out)
     assert all((out == results[0]).all() for out in results)
     return results[0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dilkit import Pattern
-from dilkit.backends.cuda.call import make_call
+from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.tiles.schedule import MAX_BRANCHES, Group, schedule
 from dilkit.problem import Problem
 
@@ -31,11 +31,11 @@ def weights(problem: Problem, group: Group, by_keys: bool, checked: bool = False
     positions = np.zeros((len(tiles), heads, ROOM), np.int32)
     biases = np.zeros((len(tiles), heads, ROOM), np.float32)
     places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data)
-    call = make_call(problem, {}, group, len(tiles), places, first=True).copy()
+    arguments = make_arguments(problem, {}, group, len(tiles), places, first=True).copy()
     for name, array in dict(dquery=totals, out=positions, dout=biases).items():
-        call[name]["data"] = array.ctypes.data
+        arguments[name]["data"] = array.ctypes.data
     memory = dict(tiles=tiles, branches=group.branches, totals=totals, positions=positions, biases=biases)
-    HostLauncher("random", len(tiles), checked=checked).launch(kernel, 3, call, memory=memory)
+    HostLauncher("random", len(tiles), checked=checked).launch(kernel, 3, arguments, memory=memory)
 
     count = np.zeros((HEADS, problem.seq, problem.seq))
     for n, h in np.ndindex(totals.shape):

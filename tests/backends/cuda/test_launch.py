@@ -9,32 +9,32 @@ import pytest
 import torch
 from helpers.cuda_fakes import FakeCupy, cupy
 
-from dilkit.backends.cuda.call import CALL
+from dilkit.backends.cuda.arguments import ARGUMENTS
 from dilkit.backends.cuda.launch import CupyLauncher, Stream
-from dilkit.backends.cuda.table import Kernel
+from dilkit.backends.cuda.table import CudaKernel
 
 __all__ = ["cupy"]
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
-KERNEL = Kernel("file.cu", "kernel", threads=96, blocks=2, tile_rows=64)
-LARGE = Kernel("file.cu", "large", threads=128, blocks=1, tile_rows=64, shared_bytes=70_000)
-CALL_OF_NOTHING = np.zeros((), CALL)
+KERNEL = CudaKernel("file.cu", "kernel", threads=96, blocks=2, tile_rows=64)
+LARGE = CudaKernel("file.cu", "large", threads=128, blocks=1, tile_rows=64, shared_bytes=70_000)
+NO_ARGUMENTS = np.zeros((), ARGUMENTS)
 
 
 def test_a_launch_goes_to_the_current_stream_of_its_device(cupy: FakeCupy) -> None:
     launcher = CupyLauncher()
-    launcher.launch(KERNEL, 5, CALL_OF_NOTHING, SECOND)
-    launcher.launch(LARGE, 7, CALL_OF_NOTHING, FIRST)
+    launcher.launch(KERNEL, 5, NO_ARGUMENTS, SECOND)
+    launcher.launch(LARGE, 7, NO_ARGUMENTS, FIRST)
     assert cupy.of("launch") == [
-        ("launch", 1, "kernel", (5,), (96,), (CALL_OF_NOTHING,), 0, 78),
-        ("launch", 0, "large", (7,), (128,), (CALL_OF_NOTHING,), 70_000, 77),
+        ("launch", 1, "kernel", (5,), (96,), (NO_ARGUMENTS,), 0, 78),
+        ("launch", 0, "large", (7,), (128,), (NO_ARGUMENTS,), 70_000, 77),
     ]
 
 
 def test_a_kernel_is_loaded_once_on_each_device(cupy: FakeCupy) -> None:
     launcher = CupyLauncher()
     for device in (FIRST, SECOND, FIRST, SECOND):
-        launcher.launch(KERNEL, 1, CALL_OF_NOTHING, device)
+        launcher.launch(KERNEL, 1, NO_ARGUMENTS, device)
     code = repr((KERNEL, (8, 6))).encode()
     assert cupy.of("load") == [("load", 0, code), ("load", 1, code)]
 
@@ -65,12 +65,12 @@ def test_nothing_is_loaded_while_a_graph_is_captured(cupy: FakeCupy) -> None:
     launcher = CupyLauncher()
     cupy.capturing = True
     with pytest.raises(RuntimeError, match=r"kernel is not loaded on cuda:0.*make the same call once before"):
-        launcher.launch(KERNEL, 1, CALL_OF_NOTHING, FIRST)
+        launcher.launch(KERNEL, 1, NO_ARGUMENTS, FIRST)
     assert cupy.events == []
     cupy.capturing = False
-    launcher.launch(KERNEL, 1, CALL_OF_NOTHING, FIRST)
+    launcher.launch(KERNEL, 1, NO_ARGUMENTS, FIRST)
     cupy.capturing = True
-    launcher.launch(KERNEL, 2, CALL_OF_NOTHING, FIRST)
+    launcher.launch(KERNEL, 2, NO_ARGUMENTS, FIRST)
     assert [event[3] for event in cupy.of("launch")] == [(1,), (2,)]
 
 
@@ -80,9 +80,9 @@ def test_the_true_cupy_takes_our_arguments() -> None:
     true = pytest.importorskip("cupy", reason="cupy is not installed")
     function = true.cuda.Function.__new__(true.cuda.Function)
     with pytest.raises(true.cuda.runtime.CUDARuntimeError):
-        function((3,), (128,), (CALL_OF_NOTHING,), shared_mem=0, stream=Stream(77))
+        function((3,), (128,), (NO_ARGUMENTS,), shared_mem=0, stream=Stream(77))
     with pytest.raises(TypeError):
-        function((3,), (128,), (np.zeros(2, CALL),), shared_mem=0, stream=Stream(77))
+        function((3,), (128,), (np.zeros(2, ARGUMENTS),), shared_mem=0, stream=Stream(77))
     assert callable(true.cuda.Module().load)
     assert callable(true.cuda.Module().get_function)
     assert {"funcSetAttribute", "occupancyMaxActiveBlocksPerMultiprocessor"} <= set(dir(true.cuda.driver))

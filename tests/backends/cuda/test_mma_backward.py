@@ -12,8 +12,8 @@ from helpers.host_launcher import HostLauncher
 from torch import Tensor
 
 from dilkit import Pattern, dilated_attention
-from dilkit.backends.cuda.call import make_call
-from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, Kernel, kernel_for
+from dilkit.backends.cuda.arguments import make_arguments
+from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.problem import Problem
 from dilkit.tools.verify.conformance import LIMITS, expected
@@ -74,14 +74,14 @@ def gradients(case: Case, way: Way, roles: Sequence[str] = tuple(ROLES)) -> dict
     return {"d" + name[1]: x for name, x in found.items() if any("d" + name[1] in ROLES[role] for role in roles)}
 
 
-def launch_groups(kernel: Kernel, problem: Problem, given: dict[str, Tensor | None], way: Way) -> None:
+def launch_groups(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor | None], way: Way) -> None:
     assert kernel.source == "mma_backward.cu"
     for i, group in enumerate(schedule(problem, kernel.tile_rows).groups):
         tiles = group.query_tiles if kernel.name == "mma_dquery" else group.key_tiles
         counter = np.zeros(1, np.int32)
         places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data, counter=counter.ctypes.data)
         if len(tiles):
-            way.launcher.launch(kernel, way.blocks, make_call(problem, given, group, len(tiles), places, first=i == 0))
+            way.launcher.launch(kernel, way.blocks, make_arguments(problem, given, group, len(tiles), places, first=i == 0))
 
 
 def fits(x: Tensor) -> bool:

@@ -11,8 +11,8 @@ from helpers.host_launcher import HostLauncher
 from torch import Tensor
 
 from dilkit import Pattern
-from dilkit.backends.cuda.call import make_call
-from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, Kernel, kernel_for
+from dilkit.backends.cuda.arguments import make_arguments
+from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.tools.verify.conformance import LIMITS, expected
 from dilkit.tools.verify.problems import PROBLEMS, Case
@@ -48,7 +48,7 @@ LARGER = [
 ]
 
 
-def attention(case: Case, kernel: Kernel, launcher: HostLauncher | None = None, blocks: int = 3) -> dict[str, Tensor]:
+def attention(case: Case, kernel: CudaKernel, launcher: HostLauncher | None = None, blocks: int = 3) -> dict[str, Tensor]:
     """`out` and `lse` of the kernel, group after group, on memory that holds NaN at first."""
     problem, tensors = case.problem(requires_grad=False), make_tensors(case)
     out = torch.full(tensors.query.shape, torch.nan, dtype=tensors.query.dtype)
@@ -58,12 +58,12 @@ def attention(case: Case, kernel: Kernel, launcher: HostLauncher | None = None, 
         tiles, counter = group.query_tiles, np.zeros(1, np.int32)
         places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data, counter=counter.ctypes.data)
         if len(tiles):
-            call = make_call(problem, given, group, len(tiles), places, first=i == 0)
-            (launcher or HostLauncher()).launch(kernel, blocks, call)
+            arguments = make_arguments(problem, given, group, len(tiles), places, first=i == 0)
+            (launcher or HostLauncher()).launch(kernel, blocks, arguments)
     return dict(out=out, lse=lse)
 
 
-def kernel_of(case: Case, kind: str, vector: bool | None = None) -> Kernel:
+def kernel_of(case: Case, kind: str, vector: bool | None = None) -> CudaKernel:
     """The kernel of a kind for a case; with 16-byte loads or without, or (None) with them where the tensors allow it."""
     capability, rows = KINDS[kind]
     if vector is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.host_launcher import HostLauncher
 
-from dilkit.backends.cuda.call import make_call
+from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.cuda.table import STORAGE, kernel_for
 from dilkit.tools.verify.problems import Case
 
@@ -26,8 +26,8 @@ def test_right_for_every_row(dtype: str, head_dim: int, vector: bool, sizes: dic
     out, dout = torch.randn(2, problem.batch, problem.seq, problem.heads, head_dim).to(getattr(torch, dtype))
     delta = torch.full((problem.batch, problem.heads, problem.seq), torch.nan)
     kernel = kernel_for("dots", dtype, head_dim, (5, 2), vector)
-    call = make_call(problem, dict(out=out, dout=dout, delta=delta))
-    HostLauncher("random", workers=1).launch(kernel, 2, call)
+    arguments = make_arguments(problem, dict(out=out, dout=dout, delta=delta))
+    HostLauncher("random", workers=1).launch(kernel, 2, arguments)
     products = (dout.double() * out.double()).transpose(1, 2)
     error, rounding = (delta - products.sum(-1)).abs(), torch.finfo(torch.float32).eps * products.abs().sum(-1)
     assert (error <= ROUNDINGS * rounding).all()

@@ -28,8 +28,8 @@ from numba.cuda.simulator import kernel, kernelapi  # noqa: E402
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: E402
 
 from dilkit import Pattern, register_backend  # noqa: E402
+from dilkit.backends.numba.arguments import Tiling  # noqa: E402
 from dilkit.backends.numba.backend import NumbaCuda  # noqa: E402
-from dilkit.backends.numba.call import Tiling  # noqa: E402
 from dilkit.backends.numba.kernels import compiled  # noqa: E402
 from dilkit.backends.numba.tilings import TABLE, tiling_for  # noqa: E402
 from dilkit.tools.verify.conformance import Result, check  # noqa: E402
@@ -66,7 +66,7 @@ class SimulatorLauncher:
     def tiling(self, role: str, head_dim: int) -> Tiling:
         if self.as_on_gpus:
             return tiling_for(role, head_dim)
-        return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, keys=4, down=4, across=2)
+        return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, columns=4, down=4, across=2)
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
         given = (FakeCUDAArray(x) if isinstance(x, np.ndarray) else x for x in map(as_arrays, arguments))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends.numba import backend as numba_cuda
+from dilkit.backends.numba.arguments import Options, TensorView, Tiling, view
 from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda
-from dilkit.backends.numba.call import Options, Tiling, View, view
 from dilkit.backends.numba.tilings import TABLE, tiling_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
@@ -83,10 +83,10 @@ def test_every_kernel_compiles_without_a_gpu(capability: str, dtype: str, head_d
 
 @pytest.mark.parametrize("tiling", sorted({tiling for row in TABLE.values() for tiling in row}, key=str), ids=str)
 def test_threads_share_tiles_evenly(tiling: Tiling) -> None:
-    assert tiling.rows % tiling.down == tiling.keys % tiling.down == 0
-    assert tiling.keys % tiling.across == tiling.keys % 4 == 0
+    assert tiling.rows % tiling.down == tiling.columns % tiling.down == 0
+    assert tiling.columns % tiling.across == tiling.columns % 4 == 0
     assert tiling.head_dim % (4 * tiling.across) == 0
-    assert tiling.threads % tiling.keys == 0
+    assert tiling.threads % tiling.columns == 0
     assert tiling.threads >= tiling.rows
 
 
@@ -145,7 +145,7 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
         assert (step, first) == (group.step, int(i == 0))
         assert tiles.tolist() == numbers(group.query_tiles)
         assert branches.tolist() == numbers(group.branches)
-        assert (mask.given, mask.numbers.dtype, mask.numbers.dim()) == (masked, torch.uint8, 1)
+        assert (mask.present, mask.numbers.dtype, mask.numbers.dim()) == (masked, torch.uint8, 1)
         assert ignored is None or (mask.numbers.data_ptr(), mask.batch, mask.row) == (ignored.data_ptr(), 500, 1)
         assert [x.numbers.data_ptr() for x in views] == [x.data_ptr() for x in (q, k, v, out)]
         assert given_lse is lse
@@ -268,11 +268,12 @@ def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, device.index))
     x = torch.ones(3, requires_grad=True).as_subclass(OnDevice)
     tiling = tiling_for("forward", 64)
-    DeviceLauncher().launch("forward", "float32", tiling, 7, (Options(1, 0, 0.5), View(x, 8, 4, 1), x, 7))
+    DeviceLauncher().launch("forward", "float32", tiling, 7, (Options(1, 0, 0.5), TensorView(x, 8, 4, 1), x, 7))
     array = "array", x.data_ptr()
+    launched = Options(1, 0, 0.5), TensorView(array, 8, 4, 1), array, 7
     assert fake.events == [
         ("compiled", 1, ("forward", "float32", tiling, (6, 1))),
-        ("launched", 1, (7, (tiling.across, tiling.down), ("stream", 71)), (Options(1, 0, 0.5), View(array, 8, 4, 1), array, 7)),
+        ("launched", 1, (7, (tiling.across, tiling.down), ("stream", 71)), launched),
     ]
 
 

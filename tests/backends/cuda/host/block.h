@@ -49,8 +49,8 @@ static struct {
     Launch launch;
     const char *kernel;
     void (*body)(const void *);
-    const void *call;
-    int64_t call_bytes;
+    const void *args;
+    int64_t args_bytes;
     char *stacks;
     int current, block, warp_turn, lane_turn;
     int warp_order[MAX_THREADS / WARP], lane_order[WARP];
@@ -189,7 +189,7 @@ UNCHECKED static void host_wait(const Together *together, const char *place) {
 
 static void host_thread(void) {
     host_thread_starts();
-    host.body(host.call);
+    host.body(host.args);
     host_thread_ends();
     host_wait(&FINISHED, "");
 }
@@ -215,8 +215,8 @@ static void host_run_block(int block) {
         host_shared_ends();
 }
 
-static int host_run(const char *kernel, void (*body)(const void *), const void *call, int64_t call_bytes, Launch *launch) {
-    host.kernel = kernel, host.body = body, host.call = call, host.call_bytes = call_bytes, host.launch = *launch;
+static int host_run(const char *kernel, void (*body)(const void *), const void *args, int64_t args_bytes, Launch *launch) {
+    host.kernel = kernel, host.body = body, host.args = args, host.args_bytes = args_bytes, host.launch = *launch;
     host.random = launch->seed, host.failed = 0;
     if (launch->shared_bytes > DYNAMIC_BYTES) {
         host_fail("%d bytes of dynamic shared memory: there are at most %d", (int)launch->shared_bytes, DYNAMIC_BYTES);

@@ -127,7 +127,7 @@ UNCHECKED static void host_touch(const void *pointer, int64_t bytes, int writes,
         host_touch_shared(p, bytes, writes, site);
     else if (!host_within(p, bytes, host.stacks, host.stacks + (int64_t)THREADS * STACK) &&
              !host_within(p, bytes, __ehdr_start, _end) &&
-             !host_within(p, bytes, host.call, (const char *)host.call + host.call_bytes))
+             !host_within(p, bytes, host.args, (const char *)host.args + host.args_bytes))
         host_check(p, bytes, 1, writes, "read or written without LOAD or STORE");
 }
 

@@ -39,11 +39,11 @@ DEVICE int anew(int x) { return x; }
 
 /* `host_launch_...` is what the launcher calls: 0, or 1 with what went wrong in launch->error. */
 #define KERNEL(name)                                                                                                              \
-    static __attribute__((noinline)) void name(const Call call);                                                                  \
-    static void host_thread_of_##name(const void *call) { name(*(const Call *)call); }                                            \
-    int host_launch_##name(const void *call, Launch *launch) {                                                                    \
-        return host_run(#name, host_thread_of_##name, call, sizeof(Call), launch);                                                \
+    static __attribute__((noinline)) void name(const Args args);                                                                  \
+    static void host_thread_of_##name(const void *args) { name(*(const Args *)args); }                                            \
+    int host_launch_##name(const void *args, Launch *launch) {                                                                    \
+        return host_run(#name, host_thread_of_##name, args, sizeof(Args), launch);                                                \
     }                                                                                                                             \
-    static __attribute__((noinline)) void name(const Call call)
+    static __attribute__((noinline)) void name(const Args args)
 
 #endif

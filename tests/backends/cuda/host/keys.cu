@@ -7,23 +7,23 @@ KERNEL(list_keys) {
     SHARED Keys keys;
     Tile tile;
     int batch;
-    int heads = BY_KEYS ? call.heads / call.kv_heads : 1;
+    int heads = BY_KEYS ? args.heads / args.kv_heads : 1;
     start_tiles(&item);
-    while (next_tile(&call, &item, &tile, &batch))
+    while (next_tile(&args, &item, &tile, &batch))
         for (int h = 0; h < heads; h++) {
-            int last = tile.row + (tile.rows - 1) * call.step, place = item * heads + h;
+            int last = tile.row + (tile.rows - 1) * args.step, place = item * heads + h;
             synchronize();
             if (thread_index() == 0) {
-                unsigned set = serving(&call, tile.set, tile.head * heads + h);
-                int lowest = BY_KEYS && call.causal ? tile.row : 0, highest = !BY_KEYS && call.causal ? last + 1 : call.seq;
-                find_keys(&keys, &call, tile.row, set, lowest, highest);
-                STORE((int *)call.dquery.data + place, keys.total);
+                unsigned set = serving(&args, tile.set, tile.head * heads + h);
+                int lowest = BY_KEYS && args.causal ? tile.row : 0, highest = !BY_KEYS && args.causal ? last + 1 : args.seq;
+                find_keys(&keys, &args, tile.row, set, lowest, highest);
+                STORE((int *)args.dquery.data + place, keys.total);
             }
             synchronize();
             for (int i = thread_index(); i < keys.total && i < ROOM; i += THREADS) {
                 int branch, position = key_position(&keys, i, &branch);
-                STORE((int *)call.out.data + place * ROOM + i, position);
-                STORE((float *)call.dout.data + place * ROOM + i, key_bias(&keys, position, branch, call.once));
+                STORE((int *)args.out.data + place * ROOM + i, position);
+                STORE((float *)args.dout.data + place * ROOM + i, key_bias(&keys, position, branch, args.once));
             }
         }
 }

@@ -52,7 +52,7 @@ UNCHECKED static __attribute__((noinline)) void host_find_range(uintptr_t addres
             near = &all[i];
     }
     if (!near)
-        host_fail("out of bounds: %d bytes at %p are before all tensors of the call (%s)", (int)bytes, (void *)address, place);
+        host_fail("out of bounds: %d bytes at %p are before all tensors of the launch (%s)", (int)bytes, (void *)address, place);
     else if (host_in_range(near, address, bytes))
         host_fail("written, though it is only to be read: byte %lld of %s (%s)", (long long)(address - near->low), near->name,
                   place);

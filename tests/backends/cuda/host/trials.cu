@@ -5,7 +5,7 @@ typedef struct {
     float *in, *out;
     int *counter;
     int what;
-} Call;
+} Args;
 
 /* The sum of `in` (1000 elements) in every element of `out` (blocks x THREADS), by shuffles and by shared memory. */
 KERNEL(right) {
@@ -13,7 +13,7 @@ KERNEL(right) {
     int t = thread_index();
     float sum = 0;
     for (int i = t; i < 1000; i += THREADS)
-        sum += LOAD(call.in + i);
+        sum += LOAD(args.in + i);
     for (int mask = 16; mask; mask /= 2)
         sum += shuffle_xor(sum, mask);
     part[t] = sum;
@@ -21,12 +21,12 @@ KERNEL(right) {
     float all = 0;
     for (int first = 0; first < THREADS; first += 32)
         all += part[first];
-    STORE(call.out + block_index() * THREADS + t, all);
+    STORE(args.out + block_index() * THREADS + t, all);
 }
 
 KERNEL(diverging) {
     int t = thread_index();
-    switch (call.what) {
+    switch (args.what) {
     case 0:
         if (t < 40)
             synchronize();
@@ -70,32 +70,32 @@ KERNEL(outside) {
     first[t] = last[t % 5] = 0;
     float *moved = first;
     synchronize();
-    switch (call.what) {
-    case 0: x = LOAD(call.in + 1000); break;
-    case 1: x = LOAD(call.in - 1); break;
-    case 2: STORE(call.out + block_count() * THREADS, x); break;
-    case 3: x = LOAD((float *)((char *)call.in + 2)); break;
-    case 4: x = load_floats(call.in + 997).x; break;
-    case 5: x = load_floats(call.in + 1).x; break;
-    case 6: copy_async(first + 4, call.in + 1); break;
-    case 7: copy_async(first + 4, call.in + 1000); break;
-    case 8: copy_async(first + 1, call.in); break;
-    case 9: copy_async(call.out, call.in); break;
-    case 10: atomic_add(call.counter + 1, 1); break;
-    case 11: copy_async(memory + 512, call.in); break;
-    case 12: copy_async(first, call.in); break;
+    switch (args.what) {
+    case 0: x = LOAD(args.in + 1000); break;
+    case 1: x = LOAD(args.in - 1); break;
+    case 2: STORE(args.out + block_count() * THREADS, x); break;
+    case 3: x = LOAD((float *)((char *)args.in + 2)); break;
+    case 4: x = load_floats(args.in + 997).x; break;
+    case 5: x = load_floats(args.in + 1).x; break;
+    case 6: copy_async(first + 4, args.in + 1); break;
+    case 7: copy_async(first + 4, args.in + 1000); break;
+    case 8: copy_async(first + 1, args.in); break;
+    case 9: copy_async(args.out, args.in); break;
+    case 10: atomic_add(args.counter + 1, 1); break;
+    case 11: copy_async(memory + 512, args.in); break;
+    case 12: copy_async(first, args.in); break;
     case 13: memory[512] = 1; break;
-    case 14: STORE(call.in + t, x); break;
-    case 15: atomic_add((int *)call.in, 1); break;
+    case 14: STORE(args.in + t, x); break;
+    case 15: atomic_add((int *)args.in, 1); break;
     case 20: x = first[t + (t == 77) * 100]; break;
     case 21: matrix[1][9 + (t == 3)] = 1; break;
     case 22: x = ((float *)memory)[2 * t]; break;
-    case 23: x = call.in[1000 + t]; break;
+    case 23: x = args.in[1000 + t]; break;
     case 24: x = moved[t * 2 + THREADS]; break;
     case 25: x = moved[-1 - t]; break;
     }
     synchronize();
-    STORE(call.out + block_index() * THREADS + t, x);
+    STORE(args.out + block_index() * THREADS + t, x);
 }
 
 /* What is right has even numbers, what is a race odd ones. */
@@ -103,8 +103,8 @@ KERNEL(racing) {
     SHARED float a[THREADS];
     SHARED unsigned short b[THREADS];
     SHARED uint4 c[THREADS];
-    int t = thread_index(), what = call.what;
-    a[t] = LOAD(call.in + t);
+    int t = thread_index(), what = args.what;
+    a[t] = LOAD(args.in + t);
     b[t] = (unsigned short)t;
     if (what != 1)
         synchronize();
@@ -125,7 +125,7 @@ KERNEL(racing) {
         x += b[t ^ 1];
     }
     if (what == 8 || what == 9) {
-        copy_async(c + t, call.in + 4 * t);
+        copy_async(c + t, args.in + 4 * t);
         copy_async_commit();
         copy_async_wait(0);
         if (what == 8)
@@ -145,7 +145,7 @@ KERNEL(racing) {
         if (t == 0)
             b[5] = 2;
     }
-    STORE(call.out + block_index() * THREADS + t, x);
+    STORE(args.out + block_index() * THREADS + t, x);
 }
 
 /* What is in shared memory at the start of a block, before it is written to. */
@@ -153,7 +153,7 @@ KERNEL(unwritten) {
     SHARED float a[THREADS];
     DYNAMIC_SHARED(memory);
     int t = thread_index();
-    STORE(call.out + block_index() * THREADS + t, call.what ? ((float *)memory)[t] : a[t]);
+    STORE(args.out + block_index() * THREADS + t, args.what ? ((float *)memory)[t] : a[t]);
     a[t] = ((float *)memory)[t] = 1;
 }
 
@@ -163,12 +163,12 @@ KERNEL(counting) {
     for (;;) {
         synchronize();
         if (thread_index() == 0)
-            item = atomic_add(call.counter, 1);
+            item = atomic_add(args.counter, 1);
         synchronize();
         if (item >= 1000)
             return;
         if (thread_index() == item % THREADS)
-            STORE(call.out + item, LOAD(call.out + item) + item);
+            STORE(args.out + item, LOAD(args.out + item) + item);
     }
 }
 
@@ -179,8 +179,8 @@ KERNEL(striding) {
     for (int i = thread_index(); i < 64 * 9; i += THREADS)
         rows[i] = make_uint4(i, i, i, i);
     synchronize();
-    load_matrices_4(got, rows + thread_index() % 32 * call.what);
-    STORE(call.out + block_index() * THREADS + thread_index(), (float)got[0]);
+    load_matrices_4(got, rows + thread_index() % 32 * args.what);
+    STORE(args.out + block_index() * THREADS + thread_index(), (float)got[0]);
 }
 
 /* More local variables than a thread of the shim has room for. */
@@ -188,8 +188,8 @@ KERNEL(striding) {
 KERNEL(hoarding) {
     float local[64 * 1024];
     for (int i = 0; i < 64 * 1024; i++)
-        local[i] = LOAD(call.in + i % 1000);
+        local[i] = LOAD(args.in + i % 1000);
     synchronize();
-    STORE(call.out + block_index() * THREADS + thread_index(), local[(int)local[call.what]]);
+    STORE(args.out + block_index() * THREADS + thread_index(), local[(int)local[args.what]]);
 }
 #endif

@@ -1,4 +1,4 @@
-"""What a CUDA kernel is told: the structs of `cuda/dilated.cuh` as numpy dtypes, byte for byte, and how a call fills them.
+"""The one argument of every CUDA kernel: the structs of `kernels/dilated.cuh` as numpy dtypes, byte for byte, and their values.
 
 `Tile` and `Branch` are `dilkit.backends.tiles.schedule.TILE` and `BRANCH`.
 """
@@ -25,7 +25,7 @@ VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
 ADDRESSES = ("tiles", "branches", "counter")
 COUNTS = ("tile_count", "branch_count", "step", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
 
-CALL = np.dtype(
+ARGUMENTS = np.dtype(
     [(name, VIEW) for name in VIEWS]
     + [(name, np.uint64) for name in ("lse", "delta", "mask")]
     + [(name, np.int64) for name in ("mask_batch", "mask_row")]
@@ -34,15 +34,15 @@ CALL = np.dtype(
     + [("scale", np.float32)],
     align=True,
 )
-"""The one argument of every kernel, passed by value. An address that a kernel does not use is 0."""
+"""`Args` of `kernels/dilated.cuh`, which a kernel gets by value. An address that it does not use is 0."""
 
 _PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i f")
-"""The same for `struct`, which fills it much faster than numpy does, field by field."""
+"""The same for `struct`, which packs it much faster than numpy fills it field by field."""
 
 _NOWHERE = 0, 0, 0, 0
 
 
-def make_call(
+def make_arguments(
     problem: Problem,
     tensors: Mapping[str, Tensor | None],
     group: Group | None = None,
@@ -50,7 +50,8 @@ def make_call(
     addresses: Mapping[str, int] | None = None,
     first: bool = True,
 ) -> NDArray[np.void]:
-    """The `CALL` of one launch over `group`, or over rows as they come: an array of no dimensions, which CuPy passes by value.
+    """The `ARGUMENTS` of one launch: an array of no dimensions, which CuPy passes by value. Without a `group`, it is over rows in
+    the order of memory.
 
     `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
     `branches` and, if there is one, `counter` lie on the device. `first`: whether no earlier group has written the results.
@@ -64,7 +65,7 @@ def make_call(
     flags = problem.is_causal, problem.pattern.overlap == "once", first
     mask_strides = (0, 0) if mask is None else mask.stride()
     packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, problem.scale)
-    return np.frombuffer(packed, CALL).reshape(())
+    return np.frombuffer(packed, ARGUMENTS).reshape(())
 
 
 def _view(tensor: Tensor | None) -> tuple[int, ...]:

@@ -1,0 +1,71 @@
+"""Rows and columns of a tile: device functions that find where they are, and what their scores need, a thread for each."""
+
+from __future__ import annotations
+
+from dilkit.backends.numba.compiling import LOG2E, NEVER, ZERO, device
+from dilkit.backends.numba.visible import list_visible, masked, visible_position
+from dilkit.backends.tiles.schedule import MAX_SEQ
+
+
+@device
+def find_rows(memory, tile, step, thread):
+    """Where the tile's rows are; -1 beyond the last."""
+    if thread.number < memory.rows.shape[0]:
+        memory.rows[thread.number] = tile.row + thread.number * step if thread.number < tile.rows else -1
+
+
+@device
+def find_keys(memory, tile, group, seq, causal, thread):
+    """The keys that the rows of a query tile see."""
+    if thread.number == 0:
+        highest = tile.row + (tile.rows - 1) * group.step + 1 if causal else seq
+        list_visible(memory.visible, group.branches, tile.branches, tile.row, seq, 0, highest)
+
+
+@device
+def find_queries(memory, tile, chosen, group, seq, causal, thread):
+    """The queries that see the rows of a key tile through the branches of the bit set `chosen`."""
+    if thread.number == 0:
+        list_visible(memory.visible, group.branches, chosen, tile.row, seq, tile.row if causal else 0, seq)
+
+
+@device
+def look_up_keys(memory, window, tile, group, mask, once, thread):
+    """The visible keys from number `window` on, as columns."""
+    index, count = window + thread.number, group.branches.shape[0]
+    position, bias = visible_position(memory.visible, index, count, tile.branches, tile.row, once)
+    memory.columns.positions[thread.number] = position
+    memory.columns.biases[thread.number] = NEVER if masked(mask, tile.batch, max(position, 0)) else bias
+
+
+@device
+def look_up_queries(memory, window, tile, head, chosen, group, lse, delta, once, thread):
+    """The visible queries of `head` from number `window` on, as columns. One that sees nothing has no gradient."""
+    index, count = window + thread.number, group.branches.shape[0]
+    position, bias = visible_position(memory.visible, index, count, chosen, tile.row, once)
+    total = lse[tile.batch, head, max(position, 0)]
+    seen = position >= 0 and total > NEVER
+    memory.columns.positions[thread.number] = position
+    memory.columns.biases[thread.number] = bias - total * LOG2E if seen else NEVER
+    memory.columns.deltas[thread.number] = delta[tile.batch, head, position] if seen else ZERO
+
+
+@device
+def start_query_terms(terms, lse, delta, memory, tile, causal, thread):
+    """What the scores and gradients of the rows of a query tile need."""
+    for i in range(terms.limits.shape[0]):
+        position = memory.rows[thread.y + i * thread.down]
+        total = lse[tile.batch, tile.head, max(position, 0)]
+        seen = position >= 0 and total > NEVER
+        terms.biases[i] = -total * LOG2E if seen else NEVER
+        terms.deltas[i] = delta[tile.batch, tile.head, position] if seen else ZERO
+        terms.limits[i] = position if causal else MAX_SEQ
+
+
+@device
+def start_key_terms(terms, mask, memory, tile, causal, thread):
+    """What the scores of the rows of a key tile need."""
+    for i in range(terms.limits.shape[0]):
+        position = memory.rows[thread.y + i * thread.down]
+        terms.biases[i] = NEVER if masked(mask, tile.batch, max(position, 0)) else ZERO
+        terms.limits[i] = position if causal else -1
