@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends
@@ -14,7 +16,10 @@ from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
 from dilkit.tools.console.arguments import add_backend_argument, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
-from dilkit.tools.console.text import grid, print_json, table
+from dilkit.tools.console.text import print_json
+from dilkit.tools.report.document import Document, Table
+from dilkit.tools.report.terminal import document_text
+from dilkit.tools.results.decode import encode
 from dilkit.tools.verify.problems import LARGE, PROBLEMS
 
 if TYPE_CHECKING:
@@ -30,10 +35,50 @@ OUTPUTS = ("out", "lse", "dq", "dk", "dv")
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")
 """The large cases that are computed again and again."""
+LEGEND = (
+    "A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right, "
+    "for gradients 3. -: refused or not computed; FAIL: wrong."
+)
+Ratio = float | str | None
+"""An error ratio; None where nothing was computed, "inf" where it is infinite, which JSON cannot say otherwise."""
 
-_LEGEND = """\
-A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right,
-for gradients 3. -: refused or not computed; FAIL: wrong."""
+
+@dataclass(frozen=True)
+class Failed:
+    """A case that a backend got wrong."""
+
+    case: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of one backend: worst ratios by feature and by output, for each dtype; how often each refusal was met."""
+
+    counts: dict[str, int]
+    by_feature: dict[str, dict[str, dict[str, Ratio]]]
+    by_output: dict[str, dict[str, Ratio]]
+    refusals: dict[str, int]
+    failures: list[Failed]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often large cases were computed anew, and how many of these differed in a bit from the first, by backend."""
+
+    times: int
+    differing: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was checked."""
+
+    device: str
+    cases: int
+    right: bool
+    backends: dict[str, Judged]
+    repeats: Repeats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,33 +99,24 @@ def run(args: argparse.Namespace) -> int:
     cases = (*PROBLEMS, *large)
     chosen = args.backend or requested_backends()
     with _one_by_one(on_cuda and not chosen) as kernels:
-        names = chosen or (*list_backends(), *kernels)
-        results = _checked(names, cases, args.device)
-        report = collect(results, args.device, len(cases))
-        report["repeats"] = dict(times=repeats, differing=_repeated(results, args.device, repeats) if repeats else {})
-    report["right"] = report["right"] and not any(report["repeats"]["differing"].values())
+        results = _checked(chosen or (*list_backends(), *kernels), cases, args.device)
+        differing = _repeated(results, args.device, repeats) if repeats else {}
+    by_backend = {name: [r for r in results if r.backend == name] for name in dict.fromkeys(r.backend for r in results)}
+    counts = Counter(result.verdict for result in results)
+    right = counts["passed"] > 0 and not counts["failed"] and not counts["broken"] and not any(differing.values())
+    judged = {name: _judged(own) for name, own in by_backend.items()}
+    report = Report(args.device, len(cases), right, judged, Repeats(repeats, differing))
     if args.json:
-        print_json("verify", report)
+        print_json("verify", encode(report))
     else:
-        print("\n".join(_lines(report)))
-    return 0 if report["right"] else 1
+        print(document_text(document(report)))
+    return 0 if right else 1
 
 
 def _one_by_one(wanted: bool) -> AbstractContextManager[tuple[str, ...]]:
     from dilkit.tools.verify.one_kernel import one_kernel_backends
 
     return one_kernel_backends("cuda") if wanted else nullcontext(())
-
-
-def collect(results: list[Result], device: str, cases: int) -> dict[str, Any]:
-    """The results as plain data: for each backend its counts, tables of worst ratios, refusals and failures."""
-    by_backend: dict[str, list[Result]] = {}
-    for result in results:
-        by_backend.setdefault(result.backend, []).append(result)
-    judged = {name: _judged(own) for name, own in by_backend.items()}
-    counts = Counter(result.verdict for result in results)
-    right = counts["passed"] > 0 and not counts["failed"] and not counts["broken"]
-    return dict(device=device, cases=cases, right=right, backends=judged)
 
 
 def _checked(backends: tuple[str, ...], cases: tuple[Case, ...], device: str) -> list[Result]:
@@ -111,54 +147,57 @@ def _repeated(results: list[Result], device: str, repeats: int) -> dict[str, int
     return found
 
 
-def _judged(results: list[Result]) -> dict[str, Any]:
+def _judged(results: list[Result]) -> Judged:
     counts = Counter(result.verdict for result in results)
-    features = list(dict.fromkeys(result.case.feature for result in results))
-    return dict(
+    of = {(f, d): [r for r in results if (r.case.feature, r.case.dtype) == (f, d)] for f in _features(results) for d in DTYPES}
+    ratios = {(o, d): [r.ratios[o] for r in results if r.case.dtype == d and o in r.ratios] for o in OUTPUTS for d in DTYPES}
+    return Judged(
         counts={verdict: counts[verdict] for verdict in ("passed", "refused", "failed", "broken")},
-        by_feature={
-            f: {d: _cell([r for r in results if (r.case.feature, r.case.dtype) == (f, d)]) for d in DTYPES} for f in features
-        },
-        by_output={
-            o: {d: _worst([r.ratios[o] for r in results if r.case.dtype == d and o in r.ratios]) for d in DTYPES} for o in OUTPUTS
-        },
+        by_feature={feature: {d: _cell(of[feature, d]) for d in DTYPES} for feature in _features(results)},
+        by_output={output: {d: _worst(ratios[output, d]) for d in DTYPES} for output in OUTPUTS},
         refusals=dict(Counter("; ".join(r.reasons) for r in results if r.verdict in ("refused", "broken"))),
-        failures=[dict(case=r.case.name, reasons=list(r.reasons)) for r in results if r.verdict == "failed"],
+        failures=[Failed(r.case.name, r.reasons) for r in results if r.verdict == "failed"],
     )
 
 
-def _cell(results: list[Result]) -> dict[str, Any]:
-    counts = Counter(result.verdict for result in results)
-    return {**counts, "worst": _worst([result.worst for result in results if result.ratios])}
+def _features(results: list[Result]) -> list[str]:
+    return list(dict.fromkeys(result.case.feature for result in results))
 
 
-def _worst(ratios: list[float]) -> float | str | None:
-    """The largest ratio; None without any, "inf" for one that is infinite, which JSON cannot say otherwise."""
+def _cell(results: list[Result]) -> dict[str, Ratio]:
+    return {
+        **Counter(result.verdict for result in results),
+        "worst": _worst([result.worst for result in results if result.ratios]),
+    }
+
+
+def _worst(ratios: Sequence[float]) -> Ratio:
     worst = max(ratios, default=None)
     return "inf" if worst == float("inf") else worst
 
 
-def _lines(report: dict[str, Any]) -> list[str]:
-    lines = [f"{report['cases']} cases on {report['device']}, forward and gradients, against the fp64 oracle"]
-    for name, judged in report["backends"].items():
-        counts = ", ".join(f"{n} {verdict}" for verdict, n in judged["counts"].items() if n)
-        lines += ["", f"{name}: {counts}"]
-        if judged["counts"]["passed"] or judged["counts"]["failed"]:
-            rows = [(feature, [_shown(cells[d]) for d in DTYPES]) for feature, cells in judged["by_feature"].items()]
-            rows += [("", [""] * len(DTYPES))]
-            rows += [(f"all {output}", [_number(cells[d]) for d in DTYPES]) for output, cells in judged["by_output"].items()]
-            lines += grid("worst error", DTYPES, rows)
-        lines += table((f"{times} refused", reason) for reason, times in judged["refusals"].items())
-        lines += table((f"FAIL {f['case']}", "\n".join(f["reasons"])) for f in judged["failures"])
-    for name, differing in report["repeats"]["differing"].items():
-        said = "equal in every bit" if not differing else f"{differing} DIFFER"
-        lines += ["", f"{name}: large cases computed {report['repeats']['times']} times more: {said}"]
-    return [*lines, "", *_LEGEND.splitlines(), "every result is right" if report["right"] else "NOT every result is right"]
+def document(report: Report) -> Document:
+    """The report for people: a table for each backend that computed something, notes on what was refused or wrong."""
+    tables, notes = [], []
+    for name, judged in report.backends.items():
+        counts = ", ".join(f"{n} {verdict}" for verdict, n in judged.counts.items() if n)
+        if judged.counts["passed"] or judged.counts["failed"]:
+            tables.append(Table(f"{name}: {counts}", ("worst error", *DTYPES), tuple(_rows(judged))))
+        notes += [f"{name}: {times} refused: {reason}" for reason, times in judged.refusals.items()]
+        notes += [f"FAIL {name}, {failed.case}: {'; '.join(failed.reasons)}" for failed in judged.failures]
+    again = ((name, f"{count} DIFFER" if count else "equal in every bit") for name, count in report.repeats.differing.items())
+    notes += [f"{name}: large cases computed {report.repeats.times} times more: {said}" for name, said in again]
+    headline = f"{report.cases} cases on {report.device}, forward and gradients, against the fp64 oracle"
+    verdict = "every result is right" if report.right else "NOT every result is right"
+    return Document((headline,), tuple(tables), notes=tuple(notes), method=f"{LEGEND}\n{verdict}")
 
 
-def _shown(cell: dict[str, Any]) -> str:
-    return f"FAIL {_number(cell['worst'])}" if cell.get("failed") else _number(cell["worst"])
+def _rows(judged: Judged) -> Iterator[tuple[str, ...]]:
+    for feature, cells in judged.by_feature.items():
+        yield feature, *(f"{'FAIL ' if cells[d].get('failed') else ''}{_number(cells[d]['worst'])}" for d in DTYPES)
+    for output, worst in judged.by_output.items():
+        yield f"all {output}", *(_number(worst[d]) for d in DTYPES)
 
 
-def _number(ratio: float | str | None) -> str:
-    return "-" if ratio is None else ratio if isinstance(ratio, str) else f"{ratio:.2f}"
+def _number(ratio: Ratio) -> str:
+    return f"{ratio:.2f}" if isinstance(ratio, float) else ratio or "-"

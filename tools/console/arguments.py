@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from dilkit.problem import DTYPES, Problem
 from dilkit.tools.console.quantities import whole_number
 
 DENSE = "dense"
+PICTURES = (".png", ".svg", ".pdf")
+"""The endings of files that pictures can be written to."""
 _ALIASES = {
     "fp64": "float64",
     "double": "float64",
@@ -104,7 +107,7 @@ def pattern_of(args: argparse.Namespace) -> Pattern:
 def problem_of(args: argparse.Namespace, device: Device | None = None) -> Problem:
     """The problem that the arguments of `add_pattern_arguments` and `add_call_arguments` name, on `device` (default: the CPU)."""
     sizes = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, head_dim=args.dim, batch=args.batch)
-    flags = dict(is_causal=args.causal, key_padding_mask=args.mask, requires_grad=args.train)
+    flags = dict(is_causal=args.causal, key_padding_mask=args.mask, requires_grad=getattr(args, "train", False))
     options: dict[str, Any] = {**sizes, **flags, "device": device or probe("cpu")}
     return Problem(pattern=pattern_of(args), dtype=args.dtype, **options)
 
@@ -115,6 +118,18 @@ def make_folder(option: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{option}: folder {str(folder)!r} cannot be made: {error.strerror}; name another") from None
+
+
+def picture_file(option: str, path: Path) -> None:
+    """Raise ValueError naming `option` where no picture can be written to `path`."""
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"{option}: {str(path)!r} must end in {', '.join(PICTURES)}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{option}: the folder {str(path.parent)!r} does not exist; create it first")
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ValueError(f"{option}: a picture needs matplotlib (pip install 'dilkit[plot]'): {error}") from None
 
 
 def whole(at_least: int) -> Callable[[str], int]:

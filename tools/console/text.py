@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 WIDTH = 100
 SCHEMA = 1
 
 
-def print_json(command: str, report: dict[str, Any]) -> None:
+def print_json(command: str, report: Mapping[str, object]) -> None:
     """Print `report` as one line of strict JSON, with the schema's number and the command's name. Raises ValueError for NaN."""
     print(json.dumps({"schema": SCHEMA, "command": command, **report}, allow_nan=False))
 
@@ -41,18 +40,6 @@ def error_line(error: BaseException) -> str:
     first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     second = f" {more[0]}" if more and first.endswith(":") else ""
     return f"{type(error).__name__}: {first}{second}"
-
-
-def grid(corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], indent: int = 2) -> list[str]:
-    """A labelled grid of short cells, centred under their column's name."""
-    rows = list(rows)
-    first = max(len(corner), *(len(label) for label, _ in rows))
-    widths = [max(len(name), *(len(cells[i]) for _, cells in rows)) for i, name in enumerate(columns)]
-    lines = []
-    for label, cells in [(corner, columns), *rows]:
-        shown = "  ".join(f"{cell:^{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{' ' * indent}{label:<{first}}  {shown}".rstrip())
-    return lines
 
 
 def in_bytes(count: int | None) -> str:

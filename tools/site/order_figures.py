@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from dilkit.orders.locality import locality_report
@@ -35,8 +34,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
     for shape, length in CASES:
         case = f"{' x '.join(map(str, shape))}, {length:,}"
         for order in orders_of(shape, length, BLOCK).values():
-            found = asdict(locality_report(order, length, RATES, window=WINDOWS[len(shape)], block=BLOCK))
-            compact = [cell for part in ("aligned", "shifted") for cell in compactness_cells(found[part])[1:]]
-            distances = [distance_cell(kept) for kept in found["kept"]]
-            yield case, label(found), *compact, *distances, f"{found['active_blocks']:.2f}"
+            found = locality_report(order, length, RATES, window=WINDOWS[len(shape)], block=BLOCK)
+            compact = [cell for part in (found.aligned, found.shifted) for cell in compactness_cells(part)[1:]]
+            yield case, label(found), *compact, *map(distance_cell, found.kept), f"{found.active_blocks:.2f}"
             case = ""

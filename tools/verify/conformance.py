@@ -107,7 +107,7 @@ def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decis
 
 
 def _call(case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
-    options = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale)
+    options: dict[str, Any] = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale)
     return dilated_attention(q, k, v, case.pattern, backend=backend, return_lse=True, **options)
 
 
@@ -121,9 +121,8 @@ def _differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: boo
     out, lse = attend(*qkv, tensors.mask)
     found = dict(out=out.detach(), lse=lse.detach())
     if gradients:
-        found |= zip(
-            ("dq", "dk", "dv"), torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse.to(lse.dtype))), strict=True
-        )
+        gradients_of = torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse.to(lse.dtype)))
+        found |= zip(("dq", "dk", "dv"), gradients_of, strict=True)
     return found
 
 
@@ -142,10 +141,11 @@ def _few_roundings(case: Case, tensors: Tensors, exact: Results) -> dict[str, fl
     largest = {name: x[x.isfinite()].abs().max().item() if x.isfinite().any() else 0.0 for name, x in exact.items()}
     scale = abs(case.problem().scale)
     difference = scale * (tensors.dout.double().abs().mean() * v.mean()).item() * case.head_dim
-    natural = dict(out=v.max(), lse=1.0, dq=difference * k.max(), dk=difference * q.max(), dv=tensors.dout.double().abs().max())
+    most_q, most_k, most_v, most_dout = (x.max().item() for x in (q, k, v, tensors.dout.double().abs()))
+    natural = dict(out=most_v, lse=1.0, dq=difference * most_k, dk=difference * most_q, dv=most_dout)
     accumulating, result = torch.finfo(torch.float32).eps, torch.finfo(getattr(torch, case.dtype)).eps
     accumulating *= max(1.0, largest["lse"] / 8)
-    return {name: accumulating * float(natural[name]) + result / 2 * size for name, size in largest.items()}
+    return {name: accumulating * natural[name] + result / 2 * size for name, size in largest.items()}
 
 
 def _distance(found: Tensor, exact: Tensor) -> float:
@@ -157,14 +157,12 @@ def _distance(found: Tensor, exact: Tensor) -> float:
 def _malformed(found: Results, tensors: Tensors) -> list[str]:
     """What is wrong with the form of the results, whatever their values."""
     wrong = []
-    batch, seq, heads, _ = tensors.query.shape
-    shapes = dict(
-        out=tensors.query.shape, lse=(batch, heads, seq), dq=tensors.query.shape, dk=tensors.key.shape, dv=tensors.value.shape
-    )
+    query, key = tuple(tensors.query.shape), tuple(tensors.key.shape)
+    shapes = dict(out=query, lse=(query[0], query[2], query[1]), dq=query, dk=key, dv=key)
     for name, x in found.items():
         dtype = lse_dtype(tensors.query.dtype) if name == "lse" else tensors.query.dtype
-        if x.dtype != dtype or x.shape != shapes[name]:
-            wrong.append(f"{name} is {x.dtype} {tuple(x.shape)}; {dtype} {tuple(shapes[name])} is right")
+        if x.dtype != dtype or tuple(x.shape) != shapes[name]:
+            wrong.append(f"{name} is {x.dtype} {tuple(x.shape)}; {dtype} {shapes[name]} is right")
     if not found["out"].is_contiguous():
         wrong.append(f"out has strides {found['out'].stride()}; it must be contiguous")
     unseen = found["lse"] == -torch.inf

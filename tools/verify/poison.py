@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -25,11 +25,8 @@ def poisoned_memory() -> Iterator[None]:
 
         return made
 
-    with (
-        mock.patch.object(torch, "empty", poisoning(torch.empty)),
-        mock.patch.object(torch, "empty_like", poisoning(torch.empty_like)),
-        mock.patch.object(torch, "empty_strided", poisoning(torch.empty_strided)),
-        mock.patch.object(torch.Tensor, "new_empty", poisoning(torch.Tensor.new_empty)),
-        mock.patch.object(torch.Tensor, "new_empty_strided", poisoning(torch.Tensor.new_empty_strided)),
-    ):
+    makers = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"))
+    with ExitStack() as patched:
+        for owner, name in (*makers, (Tensor, "new_empty"), (Tensor, "new_empty_strided")):
+            patched.enter_context(mock.patch.object(owner, name, poisoning(getattr(owner, name))))
         yield

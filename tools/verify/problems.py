@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dilkit.device import Device, probe
@@ -19,6 +19,7 @@ FIVE = Pattern([4, 8, 16, 32, 64], [1, 2, 4, 8, 16])
 
 LAYOUTS = ("contiguous", "sliced", "transposed", "expanded")
 VALUES = ("normal", "large query", "large key", "large value", "huge", "constant value")
+Fields = dict[str, Any]
 MIXED = 80
 """How many cases join several features at random, by a fixed seed."""
 
@@ -55,137 +56,88 @@ class Case:
 
     def problem(self, device: Device | None = None, requires_grad: bool = True) -> Problem:
         """This case as the selector sees it, on `device` (default: the CPU)."""
-        sizes = dict(
-            seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim, batch=self.batch
-        )
-        flags = dict(
-            is_causal=self.is_causal, key_padding_mask=self.mask != "none", requires_grad=requires_grad and self.gradients
-        )
-        options: dict[str, Any] = {**sizes, **flags, "scale": self.scale, "device": device or probe("cpu")}
-        return Problem(pattern=self.pattern, dtype=self.dtype, **options)
+        sizes: Fields = dict(seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim)
+        flags: Fields = dict(is_causal=self.is_causal, key_padding_mask=self.mask != "none", scale=self.scale)
+        where: Fields = dict(device=device or probe("cpu"), requires_grad=requires_grad and self.gradients)
+        return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **where)
 
 
-@dataclass(frozen=True)
-class _Feature:
-    """Variants of one feature: for each, the fields in which its case differs from the default one."""
-
-    name: str
-    variants: dict[str, dict[str, Any]]
-
-    def cases(self) -> Iterator[Case]:
-        for variant, fields in self.variants.items():
-            yield Case(feature=self.name, variant=variant, **fields)
-
-
-FEATURES = (
-    _Feature(
-        "plain",
-        {"nested": {}, "two branches": dict(pattern=Pattern([8, 32], [1, 4])), "one branch": dict(pattern=Pattern([8], [1]))},
-    ),
-    _Feature("causal", {"nested": dict(is_causal=True), "ragged": dict(is_causal=True, pattern=RAGGED, seq=53)}),
-    _Feature(
-        "mask",
-        {mask: dict(mask=mask) for mask in ("random", "left", "right")}
-        | {"random causal": dict(mask="random", is_causal=True), "right ragged": dict(mask="right", pattern=RAGGED, seq=47)},
-    ),
-    _Feature(
-        "grouped heads",
-        {
-            "4 over 2": dict(kv_heads=2),
-            "4 over 1 causal": dict(kv_heads=1, is_causal=True),
-            "6 over 3 block": dict(heads=6, kv_heads=3, pattern=Pattern([8, 32], [2, 4], offset="block")),
-            "8 over 2 mask": dict(heads=8, kv_heads=2, mask="random"),
-        },
-    ),
-    _Feature(
-        "offset",
-        {
-            "block": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block")),
-            "block 6 heads": dict(heads=6, pattern=Pattern([16, 32], [3, 4], offset="block"), is_causal=True),
-            "heads 3-6 of 8": dict(pattern=Pattern([16, 32], [2, 4], head_shard=(3, 8))),
-            "heads 5-8 of 12 block": dict(pattern=Pattern([16, 35], [3, 4], offset="block", head_shard=(5, 12))),
-        },
-    ),
-    _Feature(
-        "overlap",
-        {
-            "once": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once")),
-            "once causal": dict(pattern=Pattern([6, 10, 21], [1, 3, 5], overlap="once"), is_causal=True, seq=43),
-            "twice the same": dict(pattern=TWICE),
-        },
-    ),
-    _Feature(
-        "head split",
-        {
-            "equal": dict(pattern=Pattern.head_split([8, 16], [1, 2], 4)),
-            "unequal causal": dict(pattern=Pattern.head_split([8, 16, 32], [1, 2, 4], 4), is_causal=True),
-            "overlapping": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], heads=[None, (0, 3), (2, 4)])),
-            "unserved head": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
-            "grouped": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 3), (3, 6)]), heads=6, kv_heads=2),
-        },
-    ),
-    _Feature(
-        "length",
-        {str(n): dict(seq=n) for n in (1, 2, 7, 15, 16, 17, 31, 37, 61, 64)} | {"31 causal": dict(seq=31, is_causal=True)},
-    ),
-    _Feature(
-        "long segment",
-        {"w > n": dict(pattern=Pattern([64, 1000], [1, 4]), seq=23), "1 token": dict(pattern=Pattern([64], [4]), seq=1)},
-    ),
-    _Feature(
-        "rate",
-        {
-            "equals segment": dict(pattern=Pattern([4, 8], [4, 8])),
-            "exceeds heads": dict(pattern=Pattern([8, 16], [1, 8]), heads=2),
-            "does not divide heads": dict(pattern=Pattern([12, 24], [1, 3])),
-            "does not divide segment": dict(pattern=Pattern([10, 22], [3, 4]), is_causal=True),
-            "exceeds tail": dict(pattern=Pattern([16], [8]), heads=8, seq=35),
-        },
-    ),
-    _Feature(
-        "branches",
-        {
-            "not nested": dict(pattern=RAGGED, seq=59),
-            "five": dict(pattern=FIVE, seq=67),
-            "five causal": dict(pattern=FIVE, is_causal=True, seq=70),
-        },
-    ),
-    _Feature("batch", {"1": dict(batch=1), "3": dict(batch=3, seq=24)}),
-    _Feature(
-        "head_dim", {"8": dict(head_dim=8), "7": dict(head_dim=7), "32": dict(head_dim=32, seq=24), "1 head": dict(heads=1)}
-    ),
-    _Feature(
-        "empty rows",
-        {
-            "rows no head keeps": dict(pattern=SPARSE),
-            "masked left causal": dict(mask="left", is_causal=True),
-            "masked element": dict(mask="element"),
-            "masked element causal": dict(mask="element", is_causal=True, pattern=RAGGED),
-            "all masked": dict(mask="all", seq=17),
-        },
-    ),
-    _Feature(
-        "layout",
-        {layout: dict(layout=layout) for layout in LAYOUTS[1:]}
-        | {
-            f"{layout} grouped mask": dict(layout=layout, kv_heads=2, mask="random", is_causal=True, seq=33)
-            for layout in LAYOUTS[1:]
-        },
-    ),
-    _Feature("values", {values: dict(values=values, gradients=values != "huge") for values in VALUES[1:]}),
-    _Feature(
-        "scale",
-        {"1": dict(scale=1.0), "0 causal": dict(scale=0.0, is_causal=True), "negative causal": dict(scale=-0.3, is_causal=True)},
-    ),
-    _Feature(
-        "dense",
-        {
-            "full": dict(pattern=Pattern.dense()),
-            "causal": dict(pattern=Pattern.dense(), is_causal=True, seq=33),
-            "mask grouped": dict(pattern=Pattern.dense(), mask="random", kv_heads=2),
-        },
-    ),
-)
+FEATURES: dict[str, dict[str, Fields]] = {
+    "plain": {
+        "nested": {},
+        "two branches": dict(pattern=Pattern([8, 32], [1, 4])),
+        "one branch": dict(pattern=Pattern([8], [1])),
+    },
+    "causal": {"nested": dict(is_causal=True), "ragged": dict(is_causal=True, pattern=RAGGED, seq=53)},
+    "mask": {mask: dict(mask=mask) for mask in ("random", "left", "right")}
+    | {"random causal": dict(mask="random", is_causal=True), "right ragged": dict(mask="right", pattern=RAGGED, seq=47)},
+    "grouped heads": {
+        "4 over 2": dict(kv_heads=2),
+        "4 over 1 causal": dict(kv_heads=1, is_causal=True),
+        "6 over 3 block": dict(heads=6, kv_heads=3, pattern=Pattern([8, 32], [2, 4], offset="block")),
+        "8 over 2 mask": dict(heads=8, kv_heads=2, mask="random"),
+    },
+    "offset": {
+        "block": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block")),
+        "block 6 heads": dict(heads=6, pattern=Pattern([16, 32], [3, 4], offset="block"), is_causal=True),
+        "heads 3-6 of 8": dict(pattern=Pattern([16, 32], [2, 4], head_shard=(3, 8))),
+        "heads 5-8 of 12 block": dict(pattern=Pattern([16, 35], [3, 4], offset="block", head_shard=(5, 12))),
+    },
+    "overlap": {
+        "once": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once")),
+        "once causal": dict(pattern=Pattern([6, 10, 21], [1, 3, 5], overlap="once"), is_causal=True, seq=43),
+        "twice the same": dict(pattern=TWICE),
+    },
+    "head split": {
+        "equal": dict(pattern=Pattern.head_split([8, 16], [1, 2], 4)),
+        "unequal causal": dict(pattern=Pattern.head_split([8, 16, 32], [1, 2, 4], 4), is_causal=True),
+        "overlapping": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], heads=[None, (0, 3), (2, 4)])),
+        "unserved head": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
+        "grouped": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 3), (3, 6)]), heads=6, kv_heads=2),
+    },
+    "length": {str(n): dict(seq=n) for n in (1, 2, 7, 15, 16, 17, 31, 37, 61, 64)} | {"31 causal": dict(seq=31, is_causal=True)},
+    "long segment": {
+        "w > n": dict(pattern=Pattern([64, 1000], [1, 4]), seq=23),
+        "1 token": dict(pattern=Pattern([64], [4]), seq=1),
+    },
+    "rate": {
+        "equals segment": dict(pattern=Pattern([4, 8], [4, 8])),
+        "exceeds heads": dict(pattern=Pattern([8, 16], [1, 8]), heads=2),
+        "does not divide heads": dict(pattern=Pattern([12, 24], [1, 3])),
+        "does not divide segment": dict(pattern=Pattern([10, 22], [3, 4]), is_causal=True),
+        "exceeds tail": dict(pattern=Pattern([16], [8]), heads=8, seq=35),
+    },
+    "branches": {
+        "not nested": dict(pattern=RAGGED, seq=59),
+        "five": dict(pattern=FIVE, seq=67),
+        "five causal": dict(pattern=FIVE, is_causal=True, seq=70),
+    },
+    "batch": {"1": dict(batch=1), "3": dict(batch=3, seq=24)},
+    "head_dim": {"8": dict(head_dim=8), "7": dict(head_dim=7), "32": dict(head_dim=32, seq=24), "1 head": dict(heads=1)},
+    "empty rows": {
+        "rows no head keeps": dict(pattern=SPARSE),
+        "masked left causal": dict(mask="left", is_causal=True),
+        "masked element": dict(mask="element"),
+        "masked element causal": dict(mask="element", is_causal=True, pattern=RAGGED),
+        "all masked": dict(mask="all", seq=17),
+    },
+    "layout": {layout: dict(layout=layout) for layout in LAYOUTS[1:]}
+    | {
+        f"{layout} grouped mask": dict(layout=layout, kv_heads=2, mask="random", is_causal=True, seq=33) for layout in LAYOUTS[1:]
+    },
+    "values": {values: dict(values=values, gradients=values != "huge") for values in VALUES[1:]},
+    "scale": {
+        "1": dict(scale=1.0),
+        "0 causal": dict(scale=0.0, is_causal=True),
+        "negative causal": dict(scale=-0.3, is_causal=True),
+    },
+    "dense": {
+        "full": dict(pattern=Pattern.dense()),
+        "causal": dict(pattern=Pattern.dense(), is_causal=True, seq=33),
+        "mask grouped": dict(pattern=Pattern.dense(), mask="random", kv_heads=2),
+    },
+}
+"""Every feature alone. Of each variant: the fields in which its case differs from the default one."""
 
 
 def _mixed(count: int) -> Iterator[Case]:
@@ -197,7 +149,7 @@ def _mixed(count: int) -> Iterator[Case]:
         lengths = [draw.randint(1, 40) for _ in range(branches)]
         rates = [min(length, draw.choice([1, 1, 2, 3, 4, 5, 8])) for length in lengths]
         split = branches <= heads and draw.random() < 0.2
-        options = dict(offset=draw.choice(["modulo", "block"]), overlap=draw.choice(["count", "count", "once"]))
+        options: Fields = dict(offset=draw.choice(["modulo", "block"]), overlap=draw.choice(["count", "count", "once"]))
         yield Case(
             feature="mix",
             variant=f"{i:02}",
@@ -214,15 +166,19 @@ def _mixed(count: int) -> Iterator[Case]:
         )
 
 
-def _problems() -> tuple[Case, ...]:
-    alone = [replace(case, dtype=dtype) for feature in FEATURES for case in feature.cases() for dtype in DTYPES]
-    return (*alone, *_mixed(MIXED))
-
-
-PROBLEMS = _problems()
+PROBLEMS = (
+    *(
+        Case(feature=feature, variant=variant, dtype=dtype, **fields)
+        for feature, variants in FEATURES.items()
+        for variant, fields in variants.items()
+        for dtype in DTYPES
+    ),
+    *_mixed(MIXED),
+)
 
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
-_LARGE = {
+_DEFAULT: Fields = dict(pattern=_LONG, seq=2048, head_dim=64, batch=1)
+_LARGE: dict[str, Fields] = {
     "nested": {},
     "causal": dict(is_causal=True),
     "head_dim 128": dict(head_dim=128),
@@ -235,7 +191,7 @@ _LARGE = {
     "dense causal": dict(pattern=Pattern.dense(), seq=1023, is_causal=True),
 }
 LARGE = tuple(
-    Case(feature="large", variant=variant, dtype=dtype, **{**dict(pattern=_LONG, seq=2048, head_dim=64, batch=1), **fields})
+    Case(feature="large", variant=variant, dtype=dtype, **_DEFAULT | fields)
     for variant, fields in _LARGE.items()
     for dtype in ("float32", "bfloat16", "float16")
 )

@@ -316,7 +316,7 @@ def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], 
     assert judged["counts"]["failed"] == len(judged["failures"]) > 0
     assert list(judged["refusals"]) == ["dtype float32: computes float16"]
     text = output(capsys, "verify", "--backend", picky, code=1)
-    assert "FAIL causal-nested-float16" in text
+    assert "FAIL picky, causal-nested-float16: out: the error is" in text
     assert "NOT every result is right" in text
 
 

@@ -75,7 +75,9 @@ def test_bytes_are_those_that_a_run_counts(capsys: pytest.CaptureFixture[str], o
         assert {name: facts["by_rank"][name] for name in run} == run, schedule
         for phase in PHASES:
             sent = run[f"{phase}_bytes"]
-            assert facts["sent_bytes"][phase] == dict(min=min(sent), mean=sum(sent) / len(sent), max=max(sent))
+            mean = sum(sent) / len(sent)
+            balance = max(sent) / mean if mean else 1.0
+            assert facts["sent_bytes"][phase] == dict(min=min(sent), mean=mean, max=max(sent), balance=balance)
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS.values(), ids=list(CONFIGURATIONS))

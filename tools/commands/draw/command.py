@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.pattern import Pattern
-from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of
+from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of, picture_file
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.terminal import coloured, shaded, side_by_side
 from dilkit.tools.console.text import print_json, wrapped
@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         if value > limit:
             raise ValueError(f"{name}: {value} is more than a picture can show; at most {limit}")
     pattern = pattern_of(args)
+    if args.out:
+        picture_file("--out", args.out)
     load_torch()
     count = pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
     if args.out:

@@ -11,36 +11,26 @@ from dilkit.tools.console.terminal import COLOURS
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUFFIXES = (".png", ".svg", ".pdf")
 _INK, _FUTURE, _LINES = "#33333b", "#ffffff", "#ffffff"
 _PER_ROW = 4
 
 
 def save_picture(count: Tensor, title: str, path: Path, is_causal: bool = False) -> None:
-    """Draw `count` `(heads, seq, seq)`, heads side by side, colour = count; in a causal one the future is left white.
+    """Draw `count` `(heads, seq, seq)`, heads side by side, colour = count; in a causal one the future is left white."""
+    from dilkit.tools.report.picture import new_figure, save
 
-    Raises ValueError for a file name of another kind than `SUFFIXES`, for a folder that is not there, or without matplotlib.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--out: {str(path)!r} must end in {', '.join(SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"--out: the folder {str(path.parent)!r} does not exist; create it first")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError(f"--out: a picture needs matplotlib (pip install 'dilkit[plot]'): {error}") from None
     heads, columns = len(count), min(len(count), _PER_ROW)
     rows = -(-heads // columns)
-    figure = Figure(figsize=(2.75 * columns + 1.2, 2.85 * rows + 0.75), layout="constrained", dpi=200)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     colours, norm = _scale(int(count.max()))
-    for h, ax in enumerate(axes.flat):
-        if h < heads:
-            mesh = _draw_head(ax, count[h], h, colours, norm, is_causal)
-        else:
-            ax.set_visible(False)
-    _label(figure, axes, mesh, int(count.max()), title, columns)
-    figure.savefig(path)
+    with new_figure(2.75 * columns + 1.2, 2.85 * rows + 0.75) as figure:
+        axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        for h, ax in enumerate(axes.flat):
+            if h < heads:
+                mesh = _draw_head(ax, count[h], h, colours, norm, is_causal)
+            else:
+                ax.set_visible(False)
+        _label(figure, axes, mesh, int(count.max()), title, columns)
+        save(figure, path, dpi=200)
 
 
 def _scale(largest: int) -> tuple[Any, Any]:

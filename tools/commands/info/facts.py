@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, environment. Every probe is guarded: the installation may be broken."""
+"""What this machine has: versions, devices, environment variables. Every probe is guarded: the installation may be broken."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import importlib.util
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TypeVar
 
 import dilkit
 from dilkit import environment
@@ -17,71 +19,111 @@ from dilkit.backends.native.backend import instruction_set
 from dilkit.device import Device, cuda_count, probe, torch_has_code
 from dilkit.selector import requested_backends
 
+T = TypeVar("T")
 
-def guarded(look: Callable[[], Any]) -> Any:
-    """What `look()` returns, or `{"error": text}`: a failing probe is a finding."""
+
+@dataclass(frozen=True)
+class Failure:
+    """A probe that failed, which is a finding."""
+
+    error: str
+
+    def __str__(self) -> str:
+        return self.error
+
+
+def guarded(look: Callable[[], T]) -> T | Failure:
+    """What `look()` returns, or the failure that came of it."""
     try:
         return look()
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return Failure(f"{type(error).__name__}: {error}")
 
 
-def failure(value: Any) -> str | None:
-    """The text of a probe that failed; None for one that did not."""
-    return value["error"] if isinstance(value, dict) and "error" in value else None
+@dataclass(frozen=True)
+class TorchBuild:
+    """The installed torch, and the CUDA it is built for (None: none)."""
+
+    version: str
+    cuda: str | None
+
+    def __str__(self) -> str:
+        return f"{self.version}, built {f'for CUDA {self.cuda}' if self.cuda else 'without CUDA'}"
 
 
-def versions() -> dict[str, Any]:
-    """Versions of what a result depends on; torch with the CUDA it is built for (None: none)."""
+def versions() -> dict[str, str | TorchBuild | Failure]:
+    """Versions of what a result depends on."""
     return dict(
         dilkit=dilkit.__version__,
         python=platform.python_version(),
-        torch=guarded(lambda: dict(version=_torch().__version__, cuda=_torch().version.cuda)),
-        numpy=guarded(lambda: importlib.import_module("numpy").__version__),
+        torch=guarded(lambda: TorchBuild(_torch().__version__, _torch().version.cuda)),
+        numpy=guarded(lambda: str(importlib.import_module("numpy").__version__)),
         plan_module=guarded(_cache_module),
         platform=platform.platform(),
     )
 
 
-def devices() -> list[Any]:
+def devices() -> list[Device | Failure]:
     """The devices of this machine, the CPU first: a `Device`, or the error that came of looking for it."""
     count = guarded(cuda_count)
-    gpus = [count] if failure(count) else [guarded(lambda i=i: probe("cuda", i)) for i in range(count)]
+    gpus = [count] if isinstance(count, Failure) else [guarded(partial(probe, "cuda", i)) for i in range(count)]
     return [guarded(lambda: probe("cpu")), *gpus]
 
 
-def variables() -> list[dict[str, Any]]:
-    """The environment variables that dilkit reads: value (None when unset), and what is wrong with it (None when nothing is)."""
-    read = {
+def device_named(text: str | None, here: list[Device | Failure] | None = None) -> Device:
+    """The device of this machine called `text`; for None the first GPU, else the CPU. `here`: what `devices` has found."""
+    if text is None:
+        return next((d for d in (here or devices())[1:] if isinstance(d, Device)), None) or probe("cpu")
+    kind, _, index = text.partition(":")
+    return probe(kind, int(index or 0))
+
+
+@dataclass(frozen=True)
+class VariableFacts:
+    """An environment variable: its value (None when unset), and what is wrong with it (None when nothing is)."""
+
+    name: str
+    value: str | None
+    default: str
+    meaning: str
+    error: str | None
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"MALFORMED: {self.error}"
+        return f"unset: {self.default}" if self.value is None else self.value
+
+
+def variables() -> list[VariableFacts]:
+    """The environment variables that dilkit reads."""
+    read: dict[environment.Variable, Callable[[], object]] = {
         environment.BACKEND: requested_backends,
         environment.CACHE_BYTES: environment.cache_bytes,
         environment.CPU_ISA: instruction_set,
         environment.CUDA_CACHE: environment.cuda_cache,
         environment.TUNED: environment.tuned_file,
     }
-    found = []
-    for v in environment.VARIABLES:
-        facts = dict(name=v.name, value=os.environ.get(v.name), default=v.default, meaning=v.meaning)
-        found.append(facts | dict(error=failure(guarded(read[v]))))
-    return found
+    found = {v: guarded(read[v]) for v in environment.VARIABLES}
+    errors = {v: looked.error for v, looked in found.items() if isinstance(looked, Failure)}
+    return [VariableFacts(v.name, os.environ.get(v.name), v.default, v.meaning, errors.get(v)) for v in found]
 
 
 def torch_note(device: Device) -> str | None:
     """What stands between the installed torch and `device`, and what to install; None when nothing does."""
     torch = guarded(_torch)
-    if error := failure(torch):
-        return f"torch cannot be imported, so nothing can run here: {error}"
+    if isinstance(torch, Failure):
+        return f"torch cannot be imported, so nothing can run here: {torch}"
     if device.type != "cuda" or has_code(device):
         return None
-    name = f"sm_{device.capability[0]}{device.capability[1]}" if device.capability else str(device)
+    name = "sm_{}{}".format(*device.capability) if device.capability else str(device)
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return f"the installed torch {torch.__version__}, {build}, has no code for {name}: {torch_hint(device.capability)}"
 
 
 def has_code(device: Device) -> bool | None:
-    """Whether the installed torch has code for `device`, assumed or not; None when that cannot be told."""
+    """Whether the installed torch has code for `device`, assumed or not; None when that is not known."""
     torch = guarded(_torch)
-    if failure(torch):
+    if isinstance(torch, Failure):
         return None
     if device.torch_code is not None or device.capability is None:
         return device.torch_code
@@ -92,9 +134,9 @@ def _torch() -> ModuleType:
     return importlib.import_module("torch")
 
 
-def _architectures(torch: Any) -> list[str]:
-    """What torch was built for. `torch.cuda.get_arch_list` tells only where a GPU is."""
-    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()
+def _architectures(torch: ModuleType) -> list[str]:
+    """What torch was built for. `torch.cuda.get_arch_list` answers only where a GPU is."""
+    flags: str | None = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()
     return flags.split() if flags else []
 
 

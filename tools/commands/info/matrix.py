@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dilkit.device import GENERATIONS, Device
 from dilkit.problem import DTYPES, Problem
-from dilkit.selection.preference import BY_DESIGN
+from dilkit.selection.preference import BY_DESIGN, Row
 from dilkit.selection.table import TABLE, row_of
-from dilkit.selector import explain
-from dilkit.tools.commands.info.facts import failure, guarded
-from dilkit.tools.console.text import grid, table
+from dilkit.selector import Trace, explain
+from dilkit.tools.commands.info.facts import Failure, guarded
+from dilkit.tools.console.text import table
+from dilkit.tools.results.decode import encode
 
 _LABEL = 34
 """Characters of a device's name, at most."""
 
-Report = dict[str, Any]
+
+@dataclass(frozen=True)
+class Cell:
+    """The problem on one device in one dtype. `row` is the number of the table's row that decided; None: another reason did."""
+
+    label: str
+    dtype: str
+    trace: Trace | Failure
+    row: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        where = dict(label=self.label, dtype=self.dtype)
+        return where | (encode(self.trace) if isinstance(self.trace, Failure) else dict(self.trace.to_dict(), row=self.row))
 
 
-def orders() -> list[Report]:
+def orders() -> list[dict[str, Any]]:
     """The rows of the table as plain data, numbered from 1 on."""
     return [dict(number=number, **row.to_dict()) for number, row in enumerate(TABLE, 1)]
 
 
-def matrix(problem: Problem, here: Iterable[Device], backend: Sequence[str] | None) -> list[Report]:
-    """The trace of `problem`, on the devices `here` and on one of each generation, for each dtype.
-
-    "row" is the number of the table's row that decided; None where another reason did. A failed probe is `{"error": text}`.
-    """
+def matrix(problem: Problem, here: Iterable[Device], backend: Sequence[str] | None) -> list[Cell]:
+    """The trace of `problem`, on the devices `here` and on one of each generation, for each dtype."""
     devices = [*here, *(Device.assume("sm_{}{}".format(*generation.capability)) for generation in GENERATIONS)]
-    posed = [replace(problem, device=device, dtype=dtype) for device in devices for dtype in DTYPES]
-    return [dict(label=_label(p.device), dtype=p.dtype, **guarded(lambda p=p: _judged(p, backend))) for p in posed]
+    return [_judged(replace(problem, device=device, dtype=dtype), backend) for device in devices for dtype in DTYPES]
 
 
-def _judged(problem: Problem, backend: Sequence[str] | None) -> Report:
-    trace, row = explain(problem, backend), row_of(problem)
-    by_table = row is not None and trace.picked is not None and trace.why == row.preference.why(trace.picked)
-    return dict(trace.to_dict(), row=TABLE.index(row) + 1 if row is not None and by_table else None)
+def _judged(problem: Problem, backend: Sequence[str] | None) -> Cell:
+    label, trace, row = _label(problem.device), guarded(partial(explain, problem, backend)), row_of(problem)
+    if isinstance(trace, Failure) or row is None or trace.picked is None or trace.why != row.preference.why(trace.picked):
+        return Cell(label, problem.dtype, trace)
+    return Cell(label, problem.dtype, trace, TABLE.index(row) + 1)
 
 
 def _label(device: Device) -> str:
@@ -48,40 +60,35 @@ def _label(device: Device) -> str:
     return text if len(text) <= _LABEL else f"{text[: _LABEL - 3]}..."
 
 
-def lines(judged: list[Report], rows: list[Report]) -> list[str]:
+def lines(cells: Sequence[Cell]) -> list[str]:
     """Who is picked where, each with the number of the row that decided, and the rows; other reasons have letters."""
-    notes = list(dict.fromkeys(r["why"] for r in judged if not failure(r) and r["picked"] and not r["row"]))
-    cells: dict[str, list[str]] = {}
-    for r in judged:
-        cells.setdefault(r["label"], []).append(_cell(r, notes))
-    shown = grid("", DTYPES, list(cells.items()))
-    failures = list(dict.fromkeys(failure(r) for r in judged if failure(r)))
-    shown += [f"  {text}" for text in failures]
-    shown += table(dict.fromkeys(_missing(judged)))
-    if notes:
-        shown += ["", "picked for other reasons than the table's", *table((_letter(i), why) for i, why in enumerate(notes))]
+    traces = [cell.trace for cell in cells if not isinstance(cell.trace, Failure)]
+    why = dict.fromkeys(str(c.trace.why) for c in cells if isinstance(c.trace, Trace) and c.trace.picked and not c.row)
+    letters = {reason: chr(ord("a") + i) if i < 26 else f"z{i}" for i, reason in enumerate(why)}
+    by_device: dict[str, list[str]] = {}
+    for cell in cells:
+        by_device.setdefault(cell.label, []).append(_shown(cell, letters))
+    shown = table([("", *DTYPES), *((label, *found) for label, found in by_device.items())])
+    shown += table(dict.fromkeys((cell.trace.error,) for cell in cells if isinstance(cell.trace, Failure)))
+    shown += table(dict.fromkeys(_missing(traces)))
+    if letters:
+        shown += ["", "picked for other reasons than the table's", *table((letter, reason) for reason, letter in letters.items())]
     head = f"the table of orders; the first row that fits decides. Of GPUs it holds {BY_DESIGN}: nothing was measured there"
-    return [*shown, "", *table([(head,)], indent=0), *table(_row(row) for row in rows)]
+    return [*shown, "", *table([(head,)], indent=0), *table((str(i), _of_row(row)) for i, row in enumerate(TABLE, 1))]
 
 
-def _missing(judged: list[Report]) -> Iterator[tuple[str, str]]:
+def _missing(traces: Iterable[Trace]) -> Iterator[tuple[str, str]]:
     """Backends that could be picked if they were installed whole, and what is not."""
-    for backend in (b for r in judged if not failure(r) for b in r["backends"] if b["verdict"] == "refused"):
-        yield from ((backend["name"], reason) for reason in backend["reasons"] if reason.startswith("module "))
+    for decision in (d for trace in traces for d in trace.decisions if d.verdict == "refused"):
+        yield from ((decision.name, reason) for reason in decision.reasons if reason.startswith("module "))
 
 
-def _row(row: Report) -> tuple[str, str]:
-    basis = "" if row["basis"] == BY_DESIGN else f" ({row['basis']})"
-    return str(row["number"]), f"{row['where']}: {', '.join(row['order'])}\n{row['why']}{basis}"
+def _of_row(row: Row) -> str:
+    basis = "" if row.basis == BY_DESIGN else f" ({row.basis})"
+    return f"{row.where}: {', '.join(row.order)}\n{row.why}{basis}"
 
 
-def _cell(judged: Report, notes: list[str]) -> str:
-    if failure(judged):
+def _shown(cell: Cell, letters: dict[str, str]) -> str:
+    if isinstance(cell.trace, Failure):
         return "?"
-    if not judged["picked"]:
-        return "none"
-    return f"{judged['picked']} {judged['row'] or _letter(notes.index(judged['why']))}"
-
-
-def _letter(i: int) -> str:
-    return chr(ord("a") + i) if i < 26 else f"z{i}"
+    return f"{cell.trace.picked} {cell.row or letters[str(cell.trace.why)]}" if cell.trace.picked else "none"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from dilkit.orders.locality import locality_report
 from dilkit.orders.token_order import TokenOrder, order
-from dilkit.tools.commands.order.report import reading, report_lines
-from dilkit.tools.console.arguments import numbers, whole
+from dilkit.tools.commands.order.report import Report, Segments, document, reading
+from dilkit.tools.console.arguments import numbers, picture_file, whole
 from dilkit.tools.console.text import print_json
+from dilkit.tools.report.terminal import document_text
+from dilkit.tools.results.decode import encode
 
 CURVES = ("row-major", "snake", "tile", "morton", "hilbert")
 MAX_TOKENS = 2**24
+MAX_SIDE, MAX_CELLS_3D = 1024, 2**15
+"""Of pictures: beyond these a cell is less than can be seen."""
 HELP = """\
 say what an order of a grid's tokens brings: row-major, snake, tiles, Morton, Hilbert
 
@@ -69,26 +71,25 @@ def run(args: argparse.Namespace) -> int:
     if args.png:
         from dilkit.tools.commands.order.picture import save_picture
 
-        length = args.segments[0]
-        found = report["segments"][0]["curves"]
-        pictured = {args.curve: orders[length][args.curve], "row-major": orders[length]["row-major"]}
-        save_picture([(o, found[curve]) for curve, o in pictured.items()], length, args.rates[-1], args.png)
+        first, by_curve = report.segments[0], orders[args.segments[0]]
+        pictured = {curve: (by_curve[curve], first.curves[curve]) for curve in (args.curve, "row-major")}
+        save_picture(list(pictured.values()), first.segment_length, args.rates[-1], args.png)
     if args.json:
-        print_json("order", report)
+        print_json("order", encode(report))
     else:
-        print("\n".join(report_lines(report)))
+        print(document_text(document(report)), *[f"wrote {report.png}"] * bool(report.png), sep="\n\n")
     return 0
 
 
-def collect(args: argparse.Namespace, orders: dict[int, dict[str, TokenOrder]]) -> dict[str, Any]:
-    """The whole report as plain data."""
-    options: dict[str, Any] = dict(window=args.window if args.window is None or len(args.window) > 1 else args.window[0])
+def collect(args: argparse.Namespace, orders: dict[int, dict[str, TokenOrder]]) -> Report:
+    """The figures of all orders."""
+    window = args.window if args.window is None or len(args.window) > 1 else args.window[0]
     segments = []
     for length, by_curve in orders.items():
-        found = {c: asdict(locality_report(o, length, args.rates, block=args.block, **options)) for c, o in by_curve.items()}
-        segments.append(dict(segment_length=length, reading=reading(found, args.curve), curves=found))
-    grid = dict(shape=args.shape, tokens=args.extra_tokens + prod(args.shape), extra_tokens=args.extra_tokens)
-    return dict(**grid, curve=args.curve, segments=segments, png=str(args.png) if args.png else None)
+        curves = {c: locality_report(o, length, args.rates, window=window, block=args.block) for c, o in by_curve.items()}
+        segments.append(Segments(length, reading(curves, args.curve), curves))
+    tokens, png = args.extra_tokens + prod(args.shape), str(args.png) if args.png else None
+    return Report(args.shape, tokens, args.extra_tokens, args.curve, tuple(segments), png)
 
 
 def orders_of(
@@ -146,6 +147,9 @@ def _check(args: argparse.Namespace) -> None:
             f"--window: {'x'.join(map(str, args.window))} has an even side, which has no middle cell; odd ones are needed"
         )
     if args.png:
-        from dilkit.tools.commands.order.picture import check_picture
-
-        check_picture(args.shape, args.png)
+        picture_file("--png", args.png)
+        if axes < 3 and max(args.shape) > MAX_SIDE:
+            raise ValueError(f"--shape: a side of {max(args.shape):,} is more than a picture can show; at most {MAX_SIDE:,}")
+        if axes == 3 and prod(args.shape) > MAX_CELLS_3D:
+            cells = f"{prod(args.shape):,} cells in space"
+            raise ValueError(f"--shape: {cells} are more than a picture can show; at most {MAX_CELLS_3D:,}")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dilkit.orders.locality import LocalityReport
+from dilkit.orders.token_order import TokenOrder
 from dilkit.tools.commands.order.report import label
 from dilkit.tools.console.terminal import COLOURS
 
-if TYPE_CHECKING:
-    from dilkit.orders.token_order import TokenOrder
-
-SUFFIXES = (".png", ".svg", ".pdf")
-MAX_SIDE, MAX_CELLS_3D = 1024, 2**15
-"""Beyond these a cell is less than can be seen."""
 INK, GREY = "#33333b", "#6b6b76"
 
 
@@ -34,45 +30,25 @@ class View:
         """The cells in the segment of this one token, which is neither at the edge nor where halves meet."""
 
 
-def check_picture(shape: tuple[int, ...], path: Path) -> None:
-    """Raise ValueError naming --png or --shape where there can be no picture."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--png: {str(path)!r} must end in {', '.join(SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"--png: the folder {str(path.parent)!r} does not exist; create it first")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ValueError(f"--png: a picture needs matplotlib (pip install 'dilkit[plot]'): {error}") from None
-    cells = int(np.prod(shape))
-    if len(shape) < 3 and max(shape) > MAX_SIDE:
-        raise ValueError(f"--shape: a side of {max(shape):,} is more than a picture can show; at most {MAX_SIDE:,}")
-    if len(shape) == 3 and cells > MAX_CELLS_3D:
-        raise ValueError(f"--shape: {cells:,} cells in space are more than a picture can show; at most {MAX_CELLS_3D:,}")
+def save_picture(pictured: list[tuple[TokenOrder, LocalityReport]], length: int, rate: int, path: Path) -> None:
+    """Draw orders, one a row, each with its figures: on the left its segments, on the right the keys kept."""
+    from dilkit.tools.commands.order import flat, solid
+    from dilkit.tools.report.picture import new_figure, save
 
-
-def save_picture(pictured: list[tuple[TokenOrder, dict[str, Any]]], length: int, rate: int, path: Path) -> None:
-    """Draw orders, one a row, each with its report as plain data: on the left its segments, on the right the keys kept."""
-    from matplotlib.figure import Figure
-
-    from dilkit.tools.commands.order import flat as order_flat
-    from dilkit.tools.commands.order import solid as order_solid
-
-    shape = pictured[0][0].shape
-    deep = len(shape) == 3
-    draw: Any = order_solid if deep else order_flat
-    flatness = draw.flatness(shape)
-    figure = Figure(figsize=(10.4, len(pictured) * (5.0 * flatness + 0.75)), dpi=160)
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.14, rect=(0, 0, 1, 1 - 0.08 / figure.get_figheight()))
-    axes = figure.subplots(len(pictured), 2, squeeze=False, subplot_kw={"projection": "3d"} if deep else {})
+    deep = len(pictured[0][0].shape) == 3
+    drawing: Any = solid if deep else flat
+    flatness = drawing.flatness(pictured[0][0].shape)
     begin = 0.5 - 0.5 / flatness if deep else 0.0  # axes in space are square, in the middle of their panel
-    for (order, found), (left, right) in zip(pictured, axes, strict=True):
-        view = View(order, length, rate)
-        draw.segments(left, view)
-        draw.kept(right, view)
-        for ax, texts in ((left, _of_segments(found)), (right, _of_kept(found, rate))):
-            _title(ax, begin, *texts)
-    figure.savefig(path, facecolor="white")
+    with new_figure(10.4, len(pictured) * (5.0 * flatness + 0.75)) as figure:
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.14, rect=(0, 0, 1, 1 - 0.08 / figure.get_figheight()))
+        axes = figure.subplots(len(pictured), 2, squeeze=False, subplot_kw={"projection": "3d"} if deep else {})
+        for (order, found), (left, right) in zip(pictured, axes, strict=True):
+            view = View(order, length, rate)
+            drawing.segments(left, view)
+            drawing.kept(right, view)
+            for ax, texts in ((left, _of_segments(found)), (right, _of_kept(found, rate))):
+                _title(ax, begin, *texts)
+        save(figure, path, dpi=160)
 
 
 def steps(points: np.ndarray, width: float) -> tuple[np.ndarray, np.ndarray]:
@@ -89,15 +65,15 @@ def _palette(count: int) -> np.ndarray:
     return np.asarray(chosen(np.linspace(0, 1, max(count, 2))))[:count, :3]
 
 
-def _of_segments(found: dict[str, Any]) -> tuple[str, str]:
-    compact = found["aligned"]
-    across = f"{compact['diameter']:.1f} cells across, {compact['near_48']:.0%} of the 48 nearest neighbours inside"
-    return f"{label(found)}: segments of {found['segment_length']:,} tokens", across
+def _of_segments(found: LocalityReport) -> tuple[str, str]:
+    compact = found.aligned
+    across = f"{compact.diameter:.1f} cells across, {compact.near_48:.0%} of the 48 nearest neighbours inside"
+    return f"{label(found)}: segments of {found.segment_length:,} tokens", across
 
 
-def _of_kept(found: dict[str, Any], rate: int) -> tuple[str, str]:
-    kept = next(kept for kept in found["kept"] if kept["rate"] == rate)
-    far = "none" if kept["mean"] is None else f"{kept['mean']:.2f} cells away, at most {kept['max']:.1f}"
+def _of_kept(found: LocalityReport, rate: int) -> tuple[str, str]:
+    kept = next(kept for kept in found.kept if kept.rate == rate)
+    far = "none" if kept.mean is None else f"{kept.mean:.2f} cells away, at most {kept.max:.1f}"
     return f"{label(found)}: keys kept at rate {rate}", f"nearest key {far}; in full: one token's segment"
 
 

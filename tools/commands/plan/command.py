@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.pattern import Pattern
-from dilkit.tools.commands.plan.facts import baselines, choice, one_rank, schedule_facts
-from dilkit.tools.commands.plan.report import report_lines
-from dilkit.tools.console.arguments import add_call_arguments, add_pattern_arguments, pattern_of, set_series, whole
+from dilkit.tools.commands.plan.facts import Speed, baselines, choice, one_rank, schedule_facts
+from dilkit.tools.commands.plan.report import Report, document
+from dilkit.tools.console.arguments import add_call_arguments, add_pattern_arguments, pattern_of, problem_of, set_series, whole
 from dilkit.tools.console.quantities import bandwidth, flops
 from dilkit.tools.console.text import print_json
+from dilkit.tools.report.terminal import document_text
 
 ALL = "all"
 HELP = f"""\
@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the report."""
     report = collect(args)
     if args.json:
-        print_json("plan", report)
+        print_json("plan", report.to_dict())
     else:
-        print("\n".join(report_lines(report)))
+        print(document_text(document(report)))
     return 0
 
 
-def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """The whole report as plain data. Raises ValueError naming the argument that does not fit."""
+def collect(args: argparse.Namespace) -> Report:
+    """The whole report. Raises ValueError naming the argument that does not fit."""
     if args.rank is not None and args.rank >= args.world_size:
         raise ValueError(f"--rank: {args.rank} is not there; --world-size {args.world_size} has ranks 0 to {args.world_size - 1}")
     if args.seq < args.world_size:
@@ -65,15 +65,17 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     set_series(args)
     pattern, rows = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask)
     plans, refused = _plans(args, pattern, shard_cuts(args.seq, args.world_size, pattern))
-    rates = dict(bandwidth=args.bandwidth, flops=args.flops)
-    report: dict[str, Any] = dict(problem=_problem(args, str(pattern)), **rates)
-    report["schedules"] = {name: schedule_facts(plan, rows, **rates) for name, plan in plans.items()}
-    report["refused"] = refused
-    report["baselines"] = baselines(next(iter(plans.values())), rows, args.bandwidth)
-    report["choice"] = choice(plans, rows)
-    if args.rank is not None:
-        report["rank"] = {name: one_rank(plan, rows, args.rank, **rates) for name, plan in plans.items()}
-    return report
+    speed = Speed(args.bandwidth, args.flops)
+    return Report(
+        problem=problem_of(args),
+        world_size=args.world_size,
+        speed=speed,
+        schedules={name: schedule_facts(plan, rows, speed) for name, plan in plans.items()},
+        refused=refused,
+        baselines=baselines(next(iter(plans.values())), rows, speed),
+        choice=choice(plans, rows),
+        rank={name: one_rank(plan, rows, args.rank, speed) for name, plan in plans.items() if args.rank is not None},
+    )
 
 
 def _plans(args: argparse.Namespace, pattern: Pattern, cuts: tuple[int, ...]) -> tuple[dict[str, ExchangePlan], dict[str, str]]:
@@ -87,9 +89,3 @@ def _plans(args: argparse.Namespace, pattern: Pattern, cuts: tuple[int, ...]) ->
                 raise
             refused[name] = str(error)
     return plans, refused
-
-
-def _problem(args: argparse.Namespace, pattern: str) -> dict[str, Any]:
-    sizes = dict(seq=args.seq, world_size=args.world_size, heads=args.heads, kv_heads=args.kv_heads or args.heads)
-    call = dict(head_dim=args.dim, dtype=args.dtype, batch=args.batch, is_causal=args.causal, key_padding_mask=args.mask)
-    return dict(pattern=pattern, **sizes, **call)

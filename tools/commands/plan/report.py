@@ -1,12 +1,20 @@
-"""`dilkit plan` for people: tables of at most 100 columns."""
+"""What `dilkit plan` finds, as a record and as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from dilkit.tools.console.text import grid, in_bytes, in_seconds, in_thousands, table, wrapped
+from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.problem import Problem
+from dilkit.tools.commands.plan.facts import LEGS, Baseline, Rank, Schedule, Speed
+from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, wrapped
+from dilkit.tools.report.document import Document, Table, tables
+from dilkit.tools.results.decode import encode
 
+BRANCHES = ("branch", "segment", "rate", "route", "ranks", "group", "rows moved", "most bytes forward", "backward")
 TIMES = {
     "compute": "work alone",
     "communication": "sending alone",
@@ -16,74 +24,82 @@ TIMES = {
 NAMES = {"full_ring": "ring of all keys and values", "segment_all_gather": "all-gather within segments, as LongNet's"}
 
 
-def report_lines(report: dict[str, Any]) -> list[str]:
-    """The whole report."""
-    schedules = report["schedules"]
-    name, first = next(iter(schedules.items()))
-    lines = [*_head(report), "", f"branches, schedule {name}", *_branch_table(first["branches"]), ""]
-    for text in first["explanation"]:
-        lines += wrapped("  ", text)
-    lines += ["", "a rank, by schedule", *_schedule_table(schedules)]
-    for refused, why in report["refused"].items():
-        lines += wrapped(f"  {refused} is refused: ", why)
-    lines += ["", "sent forward by the rank that sends most, elsewhere"]
-    for key, found in report["baselines"].items():
-        lines.append(f"  {NAMES[key]:<42}  {in_bytes(found['forward_bytes'])}, {in_seconds(found['seconds'])}")
-    if report["choice"]:
-        lines += ["", *wrapped("", report["choice"])]
-    for name, found in report.get("rank", {}).items():
-        lines += ["", *_rank_lines(name, found)]
-    return lines
+@dataclass(frozen=True)
+class Report:
+    """All that is worked out: by schedule; why others are refused; `rank` where one was asked for."""
+
+    problem: Problem
+    world_size: int
+    speed: Speed
+    schedules: dict[str, Schedule]
+    refused: dict[str, str]
+    baselines: dict[str, Baseline]
+    choice: str
+    rank: dict[str, Rank]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        p, found = self.problem, vars(self)
+        sizes = dict(seq=p.seq, world_size=self.world_size, heads=p.heads, kv_heads=p.kv_heads, head_dim=p.head_dim)
+        call = dict(dtype=p.dtype, batch=p.batch, is_causal=p.is_causal, key_padding_mask=p.key_padding_mask)
+        rest = ("schedules", "refused", "baselines", "choice", *["rank"] * bool(self.rank))
+        whole = dict(
+            problem=dict(pattern=str(p.pattern)) | sizes | call, **vars(self.speed), **{name: found[name] for name in rest}
+        )
+        plain: dict[str, Any] = encode(whole)
+        return plain
 
 
-def _head(report: dict[str, Any]) -> list[str]:
-    p = report["problem"]
-    causal, mask = ", causal" * p["is_causal"], ", key padding mask" * p["key_padding_mask"]
-    heads = f"{p['heads']} heads over {p['kv_heads']}" if p["kv_heads"] != p["heads"] else f"{p['heads']} heads"
-    call = f"{p['batch']} x {p['seq']:,} tokens x {heads} x {p['head_dim']}, {p['dtype']}{causal}{mask}"
-    ranks = f"{p['world_size']:,} rank{'s' * (p['world_size'] > 1)}"
-    where = f"{ranks}, {report['bandwidth'] / 1e9:,.4g} GB/s each way, {report['flops'] / 1e12:,.4g} TFLOP/s"
-    return [*wrapped("", call), *wrapped("", p["pattern"]), *wrapped("", where)]
+def document(report: Report) -> Document:
+    """The report for people."""
+    speed, (name, first) = report.speed, next(iter(report.schedules.items()))
+    ranks = f"{report.world_size:,} rank{'s' * (report.world_size > 1)}"
+    where = f"{ranks}, {speed.bandwidth / 1e9:,.4g} GB/s each way, {speed.flops / 1e12:,.4g} TFLOP/s"
+    elsewhere = ((NAMES[key], in_bytes(b.forward_bytes), in_seconds(b.seconds)) for key, b in report.baselines.items())
+    return Document(
+        headline=tuple(line for text in (str(report.problem), where) for line in wrapped("", text)),
+        tables=tables(
+            Table(f"branches, schedule {name}", BRANCHES, tuple(_branch_rows(first)), "\n".join(first.explanation)),
+            Table("a rank, by schedule", ("", *report.schedules), tuple(_schedule_rows(list(report.schedules.values())))),
+            Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), tuple(elsewhere)),
+            Table(_rank_title(report), ("", *report.rank), tuple(_rank_rows(list(report.rank.values())))),
+        ),
+        notes=(*(f"{schedule} is refused: {why}" for schedule, why in report.refused.items()), *filter(None, [report.choice])),
+    )
 
 
-def _branch_table(branches: list[dict[str, Any]]) -> list[str]:
-    columns = ("segment", "rate", "route", "ranks", "group", "rows moved", "most bytes forward", "backward")
-    rows = []
-    for b in branches:
-        sizes = [f"{b[key]:,}" for key in ("segment_length", "dilation_rate")]
-        counts = [f"{b[key]:,}" for key in ("ranks", "group_size")]
-        sent = [in_thousands(b["rows_moved"]), in_bytes(b["forward_bytes"]), in_bytes(b["backward_bytes"])]
-        rows.append(("all" if b["branch"] is None else str(b["branch"]), [*sizes, b["route"], *counts, *sent]))
-    return grid("branch", columns, rows)
+def _branch_rows(schedule: Schedule) -> Iterator[tuple[str, ...]]:
+    for b in schedule.branches:
+        sizes = (f"{b.segment_length:,}", f"{b.dilation_rate:,}", b.route, f"{b.ranks:,}", f"{b.group_size:,}")
+        sent = (in_thousands(b.rows_moved), in_bytes(b.forward_bytes), in_bytes(b.backward_bytes))
+        yield "all" if b.branch is None else str(b.branch), *sizes, *sent
 
 
-def _schedule_table(schedules: dict[str, Any]) -> list[str]:
-    found = list(schedules.values())
-    rows = []
-    for phase in ("forward", "backward"):
-        for which in ("min", "mean", "max"):
-            rows.append((f"sent {phase}, {which}", [in_bytes(round(s["sent_bytes"][phase][which])) for s in found]))
-    rows.append(("forward GFLOP, max", [in_thousands(s["flops"]["max"] / 1e9) for s in found]))
-    rows.append(("forward GFLOP, max / mean", [f"{s['flops']['balance']:.3f}" for s in found]))
-    for kind in found[0]["memory_bytes"]:
-        rows.append((f"memory: {kind}, max", [in_bytes(s["memory_bytes"][kind]["max"]) for s in found]))
+def _schedule_rows(found: list[Schedule]) -> Iterator[tuple[str, ...]]:
+    for phase, which in product(PHASES, ("min", "mean", "max")):
+        yield f"sent {phase}, {which}", *(in_bytes(round(getattr(s.sent_bytes[phase], which))) for s in found)
+    yield "forward GFLOP, max", *(in_thousands(s.flops.max / 1e9) for s in found)
+    yield "forward GFLOP, max / mean", *(f"{s.flops.balance:.3f}" for s in found)
+    for kind in found[0].memory_bytes:
+        yield f"memory: {kind}, max", *(in_bytes(s.memory_bytes[kind].max) for s in found)
     for name, text in TIMES.items():
-        rows.append((f"time: {text}", [in_seconds(s["seconds"][name]) for s in found]))
-    return grid("", list(schedules), rows)
+        yield f"time: {text}", *(in_seconds(s.seconds[name]) for s in found)
 
 
-def _rank_lines(name: str, found: dict[str, Any]) -> list[str]:
-    start, stop = found["positions"]
-    rows = [
-        (f"{way} {phase}", _listed((leg, in_bytes(count)) for leg, count in legs.items()))
-        for way in ("sent", "received")
-        for phase, legs in found[f"{way}_bytes"].items()
-    ]
-    rows.append(("forward GFLOP", _listed((kind, in_thousands(count / 1e9)) for kind, count in found["flops"].items())))
-    rows.append(("memory", _listed((kind, in_bytes(count)) for kind, count in found["memory_bytes"].items())))
-    rows.append(("time", _listed((TIMES[kind], in_seconds(taken)) for kind, taken in found["seconds"].items())))
-    return [f"rank {found['rank']}, schedule {name}: positions {start:,} to {stop - 1:,}", *table(rows)]
+def _rank_title(report: Report) -> str:
+    return next((f"rank {r.rank}: positions {r.positions[0]:,} to {r.positions[1] - 1:,}" for r in report.rank.values()), "")
 
 
-def _listed(pairs: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{name}: {text}" for name, text in pairs)
+def _rank_rows(ranks: list[Rank]) -> Iterator[tuple[str, ...]]:
+    if not ranks:
+        return
+    for way in ("sent", "received"):
+        by_schedule: list[dict[str, dict[str, int]]] = [getattr(rank, f"{way}_bytes") for rank in ranks]
+        for phase, leg in product(PHASES, LEGS):
+            yield f"{way} {phase}: {leg}", *(in_bytes(found[phase][leg]) for found in by_schedule)
+    for kind in ranks[0].flops:
+        yield f"forward GFLOP: {kind}", *(in_thousands(rank.flops[kind] / 1e9) for rank in ranks)
+    for kind in ranks[0].memory_bytes:
+        yield f"memory: {kind}", *(in_bytes(rank.memory_bytes[kind]) for rank in ranks)
+    for name, text in TIMES.items():
+        yield f"time: {text}", *(in_seconds(rank.seconds[name]) for rank in ranks)
