@@ -19,7 +19,7 @@ ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm
 C_FOLDERS = {
     "backends/native/_native.pyx": "backends/native/kernels",
     "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",
-    "dilkit/orders/_generalised.pyx": "dilkit/orders/c/generalised",
+    "dilkit/orders/_generalised_hilbert.pyx": "dilkit/orders/c/generalised_hilbert",
     "dilkit/orders/_points.pyx": "dilkit/orders/c/points",
 }
 X86 = platform.machine().lower() in ("x86_64", "amd64")

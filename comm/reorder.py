@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from dilkit.comm.passes.rows import pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm
-from dilkit.orders.heads import Orders, collect_heads, deal_heads
+from dilkit.orders.heads import Orders, group_heads, ungroup_heads
 from dilkit.orders.token_order import TokenOrder
 
 
@@ -84,7 +84,7 @@ class Reordering:
 
         `heads` is a multiple of `kv_heads`, or, where there is one order, any number.
         """
-        dealt = zip(*(deal_heads(x, len(self.orders), self.first, self.kv_heads) for x in tensors), strict=True)
+        dealt = zip(*(group_heads(x, len(self.orders), self.first, self.kv_heads) for x in tensors), strict=True)
         routes = [self._route(order, tensors[0].device, inverse) for order in self.orders]
         by_order = [list(parts) for parts in dealt]
         tables = [_pack(parts, source.rows) for parts, (source, _) in zip(by_order, routes, strict=True)]
@@ -93,7 +93,7 @@ class Reordering:
             _unpack(table.index_select(0, target.places), parts)
             for table, parts, (_, target) in zip(arrived, by_order, routes, strict=True)
         ]
-        return [collect_heads(list(parts), self.first, self.kv_heads) for parts in zip(*moved, strict=True)]
+        return [ungroup_heads(list(parts), self.first, self.kv_heads) for parts in zip(*moved, strict=True)]
 
     def _route(self, order: TokenOrder, device: torch.device, inverse: bool) -> tuple[MessageRows, MessageRows]:
         plan = reorder_plan(order, self.cuts, self.comm.rank, device)

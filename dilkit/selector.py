@@ -15,7 +15,7 @@ from dilkit.problem import Problem
 from dilkit.registry import Broken
 from dilkit.selection import tuned
 from dilkit.selection.preference import Preference, measured_first
-from dilkit.selection.table import table_preference
+from dilkit.selection.preference_table import table_preference
 
 VERDICTS = ("picked", "able", "refused", "broken")
 

@@ -5,13 +5,27 @@ from numpy import uint8
 from numpy.typing import NDArray
 
 from dilkit.orders.checks import Index
-from dilkit.orders.columns import Place
+from dilkit.orders.point_arrays import ColumnAddress
 
 def instruction_sets() -> tuple[str, ...]: ...
 def encode(
-    isa: str, turns: NDArray[uint8], start: int, turning: bool, bits: int, count: int, axes: Sequence[Place], code: Place
+    isa: str,
+    transitions: NDArray[uint8],
+    start: int,
+    is_oriented: bool,
+    bits: int,
+    count: int,
+    axes: Sequence[ColumnAddress],
+    code: ColumnAddress,
 ) -> int: ...
 def decode(
-    isa: str, turns: NDArray[uint8], start: int, turning: bool, bits: int, count: int, axes: Sequence[Place], code: Place
+    isa: str,
+    transitions: NDArray[uint8],
+    start: int,
+    is_oriented: bool,
+    bits: int,
+    count: int,
+    axes: Sequence[ColumnAddress],
+    code: ColumnAddress,
 ) -> int: ...
 def argsort(codes: NDArray[Any], perm: Index) -> None: ...

@@ -14,9 +14,9 @@ cdef extern from "points.h" nogil:
         uint64_t least, most
 
     ctypedef struct Points:
-        int ndim, bits, turning
+        int ndim, bits, is_oriented
         uint8_t start
-        const uint8_t *turns
+        const uint8_t *transitions
         int64_t count
         Column axis[3]
         Column code
@@ -66,21 +66,21 @@ cdef Column column(tuple place):
     return made
 
 
-cdef Points points_of(const uint8_t[::1] turns, int start, int turning, int bits, int64_t count, axes, tuple code):
+cdef Points points_of(const uint8_t[::1] transitions, int start, int is_oriented, int bits, int64_t count, axes, tuple code):
     cdef Points p
-    p.ndim, p.bits, p.turning, p.start, p.turns, p.count = len(axes), bits, turning, start, &turns[0], count
+    p.ndim, p.bits, p.is_oriented, p.start, p.transitions, p.count = len(axes), bits, is_oriented, start, &transitions[0], count
     for k in range(len(axes)):
         p.axis[k] = column(axes[k])
     p.code = column(code)
     return p
 
 
-def encode(str isa, turns, int start, int turning, int bits, int64_t count, axes, code):
+def encode(str isa, transitions, int start, int is_oriented, int bits, int64_t count, axes, code):
     """Write the codes of `count` points; return the index of a first point out of range, in which case it stops, else `count`.
 
-    `axes` and `code`: places of dilkit.orders.columns.
+    `axes` and `code`: places of dilkit.orders.point_arrays.
     """
-    cdef Points p = points_of(turns, start, turning, bits, count, axes, code)
+    cdef Points p = points_of(transitions, start, is_oriented, bits, count, axes, code)
     cdef const PointsKernel *kernel = kernel_of(isa)
     cdef int64_t end
     with nogil:
@@ -88,9 +88,9 @@ def encode(str isa, turns, int start, int turning, int bits, int64_t count, axes
     return end
 
 
-def decode(str isa, turns, int start, int turning, int bits, int64_t count, axes, code):
+def decode(str isa, transitions, int start, int is_oriented, int bits, int64_t count, axes, code):
     """Write the points of `count` codes; the arguments and what it returns are those of `encode`."""
-    cdef Points p = points_of(turns, start, turning, bits, count, axes, code)
+    cdef Points p = points_of(transitions, start, is_oriented, bits, count, axes, code)
     cdef const PointsKernel *kernel = kernel_of(isa)
     cdef int64_t end
     with nogil:

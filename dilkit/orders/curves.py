@@ -1,4 +1,4 @@
-"""The curves by name: which engine draws which, and the tile that is chosen where none is given."""
+"""Permutations of grids along curves by name: which C function computes which curve, and the tile that is chosen by default."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from math import prod
 
 import numpy as np
 
-from dilkit.orders import _curves, _generalised
+from dilkit.orders import _curves, _generalised_hilbert
 from dilkit.orders.checks import Index, empty
 
 TILE_SIDE = {1: 64, 2: 8, 3: 4}
 """The side of a tile of 64 cells, by the number of axes."""
 
 
-def draw(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int) -> Index:
+def curve_permutation(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int) -> Index:
     """`(extra_tokens + cells,)`: the row-major index at each place of a curve through a grid, behind the extra tokens."""
     perm = empty(extra_tokens + prod(shape))
     perm[:extra_tokens] = np.arange(extra_tokens)
@@ -30,15 +30,17 @@ def draw(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra
     elif is_power_of_two_cube(shape):
         _curves.hilbert(cells, len(shape), shape[0].bit_length() - 1, threads)
     else:
-        _generalised.generalised_hilbert(cells, shape, threads)
+        _generalised_hilbert.generalised_hilbert(cells, shape, threads)
     if extra_tokens:
         cells += extra_tokens
     return perm
 
 
-def draw_transposed(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int) -> Index:
-    """`draw` for the grid with its axes reversed, in row-major indices of the grid as it is."""
-    flipped = draw(shape[::-1], curve, None if tile is None else tile[::-1], 0, threads)
+def transposed_curve_permutation(
+    shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int
+) -> Index:
+    """`curve_permutation` for the grid with its axes reversed, in row-major indices of the grid as it is."""
+    flipped = curve_permutation(shape[::-1], curve, None if tile is None else tile[::-1], 0, threads)
     perm = empty(extra_tokens + len(flipped))
     perm[:extra_tokens] = np.arange(extra_tokens)
     perm[extra_tokens:] = np.ravel_multi_index(np.unravel_index(flipped, shape[::-1])[::-1], shape)
@@ -54,7 +56,7 @@ def inverse(perm: Index) -> Index:
 
 
 def hilbert_rank(shape: tuple[int, ...], extra_tokens: int) -> Index:
-    """The inverse of what `draw` draws of the true Hilbert curve, which the curve itself tells faster than its permutation."""
+    """The inverse permutation of the true Hilbert curve, computed from the curve: faster than inverting the permutation."""
     rank = empty(extra_tokens + prod(shape))
     rank[:extra_tokens] = np.arange(extra_tokens)
     _curves.hilbert_rank(rank[extra_tokens:], len(shape), shape[0].bit_length() - 1, 1)
@@ -70,7 +72,7 @@ def is_power_of_two_cube(shape: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=256)
 def chosen_tile(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A tile of about 64 cells, as near to a square or a cube as tiles that fill the grid can be.
+    """The default tile: about 64 cells, as near to a square or a cube as a tile can be that fills the grid.
 
     A side is the divisor of the grid's that is nearest to 8 (in 3-D to 4) by ratio, within a factor of 2; where there is none,
     8 (or 4) itself, so that the last tiles are smaller.

@@ -93,12 +93,12 @@ def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bo
     Head j of the `kv_heads` at hand is head `first + j` of the model and takes order `(first + j) mod len(orders)`; several
     heads of `x` may go with one of these.
     """
-    parts = deal_heads(x, len(orders), first, kv_heads)
+    parts = group_heads(x, len(orders), first, kv_heads)
     moved = [order.restore(part) if inverse else order.apply(part) for order, part in zip(orders, parts, strict=True)]
-    return collect_heads(moved, first, kv_heads)
+    return ungroup_heads(moved, first, kv_heads)
 
 
-def deal_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tensor]:
+def group_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tensor]:
     """The heads of `x` `(batch, seq, heads, ...)` by the order that they take: views `(batch, seq, heads of that order, ...)`."""
     if orders == 1:
         return [x]
@@ -106,8 +106,8 @@ def deal_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tensor
     return [by_kv_head[:, :, (turn - first) % orders :: orders] for turn in range(orders)]
 
 
-def collect_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
-    """What `deal_heads` dealt, put together again."""
+def ungroup_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
+    """What `group_heads` dealt, put together again."""
     if len(parts) == 1:
         return parts[0]
     by_order = [part.unbind(2) for part in parts]

@@ -11,10 +11,10 @@ import torch
 
 from dilkit import environment
 from dilkit.checks import integer, one_of, real
-from dilkit.orders import _points, columns
-from dilkit.orders.automata import automaton
+from dilkit.orders import _points, point_arrays
 from dilkit.orders.checks import empty
-from dilkit.orders.columns import Array
+from dilkit.orders.point_arrays import Array
+from dilkit.orders.state_tables import state_table
 from dilkit.orders.token_order import TokenOrder
 
 CURVES = ("hilbert", "morton")
@@ -23,7 +23,7 @@ MAX_BITS = {2: 31, 3: 21}
 """Bits of a coordinate, at most, by ndim: a code has ndim times as many, 63 at most."""
 
 PER_THREAD = 2**16
-"""Points that a thread should have, at least: starting one takes as long as computing these."""
+"""The least points for one more thread: starting a thread takes as long as computing these."""
 
 
 def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
@@ -51,14 +51,14 @@ def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out:
         >>> codes.tolist(), decode(codes, ndim=2, bits=1).tolist()
         ([0, 1, 2, 3], [[0, 0], [0, 1], [1, 1], [1, 0]])
     """
-    axes = [columns.integers("coords", axis) for axis in columns.axes("coords", coords)]
+    axes = [point_arrays.integers("coords", axis) for axis in point_arrays.axes("coords", coords)]
     ndim, count = len(axes), len(axes[0])
     if bits is None:
         bits = max(1, *(int(axis.max(initial=0)).bit_length() for axis in axes))
     _check(ndim, bits, curve)
-    codes = _codes(count, ndim * bits, columns.is_tensor(coords)) if out is None else out
-    code = columns.integers("out", codes)
-    columns.check_out("out", code, count, ndim * bits)
+    codes = _codes(count, ndim * bits, point_arrays.is_tensor(coords)) if out is None else out
+    code = point_arrays.integers("out", codes)
+    point_arrays.check_out("out", code, count, ndim * bits)
     at = _run(_points.encode, curve, bits, axes, (0,) * ndim, code, threads)
     if at < count:
         point = tuple(int(axis[at]) for axis in axes)
@@ -74,7 +74,7 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     `(n,)`, which is the fastest form, of any integer dtype that holds `bits`. The other arguments and the errors are those of
     `encode`.
     """
-    code = columns.integers("codes", codes)
+    code = point_arrays.integers("codes", codes)
     if code.ndim != 1:
         raise ValueError(f"codes has shape {code.shape}; it must be (n,)")
     ndim, count = integer("ndim", ndim), len(code)
@@ -82,11 +82,11 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     if out is None:
         is_tensor = isinstance(codes, torch.Tensor)
         out = torch.empty(count, ndim, dtype=torch.int32) if is_tensor else np.empty((count, ndim), np.int32)
-    axes = [columns.integers("out", axis) for axis in columns.axes("out", out)]
+    axes = [point_arrays.integers("out", axis) for axis in point_arrays.axes("out", out)]
     if len(axes) != ndim:
         raise ValueError(f"out has {len(axes)} axes; ndim={ndim}")
     for axis in axes:
-        columns.check_out("out", axis, count, bits)
+        point_arrays.check_out("out", axis, count, bits)
     at = _run(_points.decode, curve, bits, axes, (0,) * ndim, code, threads)
     if at < count:
         raise ValueError(f"codes[{at}]={code[at]} is out of range: bits={bits} in {ndim}-D give 0 to {2 ** (ndim * bits) - 1}")
@@ -124,10 +124,10 @@ def sort_points(
         [0.2, 0.3]
     """
     one_of("curve", curve, CURVES)
-    axes = columns.axes("coords", coords)
+    axes = point_arrays.axes("coords", coords)
     if cell is not None:
         axes = [_cells(axis, real("cell", cell, above=0.0)) for axis in axes]
-    axes = [columns.integers("coords", axis) for axis in axes]
+    axes = [point_arrays.integers("coords", axis) for axis in axes]
     ndim, count = len(axes), len(axes[0])
     least = tuple(int(axis.min()) if count else 0 for axis in axes)
     bits = max(1, *((int(axis.max(initial=low)) - low).bit_length() for axis, low in zip(axes, least, strict=True)))
@@ -136,17 +136,17 @@ def sort_points(
     codes = _codes(count, ndim * bits, False)
     _run(_points.encode, curve, bits, axes, least, codes, threads)
     if batch is not None:
-        codes = _with_batch(codes, ndim * bits, columns.integers("batch", batch))
+        codes = _with_batch(codes, ndim * bits, point_arrays.integers("batch", batch))
     perm = empty(count)
     _points.argsort(codes, perm)
     return TokenOrder((count,), curve, perm)
 
 
 def instruction_set() -> str:
-    """The name of the instruction set whose code runs: what `DILKIT_CPU_ISA` says, else the best that this machine has."""
+    """The name of the instruction set whose code runs: `DILKIT_CPU_ISA`, by default the best that this machine has."""
     sets = _points.instruction_sets()
     name = environment.cpu_isa(("avx512", "avx512bf16", *sets[1:]) if sets[0] == "avx512" else sets)
-    return "avx512" if name == "avx512bf16" else name  # bf16 has nothing for integers
+    return "avx512" if name == "avx512bf16" else name  # the bf16 extension has no integer instructions
 
 
 def _check(ndim: int, bits: Any, curve: str) -> None:
@@ -160,7 +160,7 @@ def _check(ndim: int, bits: Any, curve: str) -> None:
 
 
 def _codes(count: int, bits: int, is_tensor: bool) -> Any:
-    """Room for codes of `bits` bits. torch has next to no operations on its unsigned integers."""
+    """An empty array for codes of `bits` bits. Tensors are signed: torch has few operations on unsigned integers."""
     if is_tensor:
         return torch.empty(count, dtype=torch.int32 if bits <= 31 else torch.int64)
     return np.empty(count, np.uint32 if bits <= 32 else np.int64)
@@ -169,26 +169,26 @@ def _codes(count: int, bits: int, is_tensor: bool) -> Any:
 def _run(
     convert: Callable[..., int], curve: str, bits: int, axes: list[Array], least: tuple[int, ...], code: Array, threads: int
 ) -> int:
-    """Encode or decode, a thread for each stretch of points; the index of a first point out of range, else their number."""
+    """Encode or decode, one thread for each range of points. The index of the first point out of range, else their number."""
     ndim, count = len(axes), len(code)
-    table = automaton(curve, ndim, convert is _points.decode)
-    arguments = instruction_set(), table.turns, table.starts[-bits % 4], table.turning, bits
+    table = state_table(curve, ndim, convert is _points.decode)
+    arguments = instruction_set(), table.transitions, table.start_states[-bits % 4], table.is_oriented, bits
     threads = max(1, min(integer("threads", threads, at_least=1), count // PER_THREAD))
 
-    def stretch(i: int) -> int:
+    def convert_range(i: int) -> int:
         start, stop = count * i // threads, count * (i + 1) // threads
-        places = [columns.place(axis[start:stop], bits, low) for axis, low in zip(axes, least, strict=True)]
-        done = convert(*arguments, stop - start, places, columns.place(code[start:stop], ndim * bits))
+        addresses = [point_arrays.column_address(axis[start:stop], bits, low) for axis, low in zip(axes, least, strict=True)]
+        done = convert(*arguments, stop - start, addresses, point_arrays.column_address(code[start:stop], ndim * bits))
         return start + done if done < stop - start else count
 
     if threads == 1:
-        return stretch(0)
+        return convert_range(0)
     with ThreadPoolExecutor(threads) as pool:
-        return min(pool.map(stretch, range(threads)))
+        return min(pool.map(convert_range, range(threads)))
 
 
 def _cells(axis: Array, cell: float) -> Array:
-    """The cells that the coordinates lie in, counted from the least one's."""
+    """The cell of each coordinate, counted from the cell of the least one."""
     if not len(axis):
         return axis.astype(np.int64)
     low, high = float(axis.min()), float(axis.max())
@@ -201,7 +201,7 @@ def _cells(axis: Array, cell: float) -> Array:
 
 
 def _with_batch(codes: Array, bits: int, batch: Array) -> Array:
-    """Codes with the number of the cloud above them."""
+    """Codes with the number of the cloud in the bits above them, so that they sort by cloud first."""
     if batch.shape != codes.shape:
         raise ValueError(f"batch has shape {batch.shape}; one number for each of the {len(codes)} points is needed")
     low, high = int(batch.min(initial=0)), int(batch.max(initial=0))

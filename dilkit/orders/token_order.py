@@ -12,7 +12,14 @@ import numpy as np
 
 from dilkit.checks import boolean, integer
 from dilkit.orders.checks import CURVES, Index, check_curve, check_grid, check_tile, check_tokens, permutation, sizes
-from dilkit.orders.curves import chosen_tile, draw, draw_transposed, hilbert_rank, inverse, is_power_of_two_cube
+from dilkit.orders.curves import (
+    chosen_tile,
+    curve_permutation,
+    hilbert_rank,
+    inverse,
+    is_power_of_two_cube,
+    transposed_curve_permutation,
+)
 from dilkit.plan import cached
 
 if TYPE_CHECKING:
@@ -94,8 +101,9 @@ def _make_grid_order(spec: GridSpec, threads: int) -> TokenOrder:
     check_grid(shape, extra_tokens)
     if tile is not None:
         check_tile(tile, shape, curve)
-    drawn = (draw_transposed if is_transposed else draw)(shape, curve, tile, extra_tokens, threads)
-    return TokenOrder(shape, curve, drawn, tile, extra_tokens, is_generation_order, is_transposed, spec)
+    permutation_of = transposed_curve_permutation if is_transposed else curve_permutation
+    perm = permutation_of(shape, curve, tile, extra_tokens, threads)
+    return TokenOrder(shape, curve, perm, tile, extra_tokens, is_generation_order, is_transposed, spec)
 
 
 @dataclass(frozen=True, eq=False)

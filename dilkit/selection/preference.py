@@ -37,7 +37,7 @@ class Preference:
 
 
 @dataclass(frozen=True)
-class Row:
+class PreferenceRow:
     """An order of backends, for problems of these dtypes on these devices that have all of `features` (see `FEATURES`).
 
     `capabilities`: ranges of compute capability, both ends included. `basis`: what `why` rests on.

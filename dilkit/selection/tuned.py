@@ -16,7 +16,7 @@ from pathlib import Path
 from dilkit import __version__, environment
 from dilkit.device import Device
 from dilkit.problem import Problem
-from dilkit.selection.entries import Seconds, Setup, Shape, TunedError, bucket, load
+from dilkit.selection.tuned_file import Seconds, TunedError, TunedSetup, TunedShape, bucket, load
 
 
 def seconds(problem: Problem) -> Seconds:
@@ -47,16 +47,16 @@ def read_again() -> None:
         _warned.clear()
 
 
-def setup_of(device: Device) -> Setup:
+def setup_of(device: Device) -> TunedSetup:
     """Everything beside the problem, as it is now, on `device`."""
     capability = "none" if device.capability is None else f"{device.capability[0]}.{device.capability[1]}"
-    return Setup(device.type, device.name or device.type, capability, _torch_version(), __version__)
+    return TunedSetup(device.type, device.name or device.type, capability, _torch_version(), __version__)
 
 
-def shape_of(problem: Problem) -> Shape:
+def shape_of(problem: Problem) -> TunedShape:
     """The shape under which times of `problem` are kept."""
     flags = dict(is_causal=problem.is_causal, requires_grad=problem.requires_grad)
-    return Shape(problem.dtype, problem.head_dim, branches=branches_of(problem), seq=bucket(problem.seq), **flags)
+    return TunedShape(problem.dtype, problem.head_dim, branches=branches_of(problem), seq=bucket(problem.seq), **flags)
 
 
 def branches_of(problem: Problem) -> str:
@@ -72,7 +72,7 @@ _warned: set[Path] = set()
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, generation: int) -> tuple[dict[tuple[Setup, Shape], Seconds], str]:
+def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape], Seconds], str]:
     """The orders in `path` by what they are for, and what is wrong with the file: empty where nothing is."""
     try:
         return {(entry.setup, entry.shape): entry.seconds for entry in load(path)}, ""
@@ -80,7 +80,7 @@ def _read(path: Path, generation: int) -> tuple[dict[tuple[Setup, Shape], Second
         return {}, str(error).removeprefix(f"{path}: ")
 
 
-def _stale(entries: Iterable[tuple[Setup, Shape]], here: Setup) -> str:
+def _stale(entries: Iterable[tuple[TunedSetup, TunedShape]], here: TunedSetup) -> str:
     """Why nothing measured for this kind of device holds here; empty where something does, or nothing was measured."""
     setups = {setup: None for setup, _ in entries if setup.device == here.device}
     if not setups or here in setups:

@@ -26,7 +26,7 @@ from dilkit.device import GENERATIONS, Device
 from dilkit.environment import VARIABLES
 from dilkit.problem import DTYPES, Problem
 from dilkit.registry import backends
-from dilkit.selection.table import table_preference
+from dilkit.selection.preference_table import table_preference
 from dilkit.selector import ranked
 from dilkit.tools import cli
 from dilkit.tools.measure.peers import known as peers

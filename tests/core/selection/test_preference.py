@@ -17,7 +17,7 @@ from dilkit import Device, Pattern, Problem, backend, registry
 from dilkit.device import GENERATIONS
 from dilkit.problem import DTYPES
 from dilkit.selection.preference import BY_DESIGN, FEATURES, LAUNCH_BOUND, Preference, measured_first
-from dilkit.selection.table import TABLE, row_of, table_preference
+from dilkit.selection.preference_table import TABLE, row_of, table_preference
 from dilkit.selector import Trace, ranked, trace
 
 BRANCHES = Pattern([2048, 4096], [1, 2])

@@ -22,15 +22,15 @@ from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED, tuned_file
 from dilkit.problem import DTYPES
 from dilkit.selection import tuned
-from dilkit.selection.entries import Entry, Setup, Shape, TunedError, load, to_text
+from dilkit.selection.tuned_file import TunedEntry, TunedError, TunedSetup, TunedShape, load, to_text
 from dilkit.selector import explain, requested_backends, select, use_backend
 
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=64, heads=4, head_dim=8)
 HERE = tuned.setup_of(PROBLEM.device)
 
 
-def entry(problem: Problem = PROBLEM, setup: Setup = HERE, **seconds: float) -> Entry:
-    return Entry(setup, tuned.shape_of(problem), tuple((seconds or dict(reference=0.1, native=0.2)).items()))
+def entry(problem: Problem = PROBLEM, setup: TunedSetup = HERE, **seconds: float) -> TunedEntry:
+    return TunedEntry(setup, tuned.shape_of(problem), tuple((seconds or dict(reference=0.1, native=0.2)).items()))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuned.read_again()
 
 
-def write(path: Path, *entries: Entry) -> None:
+def write(path: Path, *entries: TunedEntry) -> None:
     path.write_text(to_text(entries))
     tuned.read_again()
 
@@ -271,7 +271,7 @@ def test_any_value_anywhere_is_taken_or_refused(tmp_path_factory: pytest.TempPat
     except TunedError:
         return
     for found in entries:
-        assert isinstance(found, Entry)
+        assert isinstance(found, TunedEntry)
         assert all(isinstance(name, str) and taken > 0 for name, taken in found.seconds)
 
 
@@ -286,7 +286,7 @@ def test_any_bytes_are_refused_by_name(tmp_path_factory: pytest.TempPathFactory,
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 SECONDS = st.dictionaries(TEXTS, st.floats(1e-9, 1e9), min_size=1, max_size=4).map(lambda found: tuple(found.items()))
 SHAPES = st.builds(
-    Shape,
+    TunedShape,
     dtype=st.sampled_from(DTYPES),
     head_dim=st.integers(1, 512),
     is_causal=st.booleans(),
@@ -294,11 +294,11 @@ SHAPES = st.builds(
     branches=TEXTS,
     seq=st.integers(0, 40).map(lambda power: 1 << power),
 )
-ENTRIES = st.builds(Entry, st.builds(Setup, *[TEXTS] * 5), SHAPES, SECONDS)
+ENTRIES = st.builds(TunedEntry, st.builds(TunedSetup, *[TEXTS] * 5), SHAPES, SECONDS)
 
 
 @given(st.lists(ENTRIES, max_size=4))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, entries: list[Entry]) -> None:
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, entries: list[TunedEntry]) -> None:
     path = tmp_path_factory.getbasetemp() / "written.json"
     path.write_text(to_text(entries), encoding="utf-8")
     assert load(path) == tuple(entries)

@@ -19,7 +19,7 @@ from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
-from dilkit.selection.table import TABLE
+from dilkit.selection.preference_table import TABLE
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands import verify
 from dilkit.tools.commands.info import command as info

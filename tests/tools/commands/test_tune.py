@@ -14,8 +14,7 @@ from helpers.fakes import Fake
 from dilkit import Device, Limits, Pattern, Problem, register_backend, unregister_backend
 from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED
-from dilkit.selection import entries as tuned_entries
-from dilkit.selection import tuned
+from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
 from dilkit.tools import cli
 from dilkit.tools.commands.tune import command as tune
@@ -92,7 +91,7 @@ def test_what_is_measured_is_gone_by(file: Path, capsys: pytest.CaptureFixture[s
         assert decided.picked == "reference"
         assert "measured by `dilkit tune`: reference" in str(decided)
     assert select(replace(PROBLEM, seq=256)).name == "native"
-    assert len(tuned_entries.load(file)) == 4
+    assert len(tuned_file.load(file)) == 4
 
 
 def test_it_really_measures(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +101,7 @@ def test_it_really_measures(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     seconds = [row["seconds"] for row in measured["order"]]
     assert seconds == sorted(seconds)
     assert 0 < seconds[0] < 10
-    (kept,) = tuned_entries.load(file)
+    (kept,) = tuned_file.load(file)
     assert kept.setup == tuned.setup_of(PROBLEM.device)
     assert kept.shape == tuned.shape_of(replace(PROBLEM, is_causal=True))
     assert list(kept.seconds) == [(row["backend"], row["seconds"]) for row in measured["order"]]
@@ -140,18 +139,18 @@ def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
     times |= dict(sdpa=1e-10)
     report(capsys, *forward)
     report(capsys, *forward, "--causal")
-    first, second = tuned_entries.load(file)
+    first, second = tuned_file.load(file)
     assert (first.shape.is_causal, second.shape.is_causal) == (False, True)
     assert first.seconds[0] == ("sdpa", 1e-10)
     assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
 
 
 def test_entries_of_other_setups_are_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu = tuned_entries.Entry(tuned.setup_of(Device.assume("sm_90")), tuned.shape_of(PROBLEM), (("sdpa", 0.1),))
+    gpu = tuned_file.TunedEntry(tuned.setup_of(Device.assume("sm_90")), tuned.shape_of(PROBLEM), (("sdpa", 0.1),))
     file.parent.mkdir()
-    file.write_text(tuned_entries.to_text([gpu]))
+    file.write_text(tuned_file.to_text([gpu]))
     report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native")
-    kept, new = tuned_entries.load(file)
+    kept, new = tuned_file.load(file)
     assert (kept, [name for name, _ in new.seconds]) == (gpu, ["native"])
 
 
@@ -160,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_written_anew_and_that_is_said(file: Path,
     file.write_text("{")
     assert run("--seq", "32", "--passes", "forward", "--backend", "native") == 0
     assert f"{file}: JSONDecodeError" in capsys.readouterr().err
-    assert len(tuned_entries.load(file)) == 1
+    assert len(tuned_file.load(file)) == 1
 
 
 class Wrong(Reference):
@@ -207,7 +206,7 @@ def test_interruption_keeps_what_was_measured(
     monkeypatch.setattr(CaseRunner, "run", interrupted)
     found = report(capsys, "--seqs", "32,64", "--passes", "forward", "--backend", "native", code=130)
     assert found["interrupted"] is True
-    assert len(tuned_entries.load(file)) == 1
+    assert len(tuned_file.load(file)) == 1
     assert run("--seqs", "64,128", "--backend", "native") == 130
     assert "interrupted; what was measured before is kept" in capsys.readouterr().out
 
@@ -218,9 +217,9 @@ def test_what_was_measured_is_shown_and_removed(
     here = tuned.setup_of(PROBLEM.device)
     old = replace(here, torch="1.0")
     seconds = (("native", 0.001), ("sdpa", 0.002))
-    entries = [tuned_entries.Entry(setup, tuned.shape_of(PROBLEM), seconds) for setup in (here, old)]
+    entries = [tuned_file.TunedEntry(setup, tuned.shape_of(PROBLEM), seconds) for setup in (here, old)]
     file.parent.mkdir()
-    file.write_text(tuned_entries.to_text(entries))
+    file.write_text(tuned_file.to_text(entries))
     monkeypatch.setattr(CaseRunner, "run", None)
     assert cli.main(["tune", "--show"]) == 0
     text = capsys.readouterr().out

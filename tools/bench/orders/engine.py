@@ -49,9 +49,9 @@ class Dilkit(Peer):
 
     def rambler(self, shape: tuple[int, ...], out: Array) -> Task:
         """The generalised curve through a grid of any shape."""
-        from dilkit.orders import _generalised
+        from dilkit.orders import _generalised_hilbert
 
-        return _filling(out, _generalised.generalised_hilbert, shape, 1)
+        return _filling(out, _generalised_hilbert.generalised_hilbert, shape, 1)
 
     def sorter(self, coords: Array, bits: int) -> Task:
         from dilkit.orders import points

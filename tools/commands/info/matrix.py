@@ -9,8 +9,8 @@ from typing import Any
 
 from dilkit.device import GENERATIONS, Device
 from dilkit.problem import DTYPES, Problem
-from dilkit.selection.preference import BY_DESIGN, Row
-from dilkit.selection.table import TABLE, row_of
+from dilkit.selection.preference import BY_DESIGN, PreferenceRow
+from dilkit.selection.preference_table import TABLE, row_of
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands.info.facts import Failure, guarded
 from dilkit.tools.console.text import table
@@ -83,7 +83,7 @@ def _missing(traces: Iterable[Trace]) -> Iterator[tuple[str, str]]:
         yield from ((decision.name, reason) for reason in decision.reasons if reason.startswith("module "))
 
 
-def _of_row(row: Row) -> str:
+def _of_row(row: PreferenceRow) -> str:
     basis = "" if row.basis == BY_DESIGN else f" ({row.basis})"
     return f"{row.where}: {', '.join(row.order)}\n{row.why}{basis}"
 

@@ -12,9 +12,8 @@ from typing import Any
 from dilkit import environment
 from dilkit.device import Device, probe
 from dilkit.problem import Problem
-from dilkit.selection import entries as tuned_entries
-from dilkit.selection import tuned
-from dilkit.selection.table import table_preference
+from dilkit.selection import tuned, tuned_file
+from dilkit.selection.preference_table import table_preference
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.info.facts import devices
 from dilkit.tools.commands.tune import report as tune_report
@@ -145,13 +144,13 @@ def _keep(path: Path, problem: Problem, order: list[Report]) -> None:
     if not order:
         return
     try:
-        kept = tuned_entries.load(path)
-    except tuned_entries.TunedError as error:
+        kept = tuned_file.load(path)
+    except tuned_file.TunedError as error:
         print(f"{error}; it is written anew", file=sys.stderr)
         kept = ()
     seconds = tuple((row["backend"], row["seconds"]) for row in order)
-    new = tuned_entries.Entry(tuned.setup_of(problem.device), tuned.shape_of(problem), seconds)
-    write_text(path, tuned_entries.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
+    new = tuned_file.TunedEntry(tuned.setup_of(problem.device), tuned.shape_of(problem), seconds)
+    write_text(path, tuned_file.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
     tuned.read_again()
 
 
@@ -160,7 +159,7 @@ def _passes(problem: Problem) -> str:
 
 
 def _show(args: Namespace, path: Path) -> int:
-    entries = tuned_entries.load(path)
+    entries = tuned_file.load(path)
     here = {tuned.setup_of(device) for device in devices() if isinstance(device, Device)}
     if args.json:
         print_json("tune", dict(file=str(path), entries=tune_report.plain(entries, here)))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from dilkit.environment import BACKEND
-from dilkit.selection.entries import Entry, Seconds, Setup, Shape
+from dilkit.selection.tuned_file import Seconds, TunedEntry, TunedSetup, TunedShape
 from dilkit.tools.console.text import in_seconds, table
 
 Report = dict[str, Any]
@@ -38,19 +38,19 @@ def _rows(found: Report) -> list[tuple[str, str, str]]:
     return rows + [(row["backend"], row["verdict"], "\n".join(row["reasons"])) for row in found["left_out"]]
 
 
-def listed(entries: Collection[Entry], here: Collection[Setup]) -> Iterator[str]:
+def listed(entries: Collection[TunedEntry], here: Collection[TunedSetup]) -> Iterator[str]:
     """What a file holds, setup by setup; `here` are the setups of this machine."""
     for setup in dict.fromkeys(entry.setup for entry in entries):
         yield from ("", f"{setup}{'' if setup in here else ' (does not hold here)'}")
         yield from table((_key(entry.shape), _times(entry.seconds)) for entry in entries if entry.setup == setup)
 
 
-def plain(entries: Iterable[Entry], here: Collection[Setup]) -> list[Report]:
+def plain(entries: Iterable[TunedEntry], here: Collection[TunedSetup]) -> list[Report]:
     """The same as plain data."""
     return [dict(setup=str(e.setup), holds=e.setup in here, **vars(e.shape), seconds=dict(e.seconds)) for e in entries]
 
 
-def _key(shape: Shape) -> str:
+def _key(shape: TunedShape) -> str:
     flags = f"{', causal' if shape.is_causal else ''}{', training' if shape.requires_grad else ''}"
     return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{flags}"
 

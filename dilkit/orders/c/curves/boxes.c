@@ -1,7 +1,10 @@
-/* Orders of boxes of any sides: Morton's, by tiles, and row after row.
+/* Token orders of boxes of any size: Morton, tiles, and snake.
  *
- * Blocks (or tiles) that fill a box are whole, but for the last one along each axis. A `cut` says of which axes a block is the last
- * one, a bit for each: blocks of the same cut differ in nothing but their place.
+ *   box --> outer blocks (blocks of blocks) --> blocks of at most 512 cells --> Batch of 64 blocks --put_blocks--> out
+ *               in Morton order                    one BlockTable entry for each `cut`
+ *
+ * All blocks (or tiles) of a box are whole, except the last one along each axis. `cut` has a bit for each axis along which a
+ * block is the last one: blocks with the same `cut` differ only in their position.
  */
 #include <stdlib.h>
 
@@ -10,11 +13,11 @@
 
 enum { CUTS = 8, BATCH = 64 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Blocks of one size that follow each other along the curve, to be written at once. */
+/* Consecutive blocks of one size, which are written by one call of put_blocks. */
 typedef struct {
-    const Target *out;
+    const Output *out;
     int64_t at, cells, blocks, by[BATCH];
     const void *table[BATCH];
 } Batch;
@@ -43,10 +46,10 @@ typedef struct {
 } Blocks;
 
 typedef struct {
-    Target out;
+    Output out;
     Grid grid;
     int ndim;
-    int64_t shape[3], last[3]; /* last: of the blocks along an axis, its place in the block of blocks that it is in */
+    int64_t shape[3], last[3]; /* last: of the blocks along an axis, the position of the last one in its outer block */
     Blocks inner, outer;       /* blocks of cells, and blocks of blocks */
     const char *table;         /* the blocks of all cuts, as put_blocks takes them */
 } Morton;
@@ -76,7 +79,7 @@ static void list_cells(Blocks *blocks, const int64_t shape[3], int ndim, int bit
     }
 }
 
-/* A whole block of blocks, or what is inside of the box of one. */
+/* Write an outer block, or the part of it that is inside the box. */
 static void write_outer(const Morton *morton, const int64_t corner[3], int64_t at) {
     const Grid *grid = &morton->grid;
     int bits = grid->bits, mask = (1 << bits) - 1, cut = 0;
@@ -90,7 +93,7 @@ static void write_outer(const Morton *morton, const int64_t corner[3], int64_t a
         for (int a = 0; a < 3; a++)
             own |= ((block >> (2 - a) * bits & mask) == morton->last[a]) << a;
         own &= cut & morton->inner.cuts;
-        int64_t by = start + (place(grid, block) << bits), cells = morton->inner.count[own];
+        int64_t by = start + (cell_index(grid, block) << bits), cells = morton->inner.count[own];
         add_block(&batch, morton->table + own * BLOCK_CELLS * morton->out.bytes, by, cells);
     }
     write_batch(&batch);
@@ -98,10 +101,10 @@ static void write_outer(const Morton *morton, const int64_t corner[3], int64_t a
 
 /* Writes those blocks of blocks that start in [first, last), of a cube of 1 << level of them along a side. What is outside of the
  * box does not count. The cube starts at `at` on the curve; returned is where it ends. */
-static int64_t visit(const Morton *morton, int level, const int64_t corner[3], int64_t at, int64_t first, int64_t last) {
+static int64_t write_range(const Morton *morton, int level, const int64_t corner[3], int64_t at, int64_t first, int64_t last) {
     int64_t side = (int64_t)1 << (level + 2 * morton->grid.bits), count = 1;
     for (int a = 0; a < 3; a++)
-        count *= least(side, morton->shape[a] - corner[a]);
+        count *= min_of(side, morton->shape[a] - corner[a]);
     int64_t end = at + count;
     if (end <= first || at >= last)
         return end;
@@ -118,25 +121,25 @@ static int64_t visit(const Morton *morton, int level, const int64_t corner[3], i
             inside &= inner[a] < morton->shape[a];
         }
         if (inside)
-            at = visit(morton, level - 1, inner, at, first, last);
+            at = write_range(morton, level - 1, inner, at, first, last);
     }
     return end;
 }
 
-static void write_cells(const void *task, int64_t first, int64_t last) {
+static void write_cell_range(const void *task, int64_t first, int64_t last) {
     const Morton *morton = task;
     int level = 0;
     for (int a = 0; a < 3; a++)
         while (morton->shape[a] > (int64_t)1 << (level + 2 * morton->grid.bits))
             level++;
-    visit(morton, level, (const int64_t[3]){0, 0, 0}, 0, first, last);
+    write_range(morton, level, (const int64_t[3]){0, 0, 0}, 0, first, last);
 }
 
 int curves_morton(void *out, int bytes, const int64_t shape[3], int threads) {
     int ndim = shape[0] == 1 ? 2 : 3, bits = ndim == 2 ? 4 : 3;
     int64_t count = shape[0] * shape[1] * shape[2], blocks[3];
-    Morton morton = {.out = target_of(out, bytes, count), .grid = {bits, shape[1] * shape[2], shape[2]}, .ndim = ndim};
-    Table table = new_table(&morton.out, CUTS * BLOCK_CELLS);
+    Morton morton = {.out = output_of(out, bytes, count), .grid = {bits, shape[1] * shape[2], shape[2]}, .ndim = ndim};
+    BlockTable table = new_block_table(&morton.out, CUTS * BLOCK_CELLS);
     if (!table.data)
         return 0;
     for (int a = 0; a < 3; a++) {
@@ -146,36 +149,36 @@ int curves_morton(void *out, int bytes, const int64_t shape[3], int threads) {
     }
     list_cells(&morton.inner, shape, ndim, bits);
     list_cells(&morton.outer, blocks, ndim, bits);
-    Target made = {table.data, bytes, 0};
+    Output made = {table.data, bytes, 0};
     for (int cut = 0; cut < CUTS; cut++)
         if (!(cut & ~morton.inner.cuts))
             put_cells(&made, cut * BLOCK_CELLS, &morton.grid, morton.inner.cell[cut], 0, morton.inner.count[cut]);
     morton.table = table.data;
-    in_shares(write_cells, &morton, count, count, threads);
+    in_threads(write_cell_range, &morton, count, count, threads);
     free(table.memory);
     return 1;
 }
 
 /* A box of `sides` cells within one of `shape`, row-major; `first` is the row-major index of its first cell. */
-static void put_box(const Target *out, int64_t at, const int64_t shape[3], const int64_t sides[3], int64_t first) {
+static void put_box(const Output *out, int64_t at, const int64_t shape[3], const int64_t sides[3], int64_t first) {
     for (int64_t z = 0; z < sides[0]; z++)
         for (int64_t y = 0; y < sides[1]; y++, at += sides[2])
             put_line(out, at, first + (z * shape[1] + y) * shape[2], 1, sides[2]);
 }
 
-/* The sides of a tile: what is left of the box along the axes that it is the last one on. */
+/* The sides of a tile: the remainder of the box along the axes where it is the last one. */
 static int64_t sides_of(int cut, const int64_t shape[3], const int64_t tile[3], int64_t sides[3]) {
     for (int a = 0; a < 3; a++)
         sides[a] = cut >> a & 1 ? (shape[a] - 1) % tile[a] + 1 : tile[a];
     return sides[0] * sides[1] * sides[2];
 }
 
-/* The tiles of all cuts, as put_blocks takes them, where they are small enough for that. */
-static Table tabulate(const Target *out, const int64_t shape[3], const int64_t tile[3]) {
-    Table table = {NULL, NULL};
+/* The cells of a tile for each `cut`, as put_blocks needs them; no table if tiles are too large for it. */
+static BlockTable tabulate(const Output *out, const int64_t shape[3], const int64_t tile[3]) {
+    BlockTable table = {NULL, NULL};
     if (tile[0] * tile[1] * tile[2] <= BLOCK_CELLS)
-        table = new_table(out, CUTS * BLOCK_CELLS);
-    Target made = {table.data, out->bytes, 0};
+        table = new_block_table(out, CUTS * BLOCK_CELLS);
+    Output made = {table.data, out->bytes, 0};
     for (int cut = 0; table.data && cut < CUTS; cut++) {
         int64_t sides[3];
         sides_of(cut, shape, tile, sides);
@@ -185,8 +188,8 @@ static Table tabulate(const Target *out, const int64_t shape[3], const int64_t t
 }
 
 void curves_tiles(void *out, int bytes, const int64_t shape[3], const int64_t tile[3]) {
-    Target target = target_of(out, bytes, shape[0] * shape[1] * shape[2]);
-    Table table = tabulate(&target, shape, tile);
+    Output target = output_of(out, bytes, shape[0] * shape[1] * shape[2]);
+    BlockTable table = tabulate(&target, shape, tile);
     Batch batch = {.out = &target};
     int64_t sides[3], corner[3];
     for (corner[0] = 0; corner[0] < shape[0]; corner[0] += tile[0])
@@ -210,7 +213,7 @@ void curves_tiles(void *out, int bytes, const int64_t shape[3], const int64_t ti
 
 void curves_snake(void *out, int bytes, const int64_t shape[3]) {
     int64_t rows = shape[0] * shape[1], length = shape[2];
-    Target target = target_of(out, bytes, rows * length);
+    Output target = output_of(out, bytes, rows * length);
     for (int64_t i = 0; i < rows; i++) {
         int64_t z = i / shape[1], y = i % shape[1], row = z * shape[1] + (z % 2 ? shape[1] - 1 - y : y);
         put_line(&target, i * length, row * length + (i % 2 ? length - 1 : 0), i % 2 ? -1 : 1, length);

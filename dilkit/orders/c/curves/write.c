@@ -1,3 +1,9 @@
+/* Writes blocks, ranks and lines of cells into an output, with the widest vectors of the machine, and divides work among
+ * threads.
+ *
+ *   put_blocks --> shifted_32 / shifted_64 (write_loops.h) --> out            outputs that fit into the caches
+ *                                                          --> stage --> out  larger ones, by non-temporal stores of cache lines
+ */
 #include "write.h"
 
 #include <pthread.h>
@@ -7,7 +13,7 @@
 #include <emmintrin.h>
 #endif
 
-/* The widest instructions that a machine has are chosen where the code runs: a wheel is compiled for the plainest machine. */
+/* The widest instructions are chosen at run time: a wheel is compiled for the oldest machine. */
 #if defined(__has_attribute)
 #if defined(__x86_64__) && defined(__GLIBC__) && __has_attribute(target_clones)
 #define WIDEST __attribute__((target_clones("avx2", "default")))
@@ -17,39 +23,39 @@
 #define WIDEST
 #endif
 
-enum { VECTOR = 32, LINE = 64, STAGED_BYTES = 8 * 1024, STREAMED_BYTES = 1 << 25, THREADED_CELLS = 1 << 22, MOST_THREADS = 64 };
+enum { VECTOR = 32, LINE = 64, STAGED_BYTES = 8 * 1024, STREAMED_BYTES = 1 << 25 };
+enum { LEAST_THREADED_CELLS = 1 << 22, MAX_THREADS = 64 };
 
 #define LANES(type) ((int)(VECTOR / sizeof(type)))
 #define INTEGER int32_t
 #define NAMED(name) name##_32
-#include "kernels.h"
+#include "write_loops.h"
 #define INTEGER int64_t
 #define NAMED(name) name##_64
-#include "kernels.h"
-#define KERNEL(name, ...) (out->bytes == 4 ? name##_32(__VA_ARGS__) : name##_64(__VA_ARGS__))
+#include "write_loops.h"
+#define WRITE_LOOP(name, ...) (out->bytes == 4 ? name##_32(__VA_ARGS__) : name##_64(__VA_ARGS__))
 
-/* Where elements are computed that are then streamed: a line that is streamed is not read first, and drives no other line out of
- * the caches. */
+/* A buffer for elements that are streamed afterwards: a streamed cache line is not read first, and evicts no other line. */
 typedef struct {
     _Alignas(LINE) char bytes[LINE + STAGED_BYTES];
 } Stage;
 
-Target target_of(void *data, int bytes, int64_t count) {
-    Target out = {data, bytes, 0};
+Output output_of(void *data, int bytes, int64_t count) {
+    Output out = {data, bytes, 0};
 #ifdef __SSE2__
     out.stream = count >= STREAMED_BYTES / bytes;
 #endif
     return out;
 }
 
-Table new_table(const Target *out, int64_t count) {
+BlockTable new_block_table(const Output *out, int64_t count) {
     char *memory = malloc((size_t)(count * out->bytes) + 2 * LINE);
     if (!memory)
-        return (Table){NULL, NULL};
-    return (Table){memory + LINE - (uintptr_t)memory % LINE + (uintptr_t)out->data % LINE, memory};
+        return (BlockTable){NULL, NULL};
+    return (BlockTable){memory + LINE - (uintptr_t)memory % LINE + (uintptr_t)out->data % LINE, memory};
 }
 
-/* The place in the stage that is as far from a line's start as `to` is. */
+/* The position in the stage with the same alignment within a cache line as `to`. */
 static inline char *staged(Stage *stage, const char *to) { return stage->bytes + (uintptr_t)to % LINE; }
 
 static void stream(char *to, const char *from, int64_t bytes) {
@@ -60,7 +66,7 @@ static void stream(char *to, const char *from, int64_t bytes) {
     tail = (bytes - head) % LINE;
     memcpy(to, from, (size_t)head);
     for (int64_t at = head; at < bytes - tail; at += LINE) {
-        __m128i line[4]; /* at once: a line that is not written in one go is written several times */
+        __m128i line[4]; /* the whole line in one go: a line written in parts goes to memory several times */
         for (int i = 0; i < 4; i++)
             line[i] = _mm_load_si128((const __m128i *)(from + at) + i);
         for (int i = 0; i < 4; i++)
@@ -70,69 +76,69 @@ static void stream(char *to, const char *from, int64_t bytes) {
 #endif
 }
 
-void put_cells(const Target *out, int64_t at, const Grid *grid, const uint16_t *cell, int64_t origin, int64_t count) {
-    KERNEL(cells, (void *)(out->data + at * out->bytes), grid, cell, origin, count);
+void put_cells(const Output *out, int64_t at, const Grid *grid, const uint16_t *cell, int64_t origin, int64_t count) {
+    WRITE_LOOP(cells, (void *)(out->data + at * out->bytes), grid, cell, origin, count);
 }
 
-void put_blocks(const Target *out, int64_t at, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks) {
+void put_blocks(const Output *out, int64_t at, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks) {
     Stage stage;
     char *to = out->data + at * out->bytes;
     int64_t bytes = cells * out->bytes, most = out->stream ? STAGED_BYTES / bytes : blocks;
     for (int64_t i = 0, some; i < blocks; i += some, to += some * bytes) {
         some = blocks - i < most ? blocks - i : most;
         char *where = out->stream ? staged(&stage, to) : to;
-        KERNEL(shifted, (void *)where, table + i, by + i, cells, some);
+        WRITE_LOOP(shifted, (void *)where, table + i, by + i, cells, some);
         if (out->stream)
             stream(to, where, some * bytes);
     }
 }
 
 void put_ranks(
-    const Target *out, int64_t at, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks) {
+    const Output *out, int64_t at, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks) {
     Stage stage;
     char *to = out->data + at * out->bytes;
     int64_t bytes = width * out->bytes, most = out->stream ? STAGED_BYTES / bytes : blocks;
     for (int64_t i = 0, some; i < blocks; i += some, to += some * bytes) {
         some = blocks - i < most ? blocks - i : most;
         char *where = out->stream ? staged(&stage, to) : to;
-        KERNEL(ranks, (void *)where, first + i, rank + i, row, width, some);
+        WRITE_LOOP(ranks, (void *)where, first + i, rank + i, row, width, some);
         if (out->stream)
             stream(to, where, some * bytes);
     }
 }
 
-void put_line(const Target *out, int64_t at, int64_t from, int64_t step, int64_t count) {
-    KERNEL(line, (void *)(out->data + at * out->bytes), from, step, count);
+void put_line(const Output *out, int64_t at, int64_t from, int64_t step, int64_t count) {
+    WRITE_LOOP(line, (void *)(out->data + at * out->bytes), from, step, count);
 }
 
 typedef struct {
     Work work;
     const void *task;
     int64_t first, last;
-} Share;
+} ThreadRange;
 
-static void *work_on(void *argument) {
-    const Share *share = argument;
-    share->work(share->task, share->first, share->last);
+static void *run_range(void *argument) {
+    const ThreadRange *range = argument;
+    range->work(range->task, range->first, range->last);
 #ifdef __SSE2__
-    _mm_sfence(); /* what was streamed is there for other threads only now */
+    _mm_sfence(); /* makes the streamed lines visible to other threads */
 #endif
     return NULL;
 }
 
-void in_shares(Work work, const void *task, int64_t units, int64_t cells, int threads) {
-    Share share[MOST_THREADS];
-    pthread_t helper[MOST_THREADS];
-    threads = cells < THREADED_CELLS ? 1 : threads < MOST_THREADS ? threads : MOST_THREADS;
+void in_threads(Work work, const void *task, int64_t units, int64_t cells, int threads) {
+    ThreadRange range[MAX_THREADS];
+    pthread_t thread[MAX_THREADS];
+    threads = cells < LEAST_THREADED_CELLS ? 1 : threads < MAX_THREADS ? threads : MAX_THREADS;
     int started = 0;
     int64_t first = 0;
     while (started < threads - 1) {
-        share[started] = (Share){work, task, first, units / threads * (started + 1)};
-        if (pthread_create(&helper[started], NULL, work_on, &share[started]))
+        range[started] = (ThreadRange){work, task, first, units / threads * (started + 1)};
+        if (pthread_create(&thread[started], NULL, run_range, &range[started]))
             break;
-        first = share[started++].last;
+        first = range[started++].last;
     }
-    work_on(&(Share){work, task, first, units});
+    run_range(&(ThreadRange){work, task, first, units});
     while (started)
-        pthread_join(helper[--started], NULL);
+        pthread_join(thread[--started], NULL);
 }

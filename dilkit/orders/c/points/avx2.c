@@ -1,3 +1,4 @@
+/* kernel.h compiled for AVX2. */
 #define VECTOR_BYTES 32
 #include "kernel.h"
 

@@ -1,3 +1,4 @@
+/* kernel.h compiled for AVX-512 BW. */
 #define VECTOR_BYTES 64
 #include "kernel.h"
 

@@ -1,3 +1,4 @@
+/* kernel.h compiled for any machine. */
 #define VECTOR_BYTES 16
 #include "kernel.h"
 

@@ -1,21 +1,21 @@
-/* Codes of points along a curve, and points of codes: what the parts of the C code share. */
+/* Codes of points along a curve, and points of codes: the arguments of a conversion, and the code for each instruction set. */
 #ifndef DILKIT_POINTS_H
 #define DILKIT_POINTS_H
 
 #include <stdint.h>
 
-/* Whole numbers of 1, 2, 4 or 8 bytes, `stride` bytes apart. */
+/* A strided column of integers of 1, 2, 4 or 8 bytes, `stride` bytes apart. */
 typedef struct {
     char *data;
     int64_t stride;
     int size;
-    uint64_t least, most; /* numbers are counted from `least`, and are then `most` at most: a power of two less one */
+    uint64_t least, most; /* `least` is subtracted from each number; the result is at most `most`, a power of two less one */
 } Column;
 
 typedef struct {
-    int ndim, bits, turning; /* turning: whether the curve turns, and the parity of a level's bits is its digit's last bit */
-    uint8_t start;          /* the state before the first level */
-    const uint8_t *turns;   /* (256,): see points_kernel.h */
+    int ndim, bits, is_oriented; /* is_oriented: the orientation changes (Hilbert); the last bit of a digit is then a parity */
+    uint8_t start;               /* the state before the first level */
+    const uint8_t *transitions;  /* (256,): see kernel.h */
     int64_t count;
     Column axis[3], code;
 } Points;

@@ -8,7 +8,7 @@ none of it on such hardware. It holds by design, until `dilkit tune` has measure
 from __future__ import annotations
 
 from dilkit.problem import DTYPES, Problem
-from dilkit.selection.preference import NEWEST, OLDEST, Preference, Row
+from dilkit.selection.preference import NEWEST, OLDEST, Preference, PreferenceRow
 
 _ANY = ((OLDEST, NEWEST),)
 _MAXWELL = ((OLDEST, (5, 9)),)
@@ -32,83 +32,83 @@ _TORCH_FIRST = ("sdpa", "cupy_raw", "numba_cuda", "reference")
 _SHARED = ("shared keys",)
 
 TABLE = (
-    Row(
+    PreferenceRow(
         *("cpu", _ANY, DTYPES, ()),
         ("native", "sdpa", "reference"),
         "one pass over the rows for all branches, each key that they share scored once",
         basis="as measured in docs/results",
     ),
-    Row(*("cuda", _ANY, ("float64",), ()), ("reference",), "the kernels for GPUs compute in float32 or in halves"),
-    Row(
+    PreferenceRow(*("cuda", _ANY, ("float64",), ()), ("reference",), "the kernels for GPUs compute in float32 or in halves"),
+    PreferenceRow(
         *("cuda", _ANY, _SINGLE, ()),
         _RAW_FIRST,
         "one launch for all branches, shared keys scored once, gradients summed in registers; torch's memory-efficient kernel "
         "runs branch by branch and sums float32 gradients in memory",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _BELOW_AMPERE, ("bfloat16",), ()),
         _RAW_FIRST,
         "bfloat16 in memory, float32 arithmetic: no GPU below 8.0 has bfloat16 units, and no kernel of torch takes it there",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _MAXWELL, ("float16",), ()),
         _RAW_FIRST,
         "float16 in memory, float32 arithmetic: there is no float16 arithmetic on this GPU; what it saves is memory",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _PASCAL_OF_DESKTOPS, ("float16",), ()),
         _RAW_FIRST,
         "float16 in memory, float32 arithmetic: the float16 units of this GPU run at 1/64 of the float32 rate",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _PASCAL, ("float16",), ()),
         _RAW_FIRST,
         "float16 in memory, float32 arithmetic: the float16 units of this GPU are fast but also sum in float16, "
         "which loses small weights",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _VOLTA, ("float16",), ()),
         _TORCH_FIRST,
         "torch's memory-efficient kernel uses the tensor cores of 7.0; cupy_raw knows those of 7.5 and newer, "
         "and would compute in float32 without any",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _TURING, ("float16",), ()),
         _RAW_FIRST,
         "tensor cores, one launch for all branches, shared keys scored once; torch has no flash attention below 8.0",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _FROM_AMPERE, _HALVES, ("launch-bound", *_SHARED)),
         _RAW_FIRST,
         "one launch; so little work takes less time than launching a library's kernel for every branch and merging the results",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _FROM_AMPERE, _HALVES, ("key padding mask",)),
         _RAW_FIRST,
         "takes the mask; torch's flash and cuDNN attention do not, which leaves its slower memory-efficient kernel",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _WITHOUT_WGMMA, _HALVES, _SHARED),
         _RAW_FIRST,
         "shared keys scored once, up to 1.3 times less work, on the same tensor core instructions as torch's flash attention",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _WITHOUT_WGMMA, _HALVES, ()),
         _TORCH_FIRST,
         "torch's flash attention is hard to beat where no keys are shared, so that nothing can be saved",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _HOPPER, _HALVES, (*_SHARED, "head_dim up to 64")),
         _RAW_FIRST,
         "up to head_dim 64 exponentials bound every kernel, not matmuls, so that scoring shared keys once pays: "
         "up to 1.3 times less work",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _HOPPER, _HALVES, (*_SHARED, "grouped heads")),
         _RAW_FIRST,
         "shared keys scored once, on the same instructions as torch's flash attention; cuDNN takes no grouped heads here",
     ),
-    Row(
+    PreferenceRow(
         *("cuda", _HOPPER_AND_BLACKWELL, _HALVES, ()),
         _TORCH_FIRST,
         "cuDNN and flash attention use the matmul instructions that this generation has of its own, 1.6 times as fast as those "
@@ -118,7 +118,7 @@ TABLE = (
 """The first row that fits decides. `reference` computes everything, slowly, so it is last."""
 
 
-def row_of(problem: Problem) -> Row | None:
+def row_of(problem: Problem) -> PreferenceRow | None:
     """The first row of `TABLE` that fits `problem`."""
     return next((row for row in TABLE if row.fits(problem)), None)
 

@@ -1,4 +1,8 @@
-/* The inner loops of curves_write.c for one type: INTEGER, and NAMED for the names. */
+/* The inner loops of write.c for one integer type. write.c includes it twice, with INTEGER and NAMED defined.
+ *
+ *   cells:   out[i] = origin + row-major offset of cell[i]         shifted: out[block][i] = table[block][i] + by[block]
+ *   line:    out[i] = from + i * step                              ranks:   out[block][j] = first[block] + rank[block][row + j]
+ */
 
 typedef INTEGER NAMED(Vector) __attribute__((vector_size(VECTOR), aligned(sizeof(INTEGER)), may_alias));
 
@@ -10,7 +14,7 @@ WIDEST static void NAMED(cells)(
         out[i] = origin + (cell[i] >> 2 * bits) * plane + (cell[i] >> bits & mask) * row + (cell[i] & mask);
 }
 
-/* At any alignment: all stores but the first and the last of a block are aligned, and those two overlap the others. */
+/* For any alignment: all stores but the first and the last of a block are aligned; these two overlap the others. */
 WIDEST static void NAMED(shifted)(
     INTEGER *out, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks) {
     for (int64_t block = 0; block < blocks; block++, out += cells) {

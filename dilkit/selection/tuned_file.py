@@ -23,7 +23,7 @@ class TunedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Setup:
+class TunedSetup:
     """What a time depends on beside the problem: the device, and the versions of torch and dilkit."""
 
     device: str
@@ -41,7 +41,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TunedShape:
     """What a time depends on in the problem. `seq` and the segment lengths in `branches` are powers of two, the nearest."""
 
     dtype: str
@@ -62,11 +62,11 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TunedEntry:
     """Backends in the order to try them for one shape on one setup, each with the median seconds of a call."""
 
-    setup: Setup
-    shape: Shape
+    setup: TunedSetup
+    shape: TunedShape
     seconds: Seconds
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Entry:
             real(name, taken, above=0.0)
 
 
-def load(path: Path) -> tuple[Entry, ...]:
+def load(path: Path) -> tuple[TunedEntry, ...]:
     """The entries in the file `path`, none if there is no such file. Raises `TunedError` for a file that is not one of ours."""
     try:
         found = json.loads(path.read_bytes())
@@ -97,7 +97,7 @@ def load(path: Path) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def to_text(entries: Iterable[Entry]) -> str:
+def to_text(entries: Iterable[TunedEntry]) -> str:
     """The file that `load` reads."""
     listed = [dict(setup=asdict(e.setup), shape=asdict(e.shape), seconds=dict(e.seconds)) for e in entries]
     return json.dumps(dict(schema=SCHEMA, entries=listed), indent=1, allow_nan=False) + "\n"
@@ -108,15 +108,15 @@ def bucket(length: int) -> int:
     return 1 << round(math.log2(max(length, 1)))
 
 
-def _entry(data: Any) -> Entry:
+def _entry(data: Any) -> TunedEntry:
     found = _fields(data, "entry", {"setup", "shape", "seconds"})
     setup, shape = (_fields(found[name], name, {f.name for f in fields(kind)}) for name, kind in _PARTS)
     if not isinstance(found["seconds"], dict):
         raise TypeError("seconds is no object of backends and seconds")
-    return Entry(Setup(**setup), Shape(**shape), tuple(found["seconds"].items()))
+    return TunedEntry(TunedSetup(**setup), TunedShape(**shape), tuple(found["seconds"].items()))
 
 
-_PARTS: tuple[tuple[str, Any], ...] = (("setup", Setup), ("shape", Shape))
+_PARTS: tuple[tuple[str, Any], ...] = (("setup", TunedSetup), ("shape", TunedShape))
 
 
 def _fields(data: Any, what: str, names: set[str]) -> dict[str, Any]:

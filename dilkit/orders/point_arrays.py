@@ -1,4 +1,7 @@
-"""Arrays and tensors of integers as columns: what the C of dilkit.orders.points reads and writes, with any strides, uncopied."""
+"""Points and codes as strided columns of integers: checks of arrays and tensors, and their addresses for the C code.
+
+The C code of `dilkit.orders.points` reads and writes them in place, whatever their strides.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
-Place: TypeAlias = "tuple[int, int, int, int, int]"
-"""A column for the C code: address, stride in bytes, bytes of a number, the number to count from, and the most it may be then."""
+ColumnAddress: TypeAlias = "tuple[int, int, int, int, int]"
+"""A column for the C code: address, stride in bytes, bytes of a number, the number to subtract, and the most that may be left."""
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x`, or the first of a tuple of axes, is a tensor; what is computed from it then comes as one, too."""
+    """Whether `x`, or the first of a tuple of axes, is a tensor; the results are then tensors, too."""
     return isinstance(x[0] if isinstance(x, (tuple, list)) and x else x, Tensor)
 
 
@@ -32,7 +35,7 @@ def numbers(name: str, x: Any) -> Array:
 
 
 def integers(name: str, x: Any) -> Array:
-    """The same, of integers alone."""
+    """`numbers`, but TypeError for floating-point numbers."""
     array = numbers(name, x)
     if array.dtype.kind == "f":
         raise TypeError(
@@ -59,7 +62,7 @@ def axes(name: str, x: Any) -> list[Array]:
 
 
 def check_out(name: str, array: Array, count: int, bits: int) -> None:
-    """Raise unless `array` can take `count` numbers of `bits` bits."""
+    """Raise unless `count` numbers of `bits` bits fit into `array`."""
     if array.shape != (count,):
         raise ValueError(f"{name} has {array.shape[0] if array.ndim == 1 else array.shape} places; {count} are needed")
     if not array.flags.writeable:
@@ -69,11 +72,11 @@ def check_out(name: str, array: Array, count: int, bits: int) -> None:
 
 
 def value_bits(array: Array) -> int:
-    """How many bits of a number that is 0 or more an array's dtype holds."""
+    """How many bits a non-negative number of the array's dtype has."""
     return int(np.iinfo(array.dtype).max).bit_length()
 
 
-def place(array: Array, bits: int, least: int = 0) -> Place:
-    """Where a column lies; its numbers, less `least`, are to be of `bits` bits."""
+def column_address(array: Array, bits: int, least: int = 0) -> ColumnAddress:
+    """The address of a column whose numbers, less `least`, must have at most `bits` bits."""
     most = min(bits, value_bits(array)) if least == 0 else bits
     return array.ctypes.data, array.strides[0], array.itemsize, least, 2**most - 1

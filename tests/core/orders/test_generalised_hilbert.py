@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilkit.orders._generalised import generalised_hilbert
+from dilkit.orders._generalised_hilbert import generalised_hilbert
 
 RECTANGLES = list(product(range(1, 41), repeat=2))
 CUBOIDS = list(product(range(1, 13), repeat=3))

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The generalised Hilbert curve through any rectangle or cuboid; its C is in generalised.c."""
+"""The generalised Hilbert curve through any rectangle or cuboid; its C is in generalised_hilbert.c."""
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -7,8 +7,8 @@ ctypedef fused integer:
     int32_t
     int64_t
 
-cdef extern from "generalised.h" nogil:
-    void generalised_curve(void *out, int bytes, const int64_t *shape, int threads)
+cdef extern from "generalised_hilbert.h" nogil:
+    void generalised_hilbert_curve(void *out, int bytes, const int64_t *shape, int threads)
 
 
 def generalised_hilbert(integer[::1] out, shape, int threads=1):
@@ -35,4 +35,4 @@ def generalised_hilbert(integer[::1] out, shape, int threads=1):
     if threads < 1:
         raise ValueError(f"threads is {threads}, must be at least 1")
     with nogil:
-        generalised_curve(&out[0], sizeof(integer), sides, threads)
+        generalised_hilbert_curve(&out[0], sizeof(integer), sides, threads)

@@ -1,0 +1,111 @@
+"""State tables of the Hilbert and Morton curves: finite-state machines that convert points to codes and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations, product
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Orientation: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""A symmetry of the cube, (source, flip): output axis i is input axis source[i], reversed where flip[i] is 1."""
+
+HILBERT: dict[int, tuple[Orientation, ...]] = {
+    2: (((1, 0), (0, 0)), ((0, 1), (0, 0)), ((0, 1), (0, 0)), ((1, 0), (1, 1))),
+    3: (
+        ((1, 2, 0), (0, 0, 0)),
+        ((1, 0, 2), (0, 0, 0)),
+        ((0, 1, 2), (0, 0, 0)),
+        ((2, 1, 0), (1, 0, 1)),
+        ((2, 1, 0), (0, 0, 0)),
+        ((0, 1, 2), (0, 0, 0)),
+        ((1, 0, 2), (1, 1, 0)),
+        ((1, 2, 0), (1, 0, 1)),
+    ),
+}
+"""By ndim: the orientation of Skilling's Hilbert curve in each part of the square or cube, in the order of its visits.
+
+The d-th part that the curve visits is at the corner whose bits, the first axis highest, are the Gray code of d, `d ^ d >> 1`.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class StateTable:
+    """The finite-state machine of a curve in one direction, points to codes or back. c/points/kernel.h describes its steps."""
+
+    transitions: NDArray[np.uint8]
+    """`(256,)`: state change and output bits, by state ^ input bits."""
+    start_states: tuple[int, ...]
+    """The states from which 0, 1, 2 or 3 levels of zeros lead to the state 0."""
+    is_oriented: bool
+    """Whether the orientation changes, as it does for Hilbert's curve and not for Morton's. The last bit of a digit is then the
+    parity of the point's bits, else the bit of the last axis."""
+
+
+@cache
+def state_table(curve: str, ndim: int, decoding: bool) -> StateTable:
+    """The state table of "hilbert" or "morton" in 2-D or 3-D."""
+    is_oriented, identity = curve == "hilbert", (tuple(range(ndim)), (0,) * ndim)
+    parts = HILBERT[ndim] if is_oriented else (identity,) * 2**ndim
+    table = np.zeros(256, np.uint8)
+    levels = 4 - ndim
+    for source, digits in product(permutations(range(ndim)), product(range(2**ndim), repeat=levels)):
+        orientation, points = (source, (0,) * ndim), []
+        for digit in digits:
+            points.append(_apply(orientation, _corner(digit, ndim, is_oriented)))
+            orientation = _compose(orientation, parts[digit])
+        input_bits, output_bits = _decoding_bits(digits, points) if decoding else _encoding_bits(digits, points, is_oriented)
+        before = _state((source, (0,) * ndim), decoding)
+        table[before ^ input_bits] = before ^ _state(orientation, decoding) ^ output_bits
+    table.setflags(write=False)
+    starts = tuple(_state(orientation, decoding) for orientation in _start_orientations(parts[0], identity))
+    return StateTable(table, starts, is_oriented)
+
+
+def _corner(digit: int, ndim: int, gray: bool) -> tuple[int, ...]:
+    bits = digit ^ digit >> 1 if gray else digit
+    return tuple(bits >> place & 1 for place in reversed(range(ndim)))
+
+
+def _apply(orientation: Orientation, point: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(point[axis] ^ flip for axis, flip in zip(*orientation, strict=True))
+
+
+def _compose(outer: Orientation, inner: Orientation) -> Orientation:
+    """The orientation `inner` within a cube of orientation `outer`."""
+    return tuple(inner[0][axis] for axis in outer[0]), _apply(outer, inner[1])
+
+
+def _start_orientations(first: Orientation, identity: Orientation) -> list[Orientation]:
+    """For 0 to 3 levels of zeros: the orientation that becomes the identity when the first part is entered that many times."""
+    cycle = [identity]
+    while (orientation := _compose(cycle[-1], first)) != identity:
+        cycle.append(orientation)
+    return [cycle[-levels % len(cycle)] for levels in range(4)]
+
+
+def _encoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]], is_oriented: bool) -> tuple[int, int]:
+    """The input and output bits of a step of encoding, each in a byte."""
+    last = [sum(point) % 2 if is_oriented else point[-1] for point in points]
+    if len(points) == 2:
+        return points[0][0] << 3 | points[1][0] << 2 | last[0] << 1 | last[1], (digits[0] >> 1) << 6 | (digits[1] >> 1) << 4
+    return last[0] << 3 | points[0][0] << 1 | points[0][1], digits[0] >> 1 << 4
+
+
+def _decoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]]) -> tuple[int, int]:
+    """The input and output bits of a step of decoding, each in a byte."""
+    if len(points) == 2:
+        return digits[0] << 2 | digits[1], points[0][0] << 5 | points[1][0] << 4
+    return digits[0], points[0][0] << 5 | points[0][1] << 4
+
+
+def _state(orientation: Orientation, decoding: bool) -> int:
+    """An orientation as a byte."""
+    source, flip = orientation
+    number = sorted(permutations(source)).index(source)
+    if len(source) == 2:
+        return number << 7 | flip[0] * (0b11 if decoding else 0b1100)
+    return (0x00, 0x40, 0xC0)[number >> 1] | (number & 1) << (3 if decoding else 2) | flip[0] << 1 | flip[1]
