@@ -1,13 +1,13 @@
-"""Tiles: the rows of a pattern in groups that run one softmax together, as the fused GPU kernels take them.
+"""The schedule of the GPU kernels: the rows of a pattern as tiles, each of which runs one online softmax.
 
     rows(tile) = row, row + step, ..., row + (rows - 1) * step          one residue class, one segment of each branch in `set`
     keys(tile) = union over b in set of { x in segment_b(row) : x = row (mod rate_b) }
 
-All rows of a tile see the same keys. A key that m branches of the set see counts m times, so it is scored once, with `+ log m`.
-Queries and keys of a pattern change places freely, so the tiles of the keys' gradient are the same, by key/value head.
+All rows of a tile see the same keys. A key that m branches of the set keep counts m times, so it is scored once, with `+ log m`.
+A pattern is symmetric in queries and keys, so the tiles for the gradients of keys and values are made alike, by key/value head.
 
-Branches whose rates are too large for the shortest segment of the others make a group of their own: a group is a launch, and a
-later one merges with what earlier ones left in `out` and `lse`.
+Branches whose rates are too large for the shortest segment of the others make a group of their own. Each group is one launch, and
+a later one merges its partial results with those that earlier ones left in `out` and `lse`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
 
 MAX_BRANCHES = 32
-"""Branches of one group: they are the bits of a word."""
+"""Branches of one group, at most: a set of them is the bits of a word."""
 
 MAX_SEQ = 2**30
-"""Tokens of a sequence: row numbers, and sums of two of them, are 32-bit."""
+"""Tokens of a sequence, at most: row numbers, and sums of two of them, are 32-bit."""
 
 TILE = np.dtype([("row", np.int32), ("set", np.uint32), ("head", np.int32), ("rows", np.int32)])
 BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.int32), ("head_stop", np.int32)])
@@ -38,17 +38,17 @@ BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """What one launch computes. All arrays are read-only."""
+    """The branches and tiles of one launch. All arrays are read-only."""
 
     step: int
-    """Rows of a tile are so far apart: the least common multiple of the rates, at most `seq`."""
+    """The distance of neighbouring rows of a tile: the least common multiple of the rates, at most `seq`."""
     branches: NDArray[np.void]
-    """`BRANCH`, shortest segment first: tokens in a segment, rate, and the query heads served, from start to before stop."""
+    """`BRANCH`, shortest segment first: segment length, dilation rate, and the query heads `head_start .. head_stop - 1`."""
     query_tiles: NDArray[np.void]
     """`TILE`, most keys first: `head` is a query head. In the first group every row of every head is in one tile, the rows
     that no branch keeps with an empty `set`; in later ones only rows that a branch keeps."""
     key_tiles: NDArray[np.void]
-    """`TILE`: `head` is a key/value head, `set` what any query head of it sees; a head sees those that serve it."""
+    """`TILE`: `head` is a key/value head, `set` holds the branches that serve any query head of it."""
 
     @property
     def nbytes(self) -> int:
@@ -102,11 +102,11 @@ class _Branch:
     rate: int
     heads: tuple[int, int]
     offsets: tuple[int, ...]
-    """By key/value head."""
+    """The offset of each key/value head."""
 
 
 def _clipped(branch: DilatedSegment, problem: Problem) -> _Branch:
-    """The branch with nothing longer than the sequence."""
+    """The branch with segment length, rate and offsets cut to the sequence."""
     if not isinstance(branch, DilatedSegment):
         raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; tiles are known for {DilatedSegment.kind!r} only")
     pattern, kv_heads, most = problem.pattern, problem.kv_heads, max(problem.seq, 1)
@@ -122,7 +122,7 @@ def _clipped(branch: DilatedSegment, problem: Problem) -> _Branch:
 def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Iterator[list[_Branch]]:
     """Branches by ascending segment, in groups whose shortest segment holds a whole tile of a residue class.
 
-    A causal tile computes the pairs above its diagonal in vain; two tiles in the shortest segment halve that.
+    A causal tile scores the pairs above its diagonal for nothing; two tiles in the shortest segment halve that waste.
     """
     ordered = sorted(branches, key=lambda b: (b.segment, b.rate))
     together = problem.pattern.overlap == "once"
@@ -141,7 +141,7 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
 
 
 def _equal(group: list[_Branch], branch: _Branch) -> bool:
-    """Whether all segments and rates are the same: then nothing is lost by taking them together."""
+    """Whether all segments and rates are equal: then one group costs nothing."""
     return len(group) < MAX_BRANCHES and all((b.segment, b.rate) == (branch.segment, branch.rate) for b in group)
 
 
@@ -156,14 +156,14 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
     rows = table.view(np.int32).reshape(-1, 4)
     queries = _tiles.tiles(rows, offsets, query_heads, 1, per_head, *sizes)
     keys = _tiles.tiles(rows, offsets, key_heads, per_head, per_head, *sizes)
-    query_tiles, key_tiles = (_deepest_first(*x) for x in (queries, keys))
+    query_tiles, key_tiles = (_most_keys_first(*x) for x in (queries, keys))
     key_tiles["head"] //= per_head
     for array in (table, query_tiles, key_tiles):
         array.setflags(write=False)
     return Group(step, table, query_tiles, key_tiles)
 
 
-def _deepest_first(tiles: NDArray[np.int32], keys: NDArray[np.int64]) -> NDArray[np.void]:
-    """The tiles with the most keys first, so that the last to be computed are short ones; else in the order of memory."""
+def _most_keys_first(tiles: NDArray[np.int32], keys: NDArray[np.int64]) -> NDArray[np.void]:
+    """The tiles with the most keys first, so that short ones end the launch; equal ones stay in the order of memory."""
     order = np.argsort(-keys, kind="stable")
     return np.ascontiguousarray(tiles[order]).view(TILE).reshape(-1)

@@ -1,4 +1,4 @@
-"""The tiles of a pattern, against its count: every pair of rows as often as it should be, every row in one tile."""
+"""The schedule of a pattern against its count: every pair of rows as often as it should be, every row in one tile."""
 
 from __future__ import annotations
 
