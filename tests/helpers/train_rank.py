@@ -21,9 +21,10 @@ from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
 from dilkit.comm import Comm, MPIComm, RingDilatedAttention, TorchComm, shard, sum_over_ranks
 from dilkit.tools import cli
 from dilkit.tools.console import ranks as job
-from dilkit.tools.demo.text import train as demo_train
 from dilkit.tools.demo.text.model import ModelConfig
-from dilkit.tools.demo.text.ranks import Ranks, same_model
+from dilkit.tools.demo.text.task import RECIPE, TextTask, held_out_windows
+from dilkit.tools.demo.trainer import Trainer, train
+from dilkit.tools.results.kinds.demo import Budget
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
 SEQ, WIDTH, STEPS = 90, 16, 3
@@ -78,16 +79,11 @@ def alone(replicas: int = 1) -> list[Tensor]:
 
 def demo_losses(comm: Comm) -> dict[str, Any]:
     """Twenty steps of the demo, on short and on whole windows: all losses, the parameters, what was sent."""
-    config = CONFIG
-    if comm.rank == 0:
-        torch.manual_seed(0)
-    ranks, model = Ranks(comm, config), same_model(config, comm)
-    windows = demo_train.held_out_windows(TEXT, config.context)[:2]
-    trainer = demo_train.Trainer(model, TEXT, windows, demo_train.Budget(steps=20), 0, ranks)
-    trainer.run(lambda: None, lambda: None)
-    progress = trainer.progress
-    losses = [bits for *_, bits in progress.train + progress.held_out]
-    return dict(losses=losses, sent=ranks.sent, parameters=[p.detach().clone() for p in model.parameters()])
+    task = TextTask(TEXT, held_out_windows(TEXT, CONFIG.context)[:2], CONFIG, 0, comm)
+    trainer = Trainer(task, Budget(steps=20), RECIPE)
+    train([trainer], 8, lambda: None, lambda: None)
+    losses = [point.loss for point in trainer.progress.train + trainer.progress.held_out]
+    return dict(losses=losses, sent=task.sent, parameters=[p.detach().clone() for p in task.model.parameters()])
 
 
 def demo(comm: Comm) -> None:
@@ -164,14 +160,14 @@ def split(world: Comm) -> None:
 
 def failing_demo(launcher: str, folder: str) -> int:
     """`dilkit demo`, in which rank 1 fails in the second step."""
-    step = demo_train.Trainer.step
+    backward = TextTask.backward
 
-    def fail(self: demo_train.Trainer) -> None:
-        if (self.ranks.comm.rank, self.progress.steps) == (1, 1):
+    def fail(self: TextTask, spent: float) -> tuple[float, int]:
+        if self.comm.rank == 1 and self.sent:
             raise ZeroDivisionError("this one's own fault")
-        step(self)
+        return backward(self, spent)
 
-    demo_train.Trainer.step = fail  # type: ignore[method-assign]
+    TextTask.backward = fail  # type: ignore[method-assign]
     return run_demo(launcher, folder)
 
 

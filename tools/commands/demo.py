@@ -116,7 +116,10 @@ def _run_image(args: argparse.Namespace) -> int:
 def _check_meaning(args: argparse.Namespace) -> None:
     """Raise ValueError for an option that would be ignored."""
     image, sampling = args.image is not None, args.sample is not None
-    refused = {"with --image": (*_TEXT, "sample") if image else (), "without --image": () if image else _IMAGE}
+    refused: dict[str, tuple[str, ...]] = {
+        "with --image": (*_TEXT, "sample") if image else (),
+        "without --image": () if image else _IMAGE,
+    }
     refused |= {"with --sample": (*_TEXT, *_LENGTH) if sampling else (), "without --sample": () if sampling else _SAMPLING}
     for when, names in refused.items():
         for name in names:

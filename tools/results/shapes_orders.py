@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dilkit.tools.results.schema import (
-    Shape,
     anything,
     chosen,
     fields,
-    flag,
     listed,
     matching,
     maybe,
@@ -17,9 +15,8 @@ from dilkit.tools.results.schema import (
     number,
     text,
     where,
-    whole,
 )
-from dilkit.tools.results.shapes import AMOUNT, DIFFERENCE, SIZE, TIME, VERDICTS, result
+from dilkit.tools.results.shapes import AMOUNT, SIZE, TIME, result
 from dilkit.tools.results.shapes_suites import FIGURES, RUN
 
 _TOLD = dict(verdict=text, reasons=listed(text), check=listed(anything))
@@ -57,36 +54,5 @@ SUITE_ORDERS = result(
         cold=listed(fields(dict(grid=text, shape=_SHAPE, times=fields(dict(permutation=TIME, both=TIME))))),
         warm=listed(fields(dict(grid=text, time=TIME))),
         locality=listed(where(_NEAR, _every_rate, "a distance for every rate")),
-    )
-)
-
-_LOSS = number(0, 1e9)
-
-
-def _both(inner: Shape) -> Shape:
-    """One for each order."""
-    return fields({"row-major": inner, "hilbert": inner})
-
-
-def _as_many_shares(sight: dict[str, Any]) -> bool:
-    return {len(shares) for shares in sight["neighbours_seen"].values()} == {len(sight["reaches"])}
-
-
-_POINT = fields(dict(step=whole(), held_out=_both(_LOSS)))
-_TWINS = fields(dict(seed=whole(), steps=whole(), finished=flag, points=listed(_POINT), seconds=_both(number(0, 1e9))))
-_OUTCOME = dict(medians=_both(_LOSS), decibels=_both(DIFFERENCE), median_difference=DIFFERENCE, spread=_LOSS, stands_out=flag)
-_SIGHT = fields(dict(reaches=listed(whole(0, 10**6), 1, 20), neighbours_seen=_both(listed(number(0, 1), 1, 20))))
-_SIZES = dict.fromkeys(("grid", "patch", "parameters", "layers", "width", "heads", "cells"), SIZE)
-_GUESSES = named(fields(dict(loss=_LOSS, decibels=DIFFERENCE)))
-DEMO_IMAGE = result(
-    dict(
-        interrupted=maybe(text),
-        photo=fields(dict(source=text, rows=SIZE, columns=SIZE, held_out_columns=listed(whole(), 2, 2))),
-        model=fields(_SIZES | dict(hidden=number(0, 1), pattern=text, share_of_dense=number(0, 1e9))),
-        backend=VERDICTS,
-        training=fields(dict(seeds=SIZE, steps=SIZE, batch=SIZE, twins=listed(_TWINS))),
-        baselines=where(_GUESSES, lambda v: v.keys() <= {"mean", "nearest", "weighted"}, "mean, nearest and weighted"),
-        outcome=maybe(fields(_OUTCOME | dict(seeds=listed(whole(), 1), differences=listed(DIFFERENCE, 1)))),
-        sight=where(_SIGHT, _as_many_shares, "as many shares as reaches"),
     )
 )

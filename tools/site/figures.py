@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.bench import kernels as kernel_report
-from dilkit.tools.demo.text import report as demo_report
 from dilkit.tools.measure import overhead
 from dilkit.tools.report import registry
 from dilkit.tools.report.document import Document, Table
@@ -20,7 +19,6 @@ from dilkit.tools.report.kinds import (
     suite_ring_report,
     suite_seeds_report,
     told_bench,
-    told_image,
     told_orders,
     told_others,
     told_ring,
@@ -194,10 +192,6 @@ def _figures(result: Result) -> str:
     return text
 
 
-def _demo_whole(result: Result) -> str:
-    return demo_report.markdown(result, drawn=False).removeprefix("# dilkit demo").strip().replace("\n## ", "\n### ")
-
-
 KINDS = {
     "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, briefs.seeds, _suite_whole, told_seeds.told),
     "suite-gpu": Kind(shapes_suites.SUITE_GPU, briefs.gpu, _suite_whole, told_suites.told_gpu),
@@ -205,8 +199,6 @@ KINDS = {
     "suite-orders": Kind(shapes_orders.SUITE_ORDERS, briefs.orders, _suite_whole, told_orders.told),
     "bench": Kind(shapes.BENCH, briefs.bench, _bench_whole, told_bench.told),
     "overhead": Kind(shapes.OVERHEAD, briefs.calls, _overhead, told_bench.told_overhead),
-    "demo": Kind(shapes.DEMO, briefs.demo, _demo_whole, told_others.told_demo),
-    "demo-image": Kind(shapes_orders.DEMO_IMAGE, briefs.image, told_image.whole, told_image.told),
     "kernels": Kind(shapes.KERNELS, kernel_report.verdict, _kernels_whole, told_others.told_kernels),
 }
 """The kinds that are not in the registry yet: how each is checked and told."""

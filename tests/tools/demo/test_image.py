@@ -15,16 +15,16 @@ from PIL import Image
 
 from dilkit import Pattern
 from dilkit.tools import cli
-from dilkit.tools.demo.image import job as demo_image
-from dilkit.tools.demo.image import outcome as demo_image_outcome
-from dilkit.tools.demo.image import photo as demo_image_photo
-from dilkit.tools.demo.image import words as demo_image_words
-from dilkit.tools.demo.image.baselines import baselines
-from dilkit.tools.demo.image.model import CURVES, ImageConfig, PatchTransformer
-from dilkit.tools.demo.image.photo import Photograph, load_photograph, to_patches, to_pixels
-from dilkit.tools.demo.image.sight import Sight
-from dilkit.tools.demo.image.train import MASKS, Task, Twins
-from dilkit.tools.site import figures
+from dilkit.tools.demo.image import job
+from dilkit.tools.demo.image.model import ImageConfig, PatchTransformer
+from dilkit.tools.demo.image.photo import SAMPLE, Photograph, load_photograph, to_patches, to_pixels
+from dilkit.tools.demo.image.sight import PatternSight
+from dilkit.tools.demo.image.task import GUESSES, JUDGEMENTS, MASKS, RECIPE, Crops, ImageTask, guess_loss
+from dilkit.tools.demo.trainer import Trainer, train
+from dilkit.tools.report import registry
+from dilkit.tools.report.kinds import demo_image
+from dilkit.tools.results.kinds.demo import Budget
+from dilkit.tools.results.kinds.demo_image import CURVES, Judgement, Outcome, PairTraining
 
 SMALL = ImageConfig(grid=8, patch=2, width=16, layers=1, heads=2, pattern=Pattern([8, 64], [1, 4]))
 PICTURES = {"loss.png", "reconstruction.png", "sight.png"}
@@ -33,7 +33,7 @@ PICTURES = {"loss.png", "reconstruction.png", "sight.png"}
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A small model, and the number of threads put back: --threads is for the whole process."""
-    monkeypatch.setattr(demo_image, "ImageConfig", lambda: SMALL)
+    monkeypatch.setattr(job, "ImageConfig", lambda: SMALL)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -87,10 +87,10 @@ def test_all_results_are_written(picture: Path, tmp_path: Path, capsys: pytest.C
         assert f"{'Hilbert' if name == 'hilbert' else name} {median:.4f}" in said
         assert f"{median:.4f} |" in markdown
     assert all(f"| {guess['loss']:.4f} | {guess['decibels']:.2f} |" in markdown for guess in report["baselines"].values())
-    kind, found = figures.load(tmp_path / "new" / "report.json", "demo-image")
-    (plot,) = kind.tell(found).plots
-    assert [series.name for series in plot.series[:2]] == ["row-major, seed 5", "hilbert, seed 5"]
-    assert "held-out loss" in kind.short(found).lower()
+    kind, found = registry.read(tmp_path / "new" / "report.json")
+    (plot,) = kind.document(found).plots
+    assert [series.name for series in plot.series[:2]] == ["row-major, seed 5", "Hilbert, seed 5"]
+    assert "Held-out loss" in kind.sentence(found)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -110,9 +110,11 @@ def test_minutes_become_steps(picture: Path, tmp_path: Path) -> None:
 
 def course(config: ImageConfig, seed: int, steps: int = 12) -> dict[str, list[float]]:
     """All losses of a training, by order."""
-    twins = Twins(Task(a_photo(), config), steps, seed)
-    twins.run(lambda: None, lambda: None)
-    return {curve: [*twins.train[curve], *(point["held_out"][curve] for point in twins.points)] for curve in CURVES}
+    crops = Crops(a_photo(), config)
+    pair = [Trainer(ImageTask(crops, curve, seed), Budget(steps=steps), RECIPE) for curve in CURVES]
+    train(pair, JUDGEMENTS, lambda: None, lambda: None)
+    courses = [[point.loss for point in trainer.progress.train + trainer.progress.held_out] for trainer in pair]
+    return dict(zip(CURVES, courses, strict=True))
 
 
 def test_under_a_dense_pattern_both_orders_learn_the_same() -> None:
@@ -125,13 +127,6 @@ def test_under_a_dense_pattern_both_orders_learn_the_same() -> None:
     assert sparse["row-major"][-1] != pytest.approx(sparse["hilbert"][-1], rel=1e-3)
 
 
-def test_twins_begin_with_the_same_weights() -> None:
-    twins = Twins(Task(a_photo(), SMALL), 1, 0)
-    first, second = (twins.models[curve].state_dict() for curve in CURVES)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_same_seed_gives_the_same_course() -> None:
     assert course(SMALL, 1) == course(SMALL, 1) != course(SMALL, 2)
 
@@ -139,7 +134,7 @@ def test_same_seed_gives_the_same_course() -> None:
 @pytest.mark.parametrize("curve", CURVES)
 def test_what_is_hidden_is_not_read(curve: str) -> None:
     torch.manual_seed(0)
-    model, task = PatchTransformer(SMALL, SMALL.order(curve)), Task(a_photo(), SMALL)
+    model, task = PatchTransformer(SMALL, SMALL.order(curve)), Crops(a_photo(), SMALL)
     torch.nn.init.normal_(model.head.weight)
     changed = torch.where(task.hidden[..., None], 9.0, task.held_out)
     with torch.no_grad():
@@ -180,7 +175,7 @@ def test_patches_and_pixels() -> None:
 
 
 def test_as_many_patches_are_hidden_in_every_crop() -> None:
-    task = Task(a_photo(), SMALL)
+    task = Crops(a_photo(), SMALL)
     assert task.held_out.shape == (2 * MASKS, 64, 12)
     assert task.hidden.sum(1).tolist() == [48] * 2 * MASKS
     assert len({tuple(one.tolist()) for one in task.hidden}) == 2 * MASKS
@@ -192,12 +187,14 @@ def test_guesses() -> None:
     patches, hidden = torch.tensor([[[0.0], [1.0], [5.0], [4.0]]]), torch.tensor([[False, False, False, True]])
     weighted = (0 / 4 + 1 + 5) / (2 + 1 / 4)
     expected = dict(mean=(4 - 2) ** 2, nearest=(4 - 3) ** 2, weighted=(4 - weighted) ** 2)
-    assert baselines(patches, hidden, 2) == pytest.approx(expected)
+    assert {
+        name: guess_loss(weigh, patches, hidden, ImageConfig(grid=2).places) for name, weigh in GUESSES.items()
+    } == pytest.approx(expected)
 
 
-def trainings(*losses: tuple[float, float]) -> list[dict[str, Any]]:
-    ends = [dict(step=1, held_out=dict(zip(CURVES, pair, strict=True))) for pair in losses]
-    return [dict(seed=i, finished=True, points=[end]) for i, end in enumerate(ends)]
+def training(seed: int, finished: bool, *points: tuple[float, float]) -> PairTraining:
+    judged = tuple(Judgement(step, dict(zip(CURVES, losses, strict=True))) for step, losses in enumerate(points))
+    return PairTraining(seed=seed, steps=0, finished=finished, points=judged, train={}, seconds={})
 
 
 @pytest.mark.parametrize(
@@ -212,22 +209,22 @@ def trainings(*losses: tuple[float, float]) -> list[dict[str, Any]]:
     ids=["hilbert", "row-major", "spread", "sign", "one-seed"],
 )
 def test_outcome(losses: list[tuple[float, float]], median: float, spread: float, stands_out: bool, said: str) -> None:
-    unfinished = dict(seed=9, finished=False, points=[])
-    found = demo_image_outcome.compare([*trainings(*losses), unfinished], lambda loss: -loss)
+    trainings = [training(seed, True, pair) for seed, pair in enumerate(losses)]
+    found = Outcome.of([*trainings, training(9, False)], lambda loss: -loss)
     assert found is not None
-    assert said in demo_image_words.outcome(dict(outcome=found))
-    assert (found["median_difference"], found["spread"]) == (pytest.approx(median), pytest.approx(spread))
-    assert found["stands_out"] is stands_out
-    assert found["seeds"] == list(range(len(losses)))
+    assert said in demo_image.outcome(found)
+    assert (found.median_difference, found.spread) == (pytest.approx(median), pytest.approx(spread))
+    assert found.stands_out is stands_out
+    assert found.seeds == tuple(range(len(losses)))
 
 
 def test_no_outcome_without_a_finished_training() -> None:
-    assert demo_image_outcome.compare([dict(seed=0, finished=False, points=[])], lambda loss: loss) is None
+    assert Outcome.of([training(0, False)], lambda loss: loss) is None
 
 
 def test_sight() -> None:
     """Of segments of 8 tokens, row-major order sees a row, Hilbert order half of a block of 4 x 4."""
-    sight = Sight(SMALL)
+    sight = PatternSight(SMALL)
     for query in sight.queries.values():
         seen = {curve: sight.of(query, curve) for curve in CURVES}
         assert seen["row-major"].sum() == seen["hilbert"].sum() == 8 + 16
@@ -241,7 +238,7 @@ def test_interrupted_before_anything_was_judged(picture: Path, tmp_path: Path, m
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Twins, "_judge", interrupt)
+    monkeypatch.setattr(ImageTask, "judge", interrupt)
     assert demo(picture, tmp_path) == 130
     assert json.loads((tmp_path / "report.json").read_text())["outcome"] is None
     assert "No seed was trained to its end" in (tmp_path / "report.md").read_text()
@@ -252,15 +249,15 @@ def test_interrupted_before_anything_was_judged(picture: Path, tmp_path: Path, m
 def test_interrupted_run_reports_what_there_is(
     picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps_before: int
 ) -> None:
-    original, done = Twins.step, []
+    original, done = Trainer.step, []
 
-    def interrupt(self: Twins) -> None:
-        if len(done) == steps_before:
+    def interrupt(self: Trainer) -> None:
+        if len(done) == 2 * steps_before:
             raise KeyboardInterrupt
         done.append(1)
         original(self)
 
-    monkeypatch.setattr(Twins, "step", interrupt)
+    monkeypatch.setattr(Trainer, "step", interrupt)
     (tmp_path / "loss.png").write_text("an earlier one")
     assert demo(picture, tmp_path) == 130
     report = json.loads((tmp_path / "report.json").read_text())
@@ -268,7 +265,7 @@ def test_interrupted_run_reports_what_there_is(
     finished = [twins["finished"] for twins in report["training"]["twins"]]
     assert finished == ([False] if steps_before == 0 else [True, False])
     assert (report["outcome"] is None) == (steps_before == 0)
-    assert "Interrupted while training" in (tmp_path / "report.md").read_text()
+    assert "INTERRUPTED while training" in (tmp_path / "report.md").read_text()
     assert "interrupted while training" in capsys.readouterr().out
     assert {path.name for path in tmp_path.glob("*.png")} == PICTURES
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -284,7 +281,7 @@ def test_missing_matplotlib_is_said(picture: Path, tmp_path: Path, capsys: pytes
 
 def test_the_sample_is_a_photograph() -> None:
     photo = load_photograph(None, ImageConfig().crop)
-    assert photo.source == demo_image_photo.SAMPLE
+    assert photo.source == SAMPLE
     assert photo.pixels.shape == (600, 512, 3)
     assert 0.2 < photo.pixels.std() < 0.5
 

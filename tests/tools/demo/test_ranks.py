@@ -1,4 +1,4 @@
-"""`dilkit demo` over ranks: what one rank learns, told once, ended together."""
+"""`dilkit demo` over ranks: what one rank learns, printed once, ended together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from helpers.train_rank import demo_losses, write_text
 from dilkit.comm import exchange_plan, run_threads, shard_cuts
 from dilkit.tools import cli
 from dilkit.tools.console import interrupt
-from dilkit.tools.demo.text import ranks as demo_ranks
-from dilkit.tools.demo.text import train as demo_train
+from dilkit.tools.demo.text.corpus import Corpus
+from dilkit.tools.demo.text.job import TextJob
 from dilkit.tools.demo.text.model import load_model
+from dilkit.tools.demo.text.task import TextTask
 
 THREADS = ("demo", "--comm", "threads", "--world-size", "2", "--context", "256", "--steps", "3", "--threads", "1")
 
@@ -52,8 +54,8 @@ def test_every_loss_is_that_of_one_rank(world_size: int) -> None:
         assert all(map(torch.equal, rank["parameters"], found[0]["parameters"]))
         numbers = sum(p.numel() for p in rank["parameters"])
         for seq in (512, 1024):
-            assert 0 < rank["sent"][seq]["gradients"] <= 2 * 4 * (numbers + 1)
-            assert rank["sent"][seq]["attention"] == planned(number, world_size, seq)
+            assert 0 < rank["sent"][seq].gradients <= 2 * 4 * (numbers + 1)
+            assert rank["sent"][seq].attention == planned(number, world_size, seq)
 
 
 def slow(launcher: str) -> Any:
@@ -89,7 +91,7 @@ def check_report(out: Path, transport: str, together: bool) -> None:
         assert fact["sent"]["256"]["gradients"] == pytest.approx(4 * report["model"]["parameters"], rel=1e-4)
         assert fact["peak_bytes"] is None or fact["peak_bytes"] > 4 * 4 * report["model"]["parameters"]
     markdown = (out / "report.md").read_text()
-    assert "## Over 2 ranks" in markdown
+    assert "## What ranks hold and send" in markdown
     assert ("the process that all ranks are threads of" in markdown) == together
     assert "| 1 | 128 |" in markdown
     assert "Dilated against dense" not in markdown
@@ -97,10 +99,10 @@ def check_report(out: Path, transport: str, together: bool) -> None:
     assert load_model(out / "model.pt").config.context == 256
 
 
-def test_one_rank_tells(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_rank_prints_and_writes(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*THREADS, "--text", text, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
-    for once in ("held out: 7.", "2 ranks (ThreadComm), each with 128 bytes of a window of 256", "bits per byte\n", "report  "):
+    for once in ("held out: 7.", "2 ranks (ThreadComm), each with 128 bytes of a window of 256", "trained for", "What ranks hold and send", "report  "):
         assert said.out.count(once) == 1, said.out
     check_report(tmp_path / "out", "ThreadComm", together=True)
 
@@ -111,7 +113,7 @@ def test_json_is_all_that_is_printed(text: str, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("launcher", ["gloo", slow("openmpi")])
-def test_a_job_of_processes_tells_once(tmp_path: Path, launcher: str) -> None:
+def test_a_job_of_processes_prints_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
     assert job.code == 0, job
@@ -147,11 +149,12 @@ def test_sampling_has_no_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--comm: has no meaning with --sample" in capsys.readouterr().err
 
 
-def test_ranks_that_train_on_different_things_are_told(tmp_path: Path) -> None:
+def test_ranks_that_train_on_different_things_are_refused() -> None:
     def work(comm: Any) -> None:
-        demo_ranks.Ranks(comm, train_rank.ModelConfig()).agree(text="abc"[comm.rank], steps=3)
+        args = Namespace(threads=1, context=256, steps=3, minutes=None, seed=comm.rank)
+        TextJob(args, Corpus("a", b"x" * 999, b"y" * 999, ("x",), ("y",)), comm)
 
-    with pytest.raises(ValueError, match=r"what the ranks train on: rank 1 has text='b', the others 'a'"):
+    with pytest.raises(ValueError, match=r"what the ranks train on: rank 1 has seed=1, the others 0"):
         run_threads(2, work)
 
 
@@ -159,15 +162,17 @@ def test_ranks_that_train_on_different_things_are_told(tmp_path: Path) -> None:
 def test_ctrl_c_ends_all_ranks_after_the_same_step(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def step(self: demo_train.Trainer) -> None:
-        if (self.ranks.comm.rank, self.progress.steps) == (1, 2):
+    def backward(self: TextTask, spent: float) -> tuple[float, int]:
+        if self.comm.rank == 1:
+            calls.append(1)
+        if self.comm.rank == 1 and len(calls) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-            while not self.ranks.stop.is_set():
+            while not self.stop.is_set():
                 time.sleep(0.001)
-        original(self)
+        return original(self, spent)
 
-    original = demo_train.Trainer.step
-    monkeypatch.setattr(demo_train.Trainer, "step", step)
+    original, calls = TextTask.backward, []
+    monkeypatch.setattr(TextTask, "backward", backward)
     command = [*THREADS, "--text", text, "--out", str(tmp_path / "out")]
     command[command.index("--steps") + 1] = "1000"
     assert cli.main(command) == interrupt.INTERRUPTED

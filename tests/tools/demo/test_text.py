@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from dilkit.tools import cli
-from dilkit.tools.demo.text import corpus as demo_text
-from dilkit.tools.demo.text import scaling as demo_scaling
-from dilkit.tools.demo.text import train as demo_train
-from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model, save_model
+from dilkit.tools.demo.text import scaling, task
+from dilkit.tools.demo.text.corpus import load_text
+from dilkit.tools.demo.text.model import FORMAT, ByteTransformer, ModelConfig, load_model, save_model
 from dilkit.tools.demo.text.sample import MAX_WINDOW, sample_bytes
+from dilkit.tools.demo.trainer import Trainer
+from dilkit.tools.demo.trainer import train as train_all
+from dilkit.tools.results.kinds.demo import Budget
 
 CONTEXT = 256
 
@@ -70,12 +72,15 @@ def test_all_results_are_written(trained: Path) -> None:
     assert len(training["train_curve"]) == 3
     assert [row["tokens"] for row in report["scaling"]["rows"]] == [64, 128, 256, 512, 1024]
     assert all(row["dilated"]["seconds"] > 0 and row["dense"]["seconds"] > 0 for row in report["scaling"]["rows"])
-    assert (training["short_window_bytes"], training["short_window_share"]) == (CONTEXT, 0.75)
     markdown = (trained / "report.md").read_text()
-    assert f"Windows: {CONTEXT} bytes throughout." in markdown
-    assert f"{training['before']:.2f} -> {training['after']:.2f} bits per byte" in markdown
+    for said in (
+        f"{training['before']:.2f} -\\> {training['after']:.2f} bits per byte",
+        f"{CONTEXT} bytes throughout",
+        "| 1,024 |",
+    ):
+        assert said in markdown
     for picture in ("loss.png", "scaling.png"):
-        assert picture in markdown
+        assert f"({picture})" in markdown
         assert (trained / picture).read_bytes().startswith(b"\x89PNG")
 
 
@@ -89,7 +94,7 @@ def test_json_is_all_that_is_printed(corpus: Path, tmp_path: Path, capsys: pytes
 def test_short_windows_are_said(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo_train, "SHORT_WINDOW", 64)
+    monkeypatch.setattr(task, "SHORT_WINDOW", 64)
     assert train(corpus, tmp_path) == 0
     said = f"64 bytes for the first 75% of training, then {CONTEXT} bytes"
     assert said in capsys.readouterr().out
@@ -103,7 +108,7 @@ def test_interruption_before_the_first_step_keeps_an_earlier_model(
     def interrupt(self: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo_train.Trainer, "step", interrupt)
+    monkeypatch.setattr(Trainer, "step", interrupt)
     (tmp_path / "model.pt").write_text("an earlier one")
     assert train(corpus, tmp_path) == 130
     assert (tmp_path / "model.pt").read_text() == "an earlier one"
@@ -113,19 +118,18 @@ def test_interruption_before_the_first_step_keeps_an_earlier_model(
 
 def test_same_seed_gives_the_same_course(corpus: Path) -> None:
     def losses(seed: int) -> list[float]:
-        torch.manual_seed(seed)
-        text = demo_text.load_text([str(corpus)], CONTEXT)
-        windows = demo_train.held_out_windows(text.held_out, CONTEXT)
-        model = ByteTransformer(ModelConfig(context=CONTEXT, width=32, layers=1))
-        trainer = demo_train.Trainer(model, text.train, windows, demo_train.Budget(steps=2), seed)
-        trainer.run(lambda: None, lambda: None)
-        return [bits for *_, bits in trainer.progress.train + trainer.progress.held_out]
+        text = load_text([str(corpus)], CONTEXT)
+        config = ModelConfig(context=CONTEXT, width=32, layers=1)
+        learnt = task.TextTask(text.train, task.held_out_windows(text.held_out, CONTEXT), config, seed)
+        trainer = Trainer(learnt, Budget(steps=2), task.RECIPE)
+        train_all([trainer], 2, lambda: None, lambda: None)
+        return [point.loss for point in trainer.progress.train + trainer.progress.held_out]
 
     assert losses(1) == losses(1) != losses(2)
 
 
 def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
-    text = demo_text.load_text([str(corpus)], CONTEXT)
+    text = load_text([str(corpus)], CONTEXT)
     train_files, held_out_files = set(text.train_files), set(text.held_out_files)
     assert train_files
     assert held_out_files
@@ -134,18 +138,18 @@ def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
     for name in held_out_files:
         assert Path(name).read_bytes() in text.held_out
         assert Path(name).read_bytes() not in text.train
-    assert text == demo_text.load_text([str(corpus)], CONTEXT)
+    assert text == load_text([str(corpus)], CONTEXT)
 
 
 def test_the_standard_library_is_the_default_text() -> None:
-    text = demo_text.load_text(None, 8192)
+    text = load_text(None, 8192)
     assert "argparse.py" in {*text.train_files, *text.held_out_files}
     assert not any("site-packages" in name or name.startswith("test/") for name in text.train_files + text.held_out_files)
     assert 0.05 < len(text.held_out) / len(text.train) < 0.1
 
 
 def test_windows_do_not_overlap() -> None:
-    windows = demo_train.held_out_windows(bytes(range(200)), 64)
+    windows = task.held_out_windows(bytes(range(200)), 64)
     assert windows.shape == (3, 65)
     assert [int(window[0]) for window in windows] == [0, 67, 135]
 
@@ -154,24 +158,26 @@ def test_windows_do_not_overlap() -> None:
 def test_interrupted_run_reports_what_there_is(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
-    def interrupt(self: Any, *_: Any) -> Any:
-        if len(getattr(self, "rows", ())) or (getattr(self, "progress", None) and self.progress.steps == 2):
+    def interrupt(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == (3 if when == "training" else 2):
             raise KeyboardInterrupt
-        return original(self, *_)
+        return original(self, *arguments)
 
-    owner, name = {"training": (demo_train.Trainer, "step"), "measuring": (demo_scaling.Scaling, "_row")}[when]
-    original = getattr(owner, name)
+    owner, name = (Trainer, "step") if when == "training" else (scaling.LengthSweep, "_row")
+    original, calls = getattr(owner, name), []
     monkeypatch.setattr(owner, name, interrupt)
     assert train(corpus, tmp_path) == 130
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["interrupted"] == when
     assert report["training"]["steps"] == (2 if when == "training" else 3)
     assert len(report["scaling"]["rows"]) == (0 if when == "training" else 1)
-    assert f"Interrupted while {when}" in (tmp_path / "report.md").read_text()
+    markdown = (tmp_path / "report.md").read_text()
+    assert f"INTERRUPTED while {when}" in markdown
+    assert ("attention alone was not measured" in markdown) == (when == "training")
     assert f"interrupted while {when}" in capsys.readouterr().out
     assert (tmp_path / "loss.png").exists()
     assert (tmp_path / "scaling.png").exists() == (when == "measuring")
-    assert ("Nothing was measured." in (tmp_path / "report.md").read_text()) == (when == "training")
     load_model(tmp_path / "model.pt")
 
 
@@ -186,12 +192,12 @@ def test_missing_matplotlib_is_said(
 
 
 def test_what_exceeds_a_budget_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_scaling, "TIME_BUDGET", 0.0)
-    scaling = demo_scaling.Scaling(ModelConfig(context=CONTEXT).problem(), [64, 128])
-    scaling.run(lambda row: None)
-    assert scaling.rows[0].note == ""
-    assert scaling.rows[1].dense is None
-    assert "dense left out" in scaling.rows[1].note
+    monkeypatch.setattr(scaling, "TIME_BUDGET", 0.0)
+    sweep = scaling.LengthSweep(ModelConfig(context=CONTEXT).problem(), [64, 128])
+    sweep.run(lambda row: None)
+    assert sweep.rows[0].note == ""
+    assert sweep.rows[1].dense is None
+    assert "dense left out" in sweep.rows[1].note
 
 
 def test_sampling_continues_the_prompt(trained: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -240,7 +246,7 @@ class Evil:
 
 
 def bad_checkpoint(kind: str, path: Path) -> None:
-    good: dict[str, Any] = dict(format="dilkit-demo-model-1", config=dict(context=64), weights={})
+    good: dict[str, Any] = dict(format=FORMAT, config=dict(context=64), weights={})
     if kind == "text":
         path.write_text("not a checkpoint")
     elif kind == "foreign":

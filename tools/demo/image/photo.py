@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dilkit.tools.results.kinds.demo_image import Photo
+
 SAMPLE = "grace_hopper.jpg"
 """Of matplotlib's sample data: a portrait in the public domain, 512 x 600 pixels."""
 MAX_SIDE = 640
 """Larger pictures are reduced to this, or a patch of a few pixels would show next to nothing."""
-
 _LEAST_CONTRAST = 2 / 255
 """A standard deviation below which there is nothing to learn, nor to judge."""
 
@@ -61,10 +62,10 @@ class Photograph:
     def held_out_crops(self) -> Tensor:
         """What is judged on, `(crops, side, side, 3)`, from top to bottom."""
         (top, bottom), (start, stop) = self.held_out_rows, self.strip
-        return self.pixels[top:bottom, start:stop].unflatten(0, (-1, self.crop))
+        return torch.unflatten(self.pixels[top:bottom, start:stop], 0, (-1, self.crop))
 
     def random_crop(self, generator: torch.Generator) -> Tensor:
-        """A crop to train on, `(side, side, 3)`: anywhere beside the strip, turned or mirrored, its colours exchanged at random.
+        """A crop to train on, `(side, side, 3)`: anywhere beside the strip, mirrored and its colours permuted at random.
 
         These changes make many pictures of one: what is learnt must hold for all of them.
         """
@@ -78,11 +79,15 @@ class Photograph:
         crop = crop.flip([axis for axis in (0, 1) if _draw(2, generator)])
         return crop[..., torch.randperm(3, generator=generator)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, without the pixels."""
+    def facts(self) -> Photo:
+        """The sizes, without the pixels."""
         rows, columns, _ = self.pixels.shape
-        places = dict(held_out_columns=list(self.strip), held_out_rows=list(self.held_out_rows))
-        return dict(source=self.source, rows=rows, columns=columns, crop=self.crop, **places)
+        places = dict(held_out_columns=self.strip, held_out_rows=self.held_out_rows)
+        return Photo(source=self.source, rows=rows, columns=columns, crop=self.crop, **places)
+
+
+def _draw(below: int, generator: torch.Generator) -> int:
+    return int(torch.randint(below, (), generator=generator))
 
 
 def load_photograph(path: str | None, crop: int) -> Photograph:
@@ -90,80 +95,61 @@ def load_photograph(path: str | None, crop: int) -> Photograph:
 
     Raises ValueError, in one line that names the way out, for what is no picture, too small, or needs a missing package.
     """
-    image, ops = _pillow("Image"), _pillow("ImageOps")
+    image = _import("PIL.Image", "pictures are read by Pillow")
     file, source = (_sample(), SAMPLE) if path is None else (path, path)
     try:
         with image.open(file) as opened:
-            picture = _in_bytes(ops.exif_transpose(opened)).convert("RGBA")
+            opaque = _opaque(opened)
     except image.UnidentifiedImageError:
         raise ValueError(f"--image: {source!r} is no picture that Pillow can open; give a PNG or JPEG file") from None
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"--image: {source!r} cannot be read: {reason}; give a whole PNG or JPEG file") from None
-    opaque = image.alpha_composite(image.new("RGBA", picture.size, "white"), picture).convert("RGB")
-    reduced = opaque.resize(_reduced(opaque.width, opaque.height, crop), image.Resampling.LANCZOS)
-    pixels = torch.from_numpy(np.array(reduced, dtype=np.float32) / 255)
-    photo = Photograph(Path(source).name, pixels, crop)
-    _check_contrast(photo)
-    return photo
-
-
-def _in_bytes(picture: Any) -> Any:
-    """A picture of one deep channel, which Pillow would cut off at 255, stretched to 0 to 255; any other as it is."""
-    if picture.mode[0] not in "IF":
-        return picture
-    values = np.asarray(picture, dtype=np.float64)
-    values = (values - values.min()) / max(values.max() - values.min(), 1e-9)
-    return _pillow("Image").fromarray((255 * values).round().astype(np.uint8))
-
-
-def _check_contrast(photo: Photograph) -> None:
+    # a long picture is reduced less, or its other side would be too short for a crop
+    scale = min(1.0, max(MAX_SIDE / max(opaque.size), crop / opaque.height, 3 * crop / opaque.width))
+    reduced = opaque.resize([max(round(scale * side), 1) for side in opaque.size], image.Resampling.LANCZOS)
+    photo = Photograph(Path(source).name, torch.from_numpy(np.array(reduced, dtype=np.float32) / 255), crop)
     for what, part in (("strip down its middle", photo.held_out_crops()), ("rest", photo.train_pixels())):
         if part.flatten(0, -2).std(0).max() < _LEAST_CONTRAST:
             raise ValueError(
                 f"--image: the {what} of {photo.source} is all of one colour: nothing to predict; give another picture"
             )
+    return photo
 
 
-def _reduced(columns: int, rows: int, crop: int) -> tuple[int, int]:
-    """The size of what is learnt from: no side above `MAX_SIDE`, but for a long picture whose other side would be too short."""
-    scale = min(1.0, max(MAX_SIDE / max(columns, rows), crop / rows, 3 * crop / columns))
-    return max(round(scale * columns), 1), max(round(scale * rows), 1)
-
-
-def _pillow(module: str) -> Any:
-    try:
-        return importlib.import_module(f"PIL.{module}")
-    except ImportError as error:
-        raise ValueError(f"--image: pictures are read by Pillow (pip install 'dilkit[plot]'): {error}") from None
+def _opaque(picture: Any) -> Any:
+    """The picture upright, in RGB, on white."""
+    image, upright = _import("PIL.Image"), _import("PIL.ImageOps").exif_transpose(picture)
+    if upright.mode[0] in "IF":  # one deep channel, which Pillow would cut off at 255
+        values = np.asarray(upright, dtype=np.float64)
+        values = (values - values.min()) / max(values.max() - values.min(), 1e-9)
+        upright = image.fromarray((255 * values).round().astype(np.uint8))
+    upright = upright.convert("RGBA")
+    return image.alpha_composite(image.new("RGBA", upright.size, "white"), upright).convert("RGB")
 
 
 def _sample() -> Path:
-    way_out = "name a picture: --image FILE"
-    try:
-        from matplotlib.cbook import get_sample_data
-    except ImportError as error:
-        raise ValueError(
-            f"--image: the sample comes with matplotlib (pip install 'dilkit[plot]'): {error}; or {way_out}"
-        ) from None
-    path = Path(get_sample_data(SAMPLE, asfileobj=False))
+    path = Path(_import("matplotlib.cbook", "the sample comes with matplotlib").get_sample_data(SAMPLE, asfileobj=False))
     if not path.is_file():
-        raise ValueError(f"--image: this matplotlib comes without its sample {SAMPLE}; {way_out}")
+        raise ValueError(f"--image: this matplotlib comes without its sample {SAMPLE}; name a picture: --image FILE")
     return path
 
 
-def _draw(below: int, generator: torch.Generator) -> int:
-    return int(torch.randint(below, (), generator=generator))
+def _import(module: str, why: str = "") -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"--image: {why} (pip install 'dilkit[plot]'): {error}") from None
 
 
 def to_patches(crops: Tensor, patch: int) -> Tensor:
     """`(n, side, side, 3)` -> `(n, cells, patch * patch * 3)`, cells row-major."""
-    blocks = crops.unflatten(2, (-1, patch)).unflatten(1, (-1, patch))
-    return blocks.transpose(2, 3).flatten(3).flatten(1, 2)
+    n, side = crops.shape[:2]
+    grid = side // patch
+    return crops.reshape(n, grid, patch, grid, patch, 3).transpose(2, 3).reshape(n, grid**2, -1)
 
 
 def to_pixels(patches: Tensor, patch: int) -> Tensor:
     """The inverse of `to_patches`."""
-    side = int(patches.shape[1] ** 0.5)
-    blocks = patches.unflatten(1, (side, side)).unflatten(3, (patch, patch, 3))
-    return blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    n, grid = len(patches), int(patches.shape[1] ** 0.5)
+    return patches.reshape(n, grid, grid, patch, patch, 3).transpose(2, 3).reshape(n, grid * patch, grid * patch, 3)

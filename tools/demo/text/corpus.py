@@ -9,7 +9,9 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from dilkit.tools.results.kinds.demo import TextFacts
 
 HELD_OUT_SHARE = 1 / 16
 SEPARATOR = b"\0"
@@ -20,7 +22,7 @@ _TESTS = {"test", "tests", "idle_test"}
 
 
 @dataclass(frozen=True)
-class Text:
+class Corpus:
     """Two disjoint sets of files as bytes: `train` to learn from, `held_out` to be judged on. The names are relative paths."""
 
     source: str
@@ -33,18 +35,13 @@ class Text:
         """The same for the same text, cut in the same way."""
         return hashlib.sha256(b"%d " % len(self.train) + self.train + self.held_out).hexdigest()[:16]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, without the text."""
-        return dict(
-            source=self.source,
-            train_bytes=len(self.train),
-            held_out_bytes=len(self.held_out),
-            train_files=len(self.train_files),
-            held_out_files=list(self.held_out_files),
-        )
+    def facts(self) -> TextFacts:
+        """The sizes, without the text."""
+        sizes = dict(train_bytes=len(self.train), held_out_bytes=len(self.held_out), train_files=len(self.train_files))
+        return TextFacts(source=self.source, **sizes, held_out_files=self.held_out_files)
 
 
-def load_text(paths: Sequence[str] | None, context: int) -> Text:
+def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     """The text of `paths`, files and folders; without paths, the Python sources of this Python's standard library.
 
     Files are held out in the order of the hash of their content, until a sixteenth of all bytes is: the choice depends on
@@ -58,7 +55,7 @@ def load_text(paths: Sequence[str] | None, context: int) -> Text:
     train, held_out = (SEPARATOR.join(content for _, content in part) for part in parts)
     source = f"Python {platform.python_version()}'s standard library" if paths is None else ", ".join(paths)
     _check_sizes(source, train, held_out, len(by_hash), context)
-    return Text(source, train, held_out, *(tuple(name for name, _ in part) for part in parts))
+    return Corpus(source, train, held_out, *(tuple(name for name, _ in part) for part in parts))
 
 
 def _held_out(sizes: dict[str, int], context: int) -> set[str]:

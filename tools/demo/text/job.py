@@ -1,157 +1,170 @@
-"""The demo's job: train, then measure, then report, ended at any point by Ctrl-C. Over ranks all train, and rank 0 tells."""
+"""The demo's job: train, then measure, then report. Over ranks all train, and rank 0 prints and writes."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+import shlex
 import threading
-from typing import Any
-
-import torch
-from tqdm import tqdm
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from dilkit import explain
 from dilkit.comm import Comm
+from dilkit.comm.agreement import agree_on
 from dilkit.device import probe
-from dilkit.tools.console import ranks as job
-from dilkit.tools.console.interrupt import INTERRUPTED, stopping
-from dilkit.tools.demo.text import report as demo_report
-from dilkit.tools.demo.text import words as demo_words
-from dilkit.tools.demo.text.corpus import Text, load_text
+from dilkit.tools.console import ranks
+from dilkit.tools.console.interrupt import stopping
+from dilkit.tools.demo.job import Job, Picture, choice_of
+from dilkit.tools.demo.text.corpus import Corpus, load_text
 from dilkit.tools.demo.text.model import ModelConfig, save_model
-from dilkit.tools.demo.text.ranks import Alone, Memory, Ranks, same_model
-from dilkit.tools.demo.text.scaling import Scaling
-from dilkit.tools.demo.text.train import SHORT_WINDOW, Budget, Trainer, held_out_windows
-from dilkit.tools.results import untyped as results
-
-_BAR = "{percentage:5.0f} % |{bar:30}| {desc}"
+from dilkit.tools.demo.text.ranks import Alone, Memory, gather_facts, world_of
+from dilkit.tools.demo.text.scaling import LengthSweep
+from dilkit.tools.demo.text.task import JUDGEMENTS, RECIPE, SHORT_SHARE, TextTask, held_out_windows
+from dilkit.tools.demo.trainer import Trainer
+from dilkit.tools.report.document import Document, Row, plots
+from dilkit.tools.report.kinds import demo
+from dilkit.tools.report.picture import write_png
+from dilkit.tools.report.terminal import document_text
+from dilkit.tools.results.file import new_result
+from dilkit.tools.results.kinds.demo import Budget, DemoResult, Evaluation, Training
 
 
 def train_and_measure(args: argparse.Namespace) -> int:
     """Run the job that `args` describes; 0, or 130 when interrupted: then the report holds what there was."""
-    text = load_text(args.text, args.context)
+    corpus = load_text(args.text, args.context)
     if args.comm is None:
-        return Job(args, text, Alone()).run()
+        return TextJob(args, corpus, Alone()).run()
     memory = Memory()
     with stopping() as stop:
-        return job.run(args, lambda comm: Job(args, text, comm, stop, memory).run())
+        return ranks.run(args, lambda comm: TextJob(args, corpus, comm, stop, memory).run())
 
 
-class Job:
-    """One run of the demo. Making it does all that can fail for bad input, before any time is spent."""
+class TextJob(Job[DemoResult]):
+    """One run of the demo. With `memory`, ranks say what they send and hold."""
+
+    TITLE, PICTURES = "dilkit demo", ("loss.png", "scaling.png")
 
     def __init__(
-        self, args: argparse.Namespace, text: Text, comm: Comm, stop: threading.Event | None = None, memory: Memory | None = None
+        self,
+        args: argparse.Namespace,
+        corpus: Corpus,
+        comm: Comm,
+        stop: threading.Event | None = None,
+        memory: Memory | None = None,
     ) -> None:
-        self.args, self.text, self.stage, self.interrupted = args, text, "starting", ""
+        super().__init__(args)
+        self.corpus, self.comm, self.memory, self.speaks = corpus, comm, memory, comm.rank == 0
+        facts = dict(text=corpus.digest(), context=args.context, steps=args.steps, minutes=args.minutes, seed=args.seed)
+        agree_on(comm, lambda: facts, step="what the ranks train on")
         config = ModelConfig(context=args.context)
-        self.ranks = Ranks(comm, config, stop, memory)
-        self.ranks.rows(min(SHORT_WINDOW, args.context))  # raises if there are more ranks than bytes
-        self.ranks.agree(text=text.digest(), context=args.context, steps=args.steps, minutes=args.minutes, seed=args.seed)
-        if args.threads is not None:
-            torch.set_num_threads(args.threads)
-        if comm.rank == 0:
-            torch.manual_seed(args.seed)
-        self.model = same_model(config, comm)
         self.trace = explain(config.problem())
+        held_out = held_out_windows(corpus.held_out, args.context)
+        self.task = TextTask(corpus.train, held_out, config, args.seed, comm, stop)
         budget = Budget(steps=args.steps) if args.steps else Budget(seconds=60 * args.minutes)
-        windows = held_out_windows(text.held_out, args.context)
-        self.trainer = Trainer(self.model, text.train, windows, budget, args.seed, self.ranks)
-        self.scaling = Scaling(config.problem(), [args.context * 2**i // 4 for i in range(5)])
+        self.trainer = Trainer(self.task, budget, RECIPE)
+        self.sweep = LengthSweep(config.problem(), [args.context * 2**i // 4 for i in range(5)])
+        self.world = None if memory is None else world_of(comm, config, memory)
 
-    @property
-    def tells(self) -> bool:
-        """Whether this rank prints and writes."""
-        return self.ranks.comm.rank == 0
-
-    def run(self) -> int:
-        """Train, measure, report; the exit code."""
-        try:
-            self.describe()
-            self.train()
-            if self.args.comm is None:
-                self.measure()
-        except KeyboardInterrupt:
-            self.interrupted = self.stage
-            self.say(f"\ninterrupted while {self.stage}")
-        self.ranks.gather()
-        if self.tells:
-            self.report()
-        return INTERRUPTED if self.interrupted else 0
-
-    def say(self, line: str = "") -> None:
-        """Print a line above the progress bar, if there is one; nothing with --json, nor on other ranks than 0."""
-        if self.tells and not self.args.json:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
-
-    def describe(self) -> None:
-        """Print what will be done, and who computes it and why."""
-        if not self.tells:
-            return
-        for line in demo_words.facts(self.results()):
-            self.say(line)
-
-    def train(self) -> None:
-        """Train, with a progress bar and a line for every evaluation; the model is saved even if that is interrupted."""
+    def work(self) -> None:
+        """Train; without ranks, measure dilated against dense attention."""
+        if self.speaks:
+            self.say_facts(demo.facts(self.result()))
         self.stage = "training"
-        self.say(f"\n{demo_words.CURVE_HEADER}")
-        hidden = None if self.tells and not self.args.json else True  # None: hidden where there is no terminal
+        say_row = self.say_table(demo.TRAINING)
         try:
-            with tqdm(total=1.0, leave=False, disable=hidden, bar_format=_BAR) as bar:
-                self.trainer.run(lambda: self._advance(bar), self._judged)
+            self.train([self.trainer], JUDGEMENTS, self._speed, lambda: self._judged(say_row))
         finally:
-            if self.tells and self.trainer.progress.steps:  # an untrained model is not worth an earlier one
-                save_model(self.model, self.args.save)
-            self.say(f"\n{demo_words.outcome(self.results())}")
+            self._save()
+            self.say(f"\n{demo.outcome(self.result())}")
+        if self.args.comm is None:
+            self.stage = "measuring"
+            say_row = self.say_table(demo.SCALING)
+            self.sweep.run(lambda row: say_row(demo.scaling_row(row)))
 
-    def _advance(self, bar: Any) -> None:
+    def finish(self) -> None:
+        """All ranks say what they send and hold; rank 0 reports."""
+        self._gather()
+        super().finish()
+
+    def _gather(self) -> None:
+        if self.world and self.memory:
+            self.world = replace(self.world, by_rank=gather_facts(self.comm, self.task.sent, self.memory))
+
+    def _speed(self) -> str:
         progress = self.trainer.progress
-        bar.set_description_str(
-            demo_words.speed(progress.seconds, progress.recent_loss(), progress.tokens_per_second), refresh=False
+        return (
+            f"{demo.clock(progress.seconds)}  {progress.recent_loss():.2f} bits/byte  {progress.tokens_per_second:,.0f} tokens/s"
         )
-        bar.update(self.trainer.spent - bar.n)
 
-    def _judged(self) -> None:
-        self.say(demo_words.curve_line(self.trainer.points()[-1]))
-        if self.args.comm is not None:
-            self.keep()
+    def _judged(self, say_row: Callable[[Row], None]) -> None:
+        """Print the judgement. Over ranks, write what there is: launchers may end ranks before they can."""
+        say_row(demo.training_row(self.evaluations()[-1]))
+        if self.args.comm is None:
+            return
+        self._gather()
+        self._save()
+        if self.speaks:
+            self.write(replace(self.result(), interrupted=self.stage), draw=False)
 
-    def keep(self) -> None:
-        """Write what there is so far: launchers and batch systems may end ranks so soon that there is no time for it then."""
-        self.ranks.gather()
-        if self.tells:
-            if self.trainer.progress.steps:
-                save_model(self.model, self.args.save)
-            demo_report.write(self.results() | dict(interrupted=self.stage), self.args.out, draw=False)
+    def _save(self) -> None:
+        if self.speaks and self.trainer.progress.steps:  # an untrained model is not worth an earlier one
+            save_model(self.task.model, self.args.save)
 
-    def measure(self) -> None:
-        """Measure dilated against dense attention, with a line a length."""
-        self.stage = "measuring"
-        for line in demo_words.scaling_header(self.scaling.to_dict()):
-            self.say(line)
-        self.scaling.run(lambda row: self.say(demo_words.scaling_line(row.to_dict())))
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The judgements so far, each with the mean training loss since the one before (None where there was no step)."""
+        progress, found, done = self.trainer.progress, [], 0
+        for point in progress.held_out:
+            losses = [one.loss for one in progress.train[done : point.steps]]
+            mean = sum(losses) / len(losses) if losses else None
+            found.append(Evaluation(point.seconds, point.tokens, mean, point.loss))
+            done = point.steps
+        return tuple(found)
 
-    def results(self) -> dict[str, Any]:
-        """All there is so far, as plain data: what report.json holds."""
-        return results.new(
-            "demo",
+    def result(self) -> DemoResult:
+        """All there is so far."""
+        return new_result(
+            DemoResult,
             probe("cpu"),
-            interrupted=self.interrupted or None,
-            text=self.text.to_dict(),
-            model=self.model.to_dict() | dict(file=str(self.args.save) if self.trainer.progress.steps else None),
-            backend=self.trace.to_dict(),
-            training=self.trainer.to_dict() | dict(seed=self.args.seed),
-            scaling=self.scaling.to_dict(),
-            ranks=self.ranks.to_dict(),
+            interrupted=self.interrupted,
+            text=self.corpus.facts(),
+            model=self.task.model.facts(self.args.save if self.trainer.progress.steps else None),
+            backend=choice_of(self.trace),
+            training=self._training(),
+            scaling=self.sweep.scaling(),
+            ranks=self.world,
         )
 
-    def report(self) -> None:
-        """Write the report, and say where."""
-        found = self.results()
-        notes = demo_report.write(found, self.args.out)
-        if self.args.json:
-            print(json.dumps(found, allow_nan=False))
-        for line in demo_words.closing(found, self.args.out, notes):
-            self.say(line)
+    def _training(self) -> Training:
+        progress, judged = self.trainer.progress, [point.loss for point in self.trainer.progress.held_out]
+        return Training(
+            before=judged[0] if judged else None,
+            after=judged[-1] if len(judged) > 1 else None,
+            steps=progress.steps,
+            tokens=progress.tokens,
+            seconds=progress.seconds,
+            tokens_per_second=progress.tokens_per_second,
+            held_out_windows=len(self.task.held_out),
+            window_bytes=self.args.context,
+            short_window_bytes=self.task.short_window,
+            short_window_share=SHORT_SHARE,
+            budget=self.trainer.budget,
+            points=self.evaluations(),
+            train_curve=tuple((point.seconds, point.tokens, point.loss) for point in progress.train),
+            seed=self.args.seed,
+        )
+
+    def pictures(self, result: DemoResult) -> dict[str, Picture]:
+        """The loss curve, and time and memory against length."""
+        found = {"loss.png": plots(demo.loss_plot(result)), "scaling.png": plots(*demo.scaling_plots(result))}
+        return {name: partial(write_png, shown) for name, shown in found.items() if shown}
+
+    def closing(self, result: DemoResult) -> list[str]:
+        """What ranks hold, where the model is, and what to try next; no model where no step was made."""
+        tables, model, out = demo.rank_tables(result), result.model.file, self.args.out
+        lines = [document_text(Document((), tuple(tables)))] if tables else []
+        if model is None:
+            return lines
+        place = f"--out {shlex.quote(str(out))} " if model == str(out / "model.pt") else f"--checkpoint {shlex.quote(model)} "
+        command = f'dilkit demo {"" if place == "--out dilkit-demo " else place}--sample "def "'
+        return [*lines, f"model      {model}", f"try        {command}"]

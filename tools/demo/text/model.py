@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, Problem
+from dilkit import DilatedAttention, Pattern, Problem
 from dilkit.comm import Comm, RingDilatedAttention
 from dilkit.device import probe
+from dilkit.tools.demo.block import Block, scale_updates
+from dilkit.tools.results.kinds.demo import ModelFacts
 
 VOCABULARY = 256
-FORMAT = "dilkit-demo-model-1"
+FORMAT = "dilkit-demo-model-2"
 
 
 @dataclass(frozen=True)
@@ -41,32 +42,8 @@ class ModelConfig:
 
     def problem(self) -> Problem:
         """The attention problem that every layer poses in training."""
-        sizes = dict(seq=self.context, heads=self.heads, head_dim=self.head_dim)
+        sizes: Any = dict(seq=self.context, heads=self.heads, head_dim=self.head_dim)
         return Problem(pattern=self.pattern, device=probe("cpu"), is_causal=True, requires_grad=True, **sizes)
-
-
-class SquaredReLU(nn.Module):
-    """max(x, 0)^2: as good as GELU here, and cheaper."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x).square()
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: ModelConfig, comm: Comm | None) -> None:
-        super().__init__()
-        width = config.width
-        inner = DilatedAttention(config.pattern) if comm is None else RingDilatedAttention(config.pattern, comm)
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention = MultiheadDilatedAttention(width, config.heads, inner, is_causal=True, rotary=True)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), SquaredReLU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))[0]
-        return x + self.mlp(self.mlp_norm(x))
 
 
 class ByteTransformer(nn.Module):
@@ -79,41 +56,41 @@ class ByteTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(VOCABULARY, config.width)
-        self.blocks = nn.ModuleList(Block(config, comm) for _ in range(config.layers))
+        blocks = [self._block(config, comm) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
-        self._reset_parameters()
-
-    @torch.no_grad()
-    def _reset_parameters(self) -> None:
-        """What is added to the residual stream starts small beside the embedding, and so do the logits."""
         nn.init.normal_(self.embedding.weight, std=0.5)
-        nn.init.normal_(self.head.weight, std=0.02)
-        for block in self.blocks:
-            for linear in (block.attention.out_proj, block.mlp[-1]):
-                linear.weight.mul_(0.3 / math.sqrt(2 * self.config.layers))
+        nn.init.normal_(self.head.weight, std=0.02)  # small beside the embedding, as are the blocks' updates
+        scale_updates(blocks, 0.3)
+
+    @staticmethod
+    def _block(config: ModelConfig, comm: Comm | None) -> Block:
+        inner = DilatedAttention(config.pattern) if comm is None else RingDilatedAttention(config.pattern, comm)
+        return Block(config.width, config.heads, inner, is_causal=True, rotary=True)
 
     def forward(self, bytes_: Tensor) -> Tensor:
         x = self.embedding(bytes_.long())
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
     def bits_per_byte(self, windows: Tensor) -> Tensor:
         """The mean of -log2 p(byte | the bytes before it) over `windows` `(batch, seq + 1)`; the first byte is not judged."""
         logits = self(windows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten().long()) / math.log(2)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Sizes, as plain data."""
-        config, problem = self.config, self.config.problem()
-        dense = dataclasses.replace(problem, pattern=Pattern.dense())
-        return dict(
+    def facts(self, file: Path | None) -> ModelFacts:
+        """The sizes, and where the weights are."""
+        problem = self.config.problem()
+        return ModelFacts(
             parameters=sum(p.numel() for p in self.parameters()),
-            **dataclasses.asdict(config),
+            **asdict(self.config),
             dtype=problem.dtype,
-            pattern=str(config.pattern),
-            share_of_dense=problem.flops() / dense.flops(),
+            pattern=str(self.config.pattern),
+            share_of_dense=problem.flops() / replace(problem, pattern=Pattern.dense()).flops(),
+            file=None if file is None else str(file),
         )
 
 
@@ -121,7 +98,7 @@ def save_model(model: ByteTransformer, path: Path) -> None:
     """Write what `load_model` reads. Raises OSError where that cannot be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        torch.save(dict(format=FORMAT, config=dataclasses.asdict(model.config), weights=model.state_dict()), file)
+        torch.save(dict(format=FORMAT, config=asdict(model.config), weights=model.state_dict()), file)
 
 
 def load_model(path: Path) -> ByteTransformer:

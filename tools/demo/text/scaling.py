@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from dilkit import Pattern, Problem, dilated_attention, explain
 from dilkit.tools.measure.memory import MIB, MeasureError, peak_memory
 from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.results.kinds.demo import Computed, Length, Measured, Scaling
 from dilkit.tools.results.record import Samples
 
 TIME_BUDGET = 25.0
@@ -20,35 +21,7 @@ _ONCE_FROM = 2.0
 """Seconds: a call that is expected to take this long is made once."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One forward and backward: median seconds, and peak extra bytes (None where they cannot be measured)."""
-
-    seconds: float
-    samples: tuple[float, ...]
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One length; a kind that was not run is None, and `note` says why."""
-
-    tokens: int
-    dilated: Measured | None
-    dense: Measured | None
-    note: str = ""
-
-    @property
-    def speedup(self) -> float | None:
-        """Dense time over dilated time."""
-        return None if self.dense is None or self.dilated is None else self.dense.seconds / self.dilated.seconds
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self) | dict(speedup=self.speedup)
-
-
-class Scaling:
+class LengthSweep:
     """Measures `problem`'s pattern and dense attention, each by the backend that the selector picks, length by length.
 
     `rows` is up to date whenever it is interrupted.
@@ -58,23 +31,32 @@ class Scaling:
         self.problem, self.lengths = problem, tuple(lengths)
         self.patterns = {"dilated": problem.pattern, "dense": Pattern.dense()}
         self.backends = {kind: explain(replace(problem, pattern=pattern)).picked for kind, pattern in self.patterns.items()}
-        self.rows: list[Row] = []
+        self.rows: list[Length] = []
         self.memory_note = ""
 
-    def run(self, after_row: Callable[[Row], Any]) -> None:
+    def run(self, after_row: Callable[[Length], Any]) -> None:
         """Measure length by length, leaving out what would exceed a budget."""
         for tokens in self.lengths:
             self.rows.append(self._row(tokens))
             after_row(self.rows[-1])
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        sizes = dict(batch=self.problem.batch, heads=self.problem.heads, head_dim=self.problem.head_dim, dtype=self.problem.dtype)
-        budgets = dict(time_budget_s=TIME_BUDGET, memory_budget_bytes=MEMORY_BUDGET, memory_note=self.memory_note)
-        rows = [row.to_dict() for row in self.rows]
-        return dict(**sizes, pattern=str(self.problem.pattern), backends=self.backends, **budgets, rows=rows)
+    def scaling(self) -> Scaling:
+        """What there is so far."""
+        problem = self.problem
+        return Scaling(
+            batch=problem.batch,
+            heads=problem.heads,
+            head_dim=problem.head_dim,
+            dtype=problem.dtype,
+            pattern=str(problem.pattern),
+            backends=Computed(**self.backends),
+            time_budget_s=TIME_BUDGET,
+            memory_budget_bytes=MEMORY_BUDGET,
+            memory_note=self.memory_note,
+            rows=tuple(self.rows),
+        )
 
-    def _row(self, tokens: int) -> Row:
+    def _row(self, tokens: int) -> Length:
         """Short calls are timed in turns, so that both kinds meet the same machine; long ones once."""
         forecasts = {kind: self._forecast(kind, tokens) for kind in self.patterns}
         notes = [_excess(kind, *forecasts[kind]) for kind in self.patterns]
@@ -86,7 +68,9 @@ class Scaling:
         short = {kind: call for kind, call in calls.items() if forecasts[kind][0] < _ONCE_FROM}
         samples = time_interleaved(short, repeats=5) if short else {}
         measured = {kind: self._with_peak(calls[kind], samples.get(kind)) for kind in calls}
-        return Row(tokens, measured.get("dilated"), measured.get("dense"), "; ".join(filter(None, notes)))
+        dilated, dense = measured.get("dilated"), measured.get("dense")
+        speedup = dense.seconds / dilated.seconds if dense and dilated else None
+        return Length(tokens, dilated, dense, "; ".join(filter(None, notes)), speedup)
 
     def _forecast(self, kind: str, tokens: int) -> tuple[float, float]:
         """Seconds and bytes expected: those of the last length measured, times the square of the growth. 0 at first."""
@@ -129,7 +113,7 @@ def _call(problem: Problem, pattern: Pattern, tokens: int) -> Callable[[], Any]:
     inputs = [x.requires_grad_() for x in (query, key, value)]
 
     def call() -> Any:
-        out = dilated_attention(*inputs, pattern, is_causal=problem.is_causal)
+        out = dilated_attention(inputs[0], inputs[1], inputs[2], pattern, is_causal=problem.is_causal)
         assert isinstance(out, torch.Tensor)
         return torch.autograd.grad(out, inputs, grad)
 

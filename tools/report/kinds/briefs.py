@@ -10,7 +10,6 @@ from typing import Any
 from dilkit.tools.bench.published.claim import Setting
 from dilkit.tools.bench.published.settings import IMPLEMENTATIONS
 from dilkit.tools.console.text import in_bytes
-from dilkit.tools.demo.text import words as demo_words
 from dilkit.tools.report.kinds import bench_report
 from dilkit.tools.report.kinds.bench_report import seconds
 from dilkit.tools.report.kinds.seed_rows import Cases
@@ -58,18 +57,6 @@ def bench(result: Result) -> str:
 def _cost(entry: dict[str, Any]) -> str:
     other = " (another function)" if entry.get("differs") else ""
     return f"{seconds(entry['time']['median_s'])} and {in_bytes(entry.get('peak_bytes'))}{other}"
-
-
-def demo(result: Result) -> str:
-    """What training came to."""
-    return _placed(result, demo_words.outcome(result))
-
-
-def image(result: Result) -> str:
-    """Which order lost less. Its words are imported here: torch comes with them."""
-    from dilkit.tools.demo.image import words as demo_image_words
-
-    return _placed(result, demo_image_words.outcome(result))
 
 
 def calls(result: Result) -> str:

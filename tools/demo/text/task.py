@@ -1,0 +1,106 @@
+"""What the demo's model learns: random windows of a text, short ones first. Over ranks, windows are cut where segments begin."""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import torch
+from torch import Tensor
+
+from dilkit.comm import Comm, shard_cuts, sum_over_ranks
+from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig
+from dilkit.tools.demo.text.ranks import Alone, same_model
+from dilkit.tools.demo.trainer import Recipe, Task
+from dilkit.tools.results.kinds.demo import Sent
+
+JUDGED_WINDOWS, JUDGEMENTS = 8, 8
+"""Held-out windows, and how often they are judged in the course of a training, besides before it."""
+SHORT_WINDOW, SHORT_SHARE = 512, 0.75
+"""For this share of the budget windows are short: the model takes many more steps, and learns what is near before what is far."""
+RECIPE = Recipe(0.03, 0.05, 0.1, decays=lambda name, parameter: parameter.dim() > 1 and not name.startswith("embedding"))
+"""Matrices decay; embeddings, biases and norms do not."""
+_STEP_END = struct.Struct("d?")
+
+
+def held_out_windows(text: bytes, context: int) -> Tensor:
+    """Windows evenly spread over `text`, `(windows, context + 1)`: as many as fit without overlap, at most 8."""
+    data, size = _as_tensor(text), context + 1
+    count = min(JUDGED_WINDOWS, len(data) // size)
+    starts = [i * (len(data) - size) // max(count - 1, 1) for i in range(count)]
+    return torch.stack([data[start : start + size] for start in starts])
+
+
+def _as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+class TextTask(Task):
+    """The next byte of `text`, judged on the windows `held_out`. Each rank has its part of every window, and all the same losses.
+
+    `stop`: set on any rank, it ends the training on all of them, after the same step.
+    """
+
+    model: ByteTransformer
+
+    def __init__(
+        self,
+        text: bytes,
+        held_out: Tensor,
+        config: ModelConfig,
+        seed: int,
+        comm: Comm | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.comm, self.config, self.stop = comm or Alone(), config, stop or threading.Event()
+        self.short_window = min(SHORT_WINDOW, config.context)
+        self.rows(self.short_window)  # raises if there are more ranks than bytes
+        if self.comm.rank == 0:
+            torch.manual_seed(seed)
+        self.model = same_model(config, self.comm)
+        start, end = self.rows(config.context)
+        self.text, self.held_out = _as_tensor(text), held_out[:, start : end + 1].clone()
+        self.sent: dict[int, Sent] = {}
+        """What this rank sends to others in a step on windows of so many bytes."""
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def rows(self, seq: int) -> tuple[int, int]:
+        """Where this rank's part of a window of `seq` bytes begins and ends; the byte after it is the target of its last."""
+        cuts = shard_cuts(seq, self.comm.size, self.config.pattern)
+        return cuts[self.comm.rank], cuts[self.comm.rank + 1]
+
+    def _bits(self, window: Tensor, seq: int) -> Tensor:
+        """This rank's share of the mean bits per byte of a window of `seq` bytes, of which `window` is its part."""
+        start, end = self.rows(seq)
+        return self.model.bits_per_byte(window) * ((end - start) / seq)
+
+    def backward(self, spent: float) -> tuple[float, int]:
+        seq = self.short_window if spent < SHORT_SHARE else self.config.context
+        first = int(torch.randint(len(self.text) - seq, (), generator=self._generator))
+        start, end = self.rows(seq)
+        before = self.comm.sent_bytes
+        loss = self._bits(self.text[None, first + start : first + end + 1], seq)
+        torch.autograd.backward(loss)
+        total, between = loss.detach(), self.comm.sent_bytes
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        sum_over_ranks([total, *gradients], self.comm)
+        self.sent[seq] = Sent(attention=between - before, gradients=self.comm.sent_bytes - between)
+        return total.item(), seq
+
+    @torch.no_grad()
+    def judge(self) -> float:
+        bits = torch.zeros((), dtype=torch.float64)
+        for window in self.held_out:
+            bits += self._bits(window[None], self.config.context).item()
+            if self.clock(0.0)[1]:
+                raise KeyboardInterrupt
+        sum_over_ranks([bits], self.comm)
+        return bits.item() / len(self.held_out)
+
+    def clock(self, seconds: float) -> tuple[float, bool]:
+        """Rank 0's `seconds`, which schedule the training on all ranks alike; and whether any rank was asked to stop."""
+        if self.comm.size == 1:
+            return seconds, False
+        records = self.comm.share(_STEP_END.pack(seconds, self.stop.is_set()), "end of a step")
+        found = [_STEP_END.unpack(record) for record in records]
+        return found[0][0], any(stop for _, stop in found)
