@@ -102,7 +102,8 @@ def check_report(out: Path, transport: str, together: bool) -> None:
 def test_one_rank_prints_and_writes(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*THREADS, "--text", text, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
-    for once in ("held out: 7.", "2 ranks (ThreadComm), each with 128 bytes of a window of 256", "trained for", "What ranks hold and send", "report  "):
+    ranks = "2 ranks (ThreadComm), each with 128 bytes of a window of 256"
+    for once in ("held out: 7.", ranks, "trained for", "What ranks hold and send", "report  "):
         assert said.out.count(once) == 1, said.out
     check_report(tmp_path / "out", "ThreadComm", together=True)
 
