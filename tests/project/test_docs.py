@@ -15,9 +15,9 @@ from dilkit.environment import VARIABLES
 from dilkit.tools import cli
 from dilkit.tools.bench import gpu_targets as suite_gpu_targets
 from dilkit.tools.bench import untyped_target as suite_targets
-from dilkit.tools.bench.orders import targets as suite_orders_targets
+from dilkit.tools.bench.orders.targets import TARGETS as ORDERS_TARGETS
 from dilkit.tools.bench.ranks import targets as suite_ring_targets
-from dilkit.tools.report.kinds import bench_report, briefs, cpu
+from dilkit.tools.report.kinds import bench_report, briefs, cpu, orders
 from dilkit.tools.results import untyped as results
 from dilkit.tools.site import figures
 from dilkit.tools.site import pages as docs
@@ -106,7 +106,7 @@ def test_figures_come_from_result_files(tmp_path):
     [
         (cpu.SENTENCES, suite_targets.TARGETS),
         (briefs.GPU, suite_gpu_targets.TARGETS),
-        (briefs.ORDERS, suite_orders_targets.TARGETS),
+        (orders.SENTENCES, ORDERS_TARGETS),
         (briefs.RING, suite_ring_targets.FIGURES),
     ],
     ids=["cpu", "gpu", "orders", "ring"],

@@ -20,7 +20,6 @@ from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 SUITES = {
     "cpu": "dilkit.tools.bench.cpu",
     "gpu": "dilkit.tools.bench.gpu",
-    "orders": "dilkit.tools.bench.orders.suite",
     "ring": "dilkit.tools.bench.ranks.suite",
     "seeds": "dilkit.tools.bench.published.suite",
 }

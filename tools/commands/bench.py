@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
-from dilkit.tools.bench.untyped_suite import SUITES
+from dilkit.tools.bench import suites, untyped_suite
 from dilkit.tools.console import arguments
 from dilkit.tools.console import ranks as job
 from dilkit.tools.console.arguments import whole
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
     group.add_argument(
         "--suite",
-        choices=tuple(SUITES),
+        choices=sorted({**untyped_suite.SUITES, **suites.SUITES}),
         help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
@@ -80,12 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
-    from dilkit.tools.bench import untyped_suite as suite
+    from dilkit.tools.bench import run as suite_run
     from dilkit.tools.bench.ranks import bench as ring_bench
     from dilkit.tools.measure import overhead
 
+    if args.suite in suites.SUITES:
+        return suite_run.run(suites.suite(args.suite), args, _defaults())
     if args.suite:
-        return suite.run(args, _defaults())
+        return untyped_suite.run(args, _defaults())
     if args.quick:
         raise ValueError("--quick: goes with --suite alone; for a quick look at a problem of your own, give a small --seq")
     for name in ("full", "resume"):

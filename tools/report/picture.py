@@ -82,7 +82,7 @@ def write_png(plots: Sequence[Plot], path: Path) -> None:
         for row, line in zip(rows, panels, strict=False):
             for plot, panel in zip(row, line, strict=False):
                 _draw(panel, plot)
-                panel.axes[0].set_title(plot.title, fontsize=10)
+                panel.axes[0].set_title(plot.title, fontsize=10, loc="right")
         save(figure, path, dpi=150)
 
 

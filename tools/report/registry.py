@@ -9,7 +9,7 @@ from typing import Any
 
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.report.kinds import cpu, demo, demo_image
+from dilkit.tools.report.kinds import cpu, demo, demo_image, orders
 from dilkit.tools.results.file import ResultError, read_json, read_result
 from dilkit.tools.results.record import Result
 
@@ -27,6 +27,7 @@ KINDS = {
     kind.record.KIND: kind
     for kind in (
         Kind(cpu.CpuResult, cpu.document, cpu.sentence),
+        Kind(orders.OrdersResult, orders.document, orders.sentence),
         Kind(demo.DemoResult, demo.document, demo.sentence),
         Kind(demo_image.ImageDemoResult, demo_image.document, demo_image.sentence),
     )

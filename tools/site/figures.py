@@ -15,11 +15,9 @@ from dilkit.tools.report.kinds import (
     bench_report,
     briefs,
     suite_gpu_report,
-    suite_orders_report,
     suite_ring_report,
     suite_seeds_report,
     told_bench,
-    told_orders,
     told_others,
     told_ring,
     told_seeds,
@@ -28,7 +26,7 @@ from dilkit.tools.report.kinds import (
 from dilkit.tools.report.markdown import document_markdown, escaped, table_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.results import measurements as found_in
-from dilkit.tools.results import shapes, shapes_orders, shapes_seeds, shapes_suites
+from dilkit.tools.results import shapes, shapes_seeds, shapes_suites
 from dilkit.tools.results import untyped as results
 from dilkit.tools.results.file import read_json
 from dilkit.tools.results.schema import Shape
@@ -196,7 +194,6 @@ KINDS = {
     "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, briefs.seeds, _suite_whole, told_seeds.told),
     "suite-gpu": Kind(shapes_suites.SUITE_GPU, briefs.gpu, _suite_whole, told_suites.told_gpu),
     "suite-ring": Kind(shapes_suites.SUITE_RING, briefs.ring, _suite_whole, told_ring.told),
-    "suite-orders": Kind(shapes_orders.SUITE_ORDERS, briefs.orders, _suite_whole, told_orders.told),
     "bench": Kind(shapes.BENCH, briefs.bench, _bench_whole, told_bench.told),
     "overhead": Kind(shapes.OVERHEAD, briefs.calls, _overhead, told_bench.told_overhead),
     "kernels": Kind(shapes.KERNELS, kernel_report.verdict, _kernels_whole, told_others.told_kernels),
@@ -204,7 +201,6 @@ KINDS = {
 """The kinds that are not in the registry yet: how each is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {
     "gpu": ("suite-gpu", suite_gpu_report),
-    "orders": ("suite-orders", suite_orders_report),
     "ring": ("suite-ring", suite_ring_report),
     "seeds": ("suite-seeds", suite_seeds_report),
 }

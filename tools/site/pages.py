@@ -198,7 +198,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def order_suite(root: Path) -> str:
     """The report of the suite of token orders, with its picture where there is a result to draw."""
     folder = root / "docs" / "results"
-    picture = "![Nanoseconds a point: dilkit, a store loop, other packages](../images/orders.png)\n\n"
+    picture = "![Time a point, speed-ups over other packages, distances to the nearest kept key](../images/orders.png)\n\n"
     return picture * (folder / "orders.json").exists() + figures.suite(folder, "orders")
 
 

@@ -1,4 +1,4 @@
-"""Who computes Hilbert curves: dilkit, and packages that do so too, behind one interface. The packages are optional.
+"""Packages that compute Hilbert curves, behind one interface. They are optional.
 
 A package computes codes and coordinates on a cube whose sides are a power of two. What it has no function for is put together
 here from what it has, in the fastest way found: a permutation from decoded coordinates, the order of points from sorted codes.
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dilkit.tools.results.kinds.orders import Package
 
 Array = NDArray[Any]
 
@@ -73,12 +75,12 @@ class Peer(ABC):
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
         """The coordinates of the points with these codes."""
 
-    def walker(self, ndim: int, bits: int, count: int, dtype: str) -> Task:
+    def permutation(self, ndim: int, bits: int, count: int, dtype: str) -> Task:
         """The row-major indices of the first `count` cells of the curve through a grid of `2**bits` a side."""
         decode = self.decoder(np.arange(count, dtype=np.uint32), ndim, bits)
         return Task(lambda: row_major(decode.result().T, bits, dtype))
 
-    def ranker(self, ndim: int, bits: int, count: int) -> Task:
+    def ranks(self, ndim: int, bits: int, count: int) -> Task:
         """The codes of the first `count` cells of that grid, in row-major order."""
         cells = np.arange(count, dtype=np.uint32)
         return self.encoder(np.stack(np.unravel_index(cells, (1 << bits,) * ndim), 1).astype(np.uint16), bits)
@@ -144,7 +146,7 @@ class HilbertSFC(Peer):
         outs = {f"out_{axis}": np.zeros(len(codes), narrow(bits)) for axis in "xyz"[:ndim]}
         return Task(partial(decode, codes.astype(np.uint32), nbits=bits, **outs), lambda axes: np.stack(axes, 1))
 
-    def walker(self, ndim: int, bits: int, count: int, dtype: str) -> Task:
+    def permutation(self, ndim: int, bits: int, count: int, dtype: str) -> Task:
         decode = self.decoder(np.arange(count, dtype=np.uint32), ndim, bits)
         out = np.zeros(count, dtype)
         forms = (
@@ -196,9 +198,9 @@ def seconds(task: Task) -> float:
 PEERS: tuple[Peer, ...] = (NumpyHilbertCurve(), HilbertCurvePackage(), HilbertSFC())
 
 
-def describe() -> list[dict[str, Any]]:
+def describe() -> tuple[Package, ...]:
     """Each package: what it computes, its version, and why it is absent where it is."""
-    return [dict(name=p.name, summary=p.summary, version=p.version(), absent=p.absent()) for p in PEERS]
+    return tuple(Package(name=p.name, summary=p.summary, version=p.version(), absent=p.absent()) for p in PEERS)
 
 
 def present() -> list[Peer]:

@@ -28,12 +28,6 @@ GPU = {
     "A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's": "in bf16 torch's fastest {}",
     "the longest sequence, bf16 forward on one GPU": "the longest sequence measured has {}",
 }
-ORDERS = {
-    "2-D Hilbert, 1024 x 1024": "the Hilbert order of 1024 x 1024 tokens takes {}",
-    "generalised Hilbert, 33 x 45 x 80": "that of 33 x 45 x 80 {}",
-    "a warm order(...), from the cache": "one that is in the cache {}",
-    "time of hilbertsfc over dilkit's, the least of all rows": "hilbertsfc, the fastest other package, at least {} as long",
-}
 RING = {
     "peak memory per rank, p=1 over p=2": "of the longest sequence a rank alone needs {} as much memory as each of two",
     "the same, p=1 over p=4": "{} as much as each of four",
@@ -73,11 +67,6 @@ def cpu(result: Result) -> str:
 def gpu(result: Result) -> str:
     """The CUDA kernels beside torch."""
     return _judged(result, GPU)
-
-
-def orders(result: Result) -> str:
-    """What token orders cost."""
-    return _judged(result, ORDERS)
 
 
 def ring(result: Result) -> str:

@@ -1,0 +1,20 @@
+"""The suites of `dilkit bench --suite NAME`, found without importing them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from dilkit.tools.bench.suite import Suite
+
+SUITES = {
+    "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
+}
+"""Where the class of each is."""
+
+
+def suite(name: str) -> type[Suite[Any]]:
+    """The suite of this name."""
+    module, _, kind = SUITES[name].partition(":")
+    found: type[Suite[Any]] = getattr(importlib.import_module(module), kind)
+    return found
