@@ -1,6 +1,6 @@
 """Every environment variable that dilkit reads, in one place.
 
-A variable is read at each use, so that a change takes effect at once; a malformed value raises and names the variable.
+A variable is read at each use, so that a change takes effect at once. A malformed value raises ValueError and names the variable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ BACKEND = Variable(
 )
 CACHE_BYTES = Variable(
     "DILKIT_CACHE_BYTES",
-    "Upper bound in bytes of the cache of plans (index tables). 0 turns the cache off.",
+    "Upper bound in bytes of the pattern cache, which keeps what was prepared for a call (index tables, layouts, token orders). "
+    "0 turns the cache off.",
     str(DEFAULT_CACHE_BYTES),
 )
 CPU_ISA = Variable(
@@ -45,8 +46,8 @@ CUDA_CACHE = Variable(
 )
 TUNED = Variable(
     "DILKIT_TUNED",
-    "File of the orders of backends that `dilkit tune` has measured, by which the automatic choice goes. A process reads it "
-    "once. `none`: go by no such file.",
+    "File of the orders of backends that `dilkit tune` has measured; the automatic choice follows it. A process reads it "
+    "once. `none`: use no such file.",
     "`dilkit/tuned.json` in `XDG_CACHE_HOME`",
 )
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED)
@@ -88,17 +89,17 @@ def cpu_isa(available: tuple[str, ...]) -> str:
 
 
 def cuda_cache() -> Path | None:
-    """The value of `DILKIT_CUDA_CACHE`, or where such files belong; None if it is unset and there is no home folder."""
+    """The value of `DILKIT_CUDA_CACHE`, or its default; None if it is unset and there is no home folder."""
     return _path(CUDA_CACHE, "cuda")
 
 
 def tuned() -> str:
-    """`DILKIT_TUNED` as it is written; reading it costs next to nothing."""
+    """The text of `DILKIT_TUNED`. Reading it costs less than a microsecond."""
     return os.environ.get(TUNED.name, "")
 
 
 def tuned_file() -> Path | None:
-    """The value of `DILKIT_TUNED`, or where such files belong; None for `none`, or if it is unset and there is no home folder."""
+    """The value of `DILKIT_TUNED`, or its default; None for `none`, or if it is unset and there is no home folder."""
     return None if tuned().strip() == "none" else _path(TUNED, "tuned.json")
 
 
@@ -139,11 +140,11 @@ _LAUNCHERS = (
     ),
     ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""Launchers, and the variables in which they tell a process the numbers of `Launch`; mpirun is Open MPI's or MPICH's."""
+"""Launchers, and the variables in which they pass the numbers of `Launch` to a process; mpirun is Open MPI's or MPICH's."""
 
 
 def launch() -> Launch | None:
-    """What the launcher of this process told it; None for a process that was started by itself."""
+    """How a launcher started this process; None for a process that was started alone."""
     for launcher, *names in _LAUNCHERS:
         rank, size, local_rank, local_size = (os.environ.get(name, "") for name in names)
         if rank.isdigit() and size.isdigit():
@@ -152,11 +153,11 @@ def launch() -> Launch | None:
 
 
 def first_of_all() -> bool:
-    """Whether this process may say what all processes of its job would say: it is rank 0, or alone."""
+    """Whether this process is rank 0, or was started alone: messages of the whole job come from it."""
     started = launch()
     return started is None or started.rank == 0
 
 
 def threads_are_set() -> bool:
-    """Whether `OMP_NUM_THREADS` says how many threads a process computes with; torchrun sets it to 1 where it is not."""
+    """Whether `OMP_NUM_THREADS` sets the number of threads of a process; torchrun sets it to 1 if it is unset."""
     return bool(os.environ.get("OMP_NUM_THREADS", "").strip())

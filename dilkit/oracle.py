@@ -1,4 +1,4 @@
-"""The oracle: the definition written down in the plainest way, in double precision. Everything is tested against it."""
+"""The oracle: the definition in plain torch in double precision, which every backend and transport is tested against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by their position, so that scores depend on distances."""
+"""Rotary position embedding: queries and keys are rotated by their position, so that scores depend on distances."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def rotary_embedding(x: Tensor, positions: Tensor | None = None, base: float = D
 
     `x` is `(batch, seq, heads, d)`, floating point, d even; p is the position of its row: `positions`, integers `(seq,)` or
     `(batch, seq)`, or else 0, 1, 2, ... The paper pairs neighbours (2i, 2i + 1) instead: the same up to a fixed order of the
-    dimensions, so trained weights carry over only between models that pair alike.
+    dimensions, so trained weights can be exchanged only between models that pair in the same way.
 
-    Angles are computed in fp64, cosines and products kept in fp32 (fp64 for fp64 `x`), so that a million tokens lose nothing;
-    the result has the dtype of `x`. Raises TypeError or ValueError naming the argument that does not fit.
+    Angles are computed in fp64, cosines and products in fp32 (fp64 for fp64 `x`), which is accurate for millions of tokens. The
+    result has the dtype of `x`. Raises TypeError or ValueError naming the argument that does not fit.
     """
     return rotate(x, *rotary_tables(x, positions, base))
 
@@ -51,7 +51,7 @@ def rotary_tables(x: Tensor, positions: Tensor | None = None, base: float = DEFA
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` `(batch, seq, heads, d)` turned by the tables of `rotary_tables`; a new tensor like `x`."""
+    """`x` `(batch, seq, heads, d)` rotated by the tables of `rotary_tables`; a new tensor like `x`."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -59,7 +59,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def even_head_dim(head_dim: int) -> int:
     """`head_dim`, or ValueError if it is odd."""
     if head_dim % 2:
-        raise ValueError(f"head_dim={head_dim} is odd; rotary positions turn pairs of dimensions and need an even head_dim")
+        raise ValueError(f"head_dim={head_dim} is odd; rotary embedding rotates pairs of dimensions and needs an even head_dim")
     return head_dim
 
 
@@ -80,7 +80,7 @@ def _cached_cos_sin(seq: int, head_dim: int, base: float, dtype: torch.dtype, de
 
 
 def _must_not_cache(x: Tensor) -> bool:
-    """Whether a table made now would be a stand-in (traced code, fake tensors, torch.func) or short-lived (CUDA graphs)."""
+    """Whether a table made now would be a fake (traced code, fake tensors, torch.func) or short-lived (CUDA graphs)."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._are_functorch_transforms_active():
         return True
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

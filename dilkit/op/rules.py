@@ -1,4 +1,4 @@
-"""What the operators do under autograd, autocast and vmap."""
+"""The rules of the torch operators under autograd, autocast and vmap."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
 class Differentiable(torch.autograd.Function):
-    """The forward operator with its gradient. `torch.library.register_autograd` does the same for 40 microseconds a call more."""
+    """The forward operator with its gradient. `torch.library.register_autograd` would take 40 microseconds more a call."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call = inputs
-        # The backward may run in another thread and outside `use_backend`: it is told what the forward was told.
-        # Not so while torch.compile traces: what holds then would be baked into the graph, and into its cache on disk.
+        # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
+        # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = type(out) is not Tensor
         ctx.call = call if traced or backends_asked(call) else asking_for(call, ",".join(requested_backends()))
         ctx.set_materialize_grads(False)
@@ -72,7 +72,7 @@ def _below_autograd(op: Any, *inputs: Any) -> Any:
 
 
 def autograd(op: Any, function: Any) -> Callable[..., Any]:
-    """What `op` does where autograd looks on: record `function` if a gradient is wanted, else nothing."""
+    """The implementation of `op` under the Autograd key: it records `function` if a gradient is wanted, else it calls `op`."""
 
     def kernel(*inputs: Any) -> Any:
         recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
@@ -107,7 +107,7 @@ def _differentiate_lse(
 def vmap(
     info: Any, in_dims: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, call: str
 ) -> Any:
-    """The mapped dimension joins the batch."""
+    """The vmap rule: the mapped dimension becomes part of the batch."""
 
     def joined(x: Tensor | None, dim: int | None) -> Tensor | None:
         if x is None:
@@ -121,7 +121,7 @@ def vmap(
 
 
 def autocast_forward(device: str) -> Callable[..., Any]:
-    """Under autocast the operator computes in the autocast dtype, whichever that is; fp64 stays fp64, as elsewhere in torch."""
+    """The autocast rule of the forward operator: it computes in the autocast dtype; fp64 stays fp64, as elsewhere in torch."""
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
         double = any(x.dtype == torch.float64 for x in (query, key, value))
@@ -133,7 +133,7 @@ def autocast_forward(device: str) -> Callable[..., Any]:
 
 
 def autocast_backward(device: str) -> Callable[..., Any]:
-    """Autocast must not reach the matmuls of a backend: its dtypes are the forward's, wherever `.backward()` is called."""
+    """The autocast rule of the backward operator: no autocast in a backend's matmuls, so that dtypes are the forward's."""
 
     def kernel(*inputs: Any) -> Any:
         with torch.autocast(device, enabled=False):

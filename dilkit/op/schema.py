@@ -1,6 +1,6 @@
-"""The schemas of the torch operators behind `dilated_attention`, and the text that tells them what to do.
+"""The schemas of the torch operators behind `dilated_attention`, and the text that encodes their arguments beside tensors.
 
-The pattern travels as JSON text: further kinds of branches need no new schema.
+The pattern is passed as JSON text, so that further kinds of branches need no new schema.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ torch.compile keeps whole graphs on disk and finds them again by such constants.
 
 
 def encode_call(pattern: Pattern, is_causal: bool, requires_grad: bool, backend: str) -> str:
-    """What an operator is told besides tensors and scale, as one text: every schema argument costs microseconds a call."""
+    """All arguments of an operator except tensors and scale as one text: every schema argument costs microseconds a call."""
     return f"{_FORMAT}{is_causal:d}{requires_grad:d}{backend};{pattern.to_json()}"
 
 
@@ -42,10 +42,10 @@ def with_pattern(call: str, text: str) -> str:
 
 
 def backends_asked(call: str) -> str:
-    """The names of the backends that a call asks for, comma-separated; empty when it asks for none."""
+    """The names of the backends that a call requests, comma-separated; empty for the automatic choice."""
     return call[3 : call.index(";")]
 
 
 def asking_for(call: str, names: str) -> str:
-    """`call`, which asks for no backend, asking for `names`."""
+    """`call`, which requests no backend, with a request for `names`."""
     return call[:3] + names + call[3:]

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The engines of dilkit.orders.token_order: in which order curves visit the cells of a grid. Their C is in curves_*.c.
+"""Token orders of grids: Hilbert, Morton, tiles, snake. The C code is in c/curves.
 
-Each writes into an array that the caller allocates, of int32 or int64, one element for each cell, and holds no lock while it does.
+Each function writes into an array that the caller allocates, of int32 or int64, one element for each cell, and holds no lock while it does.
 `shape` is one to three sides of at least 1, in row-major order. With `threads` above 1, arrays of millions of cells are written by as
 many threads, which end with the call; the result is the same. ValueError: sizes that do not fit each other.
 """
@@ -101,7 +101,7 @@ def invert(const integer[::1] perm, integer[::1] out):
 
 
 def row_major(integer[::1] out):
-    """Write `out[i] = i`: the plainest loop that stores, by which the others are measured."""
+    """Write `out[i] = i`: the simplest loop that stores, as a baseline for measuring the others."""
     cdef Py_ssize_t i
     with nogil:
         for i in range(out.shape[0]):

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The generalised Hilbert curve through any rectangle or cuboid; its C is in generalised_hilbert.c."""
+"""The generalised Hilbert curve through any rectangle or cuboid. The C code is in c/generalised_hilbert."""
 
 from libc.stdint cimport int32_t, int64_t
 

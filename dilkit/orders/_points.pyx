@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The C of dilkit.orders.points: codes of points along a curve and back, and the sorting of codes. The GIL is released."""
+"""Codes of points along a curve and back (C code in c/points), and sorting by codes. The GIL is released meanwhile."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
@@ -78,7 +78,7 @@ cdef Points points_of(const uint8_t[::1] transitions, int start, int is_oriented
 def encode(str isa, transitions, int start, int is_oriented, int bits, int64_t count, axes, code):
     """Write the codes of `count` points; return the index of a first point out of range, in which case it stops, else `count`.
 
-    `axes` and `code`: places of dilkit.orders.point_arrays.
+    `axes` and `code`: column addresses (dilkit.orders.point_arrays).
     """
     cdef Points p = points_of(transitions, start, is_oriented, bits, count, axes, code)
     cdef const PointsKernel *kernel = kernel_of(isa)

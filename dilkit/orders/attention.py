@@ -97,7 +97,7 @@ def _head_by_head(
 
 
 def nothing(query: Tensor) -> tuple[Tensor, Tensor]:
-    """What queries find that no branch serves; differentiable, with the gradient 0."""
+    """`(out, lse)` of queries that no branch serves: 0 and -inf, differentiable with gradient 0."""
     every = torch.ones_like(query, dtype=torch.bool)
     lse = query[..., 0].transpose(1, 2).to(lse_dtype(query.dtype))
     return query.masked_fill(every, 0.0), lse.masked_fill(every[..., 0].transpose(1, 2), -math.inf)

@@ -1,4 +1,4 @@
-"""Checks of what a token order is made from, and of what it is applied to."""
+"""Checks of the arguments of token orders, and of the tensors that they are applied to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Index: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
 CURVES = ("hilbert", "morton", "tile", "row-major", "snake")
 MAX_DIMENSIONS = 3
 MAX_TOKENS = 2**62
-"""As many as row numbers of 64 bits can count with no sum overflowing."""
+"""The most tokens whose row numbers can be added in 64 bits without overflow."""
 _GRID = "(n,), (rows, columns) or (depth, rows, columns)"
 
 
@@ -47,7 +47,7 @@ def check_grid(shape: tuple[int, ...], extra_tokens: int) -> None:
 
 
 def check_curve(curve: Any) -> None:
-    """Raise TypeError or ValueError, with the name that may be meant, unless `curve` is known."""
+    """Raise TypeError or ValueError, suggesting the nearest name, unless `curve` is known."""
     if not isinstance(curve, str):
         raise TypeError(f"curve={curve!r} is a {type(curve).__name__}; a name is needed, one of {', '.join(map(repr, CURVES))}")
     if curve not in CURVES:
@@ -59,7 +59,7 @@ def check_curve(curve: Any) -> None:
 def check_tile(tile: tuple[int, ...], shape: tuple[int, ...], curve: str) -> None:
     """Raise ValueError unless `tile` is one for this grid, and the curve is one of tiles."""
     if curve != "tile":
-        raise ValueError(f"tile={tile} means nothing to curve={curve!r}; use curve='tile', or leave tile out")
+        raise ValueError(f"tile={tile} does not go with curve={curve!r}; use curve='tile', or leave tile out")
     if len(tile) != len(shape):
         raise ValueError(f"tile={tile} has {len(tile)} dimensions and shape={shape} {len(shape)}; as many are needed")
     for i, (side, size) in enumerate(zip(tile, shape, strict=True)):
@@ -87,7 +87,7 @@ def empty(tokens: int) -> Index:
     dtype = np.dtype(np.int32 if tokens < 2**31 else np.int64)
     try:
         return np.empty(tokens, dtype)
-    except (MemoryError, ValueError):  # ValueError: more bytes than an address can tell
+    except (MemoryError, ValueError):  # ValueError: more bytes than an address space has
         gigabytes = tokens * dtype.itemsize / 2**30
         raise MemoryError(f"no memory for a table of {tokens:,} tokens ({gigabytes:,.1f} GiB); order a smaller grid") from None
 

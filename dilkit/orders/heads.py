@@ -1,4 +1,4 @@
-"""Several token orders over the heads of a tensor, which take them in turn."""
+"""Several token orders for the heads of a tensor: head h uses order `h mod len(orders)`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def as_orders(name: str, given: Any) -> Orders:
 
 
 def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | None) -> Orders | None:
-    """What a module is given as `order` or as `orders`; None for neither. Raises TypeError or ValueError, also for both.
+    """The orders of a module, from its argument `order` or `orders`; None for neither. Raises TypeError or ValueError.
 
-    Warns of orders with different names that move tokens alike, as a generalised Hilbert curve and its transposed one may.
+    Warns of different orders that move tokens in the same way, as a generalised Hilbert curve and its transposed curve may.
     """
     if order is not None and orders is not None:
         raise ValueError(f"order={order!r} and orders={orders!r} are both given; give one order, or several as orders")
@@ -45,24 +45,22 @@ def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | Non
     found = as_orders("orders", given)
     for one, other in combinations(found, 2):
         if one != other and np.array_equal(one.perm, other.perm):
-            warnings.warn(f"{one!r} and {other!r} move tokens alike: heads that take them see the same", stacklevel=3)
+            warnings.warn(f"{one!r} and {other!r} move tokens alike: heads that use them see the same keys", stacklevel=3)
     return found
 
 
 def shown_orders(orders: Orders | None) -> dict[str, Any]:
-    """The argument of a module that these orders were, for its text."""
+    """The argument `order` or `orders` of a module, for its `extra_repr`."""
     return {} if orders is None else {"order": orders[0]} if len(orders) == 1 else {"orders": list(orders)}
 
 
 def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_causal: bool) -> None:
-    """Raise ValueError unless these orders are of `seq` tokens, there is a head for each, and none shows the future."""
+    """Raise ValueError unless these orders have `seq` tokens, there is a head for each, and causality holds along them."""
     for order in orders:
         if len(order) != seq:
             raise wrong_length(f"the sequence has {seq} tokens", seq, order)
     if len(orders) > (total := total_heads(pattern, kv_heads)):
-        raise ValueError(
-            f"there are {len(orders)} orders but {total} key/value heads to take them in turn; at most one order a head"
-        )
+        raise ValueError(f"there are {len(orders)} orders but {total} key/value heads; at most one order for each head")
     if not is_causal or all(order.is_identity for order in orders):
         return
     if len(orders) > 1:
@@ -73,25 +71,25 @@ def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_c
     if not orders[0].is_generation_order:
         raise ValueError(
             f"is_causal=True along {orders[0]!r} would let tokens see their future, as it is not the order of the sequence; if "
-            "tokens are generated in this order, say so: order(..., is_generation_order=True)"
+            "tokens are generated in this order, pass order(..., is_generation_order=True)"
         )
 
 
 def first_head(pattern: Pattern) -> int:
-    """The number, among those of the model, of the first key/value head at hand."""
+    """The index in the whole model of the first key/value head of these tensors."""
     return 0 if pattern.head_shard is None else pattern.head_shard[0]
 
 
 def total_heads(pattern: Pattern, kv_heads: int) -> int:
-    """How many key/value heads the model has, of which `kv_heads` are at hand."""
+    """The number of key/value heads of the whole model; these tensors hold `kv_heads` of them."""
     return kv_heads if pattern.head_shard is None else pattern.head_shard[1]
 
 
 def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bool = False) -> Tensor:
     """`x` `(batch, seq, heads, ...)` with the rows of each head moved by its own order.
 
-    Head j of the `kv_heads` at hand is head `first + j` of the model and takes order `(first + j) mod len(orders)`; several
-    heads of `x` may go with one of these.
+    Key/value head j of these tensors is head `first + j` of the model and uses order `(first + j) mod len(orders)`. Several heads
+    of `x` may share one key/value head.
     """
     parts = group_heads(x, len(orders), first, kv_heads)
     moved = [order.restore(part) if inverse else order.apply(part) for order, part in zip(orders, parts, strict=True)]
@@ -99,15 +97,15 @@ def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bo
 
 
 def group_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tensor]:
-    """The heads of `x` `(batch, seq, heads, ...)` by the order that they take: views `(batch, seq, heads of that order, ...)`."""
+    """The heads of `x` `(batch, seq, heads, ...)` grouped by order: a view `(batch, seq, heads of the order, ...)` for each."""
     if orders == 1:
         return [x]
     by_kv_head = x.view(*x.shape[:2], kv_heads, x.shape[2] // kv_heads, *x.shape[3:])
-    return [by_kv_head[:, :, (turn - first) % orders :: orders] for turn in range(orders)]
+    return [by_kv_head[:, :, (index - first) % orders :: orders] for index in range(orders)]
 
 
 def ungroup_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
-    """What `group_heads` dealt, put together again."""
+    """The inverse of `group_heads`."""
     if len(parts) == 1:
         return parts[0]
     by_order = [part.unbind(2) for part in parts]
@@ -116,8 +114,7 @@ def ungroup_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
 
 
 def head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
-    """For each key/value head the pattern of that head alone, as JSON text like the whole one that is given; None where no
-    branch serves the head."""
+    """The pattern `text` for each key/value head alone, as JSON text; None for a head that no branch serves."""
     return _head_texts(text, heads, kv_heads)
 
 

@@ -17,7 +17,7 @@ from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern_checks import positive_integers
 
 WORK = 2**29
-"""Cells that distances, and active blocks, may each look at. Where all groups together take more, some are drawn at random."""
+"""The most cells that distances, and active blocks, may each visit. Beyond that a random sample of the groups is measured."""
 _OFFSETS = 16
 _REACH = {1: 24, 2: 4, 3: 3}
 """How far away, in cells, the 48th neighbour on a line, in a plane and in space is at most."""
@@ -235,7 +235,7 @@ def _neighbours(axes: int) -> Iterator[tuple[tuple[int, ...], float, float]]:
 def _kept(order: TokenOrder, groups: _CellGroups, length: int, rates: tuple[int, ...]) -> tuple[tuple[KeptDistance, ...], int]:
     """The distances for each rate, and the number of segments that they come from."""
     offsets = [range(0, rate, -(-rate // _OFFSETS)) for rate in rates]
-    chosen = _drawn(3 * groups.sizes.prod(1) * sum(map(len, offsets)))  # one pass over a box for each axis
+    chosen = _sampled(3 * groups.sizes.prod(1) * sum(map(len, offsets)))  # one pass over a box for each axis
     cells, starts = _cells(order, groups, chosen)
     places = np.where(chosen == 0, order.extra_tokens % length, 0)
     boxes = groups.lows[chosen], groups.sizes[chosen]
@@ -253,14 +253,14 @@ def _active(order: TokenOrder, window: tuple[int, ...], block: int) -> tuple[flo
     """Active key blocks of a query block, mean; the number of query blocks, and of those that this is the mean of."""
     groups = _groups(order, block, block)
     sides = np.array((1, 1, 1, *window)[-3:], np.int64)
-    chosen = _drawn(groups.lengths * int(np.minimum(sides, _space(order)).prod()))
+    chosen = _sampled(groups.lengths * int(np.minimum(sides, _space(order)).prod()))
     block_of = (order.rank[order.extra_tokens :] // block).astype(np.int64).reshape(_space(order))
     found = _locality.active_blocks(*_cells(order, groups, chosen), block_of, sides // 2, len(order) // block + 1)
     return found / len(chosen), len(groups.lengths), len(chosen)
 
 
-def _drawn(costs: Ints) -> Ints:
-    """The groups that `WORK` is enough for, at least one, in ascending order."""
+def _sampled(costs: Ints) -> Ints:
+    """A random sample of groups, at least one and at most as many as `WORK` allows, in ascending order."""
     if costs.sum() <= WORK:
         return np.arange(len(costs))
     shuffled = np.random.default_rng(0).permutation(len(costs))

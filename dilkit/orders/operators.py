@@ -33,7 +33,7 @@ def moved(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
 
 
 def _select(x: Tensor, dim: int, to: Tensor) -> Tensor:
-    """`x.index_select(dim, to)`. Of one sequence by itself the rows are those of a matrix, which torch moves faster on CPUs."""
+    """`x.index_select(dim, to)`. The rows of a single sequence are those of a matrix, which torch moves faster on CPUs."""
     lead = x.shape[: dim % x.dim()]
     if x.device.type != "cpu" or lead.numel() != 1 or not x.is_contiguous() or x.numel() == 0:
         return x.index_select(dim, to)
@@ -41,7 +41,7 @@ def _select(x: Tensor, dim: int, to: Tensor) -> Tensor:
 
 
 def _traced(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
-    """`moved` in a graph: it holds no table of a grid, which is looked up when it runs; a given permutation is its input."""
+    """`moved` in a graph. The table of a grid is looked up when the graph runs; a given permutation is an input of the graph."""
     if order.text is not None:
         return reorder_op(x, dim, order.text, inverse)
     perm = torch.as_tensor(order.perm, dtype=torch.int64, device=x.device)
@@ -49,7 +49,7 @@ def _traced(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
 
 
 def index_of(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:
-    """`perm` or `rank` on a device: in host memory the array's own memory, elsewhere a copy that is kept."""
+    """`perm` or `rank` on a device: on the CPU a view of the array, elsewhere a copy that is kept in the cache."""
     if device.type == "cpu":
         return _tensor(order, device, inverse)
     kept: Tensor = order.kept(("index", device, inverse), partial(_tensor, order, device, inverse))
@@ -59,25 +59,25 @@ def index_of(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:
 
 
 _CAPTURED: dict[int, Tensor] = {}
-"""Tables that CUDA graphs read: they must outlive the cache, and when a graph ends nobody can tell."""
+"""Tables that CUDA graphs read. They are kept for ever, because the end of a graph cannot be observed."""
 
 
 def _index(order: TokenOrder, x: Tensor, inverse: bool) -> Tensor:
     if type(x) is not Tensor or torch._C._are_functorch_transforms_active():
-        # A table made for a stand-in may be one itself: it is not kept. vmap of older torch needs 64 bits.
+        # A table made for a fake tensor may be fake itself, so it is not kept. vmap of older torch needs 64 bits.
         return _tensor(order, x.device, inverse).long()
     return index_of(order, x.device, inverse)
 
 
 def _tensor(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:
     array = (order.rank if inverse else order.perm).view()
-    array.setflags(write=True)  # nobody writes, but torch warns of memory that must not be written to
+    array.setflags(write=True)  # torch warns of read-only memory, even if nothing writes to it
     with torch.inference_mode(False):  # a tensor made in inference mode could not be used for training later
         return torch.from_numpy(array).to(device)
 
 
 class _Moved(torch.autograd.Function):
-    """`index_select` of a permutation. Its gradient is one of the inverse: torch's own adds rows up one by one."""
+    """`index_select` of a permutation. Its gradient selects by the inverse; torch's own gradient adds rows one by one."""
 
     generate_vmap_rule = True
 

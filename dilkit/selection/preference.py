@@ -1,4 +1,4 @@
-"""An order of backends and why it is so: what one looks like, and on which problems a row of the table of orders bears."""
+"""A preference: an order of backends with reasons. A row of the preference table: the problems that a preference applies to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_DESIGN = "by design, until `dilkit tune` has measured"
 MEASURED = "measured by `dilkit tune`"
 
 LAUNCH_BOUND = 2**36
-"""Nominal FLOPs of a forward pass, at most: about 0.1 ms of a GPU with fast matmuls, or ten launches to twenty."""
+"""The most nominal FLOPs of a launch-bound forward pass: about 0.1 ms of a GPU with fast matmuls, or 10 to 20 launches."""
 
 Range = tuple[Capability, Capability]
 OLDEST: Capability = (0, 0)
@@ -22,7 +22,7 @@ NEWEST: Capability = (99, 9)
 
 @dataclass(frozen=True)
 class Preference:
-    """Backends, best first, each with why it stands there. Those it does not name go by their `priority`."""
+    """Backends, best first, each with the reason for its place. Backends that are not named are ordered by their `priority`."""
 
     places: tuple[tuple[str, str], ...] = ()
 
@@ -32,7 +32,7 @@ class Preference:
         return tuple(name for name, _ in self.places)
 
     def why(self, name: str) -> str | None:
-        """Why `name` stands where it does; None for a backend that is not named."""
+        """The reason for the place of `name`; None for a backend that is not named."""
         return dict(self.places).get(name)
 
 
@@ -40,7 +40,7 @@ class Preference:
 class PreferenceRow:
     """An order of backends, for problems of these dtypes on these devices that have all of `features` (see `FEATURES`).
 
-    `capabilities`: ranges of compute capability, both ends included. `basis`: what `why` rests on.
+    `capabilities`: ranges of compute capability, both ends included. `basis`: the evidence for `why`.
     """
 
     device: str
@@ -52,7 +52,7 @@ class PreferenceRow:
     basis: str = BY_DESIGN
 
     def fits(self, problem: Problem) -> bool:
-        """Whether this row is about `problem`."""
+        """Whether this row applies to `problem`."""
         device = problem.device
         if device.type != self.device or problem.dtype not in self.dtypes:
             return False
@@ -62,13 +62,13 @@ class PreferenceRow:
 
     @property
     def where(self) -> str:
-        """What the row is about, for people: "cuda 8.0-8.9, bfloat16 float16, shared keys"."""
+        """The problems that the row applies to, for people: "cuda 8.0-8.9, bfloat16 float16, shared keys"."""
         device = " ".join([self.device, " and ".join(filter(None, (_shown(*both) for both in self.capabilities)))]).strip()
         return ", ".join((device, "any dtype" if self.dtypes == DTYPES else " ".join(self.dtypes), *self.features))
 
     @property
     def preference(self) -> Preference:
-        """The order with its reasons: of the first why it is first, of the others what would come first."""
+        """The order with its reasons: why the first backend is first, and for the others which backend comes before them."""
         first, *others = self.order
         after = f"after {first}, which comes first {self.basis}: {self.why}"
         return Preference(((first, f"first {self.basis}: {self.why}"), *((name, after) for name in others)))
@@ -80,7 +80,7 @@ class PreferenceRow:
 
 
 def measured_first(seconds: Sequence[tuple[str, float]], otherwise: Preference) -> Preference:
-    """The backends that were measured, each with its seconds a call, best first; then those of `otherwise`."""
+    """The measured backends with their seconds a call, best first, followed by those of `otherwise`."""
     if not seconds:
         return otherwise
     shown = ", ".join(f"{name} {1e3 * taken:.3g} ms" for name, taken in seconds)
@@ -91,7 +91,7 @@ def measured_first(seconds: Sequence[tuple[str, float]], otherwise: Preference) 
 
 
 def _shares_keys(problem: Problem) -> bool:
-    """Whether a head is served by several branches: their keys overlap, and a library computes them one by one."""
+    """Whether several branches serve a head: their keys overlap, and a library computes the branches one by one."""
     branches = problem.pattern.branches
     if problem.pattern.heads is None:
         return len(branches) > 1
@@ -105,7 +105,7 @@ FEATURES: dict[str, Callable[[Problem], bool]] = {
     "head_dim up to 64": lambda problem: problem.head_dim <= 64,
     "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND,
 }
-"""What a row may ask of a problem beside its device and dtype."""
+"""The features of a problem that a row may require beside its device and dtype."""
 
 
 def _shown(low: Capability, high: Capability) -> str:

@@ -1,8 +1,8 @@
-"""Which backend comes first where, and why: the one table of it. Names are data: nothing is imported, nobody need be there.
+"""The preference table: which backend comes first for which device, dtype and problem, and why.
 
-The first row of `TABLE` that fits a problem orders the backends it names; others, of third parties, keep their `priority`.
-What the table says of GPUs follows from how the kernels are made and from what others have published: we have measured
-none of it on such hardware. It holds by design, until `dilkit tune` has measured on the GPU at hand.
+The first row of `TABLE` that fits a problem orders the backends that it names; others, of third parties, keep their `priority`.
+Names are data: nothing is imported, and a named backend need not be installed. The rows for GPUs follow from the design of the
+kernels and from published measurements, not from our own. They hold until `dilkit tune` has measured on the GPU at hand.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ TABLE = (
         "of cupy_raw: more than scoring shared keys once saves",
     ),
 )
-"""The first row that fits decides. `reference` computes everything, slowly, so it is last."""
+"""The first row that fits is used. `reference` computes everything, but slowly, so it is last."""
 
 
 def row_of(problem: Problem) -> PreferenceRow | None:
@@ -124,6 +124,6 @@ def row_of(problem: Problem) -> PreferenceRow | None:
 
 
 def table_preference(problem: Problem) -> Preference:
-    """What `TABLE` says of `problem`; no order at all where no row fits."""
+    """The preference of the first row of `TABLE` that fits `problem`; an empty one if no row fits."""
     row = row_of(problem)
     return Preference() if row is None else row.preference

@@ -1,7 +1,7 @@
-"""What `dilkit tune` has measured: seconds a call, by backend, under everything that the order of backends depends on.
+"""The measurements of `dilkit tune`: seconds a call for each backend, by setup and problem shape.
 
-It lies in one file (`DILKIT_TUNED`), which a process reads once and checks whole. A file that is malformed, or that was
-measured on another device or with other versions, is ignored with one warning.
+They are in one file (`DILKIT_TUNED`), which a process reads and checks once. A file that is malformed, or that was measured on
+another device or with other versions, is ignored with one warning.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dilkit.selection.tuned_file import Seconds, TunedError, TunedSetup, TunedSh
 
 
 def seconds(problem: Problem) -> Seconds:
-    """What was measured for problems like this one, in the order to try them; empty where nothing was.
+    """The measured backends for problems like this one, fastest first; empty if nothing was measured.
 
-    Warns, once for a file, where the file is malformed or what it holds for this kind of device is out of date.
+    Warns, once for each file, if the file is malformed or out of date for this kind of device.
     """
     path = environment.tuned_file()
     if path is None or problem.device.assumed:
@@ -35,12 +35,12 @@ def seconds(problem: Problem) -> Seconds:
 
 
 def state() -> tuple[object, ...]:
-    """A value that changes whenever `seconds` may: reading it costs a microsecond."""
+    """A value that changes whenever `seconds` may change. Reading it takes less than a microsecond."""
     return environment.tuned(), _generation
 
 
 def read_again() -> None:
-    """Read the file anew at the next use: for whoever has written it."""
+    """Read the file again at its next use. Call this after writing it."""
     global _generation
     with _lock:
         _generation += 1
@@ -48,13 +48,13 @@ def read_again() -> None:
 
 
 def setup_of(device: Device) -> TunedSetup:
-    """Everything beside the problem, as it is now, on `device`."""
+    """The setup of this process on `device`."""
     capability = "none" if device.capability is None else f"{device.capability[0]}.{device.capability[1]}"
     return TunedSetup(device.type, device.name or device.type, capability, _torch_version(), __version__)
 
 
 def shape_of(problem: Problem) -> TunedShape:
-    """The shape under which times of `problem` are kept."""
+    """The shape under which measurements of `problem` are kept."""
     flags = dict(is_causal=problem.is_causal, requires_grad=problem.requires_grad)
     return TunedShape(problem.dtype, problem.head_dim, branches=branches_of(problem), seq=bucket(problem.seq), **flags)
 
@@ -73,7 +73,7 @@ _warned: set[Path] = set()
 
 @lru_cache(maxsize=8)
 def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape], Seconds], str]:
-    """The orders in `path` by what they are for, and what is wrong with the file: empty where nothing is."""
+    """The measurements in `path` by setup and shape, and what is wrong with the file: empty if nothing is."""
     try:
         return {(entry.setup, entry.shape): entry.seconds for entry in load(path)}, ""
     except TunedError as error:
@@ -81,7 +81,7 @@ def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShap
 
 
 def _stale(entries: Iterable[tuple[TunedSetup, TunedShape]], here: TunedSetup) -> str:
-    """Why nothing measured for this kind of device holds here; empty where something does, or nothing was measured."""
+    """Why no measurement for this kind of device applies here; empty if one does, or if there is none."""
     setups = {setup: None for setup, _ in entries if setup.device == here.device}
     if not setups or here in setups:
         return ""
@@ -90,16 +90,16 @@ def _stale(entries: Iterable[tuple[TunedSetup, TunedShape]], here: TunedSetup) -
 
 def _warn_once(path: Path, complaint: str) -> None:
     with _lock:
-        told = path in _warned
+        has_warned = path in _warned
         _warned.add(path)
-    if not told:
+    if not has_warned:
         way_out = "measure anew with `dilkit tune`, or remove it with `dilkit tune --clear`"
         warnings.warn(f"{path} is ignored: {complaint}; {way_out}", stacklevel=2)
 
 
 @lru_cache(maxsize=1)
 def _torch_version() -> str:
-    """torch's version, found out without importing it."""
+    """The version of torch, without importing it."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

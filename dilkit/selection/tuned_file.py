@@ -1,4 +1,4 @@
-"""The file of measured orders of backends: what an entry holds, and how it is read, checked and written."""
+"""The file that `dilkit tune` writes: its entries, and how it is read, checked and written."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Seconds = tuple[tuple[str, float], ...]
 
 
 class TunedError(ValueError):
-    """A file that is no table of measured orders. The text names the file, and what is wrong with it."""
+    """The file is not one that `dilkit tune` wrote. The text names the file and what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class TunedSetup:
-    """What a time depends on beside the problem: the device, and the versions of torch and dilkit."""
+    """What a measured time depends on beside the problem: the device and the versions of torch and dilkit."""
 
     device: str
     name: str
@@ -42,7 +42,7 @@ class TunedSetup:
 
 @dataclass(frozen=True)
 class TunedShape:
-    """What a time depends on in the problem. `seq` and the segment lengths in `branches` are powers of two, the nearest."""
+    """The facts of a problem that a measured time depends on. `seq` and segment lengths are rounded to powers of two."""
 
     dtype: str
     head_dim: int
@@ -79,7 +79,7 @@ class TunedEntry:
 
 
 def load(path: Path) -> tuple[TunedEntry, ...]:
-    """The entries in the file `path`, none if there is no such file. Raises `TunedError` for a file that is not one of ours."""
+    """The entries in the file `path`, none if there is no such file. Raises `TunedError` for a malformed file."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -188,7 +188,7 @@ BAD = {
     "unknown curve": (dict(curve="hilbrt"), ValueError, "did you mean 'hilbert'"),
     "other curve": (dict(curve="peano-gosper"), ValueError, "choose from: 'hilbert', 'morton', 'tile', 'row-major', 'snake'"),
     "curve of another type": (dict(curve=["hilbert"]), TypeError, "is a list; a name is needed"),
-    "tile of another curve": (dict(tile=(2, 2)), ValueError, "means nothing to curve='hilbert'"),
+    "tile of another curve": (dict(tile=(2, 2)), ValueError, "does not go with curve='hilbert'"),
     "tile larger than the grid": (dict(curve="tile", tile=(2, 9)), ValueError, r"tile\[1\]=9 .* must be from 1 to 8"),
     "empty tile": (dict(curve="tile", tile=(2, 0)), ValueError, r"tile\[1\]=0"),
     "tile of other dimensions": (dict(curve="tile", tile=(2,)), ValueError, "tile=.* has 1 dimensions and shape=.* 2"),
