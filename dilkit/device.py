@@ -102,6 +102,21 @@ GENERATIONS = (
 )
 
 
+SLOW_HALVES = (
+    ("bfloat16", (0, 0), "no GPU below 8.0 has bfloat16 units"),
+    ("float16", (6, 2), "the float16 units of this GPU are fast but also sum in float16, which loses small weights"),
+    ("float16", (6, 1), "the float16 units of this GPU run at 1/64 of the float32 rate"),
+    ("float16", (6, 0), "the float16 units of this GPU are fast but also sum in float16, which loses small weights"),
+    ("float16", (0, 0), "there is no float16 arithmetic on this GPU; what it saves is memory"),
+)
+"""By dtype and capability: why arithmetic is float32 without tensor cores. The first row that fits counts."""
+
+
+def why_float32(dtype: str, capability: Capability) -> str:
+    """Why kernels compute in float32 on tensors of a half `dtype`, on a GPU whose tensor cores do not take it."""
+    return next(text for known, since, text in SLOW_HALVES if known == dtype and since <= capability)
+
+
 def generation_of(capability: Capability) -> Generation:
     """The newest known generation not newer than `capability`. Raises ValueError below the oldest one."""
     known = [generation for generation in GENERATIONS if generation.capability <= capability]

@@ -49,7 +49,7 @@ def compiler_version() -> tuple[int, int]:
 
 
 def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
-    """What NVRTC is told: the architecture and every macro."""
+    """The options of NVRTC: the architecture and every macro."""
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
     return (f"--gpu-architecture={architecture(capability, _nvrtc().getSupportedArchs())}", *OPTIONS, *macros)
 
@@ -83,8 +83,8 @@ def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] |
         nvrtc.compileProgram(program, arguments)
         return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
-        told = f"{error}: {source} with {' '.join(arguments)}\n{nvrtc.getProgramLog(program)}"
-        raise RuntimeError(told) from None
+        text = f"{error}: {source} with {' '.join(arguments)}\n{nvrtc.getProgramLog(program)}"
+        raise RuntimeError(text) from None
     finally:
         nvrtc.destroyProgram(program)
 

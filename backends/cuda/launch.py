@@ -36,7 +36,7 @@ class _Loaded(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A stream of torch's, as CuPy's launches take one. (CuPy's own class for this would destroy the stream in the end.)"""
+    """A stream of torch's, in the form that CuPy's launches accept. (CuPy's own class would destroy the stream in the end.)"""
 
     ptr: int
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dilkit.device import Capability
+from dilkit.device import Capability, why_float32
 
 HEAD_DIMS = (16, 32, 64, 96, 128)
 """What kernels are compiled for; a head_dim between two of them takes the larger."""
@@ -14,7 +14,6 @@ STORAGE = {"float32": 0, "float16": 1, "bfloat16": 2}
 """The macro `STORAGE` by dtype."""
 
 OLDEST: Capability = (5, 2)
-HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -123,23 +122,16 @@ sizes are what they are."""
 MOST_ROWS, LOW_ROWS = 128, 64
 """Of a tall tile and of a low one."""
 
-REASONS = (
-    (("float32",), OLDEST, "fp32 on CUDA cores"),
-    (("float16",), (7, 5), "tensor cores"),
-    (("bfloat16",), (8, 0), "tensor cores"),
-    (("float16",), (7, 0), "fp32 arithmetic; tensor cores before 7.5 do not know the instruction that the kernels use"),
-    (("float16",), (6, 2), "fp32 arithmetic; there are no tensor cores, and sums in fp16 would be wrong"),
-    (("float16",), (6, 1), "fp32 arithmetic; the fp16 units of this generation are 1/64 as fast"),
-    (("float16",), (6, 0), "fp32 arithmetic; there are no tensor cores, and sums in fp16 would be wrong"),
-    (("float16",), OLDEST, "fp32 arithmetic; there are no fp16 units"),
-    (("bfloat16",), OLDEST, "fp32 arithmetic; tensor cores know bf16 from 8.0 on"),
-)
-"""Why kernels compute as they do, by dtype and capability; first match wins."""
-
 
 def reason(dtype: str, capability: Capability) -> str:
     """In what the kernels for `dtype` compute on a device of `capability`, and why."""
-    return next(text for dtypes, since, text in REASONS if dtype in dtypes and since <= capability)
+    if dtype == "float32":
+        return "fp32 on CUDA cores"
+    if capability >= TENSOR_CORES[dtype]:
+        return "tensor cores"
+    if dtype == "float16" and capability >= (7, 0):
+        return "fp32 arithmetic; tensor cores before 7.5 do not know the instruction that the kernels use"
+    return f"fp32 arithmetic; {why_float32(dtype, capability)}"
 
 
 def padded(head_dim: int) -> int:

@@ -170,7 +170,7 @@ def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
         value_sums = cuda.local.array(SUMS, float32)
         biases = cuda.local.array(ROWS, float32)
         limits = cuda.local.array(ROWS, int32)
-        terms = RowTerms(biases, biases, limits)
+        terms = RowTerms(biases, biases, limits)  # its deltas are not used: those of queries are with the columns
 
         thread = thread_at(cuda.threadIdx.x, cuda.threadIdx.y, ACROSS, DOWN)
         tile = tile_of(cuda.blockIdx.x, group, sizes.batch)

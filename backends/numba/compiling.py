@@ -28,7 +28,7 @@ else:
 
     exp2, log2 = libdevice.exp2f, libdevice.log2f
 
-NEVER = float32(-math.inf)
+NEG_INF = float32(-math.inf)
 """The score of a pair that is not there: its weight is 0."""
 
 ZERO, ONE = float32(0.0), float32(1.0)

@@ -20,7 +20,7 @@ from numba import cuda
 from numpy import float32, int32
 
 from dilkit.backends.numba.arguments import Tiling
-from dilkit.backends.numba.compiling import ALIGN, LN2, LOG2E, NEVER, ONE, ZERO, device, exp2, log2
+from dilkit.backends.numba.compiling import ALIGN, LN2, LOG2E, NEG_INF, ONE, ZERO, device, exp2, log2
 from dilkit.backends.numba.memory import block_memory
 from dilkit.backends.numba.tiles import (
     RowTerms,
@@ -56,7 +56,7 @@ def start_maxima(softmax, lse, memory, tile, first, thread):
     """The maxima before any key: those that earlier groups have left in `lse`. A thread a row."""
     if thread.number < softmax.maxima.shape[0]:
         position = memory.rows[thread.number]
-        softmax.maxima[thread.number] = NEVER if first or position < 0 else lse[tile.batch, tile.head, position] * LOG2E
+        softmax.maxima[thread.number] = NEG_INF if first or position < 0 else lse[tile.batch, tile.head, position] * LOG2E
 
 
 @device
@@ -67,7 +67,7 @@ def start_rows(softmax, terms, memory, out, causal, first, thread):
         fetch(softmax.sums, out, memory.rows, thread)
     for i in range(softmax.totals.shape[0]):
         r = thread.y + i * thread.down
-        softmax.totals[i] = ONE if thread.x == 0 and softmax.maxima[r] > NEVER else ZERO
+        softmax.totals[i] = ONE if thread.x == 0 and softmax.maxima[r] > NEG_INF else ZERO
         terms.biases[i] = ZERO
         terms.limits[i] = memory.rows[r] if causal else MAX_SEQ
 
@@ -76,7 +76,7 @@ def start_rows(softmax, terms, memory, out, causal, first, thread):
 def share_maxima(softmax, scores, thread):
     """Publish the largest score of each of the thread's rows, among its own columns."""
     for i in range(scores.shape[0]):
-        highest = NEVER
+        highest = NEG_INF
         for j in range(scores.shape[1]):
             highest = max(highest, scores[i, j])
         softmax.partials[thread.y + i * thread.down, thread.x] = highest
@@ -92,7 +92,7 @@ def raise_maxima(softmax, thread):
         for x in range(thread.across):
             new = max(new, softmax.partials[r, x])
         softmax.maxima[r] = new
-        softmax.rescales[r] = exp2(old - new) if new > NEVER else ONE
+        softmax.rescales[r] = exp2(old - new) if new > NEG_INF else ONE
 
 
 @device
@@ -105,7 +105,7 @@ def online_softmax_step(softmax, scores, thread):
         for j in range(softmax.sums.shape[1]):
             softmax.sums[i, j] *= rescale
         for j in range(scores.shape[1]):
-            scores[i, j] = exp2(scores[i, j] - maximum) if maximum > NEVER else ZERO
+            scores[i, j] = exp2(scores[i, j] - maximum) if maximum > NEG_INF else ZERO
             softmax.totals[i] += scores[i, j]
 
 
@@ -126,7 +126,7 @@ def finish_rows(softmax, lse, memory, tile, thread):
             total += softmax.partials[r, x]
         softmax.rescales[r] = ONE / total if total > ZERO else ZERO
         if memory.rows[r] >= 0:
-            lse[tile.batch, tile.head, memory.rows[r]] = (softmax.maxima[r] + log2(total)) * LN2 if total > ZERO else NEVER
+            lse[tile.batch, tile.head, memory.rows[r]] = (softmax.maxima[r] + log2(total)) * LN2 if total > ZERO else NEG_INF
 
 
 @device
@@ -193,7 +193,8 @@ def forward(tiling: Tiling) -> Callable[..., None]:
         sums = cuda.local.array(SUMS, float32)
         biases = cuda.local.array(ROWS, float32)
         limits = cuda.local.array(ROWS, int32)
-        softmax, terms = Softmax(maxima, rescales, partials, totals, sums), RowTerms(biases, biases, limits)
+        softmax = Softmax(maxima, rescales, partials, totals, sums)
+        terms = RowTerms(biases, biases, limits)  # its deltas are not used here
 
         thread = thread_at(cuda.threadIdx.x, cuda.threadIdx.y, ACROSS, DOWN)
         tile = tile_of(cuda.blockIdx.x, group, sizes.batch)

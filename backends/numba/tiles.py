@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from numpy import float32, uint32, uint64
 
-from dilkit.backends.numba.compiling import LOG2E, NEVER, ZERO, device, exp2
+from dilkit.backends.numba.compiling import LOG2E, NEG_INF, ZERO, device, exp2
 
 
 class Thread(NamedTuple):
@@ -163,7 +163,7 @@ def dot_products(products, rows, columns, thread):
 
 @device
 def score_tile(scores, rows, memory, start, scale, terms, rows_are_keys, thread):
-    """scores = scale * log2(e) * rows . stream + bias of the column + bias of the row; NEVER where the query may not see the
+    """scores = scale * log2(e) * rows . stream + bias of the column + bias of the row; NEG_INF where the query may not see the
     key. The stream holds the columns from number `start` of the window on."""
     dot_products(scores, rows, memory.stream, thread)
     columns, scale2 = memory.columns, scale * LOG2E
@@ -172,7 +172,7 @@ def score_tile(scores, rows, memory, start, scale, terms, rows_are_keys, thread)
             c = start + thread.x + j * thread.across
             position, limit = columns.positions[c], terms.limits[i]
             hidden = position < limit if rows_are_keys else position > limit
-            scores[i, j] = NEVER if hidden else scores[i, j] * scale2 + (columns.biases[c] + terms.biases[i])
+            scores[i, j] = NEG_INF if hidden else scores[i, j] * scale2 + (columns.biases[c] + terms.biases[i])
 
 
 @device

@@ -2,7 +2,7 @@
 
 All rows of a tile see the same keys. They are listed as runs: of each branch, shortest segment first, the positions that are
 congruent to the tile's row modulo the dilation rate, without the stretch that an earlier branch of a dividing rate has listed. A
-key that is listed a second time all the same gets the bias NEVER there, so that each key is scored once.
+key that is listed a second time all the same gets the bias NEG_INF there, so that each key is scored once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from numpy import float32, uint64
 
-from dilkit.backends.numba.compiling import NEVER, ZERO, device, log2
+from dilkit.backends.numba.compiling import NEG_INF, ZERO, device, log2
 from dilkit.backends.tiles.schedule import MAX_BRANCHES
 
 MAX_RUNS = 2 * MAX_BRANCHES
@@ -65,22 +65,22 @@ def list_visible(visible, branches, chosen, row, seq, lowest, highest):
 
 @device
 def count_bias(visible, branch_count, chosen, row, position, branch, once):
-    """log2 of how many branches show `position` to `row`, 0 if each counts once; NEVER if one before `branch` does."""
+    """log2 of how many branches show `position` to `row`, 0 if each counts once; NEG_INF if one before `branch` does."""
     count = 0
     for b in range(branch_count):
         inside = chosen >> b & 1 and visible.segments[b, 0] <= position < visible.segments[b, 1]
         if inside and abs(position - row) % visible.segments[b, 2] == 0:
             if b < branch:
-                return NEVER
+                return NEG_INF
             count += 1
     return ZERO if once else log2(float32(count))
 
 
 @device
 def visible_position(visible, index, branch_count, chosen, row, once):
-    """Position and bias of number `index` of what is listed; -1 and NEVER past the last."""
+    """Position and bias of number `index` of what is listed; -1 and NEG_INF past the last."""
     if index >= visible.sizes[0]:
-        return -1, NEVER
+        return -1, NEG_INF
     run = 0
     while index >= visible.runs[run, 2]:
         index -= visible.runs[run, 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dilkit.backends.numba.compiling import LOG2E, NEVER, ZERO, device
+from dilkit.backends.numba.compiling import LOG2E, NEG_INF, ZERO, device
 from dilkit.backends.numba.visible import list_visible, masked, visible_position
 from dilkit.backends.tiles.schedule import MAX_SEQ
 
@@ -35,7 +35,7 @@ def look_up_keys(memory, window, tile, group, mask, once, thread):
     index, count = window + thread.number, group.branches.shape[0]
     position, bias = visible_position(memory.visible, index, count, tile.branches, tile.row, once)
     memory.columns.positions[thread.number] = position
-    memory.columns.biases[thread.number] = NEVER if masked(mask, tile.batch, max(position, 0)) else bias
+    memory.columns.biases[thread.number] = NEG_INF if masked(mask, tile.batch, max(position, 0)) else bias
 
 
 @device
@@ -44,9 +44,9 @@ def look_up_queries(memory, window, tile, head, chosen, group, lse, delta, once,
     index, count = window + thread.number, group.branches.shape[0]
     position, bias = visible_position(memory.visible, index, count, chosen, tile.row, once)
     total = lse[tile.batch, head, max(position, 0)]
-    seen = position >= 0 and total > NEVER
+    seen = position >= 0 and total > NEG_INF
     memory.columns.positions[thread.number] = position
-    memory.columns.biases[thread.number] = bias - total * LOG2E if seen else NEVER
+    memory.columns.biases[thread.number] = bias - total * LOG2E if seen else NEG_INF
     memory.columns.deltas[thread.number] = delta[tile.batch, head, position] if seen else ZERO
 
 
@@ -56,8 +56,8 @@ def start_query_terms(terms, lse, delta, memory, tile, causal, thread):
     for i in range(terms.limits.shape[0]):
         position = memory.rows[thread.y + i * thread.down]
         total = lse[tile.batch, tile.head, max(position, 0)]
-        seen = position >= 0 and total > NEVER
-        terms.biases[i] = -total * LOG2E if seen else NEVER
+        seen = position >= 0 and total > NEG_INF
+        terms.biases[i] = -total * LOG2E if seen else NEG_INF
         terms.deltas[i] = delta[tile.batch, tile.head, position] if seen else ZERO
         terms.limits[i] = position if causal else MAX_SEQ
 
@@ -67,5 +67,5 @@ def start_key_terms(terms, mask, memory, tile, causal, thread):
     """What the scores of the rows of a key tile need."""
     for i in range(terms.limits.shape[0]):
         position = memory.rows[thread.y + i * thread.down]
-        terms.biases[i] = NEVER if masked(mask, tile.batch, max(position, 0)) else ZERO
+        terms.biases[i] = NEG_INF if masked(mask, tile.batch, max(position, 0)) else ZERO
         terms.limits[i] = position if causal else -1

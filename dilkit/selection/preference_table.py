@@ -7,6 +7,7 @@ kernels and from published measurements, not from our own. They hold until `dilk
 
 from __future__ import annotations
 
+from dilkit.device import why_float32
 from dilkit.problem import DTYPES, Problem
 from dilkit.selection.preference import NEWEST, OLDEST, Preference, PreferenceRow
 
@@ -48,23 +49,22 @@ TABLE = (
     PreferenceRow(
         *("cuda", _BELOW_AMPERE, ("bfloat16",), ()),
         _RAW_FIRST,
-        "bfloat16 in memory, float32 arithmetic: no GPU below 8.0 has bfloat16 units, and no kernel of torch takes it there",
+        f"bfloat16 in memory, float32 arithmetic: {why_float32('bfloat16', OLDEST)}, and no kernel of torch takes it there",
     ),
     PreferenceRow(
         *("cuda", _MAXWELL, ("float16",), ()),
         _RAW_FIRST,
-        "float16 in memory, float32 arithmetic: there is no float16 arithmetic on this GPU; what it saves is memory",
+        f"float16 in memory, float32 arithmetic: {why_float32('float16', OLDEST)}",
     ),
     PreferenceRow(
         *("cuda", _PASCAL_OF_DESKTOPS, ("float16",), ()),
         _RAW_FIRST,
-        "float16 in memory, float32 arithmetic: the float16 units of this GPU run at 1/64 of the float32 rate",
+        f"float16 in memory, float32 arithmetic: {why_float32('float16', (6, 1))}",
     ),
     PreferenceRow(
         *("cuda", _PASCAL, ("float16",), ()),
         _RAW_FIRST,
-        "float16 in memory, float32 arithmetic: the float16 units of this GPU are fast but also sum in float16, "
-        "which loses small weights",
+        f"float16 in memory, float32 arithmetic: {why_float32('float16', (6, 0))}",
     ),
     PreferenceRow(
         *("cuda", _VOLTA, ("float16",), ()),

@@ -1,19 +1,27 @@
-/* What all kernels share: the tensors and tables of a launch, and which keys the rows of a tile see.
+/* What all kernels share: their argument, the tiles of a launch, and which keys the rows of a tile see.
+
+       Args (constant memory) --> start_tiles, next_tile --> Tile: rows of one head, `step` apart       loop over tiles
+                                                              |
+       Branch table (global) --> find_keys, by one thread --> Keys (shared): runs of positions          once a tile
+                                                              |
+                                  key_position, key_bias --> position and log2(multiplicity) of a key   each key
 
    The kernels are written in the part of CUDA that is also C, so that a C compiler can build them for the CPU: no templates, no
    references. `intrinsics.cuh` holds what differs between the two. Sizes and dtypes are macros that the compiler is given.
 
    A tile is up to TILE_ROWS rows of one head, `step` apart, in one segment of each branch of its set. Its keys are those rows of
-   the segments that are congruent to its own row modulo the branch's rate. They are visited in runs: branch after branch,
-   shortest segment first, without the stretch that an earlier branch of a dividing rate has covered. A key that a run meets
-   again all the same is given the weight 0. The same holds with queries and keys exchanged, for the gradients of keys. */
+   the segments that are congruent to its own row modulo the branch's rate. They are listed as runs: branch after branch,
+   shortest segment first, without the stretch that an earlier branch of a dividing rate has covered. A key that is listed a
+   second time all the same gets the weight 0 there. The same holds with queries and keys exchanged, for the gradients of keys. */
 #ifndef DILKIT_DILATED
 #define DILKIT_DILATED
 
 #include "intrinsics.cuh"
 
 #define MAX_BRANCHES 32
-#define NEVER (-INFINITY)
+#define NEG_INF (-INFINITY)
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
 
 typedef struct {
     int row, set, head, rows;
@@ -29,8 +37,9 @@ typedef struct {
     long long batch, row, head;
 } View;
 
-/* The one argument of every kernel. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored, or null.
-   Later groups of branches merge with what is in out and lse, or add to what is in dquery, dkey and dvalue: `first` is 0. */
+/* The one argument of every kernel. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored,
+   or null. Later groups of branches merge with what is in out and lse, or add to what is in dquery, dkey and dvalue: their
+   `first` is 0. */
 typedef struct {
     View query, key, value, out, dout, dquery, dkey, dvalue;
     float *lse, *delta;
@@ -44,7 +53,7 @@ typedef struct {
     float scale;
 } Args;
 
-/* `count` rows from `first` on, `step` apart, that branch number `branch` shows. */
+/* `count` positions from `first` on, `step` apart, that the rows of a tile see through branch number `branch`. */
 typedef struct {
     int first, step, count, branch;
 } Run;
@@ -52,17 +61,17 @@ typedef struct {
 /* The segment of branch number `branch` that a tile is in: `length` rows from `low` on. */
 typedef struct {
     int low, length, rate, branch;
-} Span;
+} Segment;
 
-/* The keys of a tile with `row`: `total` of them in `runs` runs, of the branches of `spans` spans. */
+/* The keys of a tile with `row`: `total` of them in `run_count` runs, of the branches of `segment_count` segments. */
 typedef struct {
-    int row, total, runs, spans;
-    Run run[2 * MAX_BRANCHES];
-    Span span[MAX_BRANCHES];
+    int row, total, run_count, segment_count;
+    Run runs[2 * MAX_BRANCHES];
+    Segment segments[MAX_BRANCHES];
 } Keys;
 
-DEVICE int least(int a, int b) { return a < b ? a : b; }
-DEVICE int most(int a, int b) { return a < b ? b : a; }
+DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+DEVICE int max_of(int a, int b) { return a < b ? b : a; }
 
 /* Whether `position` is congruent to `row` modulo `rate`. Most rates are powers of two, and a division takes long. */
 DEVICE int congruent(int position, int row, int rate) {
@@ -70,14 +79,14 @@ DEVICE int congruent(int position, int row, int rate) {
     return rate & (rate - 1) ? (unsigned)(apart < 0 ? -apart : apart) % (unsigned)rate == 0 : !(apart & (rate - 1));
 }
 
-/* Before the first `next_tile` of a block. `item` is in shared memory, of the block. */
+/* A block calls it before its first `next_tile`. `item` is in the block's shared memory. */
 DEVICE void start_tiles(int *item) {
     if (thread_index() == 0)
         *item = block_index() - block_count();
 }
 
-/* The next tile of a persistent block, and its place in the batch: 0 when none is left. All threads call it, and are then done
-   with what they read of shared memory before. With a counter, blocks take whichever tile is next; without, every n-th. */
+/* The next tile of a persistent block, and its place in the batch: 0 when none is left. All threads call it, and have then
+   finished reading shared memory. With a counter, blocks compute whichever tile is next; without, every n-th. */
 DEVICE int next_tile(const Args *args, int *item, Tile *tile, int *batch) {
     synchronize();
     if (thread_index() == 0)
@@ -92,7 +101,7 @@ DEVICE int next_tile(const Args *args, int *item, Tile *tile, int *batch) {
 }
 
 /* The branches of `set` that serve query head `head`. */
-DEVICE unsigned serving(const Args *args, unsigned set, int head) {
+DEVICE unsigned serving_branches(const Args *args, unsigned set, int head) {
     unsigned serve = 0;
 #pragma unroll 1
     for (int b = 0; b < args->branch_count; b++) {
@@ -102,38 +111,38 @@ DEVICE unsigned serving(const Args *args, unsigned set, int head) {
     return set & serve;
 }
 
-/* Appends the rows of a span from `low` on and below `high`, both inside of it. */
-DEVICE void append_run(Keys *keys, Span span, int low, int high) {
-    int ahead = (keys->row - low) % span.rate;
-    int first = low + (ahead < 0 ? ahead + span.rate : ahead);
+/* Appends the rows of a segment from `low` on and below `high`, both inside of it. */
+DEVICE void append_run(Keys *keys, Segment segment, int low, int high) {
+    int ahead = (keys->row - low) % segment.rate;
+    int first = low + (ahead < 0 ? ahead + segment.rate : ahead);
     if (first >= high)
         return;
-    Run run = {first, span.rate, (high - first - 1) / span.rate + 1, span.branch};
-    keys->run[keys->runs++] = run;
+    Run run = {first, segment.rate, (high - first - 1) / segment.rate + 1, segment.branch};
+    keys->runs[keys->run_count++] = run;
     keys->total += run.count;
 }
 
 /* Finds the keys of a tile with `row` and the branches `set` that are at `lowest` or after, and before `highest`.
    One thread calls it; `keys` is in shared memory. */
 DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int lowest, int highest) {
-    keys->row = row, keys->total = keys->runs = keys->spans = 0;
+    keys->row = row, keys->total = keys->run_count = keys->segment_count = 0;
 #pragma unroll 1
     for (int b = 0; b < args->branch_count; b++) {
         if (!(set >> b & 1))
             continue;
         Branch branch = LOAD(args->branches + b);
-        int low = row / branch.segment * branch.segment, high = least(low + branch.segment, args->seq);
+        int low = row / branch.segment * branch.segment, high = min_of(low + branch.segment, args->seq);
         int covered_from = high, covered_to = high;
 #pragma unroll 1
-        for (int i = 0; i < keys->spans; i++) {
-            Span other = keys->span[i];
+        for (int i = 0; i < keys->segment_count; i++) {
+            Segment other = keys->segments[i];
             if (branch.rate % other.rate == 0)
-                covered_from = most(low, other.low), covered_to = least(high, other.low + other.length);
+                covered_from = max_of(low, other.low), covered_to = min_of(high, other.low + other.length);
         }
-        Span span = {low, high - low, branch.rate, b};
-        keys->span[keys->spans++] = span;
-        append_run(keys, span, most(low, lowest), least(covered_from, highest));
-        append_run(keys, span, most(covered_to, lowest), least(high, highest));
+        Segment segment = {low, high - low, branch.rate, b};
+        keys->segments[keys->segment_count++] = segment;
+        append_run(keys, segment, max_of(low, lowest), min_of(covered_from, highest));
+        append_run(keys, segment, max_of(covered_to, lowest), min_of(high, highest));
     }
 }
 
@@ -141,26 +150,26 @@ DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int l
 DEVICE int key_position(const Keys *keys, int index, int *branch) {
     int r = 0;
 #pragma unroll 1
-    while (index >= keys->run[r].count)
-        index -= keys->run[r++].count;
-    *branch = keys->run[r].branch;
-    return keys->run[r].first + index * keys->run[r].step;
+    while (index >= keys->runs[r].count)
+        index -= keys->runs[r++].count;
+    *branch = keys->runs[r].branch;
+    return keys->runs[r].first + index * keys->runs[r].step;
 }
 
-/* log2 of how many branches show the tile's rows the key at `position`, 0 if each key counts once; NEVER if a branch before
-   `branch` shows it, for then it was met before. */
+/* log2 of how many branches show the tile's rows the key at `position`, 0 if each key counts once; NEG_INF if a branch before
+   `branch` shows it, for then it is listed before. */
 DEVICE float key_bias(const Keys *keys, int position, int branch, int once) {
-    if (keys->spans < 2)
+    if (keys->segment_count < 2)
         return 0.0f;
     int count = 0, before = 0;
 #pragma unroll 1
-    for (int i = 0; i < keys->spans; i++) {
-        Span span = keys->span[i];
-        int shows = (unsigned)(position - span.low) < (unsigned)span.length && congruent(position, keys->row, span.rate);
+    for (int i = 0; i < keys->segment_count; i++) {
+        Segment segment = keys->segments[i];
+        int shows = (unsigned)(position - segment.low) < (unsigned)segment.length && congruent(position, keys->row, segment.rate);
         count += shows;
-        before |= shows && span.branch < branch;
+        before |= shows && segment.branch < branch;
     }
-    return before ? NEVER : once ? 0.0f : log2f((float)count);
+    return before ? NEG_INF : once ? 0.0f : log2f((float)count);
 }
 
 #endif

@@ -7,9 +7,16 @@
    fp32_dkeyvalue   OF_KEYS 1    own = key, value     other = query, dout, of one query head after the other
    count = how often the query sees the key; delta = rowsum(dout * out).
 
-   A tile's own rows meet its others 64 at a time. All matrices go through shared memory in thin slices, two buffers in turn: a
-   slice is computed with while the next one is on its way from global memory. The sums stay in registers, of a thread 8 rows
-   by HEAD_DIM / 16 columns; P, then dS in its place, is the only matrix that is whole in shared memory.
+       for each query head, for each 64 others:
+           ACROSS slices of own[0], other[0] --> shared;    scores (registers) --> P --> `weights` (shared)
+           OF_KEYS: ALONG slices of other[1] --> shared;    second gradient (registers) += P^T other[1]
+           ACROSS slices of own[1], other[1] --> shared;    products (registers), P --> dS --> `weights` (shared)
+           ALONG slices of other[0] --> shared;             first gradient (registers) += dS^T other[0]
+       gradients --> global memory, written or, for later groups, added
+
+   "Own" rows are those of the tile, "others" the rows that they see, 64 at a time. All matrices pass through shared memory in
+   thin slices, in two buffers: one slice is computed with while the next one is on its way from global memory. A thread has sums
+   of 8 rows by HEAD_DIM / 16 columns; P, then dS in its place, is the only matrix that is whole in shared memory.
 
    TILE_ROWS 64 and THREADS 128 for every HEAD_DIM. BLOCKS of fp32_dquery: 3, with a HEAD_DIM up to 64 on sm_90 and sm_100 4; of
    fp32_dkeyvalue: 3, from a HEAD_DIM of 96 on 2. Shared memory: 32 KB, with thicker slices 40 KB. */
@@ -25,8 +32,6 @@
 #define BLOCKS 2
 #endif
 
-#define LOG2E 1.4426950408889634f
-
 /* A slice is either SLICE columns of the own and the other rows (ACROSS), or SLICE other rows with all columns (ALONG): thicker
    ones where three blocks of 40 KB find room. Pitches, in float4, are such that eight rows one below the other lie in different
    banks. */
@@ -36,30 +41,31 @@
 #define SLICE 8
 #endif
 enum { ROW = SLICE / 4 + 1, SIDE = 64 * ROW, QUADS = HEAD_DIM / 4, WEIGHTS = 17, COLUMNS = HEAD_DIM / 16 };
-enum { SHARES = SLICE / 8, PIECES = (SLICE * QUADS + THREADS - 1) / THREADS, AHEAD = PIECES > 2 * SHARES ? PIECES : 2 * SHARES };
+enum { ACROSS_QUADS = SLICE / 8, ALONG_QUADS = (SLICE * QUADS + THREADS - 1) / THREADS };
+enum { PREFETCHED = ALONG_QUADS > 2 * ACROSS_QUADS ? ALONG_QUADS : 2 * ACROSS_QUADS };
 enum { ACROSS, ALONG };
 
-/* From sm_80 on, slices are copied to shared memory behind the computation's back; else they pass through registers. */
+/* From sm_80 on, slices are copied to shared memory asynchronously; before, they pass through registers. */
 #if STORAGE == 0 && VECTOR && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define COPIES 1
 #else
 #define COPIES 0
 #endif
 
-/* What a block works on: a tile, and the query head that it meets; own, other: where the head begins in the tensors, in elements.
-   It is in shared memory, as registers are short; a pointer from there would not be known to point to global memory. */
+/* What a block works on: a tile, and one query head; own, other: where the head begins in the tensors, in elements. It is in
+   shared memory, as registers are short; a pointer from there would not be known to point to global memory. */
 typedef struct {
     long long own[2], other[2];
     Tile tile;
     int batch, query_head, last_head;
 } Work;
 
-/* The slices: where the one that is being read begins, 0 or 2 * SIDE, and what this thread loads of the next one across: of one
+/* The slices: where the one that is being read begins, 0 or 2 * SIDE, and what this thread loads of the next ACROSS slice: of one
    own row, and up to column `stop` of one other row. */
 typedef struct {
     int slice, stop;
     const Storage *own, *other;
-    Stored ahead[AHEAD];
+    Quad prefetched[PREFETCHED];
 } Stream;
 
 SHARED Work work;
@@ -69,10 +75,10 @@ SHARED int positions[2][64]; /* of 64 others, and of the next 64 */
 SHARED float4 weights[64 * WEIGHTS];
 SHARED float4 slices[4 * SIDE];
 
-/* What is known of row number `row`, in the padding of the weights. BIAS is of the others; LSE and DELTA are of the queries, be
+/* A term of row number `row`, kept in the padding of the weights. BIAS is of the others; LSE and DELTA are of the queries, be
    they the others or the own rows. Of the others there are two DELTA, by buffer. */
 enum { BIAS, LSE, DELTA };
-DEVICE float *note(int row, int what) { return (float *)weights + row * (4 * WEIGHTS) + 64 + what; }
+DEVICE float *row_term(int row, int what) { return (float *)weights + row * (4 * WEIGHTS) + 64 + what; }
 
 /* The views of keys and values, or of queries and gradients of out. */
 DEVICE const View *view_of(const Args *args, int of_keys, int pair) {
@@ -87,82 +93,84 @@ DEVICE const Storage *row_in(const View *view, long long head, int position) {
 }
 
 /* What this thread loads as number `piece`: four numbers, of which `count` exist. They will lie at `target` of the next slice. */
-DEVICE void begin(Stream *stream, int piece, const Storage *place, int count, int target) {
+DEVICE void start_load(Stream *stream, int piece, const Storage *place, int count, int target) {
 #if COPIES
     copy_async_or_zero(slices + 2 * SIDE - stream->slice + target, place, count > 0);
 #else
-    stream->ahead[piece] = load_four(place, count);
+    stream->prefetched[piece] = load_four(place, count);
 #endif
 }
 
-DEVICE void end(const Stream *stream, int piece, int target) { slices[stream->slice + target] = numbers(stream->ahead[piece]); }
+DEVICE void finish_load(const Stream *stream, int piece, int target) {
+    slices[stream->slice + target] = to_floats(stream->prefetched[piece]);
+}
 
 DEVICE int side_row(int thread) { return (thread >> 4) * 8 + (thread & 7); }
 DEVICE int side_quad(int thread, int share) { return (thread >> 3 & 1) + 2 * share; }
 
-DEVICE void begin_across(Stream *stream, const Args *args, int from) {
-    int thread = anew(thread_index());
+DEVICE void load_across(Stream *stream, const Args *args, int from) {
+    int thread = opaque(thread_index());
 #pragma unroll
-    for (int i = 0; i < SHARES; i++) {
+    for (int i = 0; i < ACROSS_QUADS; i++) {
         int target = side_row(thread) * ROW + side_quad(thread, i), column = from + 4 * side_quad(thread, i);
-        begin(stream, 2 * i, stream->own + column, args->head_dim - column, target);
-        begin(stream, 2 * i + 1, stream->other + column, stream->stop - column, target + SIDE);
+        start_load(stream, 2 * i, stream->own + column, args->head_dim - column, target);
+        start_load(stream, 2 * i + 1, stream->other + column, stream->stop - column, target + SIDE);
     }
 }
 
-DEVICE void end_across(const Stream *stream) {
-    int thread = anew(thread_index());
+DEVICE void finish_across(const Stream *stream) {
+    int thread = opaque(thread_index());
 #pragma unroll
-    for (int i = 0; i < SHARES; i++) {
+    for (int i = 0; i < ACROSS_QUADS; i++) {
         int target = side_row(thread) * ROW + side_quad(thread, i);
-        end(stream, 2 * i, target);
-        end(stream, 2 * i + 1, target + SIDE);
+        finish_load(stream, 2 * i, target);
+        finish_load(stream, 2 * i + 1, target + SIDE);
     }
 }
 
-/* The first slice of pair `pair`. Where there is no own row, the first one stands for it: what becomes of it is not written.
+/* The first slice of pair `pair`. Where there is no own row, the first one stands for it: its result is not written.
    Other rows that are not there are 0. */
 DEVICE void start_across(Stream *stream, const Args *args, int pair, int buffer) {
-    int row = side_row(anew(thread_index())), other = positions[buffer][row];
+    int row = side_row(opaque(thread_index())), other = positions[buffer][row];
     int own = work.tile.row + (row < work.tile.rows ? row * args->step : 0);
     stream->stop = other >= 0 ? args->head_dim : 0;
     stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own);
     stream->other = row_in(view_of(args, !OF_KEYS, pair), work.other[pair], other);
-    begin_across(stream, args, 0);
+    load_across(stream, args, 0);
 }
 
-DEVICE void begin_along(Stream *stream, const Args *args, int pair, int from, int buffer) {
-    int thread = anew(thread_index());
+DEVICE void load_along(Stream *stream, const Args *args, int pair, int from, int buffer) {
+    int thread = opaque(thread_index());
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) {
+    for (int i = 0; i < ALONG_QUADS; i++) {
         unsigned target = thread + i * THREADS, row = target / QUADS, column = target % QUADS * 4;
         if ((i + 1) * THREADS > SLICE * QUADS && row >= SLICE)
             return;
         int position = positions[buffer][from + row];
         const Storage *place = row_in(view_of(args, !OF_KEYS, pair), work.other[pair] + column, position);
-        begin(stream, i, place, position < 0 ? 0 : args->head_dim - (int)column, target);
+        start_load(stream, i, place, position < 0 ? 0 : args->head_dim - (int)column, target);
     }
 }
 
-DEVICE void end_along(const Stream *stream) {
-    int thread = anew(thread_index());
+DEVICE void finish_along(const Stream *stream) {
+    int thread = opaque(thread_index());
 #pragma unroll
-    for (int i = 0; i < PIECES; i++)
+    for (int i = 0; i < ALONG_QUADS; i++)
         if ((i + 1) * THREADS <= SLICE * QUADS || thread + i * THREADS < SLICE * QUADS)
-            end(stream, i, thread + i * THREADS);
+            finish_load(stream, i, thread + i * THREADS);
 }
 
-/* The next slice is there for all threads, and the one before it is done with. */
-DEVICE void turn_over(Stream *stream, int kind) {
+/* Waits until the next slice is there for all threads, and all have finished with the one before. */
+DEVICE void next_slice(Stream *stream, int kind) {
     stream->slice = 2 * SIDE - stream->slice;
 #if COPIES
     copy_async_commit();
     copy_async_wait(0);
 #else
     if (kind == ACROSS)
-        end_across(stream);
+        finish_across(stream);
     else
-        end_along(stream);
+        finish_along(stream);
 #endif
     synchronize();
 }
@@ -208,7 +216,7 @@ DEVICE int column_of(int thread, int e) {
     return whole + (left >= 4 ? column * 4 : column * left) + e % 4;
 }
 
-/* Own row number i of a thread, of its 8 in the sums. */
+/* Which own row is number i of a thread's 8 in the sums. */
 DEVICE int row_of(int thread, int i) { return i / 4 * 32 + thread_row(thread) * 4 + i % 4; }
 
 DEVICE void load_columns(const float *row, int column, float x[COLUMNS]) {
@@ -245,85 +253,85 @@ DEVICE void multiply_along(const float4 *weight, const float *other, int column,
     }
 }
 
-/* lse and delta of a query. One that sees nothing has an lse of +inf here: its weights are 0, its gradient is nothing. */
+/* lse and delta of a query. One that sees nothing has an lse of +inf here: its weights and its gradient are 0. */
 DEVICE void load_query(const Args *args, long long position, float *lse, float *delta) {
     long long query = ((long long)work.batch * args->heads + work.query_head) * args->seq + position;
     float x = LOAD(args->lse + query);
-    *lse = x == NEVER ? INFINITY : x;
-    *delta = x == NEVER ? 0.0f : LOAD(args->delta + query);
+    *lse = x == NEG_INF ? INFINITY : x;
+    *delta = x == NEG_INF ? 0.0f : LOAD(args->delta + query);
 }
 
 DEVICE int ignored(const Args *args, long long position) {
     return args->mask && LOAD(args->mask + work.batch * args->mask_batch + position * args->mask_row);
 }
 
-/* Where the others from number `start` on are, and what their scores need, a thread each. */
-DEVICE void prepare(const Args *args, int start, int buffer) {
-    int thread = anew(thread_index()), index = start + thread, position = -1, branch;
+/* Where the others from number `start` on are, and the terms of their scores: a thread for each. */
+DEVICE void locate_others(const Args *args, int start, int buffer) {
+    int thread = opaque(thread_index()), index = start + thread, position = -1, branch;
     if (thread >= 64)
         return;
-    float bias = NEVER, lse = INFINITY, delta = 0.0f;
+    float bias = NEG_INF, lse = INFINITY, delta = 0.0f;
     if (index < keys.total) {
         position = key_position(&keys, index, &branch);
         bias = key_bias(&keys, position, branch, args->once);
         if (OF_KEYS)
             load_query(args, position, &lse, &delta);
-        if (bias == NEVER || (OF_KEYS ? lse == INFINITY : ignored(args, position)))
-            bias = NEVER, position = -1;
+        if (bias == NEG_INF || (OF_KEYS ? lse == INFINITY : ignored(args, position)))
+            bias = NEG_INF, position = -1;
     }
     positions[buffer][thread] = position;
-    *note(thread, BIAS) = bias;
+    *row_term(thread, BIAS) = bias;
     if (OF_KEYS)
-        *note(thread, LSE) = lse, *note(thread, DELTA + buffer) = delta;
+        *row_term(thread, LSE) = lse, *row_term(thread, DELTA + buffer) = delta;
 }
 
-/* The same of the own rows, where they are the queries. */
-DEVICE void prepare_own(const Args *args) {
+/* The terms of the own rows, where these are the queries. */
+DEVICE void load_own_terms(const Args *args) {
     int thread = thread_index();
     float lse = INFINITY, delta = 0.0f;
     if (thread >= 64)
         return;
     if (thread < work.tile.rows)
         load_query(args, work.tile.row + thread * (long long)args->step, &lse, &delta);
-    *note(thread, LSE) = lse, *note(thread, DELTA) = delta;
+    *row_term(thread, LSE) = lse, *row_term(thread, DELTA) = delta;
 }
 
-/* The 64 by 64 weights P, from the scores; a thread its own 8 by 4. lse is subtracted before anything is rounded: both may be
+/* The 64 by 64 weights P, from the scores: 8 by 4 of them a thread. lse is subtracted before anything is rounded: both may be
    large. */
-DEVICE void weigh(const Args *args, int buffer, float score[8][4]) {
-    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
+DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
-        unsigned ahead = positions[buffer][other] - work.tile.row - (unsigned)row * args->step;
-        float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *note(other, BIAS);
+        unsigned distance = positions[buffer][other] - work.tile.row - (unsigned)row * args->step;
+        float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *row_term(other, BIAS);
 #pragma unroll
-        for (int i = 0; i < 8; i++, ahead -= 8 * args->step) {
-            float power = fmaf(score[i][j], args->scale, -*note(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
-            if (args->causal && (OF_KEYS ? (int)ahead < 0 : (int)ahead > 0))
-                power = NEVER;
+        for (int i = 0; i < 8; i++, distance -= 8 * args->step) {
+            float power = fmaf(score[i][j], args->scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
+            if (args->causal && (OF_KEYS ? (int)distance < 0 : (int)distance > 0))
+                power = NEG_INF;
             weight[8 * i] = exp2_fast(power);
         }
     }
 }
 
-/* dS in the place of P, from the gradients of P. */
-DEVICE void weigh_gradients(int buffer, float gradient[8][4]) {
-    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
+/* dS in place of P, from the gradients of P. */
+DEVICE void compute_score_gradients(int buffer, float gradient[8][4]) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            weight[8 * i] *= gradient[i][j] - (OF_KEYS ? *note(other, DELTA + buffer) : *note(row + 8 * i, DELTA));
+            weight[8 * i] *= gradient[i][j] - (OF_KEYS ? *row_term(other, DELTA + buffer) : *row_term(row + 8 * i, DELTA));
     }
 }
 
-/* result = scores of a pair whose first slice has begun. Ends with that of pair `next` begun: of its scores, or, ALONG, its other
-   rows. */
-DEVICE void score(float result[8][4], Stream *stream, const Args *args, int kind, int next, int buffer) {
-    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread);
+/* result = products of a pair whose first slice is being loaded. At the end the first slice of pair `next` is being loaded: of
+   its products, or, ALONG, of its other rows. */
+DEVICE void score_tile(float result[8][4], Stream *stream, const Args *args, int kind, int next, int buffer) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
@@ -331,62 +339,62 @@ DEVICE void score(float result[8][4], Stream *stream, const Args *args, int kind
             result[i][j] = 0.0f;
 #pragma unroll 1
     for (int next_column = SLICE; next_column < args->head_dim + SLICE; next_column += SLICE) {
-        turn_over(stream, ACROSS);
+        next_slice(stream, ACROSS);
         if (next_column < args->head_dim)
-            begin_across(stream, args, next_column);
+            load_across(stream, args, next_column);
         else if (kind == ACROSS)
             start_across(stream, args, next, buffer);
         else
-            begin_along(stream, args, next, 0, buffer);
+            load_along(stream, args, next, 0, buffer);
         const float4 *own = slices + stream->slice;
         multiply_across(own + row * ROW, own + SIDE + column * ROW, result);
     }
 }
 
-/* sum += weights^T other[pair], of which there are `left`. Ends with the scores of `next` begun in buffer `then`, if that is not
-   negative. */
-DEVICE void gather(float sum[8][COLUMNS], Stream *stream, const Args *args, int pair, int buffer, int left,
-                   int next, int then) {
-    int thread = anew(thread_index()), row = thread_row(thread), column = thread_column(thread), end = least(left, 64);
+/* sum += weights^T other[pair], of `left` others. At the end the first slice of pair `next` is being loaded, of the others of
+   buffer `then`, if that is not negative. */
+DEVICE void accumulate(float sum[8][COLUMNS], Stream *stream, const Args *args, int pair, int buffer, int left,
+                       int next, int then) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), finish_load = min_of(left, 64);
 #pragma unroll 1
-    for (int from = 0; from < end; from += SLICE) {
-        turn_over(stream, ALONG);
-        if (from + SLICE < end)
-            begin_along(stream, args, pair, from + SLICE, buffer);
+    for (int from = 0; from < finish_load; from += SLICE) {
+        next_slice(stream, ALONG);
+        if (from + SLICE < finish_load)
+            load_along(stream, args, pair, from + SLICE, buffer);
         else if (then >= 0)
             start_across(stream, args, next, then);
         multiply_along(weights + from * WEIGHTS + row, (const float *)(slices + stream->slice), column, sum);
     }
 }
 
-/* The gradients of a tile from one query head. */
-DEVICE void meet(const Args *args, Stream *stream, float first[8][COLUMNS], float second[8][COLUMNS]) {
+/* Adds what one query head contributes to the gradients of a tile. */
+DEVICE void accumulate_head(const Args *args, Stream *stream, float first[8][COLUMNS], float second[8][COLUMNS]) {
     float result[8][4];
     int buffer = 0;
     if (!keys.total)
         return;
-    prepare(args, 0, 0);
+    locate_others(args, 0, 0);
     synchronize();
     start_across(stream, args, 0, 0);
 #pragma unroll 1
     for (int left = keys.total; left > 0; left -= 64, buffer ^= 1) {
-        score(result, stream, args, OF_KEYS ? ALONG : ACROSS, 1, buffer);
-        weigh(args, buffer, result);
+        score_tile(result, stream, args, OF_KEYS ? ALONG : ACROSS, 1, buffer);
+        compute_weights(args, buffer, result);
 #if OF_KEYS
-        gather(second, stream, args, 1, buffer, left, 1, buffer);
+        accumulate(second, stream, args, 1, buffer, left, 1, buffer);
 #endif
-        score(result, stream, args, ALONG, 0, buffer);
+        score_tile(result, stream, args, ALONG, 0, buffer);
         if (left > 64)
-            prepare(args, keys.total - left + 64, buffer ^ 1);
-        weigh_gradients(buffer, result);
-        gather(first, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
+            locate_others(args, keys.total - left + 64, buffer ^ 1);
+        compute_score_gradients(buffer, result);
+        accumulate(first, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
 }
 
 /* Writes numbers to a gradient, or adds to it: the first `count` of four, or one. */
 DEVICE void write_four(const Args *args, Storage *place, float4 x, int count) {
     if (!args->first) {
-        float4 old = numbers(load_four(place, count));
+        float4 old = to_floats(load_four(place, count));
         x = make_float4(old.x + x.x, old.y + x.y, old.z + x.z, old.w + x.w);
     }
     store_four(place, x, count);
@@ -399,7 +407,7 @@ DEVICE void write_one(const Args *args, Storage *place, float x) {
 /* Writes a gradient of the tile's own rows. */
 DEVICE void write_sums(const Args *args, const View *view, float factor, float sum[8][COLUMNS]) {
     long long head = head_of(view, work.batch, work.tile.head);
-    int thread = anew(thread_index());
+    int thread = opaque(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         if (row_of(thread, i) >= work.tile.rows)
@@ -418,8 +426,8 @@ DEVICE void write_sums(const Args *args, const View *view, float factor, float s
 }
 
 /* Keys that are ignored have no gradient. */
-DEVICE void forget_masked(const Args *args, float sum[8][COLUMNS]) {
-    int thread = anew(thread_index());
+DEVICE void clear_masked(const Args *args, float sum[8][COLUMNS]) {
+    int thread = opaque(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         long long position = work.tile.row + row_of(thread, i) * (long long)args->step;
@@ -444,7 +452,7 @@ DEVICE int next_work(const Args *args) {
     return 1;
 }
 
-/* The tile meets the next query head. */
+/* Sets up the next query head of the tile. */
 DEVICE void next_head(const Args *args) {
     synchronize();
     if (thread_index() == 0) {
@@ -454,14 +462,14 @@ DEVICE void next_head(const Args *args) {
             work.own[pair] = head_of(view_of(args, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
             work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);
         }
-        find_keys(&keys, args, row, serving(args, work.tile.set, query_head), OF_KEYS && args->causal ? row : 0,
+        find_keys(&keys, args, row, serving_branches(args, work.tile.set, query_head), OF_KEYS && args->causal ? row : 0,
                   !OF_KEYS && args->causal ? last + 1 : args->seq);
     }
     synchronize();
 }
 
 /* All tiles of a block. */
-DEVICE void gradients(const Args *args) {
+DEVICE void compute_tiles(const Args *args) {
     Stream stream;
     stream.slice = 0;
     start_tiles(&item);
@@ -470,11 +478,11 @@ DEVICE void gradients(const Args *args) {
         do {
             next_head(args);
             if (!OF_KEYS)
-                prepare_own(args);
-            meet(args, &stream, first, second);
+                load_own_terms(args);
+            accumulate_head(args, &stream, first, second);
         } while (work.query_head < work.last_head);
         if (OF_KEYS && args->mask)
-            forget_masked(args, first), forget_masked(args, second);
+            clear_masked(args, first), clear_masked(args, second);
         write_sums(args, OF_KEYS ? &args->dkey : &args->dquery, args->scale, first);
         if (OF_KEYS)
             write_sums(args, &args->dvalue, 1.0f, second);
@@ -482,7 +490,7 @@ DEVICE void gradients(const Args *args) {
 }
 
 #if OF_KEYS
-KERNEL(fp32_dkeyvalue) { gradients(&args); }
+KERNEL(fp32_dkeyvalue) { compute_tiles(&args); }
 #else
-KERNEL(fp32_dquery) { gradients(&args); }
+KERNEL(fp32_dquery) { compute_tiles(&args); }
 #endif

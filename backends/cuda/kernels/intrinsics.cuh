@@ -1,11 +1,15 @@
-/* What CUDA and the C that the tests compile say differently. Everything else in the kernels is both.
+/* What is written differently in CUDA and in the C that the tests compile. Everything else in the kernels is both.
+
+       *.cu --> intrinsics.cuh --> with nvrtc: the definitions below, PTX instructions   --> machine code for one kind of GPU
+                               --> with a C compiler: host.h of the tests, in plain C    --> a library for the CPU
 
    DEVICE     a function of the kernels              KERNEL(name)   a kernel, whose only argument is `const Args args`
    SHARED     a static array in shared memory        DYNAMIC_SHARED(name)   bytes of shared memory, as many as the launch says
-   APART(name)   in a branch: it is not joined with others like it to one that indexes registers, which would move them to memory
+   KEEP_APART(name)   in a branch: it is not merged with others like it into one that indexes registers, which would move them
+              to memory
    LOAD(p), STORE(p, x)   one element of global memory; on the CPU, both are checked
    STORAGE    what tensors hold: 0 float, 1 half, 2 bfloat16. Arithmetic is fp32
-   anew(x)    an int x of which the compiler knows nothing: it computes what follows from it there, not ahead of loops, in registers
+   opaque(x)  the int x, of which the compiler then knows nothing: it computes what follows from it there, not ahead of loops
 
    Words      load_words(p), store_words(p, x)       uint4: 16 bytes of global memory at a multiple of 16
               load_floats(p), store_floats(p, x)     float4: the same
@@ -20,7 +24,7 @@
    Warps      of 32 threads, all of which take part
               synchronize_warp(), ballot(condition), shuffle(value, lane), shuffle_xor(value, mask), shuffle_up(value, delta),
               shuffle_down(value, delta), shuffle_word(word, lane), shuffle_word_xor(word, mask),
-              least_of_warp(x), most_of_warp(x)      of ints
+              warp_min(x), warp_max(x)      of ints
    Matrices   of 8 x 8 elements of 2 bytes in shared memory: lane i says where row i % 8 of matrix i / 8 is, at a multiple of 16
               load_matrix(out, row), load_matrices_2(out, row), load_matrices_4(out, row); the same ..._transposed
               lane i gets elements (i / 4, i % 4 * 2 + {0, 1}) of each; transposed, (i % 4 * 2 + {0, 1}, i / 4)
@@ -40,14 +44,14 @@
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define LOAD(pointer) (*(pointer))
 #define STORE(pointer, value) (*(pointer) = (value))
-#define APART(branch) asm volatile("// " #branch)
+#define KEEP_APART(branch) asm volatile("// " #branch)
 #define INFINITY __int_as_float(0x7f800000)
 
 DEVICE int thread_index(void) { return threadIdx.x; }
 DEVICE int block_index(void) { return blockIdx.x; }
 DEVICE int block_count(void) { return gridDim.x; }
 DEVICE void synchronize(void) { __syncthreads(); }
-DEVICE int anew(int x) {
+DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -160,15 +164,15 @@ DEVICE unsigned shuffle_word(unsigned word, int lane) { return __shfl_sync(ALL_L
 DEVICE unsigned shuffle_word_xor(unsigned word, int mask) { return __shfl_xor_sync(ALL_LANES, word, mask); }
 
 #if __CUDA_ARCH__ >= 800
-DEVICE int least_of_warp(int x) { return __reduce_min_sync(ALL_LANES, x); }
-DEVICE int most_of_warp(int x) { return __reduce_max_sync(ALL_LANES, x); }
+DEVICE int warp_min(int x) { return __reduce_min_sync(ALL_LANES, x); }
+DEVICE int warp_max(int x) { return __reduce_max_sync(ALL_LANES, x); }
 #else
-DEVICE int least_of_warp(int x) {
+DEVICE int warp_min(int x) {
     for (int mask = 16; mask; mask /= 2)
         x = min(x, (int)shuffle_word_xor(x, mask));
     return x;
 }
-DEVICE int most_of_warp(int x) { return ~least_of_warp(~x); }
+DEVICE int warp_max(int x) { return ~warp_min(~x); }
 #endif
 
 /* Matrices */

@@ -5,98 +5,103 @@
    mma_dquery      over query_tiles    dquery = scale dS K
    mma_dkeyvalue   over key_tiles      dkey = scale dS^T Q, dvalue = P^T dout, over all query heads of the tile's key head
 
-   The rows of a tile are the m of every product, 16 or 32 of them a warp's, and their fragments stay in registers. What they meet
-   ("columns", by position) passes through the two halves of a buffer in shared memory, with one barrier a half. A product q.k
-   leaves its sums just where the next product wants its left operand, so P and dS never leave the registers.
+       rows of the tile, of two tensors --> `buffer` (shared) --> row fragments (registers), once a tile
+       for each COLUMNS of the positions that they see ("columns"), with these in one half of `buffer`:
+           start copying the next COLUMNS, of two tensors, to the other half; locate those after them
+           for each SCORE_COLUMNS of them:
+               score tiles (registers) = row fragments . column fragments, of both tensors --> P, dS (registers)
+               gradients (registers) += P, dS . column fragments, transposed
+       gradients --> `buffer` (shared) --> global memory, written or, for later groups, added
+
+   The rows of a tile are the m of every product, 16 or 32 of them a warp's. There is one barrier for each half of the buffer. A
+   product q.k leaves its sums just where the next product needs its left operand, so P and dS never leave the registers.
 
    HEAD_DIM     16   32   64   96  128      low tiles    16   32   64      on sm_75    64  128
    THREADS     128  128  128  128  128                 128  128  128                 128   64
    TILE_ROWS   128  128  128   64   64                  64   64   64                  64   32
    BLOCKS        4    3    2    2    2                   4    4    3                   3    3
    mma_dquery has 3 blocks for HEAD_DIM 96 from sm_80 on.
-   No dynamic shared memory, 9 to 41 KB of static: what registers let reside on a multiprocessor fits into it.
-   32 rows a warp take half the shared memory's time that 16 take, but registers hold no more than 16 beyond HEAD_DIM 64. */
+   No dynamic shared memory, 9 to 41 KB of static: as many blocks as registers allow find room on a multiprocessor.
+   With 32 rows a warp, shared memory is read half as often as with 16, but registers hold no more than 16 beyond HEAD_DIM 64. */
 #include "stored.cuh"
 
-#define LOG2E 1.4426950408889634f
-
-/* Rows of a warp, and 16 x 16 squares of them: one below another, and side by side. Pieces of 8 elements in a row. */
+/* Rows of a warp, and 16 x 16 fragments of them: one below another, and side by side (STEPS). Chunks of 8 elements in a row. */
 #define ROWS (TILE_ROWS / (THREADS / 32))
-#define PARTS (ROWS / 16)
+#define FRAGMENTS (ROWS / 16)
 #define STEPS (HEAD_DIM / 16)
-#define PIECES (HEAD_DIM / 8)
+#define CHUNKS (HEAD_DIM / 8)
 
-/* Columns of half a buffer, and those that are noted ahead: THREADS at a time, while those of two halves are still needed, so
-   THREADS is at least TILE_ROWS. The whole buffer holds the tile's rows of two tensors, or one gradient of them in fp32. Scores
-   are in registers for CHUNK columns. */
+/* Columns of half a buffer, and the window of those that are located ahead: THREADS at a time, while those of two halves are
+   still needed, so THREADS is at least TILE_ROWS. The whole buffer holds the tile's rows of two tensors, or one gradient of them
+   in fp32. Scores are in registers for SCORE_COLUMNS columns. */
 #define COLUMNS (TILE_ROWS / 2)
-#define RING (2 * THREADS)
-#define CHUNK 16
+#define WINDOW (2 * THREADS)
+#define SCORE_COLUMNS 16
 
-/* Squares of own values, side by side, that mma_dkeyvalue has registers for. */
-#define HELD (PARTS * STEPS > 7 ? STEPS - 1 : STEPS)
+/* Fragments of own values, side by side, that mma_dkeyvalue has registers for; the others are in `spare`, in shared memory. */
+#define HELD (FRAGMENTS * STEPS > 7 ? STEPS - 1 : STEPS)
 #define SPARE (STEPS - HELD ? STEPS - HELD : 1)
 
 /* One head of a tensor. */
 typedef struct {
     Storage *data;
     long long row;
-} Rows;
+} HeadRows;
 
-/* What is known of the columns, by number modulo RING: where they are (-1: nowhere, to be read as 0), and two terms of each: what
-   is added to its scores, and delta. lowest, highest: of the positions of 32 columns, if causal. biased: a bit for each of them
-   that has a bias. */
+/* The window of columns, by number modulo WINDOW: their positions (-1: none, to be read as 0), and two terms of each: what is
+   added to its scores, and delta. lowest, highest: of the positions of 32 columns, if causal. biased: a bit for each of them that
+   has a bias. */
 typedef struct {
-    int position[RING], lowest[RING / 32], highest[RING / 32];
-    unsigned biased[RING / 32];
-    float4 terms[RING / 2];
+    int position[WINDOW], lowest[WINDOW / 32], highest[WINDOW / 32];
+    unsigned biased[WINDOW / 32];
+    float4 terms[WINDOW / 2];
 } Columns;
 
-DEVICE Rows rows_of(View view, int batch, int head) {
-    Rows rows = {(Storage *)view.data + batch * view.batch + head * view.head, view.row};
+DEVICE HeadRows rows_of(View view, int batch, int head) {
+    HeadRows rows = {(Storage *)view.data + batch * view.batch + head * view.head, view.row};
     return rows;
 }
 
-/* The number of this thread, anew: so that nothing that follows from it is in registers beyond its use. */
-DEVICE unsigned this_thread(void) { return (unsigned)anew(thread_index()); }
+/* The number of this thread, opaque, so that nothing that follows from it stays in registers beyond its use. */
+DEVICE unsigned this_thread(void) { return (unsigned)opaque(thread_index()); }
 
 /* Query heads of a key head. */
-DEVICE int group_of(const Args *args) { return args->heads / anew(args->kv_heads); }
+DEVICE int group_of(const Args *args) { return args->heads / opaque(args->kv_heads); }
 
 /* Where a head's part of lse and delta begins. */
 DEVICE long long line_of(const Args *args, int batch, int head) { return ((long long)batch * args->heads + head) * args->seq; }
 
-/* Where a piece of 8 elements lies in shared memory: pieces of the same number of 8 rows are in different banks. */
-DEVICE int place(int row, int piece) {
+/* Where a chunk of 8 elements lies in shared memory: chunks of the same number of 8 rows are in different banks. */
+DEVICE int swizzled(int row, int chunk) {
     int twist = HEAD_DIM % 64 == 0 ? row & 7 : HEAD_DIM % 32 == 0 ? row >> 1 & 3 : row >> 2 & 1;
-    return row * PIECES + (piece ^ twist);
+    return row * CHUNKS + (chunk ^ twist);
 }
 
-/* Where what a thread loads of a square begins: the lanes have rows 0-7 and 8-15 of the left half, then of the right half; or, of
-   columns that lie as rows, the halves of rows 0-7, then of 8-15. */
-DEVICE int square_place(unsigned thread) { return place(thread % 16, thread % 32 / 16); }
-DEVICE int turned_place(unsigned thread) { return place(thread % 32 / 16 * 8 + thread % 8, thread / 8 % 2); }
+/* Where a thread's part of a fragment begins: the lanes have rows 0-7 and 8-15 of the left half, then of the right half; or, of a
+   fragment of columns, which lie as rows, the halves of rows 0-7, then of 8-15. */
+DEVICE int row_fragment(unsigned thread) { return swizzled(thread % 16, thread % 32 / 16); }
+DEVICE int column_fragment(unsigned thread) { return swizzled(thread % 32 / 16 * 8 + thread % 8, thread / 8 % 2); }
 
-/* The same of the square that is `step` squares to the right. */
-DEVICE int step_right(int from, int step) {
+/* The same of the fragment that is `step` fragments to the right. */
+DEVICE int fragment_right(int from, int step) {
     int within = HEAD_DIM % 64 == 0 ? 7 : HEAD_DIM % 32 == 0 ? 3 : 1;
     return (from ^ (2 * step & within)) + (2 * step & ~within);
 }
 
-/* Begins to copy a piece of the row at `position` to `to`; 0 for a position of -1 and beyond head_dim. */
-DEVICE void fetch(uint4 *to, Rows from, int position, int piece, int head_dim) {
-    const Storage *source = row_at(from.data, most(position, 0), from.row) + piece * 8;
+/* Starts copying a chunk of the row at `position` to `to`; 0 for a position of -1 and beyond head_dim. */
+DEVICE void copy_chunk(uint4 *to, HeadRows from, int position, int chunk, int head_dim) {
+    const Storage *source = row_at(from.data, max_of(position, 0), from.row) + chunk * 8;
 #if VECTOR
-    int present = position >= 0 && piece * 8 < head_dim;
+    int present = position >= 0 && chunk * 8 < head_dim;
     copy_async_or_zero(to, present ? source : from.data, present);
 #else
     unsigned words[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         unsigned low = 0, high = 0;
-        if (position >= 0 && piece * 8 + 2 * i < head_dim)
+        if (position >= 0 && chunk * 8 + 2 * i < head_dim)
             low = LOAD(source + 2 * i);
-        if (position >= 0 && piece * 8 + 2 * i + 1 < head_dim)
+        if (position >= 0 && chunk * 8 + 2 * i + 1 < head_dim)
             high = LOAD(source + 2 * i + 1);
         words[i] = low | high << 16;
     }
@@ -104,62 +109,62 @@ DEVICE void fetch(uint4 *to, Rows from, int position, int piece, int head_dim) {
 #endif
 }
 
-/* Where row r of the tile is; beyond the last, there. */
-DEVICE int own_position(const Args *args, const Tile *tile, int r) { return tile->row + least(r, tile->rows - 1) * args->step; }
+/* The position of row r of the tile; beyond the last row, that of the last. */
+DEVICE int own_position(const Args *args, const Tile *tile, int r) { return tile->row + min_of(r, tile->rows - 1) * args->step; }
 
-/* Rows of the tile: the first of a thread's warp; the one in half `h` of a thread's sums of part m. */
+/* Rows of the tile: the first of a thread's warp; the one in half `h` of a thread's sums of fragment m. */
 DEVICE int first_row(unsigned thread) { return thread / 32 * ROWS; }
 DEVICE int own_row(unsigned thread, int m, int h) { return first_row(thread) + m * 16 + h * 8 + thread % 32 / 4; }
 
-/* The fragments of this warp's rows of a head of two tensors, by way of `buffer`, which is free before and after. */
-DEVICE void load_own(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch, int head,
-                     const Args *args, const Tile *tile) {
+/* Loads the fragments of this warp's rows of a head of two tensors, through `buffer`, which is free before and after. */
+DEVICE void load_row_fragments(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch,
+                               int head, const Args *args, const Tile *tile) {
     unsigned thread = this_thread();
-    Rows from_a = rows_of(of_a, batch, head), from_b = rows_of(of_b, batch, head);
+    HeadRows from_a = rows_of(of_a, batch, head), from_b = rows_of(of_b, batch, head);
 #pragma unroll 4
-    for (unsigned i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
-        int row = i / PIECES, piece = i % PIECES, position = row < tile->rows ? own_position(args, tile, row) : -1;
-        fetch(buffer + place(row, piece), from_a, position, piece, args->head_dim);
-        fetch(buffer + TILE_ROWS * PIECES + place(row, piece), from_b, position, piece, args->head_dim);
+    for (unsigned i = thread; i < TILE_ROWS * CHUNKS; i += THREADS) {
+        int row = i / CHUNKS, chunk = i % CHUNKS, position = row < tile->rows ? own_position(args, tile, row) : -1;
+        copy_chunk(buffer + swizzled(row, chunk), from_a, position, chunk, args->head_dim);
+        copy_chunk(buffer + TILE_ROWS * CHUNKS + swizzled(row, chunk), from_b, position, chunk, args->head_dim);
     }
     copy_async_commit();
     copy_async_wait(0);
     synchronize();
 #pragma unroll
-    for (int m = 0; m < PARTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
-            int own = step_right((first_row(thread) + m * 16) * PIECES + square_place(thread), k);
+            int own = fragment_right((first_row(thread) + m * 16) * CHUNKS + row_fragment(thread), k);
             load_matrices_4(a[m][k], buffer + own);
-            load_matrices_4(b[m][k], buffer + TILE_ROWS * PIECES + own);
+            load_matrices_4(b[m][k], buffer + TILE_ROWS * CHUNKS + own);
         }
     synchronize();
 }
 
 /* Where the half of the buffer begins that the columns from number `column` on pass through. */
-DEVICE int half_of(int column) { return column / COLUMNS % 2 * (2 * COLUMNS * PIECES); }
+DEVICE int half_of(int column) { return column / COLUMNS % 2 * (2 * COLUMNS * CHUNKS); }
 
-/* Begins to copy the columns from number `column` on of a head of two tensors. */
-DEVICE void fetch_columns(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head,
-                          int head_dim) {
+/* Starts copying the columns from number `column` on, of a head of two tensors. */
+DEVICE void copy_columns(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head,
+                         int head_dim) {
     unsigned thread = this_thread();
-    Rows a = rows_of(of_a, batch, anew(head)), b = rows_of(of_b, batch, anew(head));
+    HeadRows a = rows_of(of_a, batch, opaque(head)), b = rows_of(of_b, batch, opaque(head));
     uint4 *half = buffer + half_of(column);
 #pragma unroll
-    for (unsigned n = 0; n < COLUMNS * PIECES; n += THREADS) {
-        int row = (n + thread) / PIECES, piece = (n + thread) % PIECES;
-        if (COLUMNS * PIECES % THREADS && row >= COLUMNS)
+    for (unsigned n = 0; n < COLUMNS * CHUNKS; n += THREADS) {
+        int row = (n + thread) / CHUNKS, chunk = (n + thread) % CHUNKS;
+        if (COLUMNS * CHUNKS % THREADS && row >= COLUMNS)
             continue;
-        int position = columns->position[(column + row) % RING];
-        fetch(half + place(row, piece), a, position, piece, head_dim);
-        fetch(half + COLUMNS * PIECES + place(row, piece), b, position, piece, head_dim);
+        int position = columns->position[(column + row) % WINDOW];
+        copy_chunk(half + swizzled(row, chunk), a, position, chunk, head_dim);
+        copy_chunk(half + COLUMNS * CHUNKS + swizzled(row, chunk), b, position, chunk, head_dim);
     }
     copy_async_commit();
 }
 
-/* Notes column number `index`. All threads call it, each for a column. */
-DEVICE void note_column(Columns *columns, int index, int position, float bias, float shift, float delta, int causal) {
-    int slot = index % RING;
+/* Puts column number `index` into the window. All threads call it, each for a column. */
+DEVICE void put_column(Columns *columns, int index, int position, float bias, float shift, float delta, int causal) {
+    int slot = index % WINDOW;
     float *terms = (float *)columns->terms;
     columns->position[slot] = position;
     terms[2 * slot] = shift, terms[2 * slot + 1] = delta;
@@ -168,32 +173,32 @@ DEVICE void note_column(Columns *columns, int index, int position, float bias, f
         columns->biased[slot / 32] = biased;
     if (!causal)
         return;
-    int low = least_of_warp(position < 0 ? 0x7fffffff : position), high = most_of_warp(position);
+    int low = warp_min(position < 0 ? 0x7fffffff : position), high = warp_max(position);
     if (slot % 32 == 0)
         columns->lowest[slot / 32] = low, columns->highest[slot / 32] = high;
 }
 
-/* Where a thread keeps what it has no registers for: its fragment of square k >= HELD of part m. */
-DEVICE int spare_place(int m, int k) { return ((k - HELD) * PARTS + m) * THREADS + this_thread(); }
+/* Where a thread keeps what it has no registers for: fragment k >= HELD of its rows m. */
+DEVICE int spare_slot(int m, int k) { return ((k - HELD) * FRAGMENTS + m) * THREADS + this_thread(); }
 
-/* sum[part][column / 8] = own rows times the columns at `chunk`: products over head_dim. Fragments from square `held` on are in
+/* sum[m][column / 8] = own rows times the columns at `columns_at`: products over head_dim. Fragments from number `held` on are in
    `spare`. */
-DEVICE void score(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *chunk) {
-    int first = turned_place(this_thread());
+DEVICE void score_tile(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *columns_at) {
+    int first = column_fragment(this_thread());
 #pragma unroll
-    for (int m = 0; m < PARTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             sum[m][0][e] = sum[m][1][e] = 0.0f;
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         unsigned right[4];
-        load_matrices_4(right, chunk + step_right(first, k));
+        load_matrices_4(right, columns_at + fragment_right(first, k));
 #pragma unroll
-        for (int m = 0; m < PARTS; m++) {
+        for (int m = 0; m < FRAGMENTS; m++) {
             unsigned left[4] = {own[m][k][0], own[m][k][1], own[m][k][2], own[m][k][3]};
             if (k >= held) {
-                uint4 kept = spare[spare_place(m, k)];
+                uint4 kept = spare[spare_slot(m, k)];
                 left[0] = kept.x, left[1] = kept.y, left[2] = kept.z, left[3] = kept.w;
             }
             mma(sum[m][0], left, right);
@@ -202,21 +207,21 @@ DEVICE void score(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const
     }
 }
 
-/* sum[part][element / 8] += weights, rounded, times the columns at `chunk`: products over the columns. */
-DEVICE void gather(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint4 *chunk) {
-    unsigned left[PARTS][4];
-    int first = square_place(this_thread());
+/* sum[m][element / 8] += weights, rounded, times the columns at `columns_at`: products over the columns. */
+DEVICE void accumulate(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint4 *columns_at) {
+    unsigned left[FRAGMENTS][4];
+    int first = row_fragment(this_thread());
 #pragma unroll
-    for (int m = 0; m < PARTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             left[m][i] = pack(weight[m][i / 2][i % 2 * 2], weight[m][i / 2][i % 2 * 2 + 1]);
 #pragma unroll
     for (int n = 0; n < STEPS; n++) {
         unsigned right[4];
-        load_matrices_4_transposed(right, chunk + step_right(first, n));
+        load_matrices_4_transposed(right, columns_at + fragment_right(first, n));
 #pragma unroll
-        for (int m = 0; m < PARTS; m++) {
+        for (int m = 0; m < FRAGMENTS; m++) {
             mma(sum[m][2 * n], left[m], right);
             mma(sum[m][2 * n + 1], left[m], right + 2);
         }
@@ -225,7 +230,7 @@ DEVICE void gather(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint
 
 DEVICE void clear(float (*sum)[2 * STEPS][4]) {
 #pragma unroll
-    for (int m = 0; m < PARTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int n = 0; n < 2 * STEPS; n++)
 #pragma unroll
@@ -233,8 +238,8 @@ DEVICE void clear(float (*sum)[2 * STEPS][4]) {
                 sum[m][n][e] = 0.0f;
 }
 
-/* Adds the piece of a row of a gradient that is there to `sums`. */
-DEVICE void add_piece(float *sums, const Storage *from, int count) {
+/* Adds the chunk of a gradient that is in memory to `sums`. */
+DEVICE void add_chunk(float *sums, const Storage *from, int count) {
 #if VECTOR
     uint4 words = load_words(from);
     unsigned four[4] = {words.x, words.y, words.z, words.w};
@@ -249,7 +254,7 @@ DEVICE void add_piece(float *sums, const Storage *from, int count) {
 #endif
 }
 
-DEVICE void write_piece(Storage *to, const float *sums, int count) {
+DEVICE void write_chunk(Storage *to, const float *sums, int count) {
 #if VECTOR
     store_words(to, make_uint4(pack(sums[0], sums[1]), pack(sums[2], sums[3]), pack(sums[4], sums[5]), pack(sums[6], sums[7])));
 #else
@@ -260,63 +265,63 @@ DEVICE void write_piece(Storage *to, const float *sums, int count) {
 #endif
 }
 
-/* Writes a gradient of the tile's rows, factor * sum, by way of `buffer`, which is free before and after; or adds it to what is
+/* Writes a gradient of the tile's rows, factor * sum, through `buffer`, which is free before and after; or adds it to what is
    there. 0 in rows that see nothing by `lse` (of the head) or `mask` (of the batch element), either of which may be null. */
-DEVICE void deposit(Rows to, float (*sum)[2 * STEPS][4], float factor, uint4 *buffer, const float *lse, const unsigned char *mask,
-                    const Args *args, const Tile *tile) {
+DEVICE void write_gradient(HeadRows to, float (*sum)[2 * STEPS][4], float factor, uint4 *buffer, const float *lse,
+                           const unsigned char *mask, const Args *args, const Tile *tile) {
     unsigned thread = this_thread();
     float *floats = (float *)buffer;
 #pragma unroll
-    for (int m = 0; m < PARTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int n = 0; n < 2 * STEPS; n++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float *pair = floats + place(own_row(thread, m, h), n) * 8 + thread % 4 * 2;
+                float *pair = floats + swizzled(own_row(thread, m, h), n) * 8 + thread % 4 * 2;
                 pair[0] = factor * sum[m][n][2 * h], pair[1] = factor * sum[m][n][2 * h + 1];
             }
     synchronize();
 #pragma unroll 1
-    for (unsigned i = thread; i < TILE_ROWS * PIECES; i += THREADS) {
-        int row = i / PIECES, piece = i % PIECES, count = args->head_dim - piece * 8, position = own_position(args, tile, row);
+    for (unsigned i = thread; i < TILE_ROWS * CHUNKS; i += THREADS) {
+        int row = i / CHUNKS, chunk = i % CHUNKS, count = args->head_dim - chunk * 8, position = own_position(args, tile, row);
         if (row >= tile->rows || count <= 0)
             continue;
-        int live = (!lse || LOAD(lse + position) != NEVER) && (!mask || !LOAD(mask + position * args->mask_row));
-        Storage *there = to.data + position * to.row + piece * 8;
+        int live = (!lse || LOAD(lse + position) != NEG_INF) && (!mask || !LOAD(mask + position * args->mask_row));
+        Storage *there = to.data + position * to.row + chunk * 8;
         float sums[8];
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            sums[e] = live ? floats[place(row, piece) * 8 + e] : 0.0f;
+            sums[e] = live ? floats[swizzled(row, chunk) * 8 + e] : 0.0f;
         if (!args->first)
-            add_piece(sums, there, count);
-        write_piece(there, sums, count);
+            add_chunk(sums, there, count);
+        write_chunk(there, sums, count);
     }
     synchronize();
 }
 
-/* Notes column number `index`, a query that the tile's keys are seen by. */
-DEVICE void note_query(Columns *columns, const Keys *keys, const Args *args, int batch, int head, int index) {
-    long long line = line_of(args, batch, anew(head));
+/* Locates column number `index`, a query that sees the tile's keys. */
+DEVICE void locate_query(Columns *columns, const Keys *keys, const Args *args, int batch, int head, int index) {
+    long long line = line_of(args, batch, opaque(head));
     int position = -1;
-    float shift = NEVER, dot = 0.0f;
+    float shift = NEG_INF, dot = 0.0f;
     if (index < keys->total) {
         int branch, at = key_position(keys, index, &branch);
         float seen = LOAD(args->lse + line + at);
-        if (seen != NEVER)
+        if (seen != NEG_INF)
             shift = key_bias(keys, at, branch, args->once) - seen * LOG2E;
-        if (shift != NEVER)
+        if (shift != NEG_INF)
             position = at, dot = LOAD(args->delta + line + at);
     }
-    note_column(columns, index, position, 0.0f, shift, dot, args->causal);
+    put_column(columns, index, position, 0.0f, shift, dot, args->causal);
 }
 
-/* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the ring on). */
-DEVICE void differentiate_keys(float (*p)[2][4], float (*ds)[2][4], const Columns *columns, int slot, float scale2) {
+/* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the window on). */
+DEVICE void key_score_gradients(float (*p)[2][4], float (*ds)[2][4], const Columns *columns, int slot, float scale2) {
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         float4 terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
 #pragma unroll
-        for (int m = 0; m < PARTS; m++)
+        for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 p[m][n][e] = exp2_fast(p[m][n][e] * scale2 + (e % 2 ? terms.z : terms.x));
@@ -326,10 +331,10 @@ DEVICE void differentiate_keys(float (*p)[2][4], float (*ds)[2][4], const Column
 }
 
 /* 0 in `weight` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
-DEVICE void hide_later(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Args *args, const Tile *tile) {
+DEVICE void mask_future(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Args *args, const Tile *tile) {
     unsigned thread = this_thread();
 #pragma unroll
-    for (int m = 0; m < PARTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int own = own_position(args, tile, own_row(thread, m, h));
@@ -352,102 +357,102 @@ KERNEL(mma_dkeyvalue) {
     SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
-    SHARED uint4 buffer[4 * COLUMNS * PIECES], spare[SPARE * PARTS * THREADS];
+    SHARED uint4 buffer[4 * COLUMNS * CHUNKS], spare[SPARE * FRAGMENTS * THREADS];
     int element;
     Tile found;
     start_tiles(&item);
     while (next_tile(&args, &item, &found, &element)) {
-        unsigned own_key[PARTS][STEPS][4], own_value[PARTS][STEPS][4];
-        float dkey[PARTS][2 * STEPS][4], dvalue[PARTS][2 * STEPS][4];
+        unsigned own_key[FRAGMENTS][STEPS][4], own_value[FRAGMENTS][STEPS][4];
+        float dkey[FRAGMENTS][2 * STEPS][4], dvalue[FRAGMENTS][2 * STEPS][4];
         if (thread_index() == 0)
             tile = found, batch = element, heads_end = (found.head + 1) * group_of(&args);
         synchronize();
         clear(dkey), clear(dvalue);
-        load_own(own_key, own_value, buffer, args.key, args.value, batch, tile.head, &args, &tile);
+        load_row_fragments(own_key, own_value, buffer, args.key, args.value, batch, tile.head, &args, &tile);
 #pragma unroll
         for (int k = HELD; k < STEPS; k++)
 #pragma unroll
-            for (int m = 0; m < PARTS; m++) {
+            for (int m = 0; m < FRAGMENTS; m++) {
                 const unsigned *kept = own_value[m][k];
-                spare[spare_place(m, k)] = make_uint4(kept[0], kept[1], kept[2], kept[3]);
+                spare[spare_slot(m, k)] = make_uint4(kept[0], kept[1], kept[2], kept[3]);
             }
 #pragma unroll 1
         for (int head = heads_end - group_of(&args); head < heads_end; head++) {
             if (thread_index() == 0)
-                find_keys(&keys, &args, tile.row, serving(&args, tile.set, head), args.causal ? tile.row : 0, args.seq);
+                find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, head), args.causal ? tile.row : 0, args.seq);
             synchronize();
-            note_query(&columns, &keys, &args, batch, head, this_thread());
+            locate_query(&columns, &keys, &args, batch, head, this_thread());
             synchronize();
-            fetch_columns(buffer, &columns, 0, args.query, args.dout, batch, head, args.head_dim);
+            copy_columns(buffer, &columns, 0, args.query, args.dout, batch, head, args.head_dim);
 #pragma unroll 1
-            for (int column = 0; column < keys.total; column += CHUNK) {
+            for (int column = 0; column < keys.total; column += SCORE_COLUMNS) {
                 if (column % COLUMNS == 0) {
                     int next = column + COLUMNS, after = next + COLUMNS;
                     copy_async_wait(0);
                     synchronize();
                     if (next < keys.total)
-                        fetch_columns(buffer, &columns, next, args.query, args.dout, batch, head, args.head_dim);
+                        copy_columns(buffer, &columns, next, args.query, args.dout, batch, head, args.head_dim);
                     if (after < keys.total && after % THREADS == 0)
-                        note_query(&columns, &keys, &args, batch, head, after + this_thread());
+                        locate_query(&columns, &keys, &args, batch, head, after + this_thread());
                 }
-                int slot = column % RING;
+                int slot = column % WINDOW;
                 if (warp_is_idle(&tile) || (args.causal && columns.highest[slot / 32] < warp_begin(&args, &tile)))
                     continue;
                 int diagonal = args.causal && columns.lowest[slot / 32] < warp_end(&args, &tile);
-                const uint4 *chunk = buffer + half_of(column) + column % COLUMNS * PIECES;
-                float p[PARTS][2][4], ds[PARTS][2][4];
-                /* Where warps are synchronized, the compiler loads nothing ahead for which there are no registers. */
-                score(ds, own_value, HELD, spare, chunk + COLUMNS * PIECES);
-                score(p, own_key, STEPS, 0, chunk);
+                const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
+                float p[FRAGMENTS][2][4], ds[FRAGMENTS][2][4];
+                /* Across this barrier the compiler moves no loads, for which there would be no registers. */
+                score_tile(ds, own_value, HELD, spare, columns_at + COLUMNS * CHUNKS);
+                score_tile(p, own_key, STEPS, 0, columns_at);
                 synchronize_warp();
-                differentiate_keys(p, ds, &columns, slot, args.scale * LOG2E);
+                key_score_gradients(p, ds, &columns, slot, args.scale * LOG2E);
                 if (diagonal) {
-                    hide_later(p, &columns, slot, 1, &args, &tile);
-                    hide_later(ds, &columns, slot, 1, &args, &tile);
+                    mask_future(p, &columns, slot, 1, &args, &tile);
+                    mask_future(ds, &columns, slot, 1, &args, &tile);
                 }
-                gather(dvalue, p, chunk + COLUMNS * PIECES);
+                accumulate(dvalue, p, columns_at + COLUMNS * CHUNKS);
                 synchronize_warp();
-                gather(dkey, ds, chunk);
+                accumulate(dkey, ds, columns_at);
             }
             copy_async_wait(0);
             synchronize();
         }
         const unsigned char *mask = args.mask ? args.mask + batch * args.mask_batch : args.mask;
-        deposit(rows_of(args.dkey, batch, tile.head), dkey, args.scale, buffer, 0, mask, &args, &tile);
-        deposit(rows_of(args.dvalue, batch, tile.head), dvalue, 1.0f, buffer, 0, mask, &args, &tile);
+        write_gradient(rows_of(args.dkey, batch, tile.head), dkey, args.scale, buffer, 0, mask, &args, &tile);
+        write_gradient(rows_of(args.dvalue, batch, tile.head), dvalue, 1.0f, buffer, 0, mask, &args, &tile);
     }
 }
 
-/* Notes column number `index`, a key that the tile's queries see. */
-DEVICE void note_key(Columns *columns, const Keys *keys, const Args *args, int batch, int index) {
+/* Locates column number `index`, a key that the tile's queries see. */
+DEVICE void locate_key(Columns *columns, const Keys *keys, const Args *args, int batch, int index) {
     long long mask = batch * args->mask_batch;
     int position = -1;
-    float bias = NEVER;
+    float bias = NEG_INF;
     if (index < keys->total) {
         int branch, at = key_position(keys, index, &branch);
         if (!args->mask || !LOAD(args->mask + mask + at * args->mask_row))
             bias = key_bias(keys, at, branch, args->once);
-        if (bias != NEVER)
+        if (bias != NEG_INF)
             position = at;
     }
-    note_column(columns, index, position, bias, bias, 0.0f, args->causal);
+    put_column(columns, index, position, bias, bias, 0.0f, args->causal);
 }
 
-/* The terms of the scores of the tile's queries, by part and half of the sums: -lse log2(e), and delta. */
+/* The terms of the scores of the tile's queries, by fragment and half of the sums: -lse log2(e), and delta. */
 DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, const Args *args, const Tile *tile) {
 #pragma unroll
-    for (int m = 0; m < PARTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int position = own_position(args, tile, own_row(thread_index(), m, h));
             float seen = LOAD(args->lse + line + position);
-            shift[m][h] = seen == NEVER ? NEVER : -seen * LOG2E;
+            shift[m][h] = seen == NEG_INF ? NEG_INF : -seen * LOG2E;
             delta[m][h] = LOAD(args->delta + line + position);
         }
 }
 
-/* From scores and dout.v to dS, of queries (rows) and keys (columns from number `slot` of the ring on). */
-DEVICE void differentiate_queries(float (*ds)[2][4], float (*p)[2][4], const Columns *columns, int slot, float scale2,
+/* From scores and dout.v to dS, of queries (rows) and keys (columns from number `slot` of the window on). */
+DEVICE void query_score_gradients(float (*ds)[2][4], float (*p)[2][4], const Columns *columns, int slot, float scale2,
                                   float (*shift)[2], float (*delta)[2]) {
     int biased = columns->biased[slot / 32] != 0;
 #pragma unroll
@@ -456,7 +461,7 @@ DEVICE void differentiate_queries(float (*ds)[2][4], float (*p)[2][4], const Col
         if (biased)
             terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
 #pragma unroll
-        for (int m = 0; m < PARTS; m++)
+        for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float score2 = p[m][n][e] * scale2 + shift[m][e / 2];
@@ -472,13 +477,13 @@ KERNEL(mma_dquery) {
     SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
-    SHARED uint4 buffer[4 * COLUMNS * PIECES];
+    SHARED uint4 buffer[4 * COLUMNS * CHUNKS];
     int element;
     Tile found;
     start_tiles(&item);
     while (next_tile(&args, &item, &found, &element)) {
-        unsigned own_query[PARTS][STEPS][4], own_dout[PARTS][STEPS][4];
-        float dquery[PARTS][2 * STEPS][4], shift[PARTS][2], delta[PARTS][2];
+        unsigned own_query[FRAGMENTS][STEPS][4], own_dout[FRAGMENTS][STEPS][4];
+        float dquery[FRAGMENTS][2 * STEPS][4], shift[FRAGMENTS][2], delta[FRAGMENTS][2];
         if (thread_index() == 0) {
             int end = args.causal ? own_position(&args, &found, found.rows - 1) + 1 : args.seq;
             tile = found, batch = element, key_head = found.head / group_of(&args);
@@ -487,37 +492,37 @@ KERNEL(mma_dquery) {
         synchronize();
         clear(dquery);
         row_terms(shift, delta, line_of(&args, batch, tile.head), &args, &tile);
-        load_own(own_query, own_dout, buffer, args.query, args.dout, batch, tile.head, &args, &tile);
-        note_key(&columns, &keys, &args, batch, this_thread());
+        load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, batch, tile.head, &args, &tile);
+        locate_key(&columns, &keys, &args, batch, this_thread());
         synchronize();
-        fetch_columns(buffer, &columns, 0, args.key, args.value, batch, key_head, args.head_dim);
+        copy_columns(buffer, &columns, 0, args.key, args.value, batch, key_head, args.head_dim);
 #pragma unroll 1
-        for (int column = 0; column < keys.total; column += CHUNK) {
+        for (int column = 0; column < keys.total; column += SCORE_COLUMNS) {
             if (column % COLUMNS == 0) {
                 int next = column + COLUMNS, after = next + COLUMNS;
                 copy_async_wait(0);
                 synchronize();
                 if (next < keys.total)
-                    fetch_columns(buffer, &columns, next, args.key, args.value, batch, key_head, args.head_dim);
+                    copy_columns(buffer, &columns, next, args.key, args.value, batch, key_head, args.head_dim);
                 if (after < keys.total && after % THREADS == 0)
-                    note_key(&columns, &keys, &args, batch, after + this_thread());
+                    locate_key(&columns, &keys, &args, batch, after + this_thread());
             }
-            int slot = column % RING;
+            int slot = column % WINDOW;
             if (warp_is_idle(&tile) || (args.causal && columns.lowest[slot / 32] > warp_end(&args, &tile)))
                 continue;
             int diagonal = args.causal && columns.highest[slot / 32] > warp_begin(&args, &tile);
-            const uint4 *chunk = buffer + half_of(column) + column % COLUMNS * PIECES;
-            float p[PARTS][2][4], ds[PARTS][2][4];
-            score(p, own_query, STEPS, 0, chunk);
-            score(ds, own_dout, STEPS, 0, chunk + COLUMNS * PIECES);
-            differentiate_queries(ds, p, &columns, slot, args.scale * LOG2E, shift, delta);
+            const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
+            float p[FRAGMENTS][2][4], ds[FRAGMENTS][2][4];
+            score_tile(p, own_query, STEPS, 0, columns_at);
+            score_tile(ds, own_dout, STEPS, 0, columns_at + COLUMNS * CHUNKS);
+            query_score_gradients(ds, p, &columns, slot, args.scale * LOG2E, shift, delta);
             if (diagonal)
-                hide_later(ds, &columns, slot, -1, &args, &tile);
-            gather(dquery, ds, chunk);
+                mask_future(ds, &columns, slot, -1, &args, &tile);
+            accumulate(dquery, ds, columns_at);
         }
         copy_async_wait(0);
         synchronize();
         const float *lse = args.lse + line_of(&args, batch, tile.head);
-        deposit(rows_of(args.dquery, batch, tile.head), dquery, args.scale, buffer, lse, 0, &args, &tile);
+        write_gradient(rows_of(args.dquery, batch, tile.head), dquery, args.scale, buffer, lse, 0, &args, &tile);
     }
 }

@@ -1,15 +1,22 @@
-/* Attention on tensor cores: the rows of a tile run one softmax over all of their keys.
+/* Attention on tensor cores: the rows of a tile run one online softmax over all of their keys.
 
        score = log2(e) * scale * q.k + bias     out = sum of 2^(score - m) v / l     lse = ln(2) * (m + log2 l)
 
-   A warp has 16 * FRAGMENTS of the tile's rows, and takes KEY_TILE keys at a time: scores, weights and sums stay in its
-   registers, and so do the queries (HELD) where they fit. Meanwhile the next keys and values are on their way to shared memory.
-   A lane holds, of each 16 rows, rows lane / 4 and 8 further, and of each 8 columns the two from lane % 4 * 2 on.
+       query tile --> shared --> fragments (registers, if HELD), once a tile
+       for each key tile j of KEY_TILE visible keys, with keys j in shared memory:
+           start copying values j and keys j + 1 to their slots; locate keys j + 2, j + 3
+           score tile (registers) = query fragments . key fragments
+           online softmax step: scores --> weights (registers), the left fragments of the next product
+           wait for values j;    sum (registers) += weights . value fragments
+       sum / l --> shared, of a warp alone --> out;    m, l --> lse
 
-   Weights are relative to m, the largest score of a tile of keys some time ago. Only where the sum of weights shows that scores
-   have grown beyond it since, that tile of keys is computed again, relative to a new m: it is not looked for otherwise.
-   Key tiles whose keys all count once need no bias, and those before a warp's rows no comparison of positions; those after
-   its rows it leaves out.
+   A warp computes 16 * FRAGMENTS of the tile's rows: scores, weights and sums stay in its registers. With SLOTS 3 there are two
+   slots for keys and one for values; with SLOTS 2, one each, and keys j + 1 are copied while values j are multiplied. A lane
+   holds, of each 16 rows, rows lane / 4 and 8 further, and of each 8 columns the two from lane % 4 * 2 on.
+
+   Weights are relative to m, the largest score of an earlier key tile. Only where the sum of weights shows that scores have grown
+   far beyond m, that key tile is computed again, relative to a new m: no maximum is computed otherwise. Key tiles whose keys all
+   count once need no bias, those before a warp's rows need no comparison of positions, and those after its rows are left out.
 
    Dynamic shared memory, in rows of HEAD_DIM elements: SLOTS * KEY_TILE, and TILE_ROWS more unless HELD.
 
@@ -28,7 +35,7 @@
 #endif
 
 #define KEY_TILE 64
-#define NOTES 4
+#define KEY_TILES 4
 #define WARPS (THREADS / 32)
 #define FRAGMENTS (TILE_ROWS / 16 / WARPS)
 #define CHUNKS (HEAD_DIM / 8)
@@ -46,19 +53,17 @@
 #error "THREADS must be full warps that share TILE_ROWS by 16 rows, and no more than copy KEY_TILE rows at a time"
 #endif
 
-#define LOG2_E 1.44269504f
-#define LN_2 0.69314718f
 #define LOWEST (-3e38f)
-#define MOST_ADDED 4096.0f
-#define ANYWHERE 0x7fffffff
+#define MAX_ADDED 4096.0f
+#define MAX_POSITION 0x7fffffff
 
-/* What is known of a tile of keys before it is copied: where each is, -1 if it does not count, and by 32 keys the nearest and
-   farthest that count, and whether any has a bias. */
+/* A key tile before it is copied: the position of each key, -1 if it does not count, and by 32 keys the nearest and farthest that
+   count, and whether any has a bias. */
 typedef struct {
     int position[KEY_TILE];
     float bias[KEY_TILE];
     int nearest[2], farthest[2], biased[2];
-} Note;
+} KeyTile;
 
 /* What all threads need to know of a tile of rows; registers have no room for it. `key` and `value` are of its head. */
 typedef struct {
@@ -67,8 +72,8 @@ typedef struct {
     int batch, item;
     const Storage *key, *value;
     Keys keys;
-    Note note[NOTES];
-} Shared;
+    KeyTile key_tile[KEY_TILES];
+} TileState;
 
 /* The rows of a warp. */
 typedef struct {
@@ -77,19 +82,19 @@ typedef struct {
     unsigned query[HELD ? FRAGMENTS : 1][HEAD_DIM / 16][4];
 } Rows;
 
-/* Told anew wherever they are used: what is derived from them would else be kept in registers all the time. */
-DEVICE int thread_number(void) { return anew(thread_index()) & (THREADS - 1); }
-DEVICE int lane_number(void) { return anew(thread_index()) & 31; }
+/* Computed where they are used: what follows from them would otherwise be kept in registers all the time. */
+DEVICE int thread_number(void) { return opaque(thread_index()) & (THREADS - 1); }
+DEVICE int lane_number(void) { return opaque(thread_index()) & 31; }
 
 /* Which of the tile's rows is the warp's first. */
 DEVICE int first_row(void) { return thread_number() / 32 * (16 * FRAGMENTS); }
 
 /* Where a chunk of 8 elements of a row lies: any 8 rows from a multiple of 8 on have the same chunk in different banks. */
-DEVICE int place(int row, int chunk) { return row * HEAD_DIM + (chunk ^ row / (8 / SWAPPED) % SWAPPED) * 8; }
+DEVICE int swizzled(int row, int chunk) { return row * HEAD_DIM + (chunk ^ row / (8 / SWAPPED) % SWAPPED) * 8; }
 
-/* `place(row + own row, chunk + own chunk)`, given `own`, the place of these; row is a multiple of 8, own chunk 0 or 1, chunk
-   even. In bytes, so that all but the exclusive or is a constant part of an address. */
-DEVICE const void *further(const Storage *slot, int own, int row, int chunk) {
+/* `swizzled(row + own row, chunk + own chunk)`, given `own`, the swizzled place of own row and own chunk; row is a multiple of 8,
+   own chunk 0 or 1, chunk even. In bytes, so that all but the exclusive or is a constant part of an address. */
+DEVICE const void *swizzled_from(const Storage *slot, int own, int row, int chunk) {
     return (const char *)slot + (2 * own ^ chunk % SWAPPED * 16) + (row * HEAD_DIM + chunk / SWAPPED * SWAPPED * 8) * 2;
 }
 
@@ -100,13 +105,13 @@ DEVICE void copy_row(Storage *slot, int row, const Storage *from, long long stri
     const char *source = (const char *)(from + lane * 8) + (unsigned long long)(unsigned)position * (unsigned)(stride * 2);
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk += ROW_LANES)
-        copy_async_or_zero(slot + place(row, chunk + lane), source + chunk * 16,
+        copy_async_or_zero(slot + swizzled(row, chunk + lane), source + chunk * 16,
                            position >= 0 && (chunk + lane) * 8 < head_dim);
 #else
     for (int chunk = lane; chunk < CHUNKS; chunk += ROW_LANES)
         for (int i = 0; i < 8; i++) {
             int present = position >= 0 && chunk * 8 + i < head_dim;
-            slot[place(row, chunk) + i] = present ? LOAD(from + position * stride + chunk * 8 + i) : 0;
+            slot[swizzled(row, chunk) + i] = present ? LOAD(from + position * stride + chunk * 8 + i) : 0;
         }
 #endif
 }
@@ -123,56 +128,56 @@ DEVICE void copy_queries(Storage *slot, const Args *args, const Tile *tile, int 
 }
 
 /* Positions are read ahead: copies that follow each other at once are faster. */
-DEVICE void copy_keys(Storage *slot, const Storage *from, long long stride, const Note *note, int head_dim) {
+DEVICE void copy_keys(Storage *slot, const Storage *from, long long stride, const KeyTile *key_tile, int head_dim) {
     int first = thread_number() / ROW_LANES, position[KEY_TILE / COPIED];
 #pragma unroll
     for (int i = 0; i < KEY_TILE / COPIED; i++)
-        position[i] = note->position[first + i * COPIED];
+        position[i] = key_tile->position[first + i * COPIED];
 #pragma unroll
     for (int i = 0; i < KEY_TILE / COPIED; i++)
         copy_row(slot, first + i * COPIED, from, stride, position[i], head_dim);
     copy_async_commit();
 }
 
-/* Notes of two tiles of keys, from number `tile` on. */
-DEVICE void note_keys(Shared *shared, const Args *args, int tile) {
+/* Locates the keys of two key tiles, from number `tile` on. */
+DEVICE void locate_keys(TileState *shared, const Args *args, int tile) {
     for (int i = thread_index(); i < 2 * KEY_TILE; i += THREADS) {
         int index = tile * KEY_TILE + i, position = -1;
-        float bias = NEVER;
+        float bias = NEG_INF;
         if (index < shared->keys.total) {
             int branch, found = key_position(&shared->keys, index, &branch);
             bias = key_bias(&shared->keys, found, branch, args->once);
             if (args->mask && LOAD(args->mask + shared->batch * args->mask_batch + found * args->mask_row))
-                bias = NEVER;
-            position = bias == NEVER ? -1 : found;
+                bias = NEG_INF;
+            position = bias == NEG_INF ? -1 : found;
         }
-        Note *note = &shared->note[(tile + i / KEY_TILE) % NOTES];
-        note->position[i % KEY_TILE] = position;
-        note->bias[i % KEY_TILE] = bias;
-        int nearest = position < 0 ? ANYWHERE : position, farthest = position;
+        KeyTile *key_tile = &shared->key_tile[(tile + i / KEY_TILE) % KEY_TILES];
+        key_tile->position[i % KEY_TILE] = position;
+        key_tile->bias[i % KEY_TILE] = bias;
+        int nearest = position < 0 ? MAX_POSITION : position, farthest = position;
         if (args->causal)
-            nearest = least_of_warp(nearest), farthest = most_of_warp(farthest);
+            nearest = warp_min(nearest), farthest = warp_max(farthest);
         else
-            nearest = ballot(position >= 0) ? 0 : ANYWHERE;
+            nearest = ballot(position >= 0) ? 0 : MAX_POSITION;
         int biased = ballot(bias != 0.0f) != 0, part = i % KEY_TILE / 32;
         if (i % 32 == 0)
-            note->nearest[part] = nearest, note->farthest[part] = farthest, note->biased[part] = biased;
+            key_tile->nearest[part] = nearest, key_tile->farthest[part] = farthest, key_tile->biased[part] = biased;
     }
 }
 
-DEVICE void hold_queries(Rows *rows, const Storage *queries) {
-    int lane = lane_number(), own = place(first_row() + lane % 16, lane / 16);
+DEVICE void load_query_fragments(Rows *rows, const Storage *queries) {
+    int lane = lane_number(), own = swizzled(first_row() + lane % 16, lane / 16);
 #pragma unroll
     for (int f = 0; f < (HELD ? FRAGMENTS : 0); f++)
 #pragma unroll
         for (int k = 0; k < HEAD_DIM / 16; k++)
-            load_matrices_4(rows->query[f][k], further(queries, own, f * 16, k * 2));
+            load_matrices_4(rows->query[f][k], swizzled_from(queries, own, f * 16, k * 2));
 }
 
 /* score[row][key] = q.k */
-DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, const Storage *queries, const Storage *keys) {
+DEVICE void score_tile(float (*score)[KEY_TILE / 8][4], const Rows *rows, const Storage *queries, const Storage *keys) {
     int lane = lane_number();
-    int own_query = place(first_row() + lane % 16, lane / 16), own = place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    int own_query = swizzled(first_row() + lane % 16, lane / 16), own = swizzled(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -191,11 +196,11 @@ DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
                     for (int i = 0; i < 4; i++)
                         query[f][i] = rows->query[HELD ? f : 0][k][i];
                 else
-                    load_matrices_4(query[f], further(queries + from * 16, own_query, f * 16, k * 2));
+                    load_matrices_4(query[f], swizzled_from(queries + from * 16, own_query, f * 16, k * 2));
 #pragma unroll
             for (int n = 0; n < KEY_TILE / 16; n++) {
                 unsigned key[4];
-                load_matrices_4(key, further(keys + from * 16, own, n * 16, k * 2));
+                load_matrices_4(key, swizzled_from(keys + from * 16, own, n * 16, k * 2));
 #pragma unroll
                 for (int f = 0; f < FRAGMENTS; f++) {
                     mma(score[f][n * 2], query[f], key);
@@ -205,14 +210,14 @@ DEVICE void multiply_keys(float (*score)[KEY_TILE / 8][4], const Rows *rows, con
         }
 }
 
-/* Scores with scale and bias in place of products; NEVER for keys after a row, if there may be any. */
-DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Args *args, const Tile *tile, const Note *note, float scale,
-                          int compare) {
+/* Turns products into scores, with scale and bias; with `compare`, those of keys after a row become NEG_INF. */
+DEVICE void scale_and_mask(float (*score)[KEY_TILE / 8][4], const Args *args, const Tile *tile, const KeyTile *key_tile,
+                           float scale, int compare) {
     int lane = lane_number();
 #pragma unroll
     for (int n = 0; n < KEY_TILE / 8; n++) {
         int column = n * 8 + lane % 4 * 2;
-        float bias[2] = {note->bias[column], note->bias[column + 1]};
+        float bias[2] = {key_tile->bias[column], key_tile->bias[column + 1]};
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -225,23 +230,23 @@ DEVICE void finish_scores(float (*score)[KEY_TILE / 8][4], const Args *args, con
 #pragma unroll
     for (int n = 0; n < KEY_TILE / 8; n++) {
         int column = n * 8 + lane % 4 * 2;
-        int position[2] = {note->position[column], note->position[column + 1]};
+        int position[2] = {key_tile->position[column], key_tile->position[column + 1]};
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (position[i % 2] > row + (f * 16 + i / 2 * 8) * args->step)
-                    score[f][n][i] = NEVER;
+                    score[f][n][i] = NEG_INF;
     }
 }
 
-/* Raises the maxima to the scores, and scales what was summed accordingly. */
+/* The rest of an online softmax step: raises the maxima to the scores, and rescales total and sum. */
 DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*score)[KEY_TILE / 8][4]) {
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float top = NEVER;
+            float top = NEG_INF;
 #pragma unroll
             for (int n = 0; n < KEY_TILE / 8; n++)
                 top = fmaxf(top, fmaxf(score[f][n][h * 2], score[f][n][h * 2 + 1]));
@@ -256,10 +261,10 @@ DEVICE void raise_maxima(Rows *rows, float (*total)[2], float (*score)[KEY_TILE 
         }
 }
 
-/* weight = 2^(factor * score - m), in the form of left factors of products with the values, and their sums. Returns whether any
-   of these is too large, as none is after `raise_maxima`. */
-DEVICE int weigh(unsigned (*weight)[KEY_TILE / 16][4], float (*added)[2], const Rows *rows, float (*score)[KEY_TILE / 8][4],
-                 float factor) {
+/* weight = 2^(factor * score - m), as left fragments of products with the values, and their sums by row. Returns whether any of
+   the sums is too large, which none is after `raise_maxima`. */
+DEVICE int compute_weights(unsigned (*weight)[KEY_TILE / 16][4], float (*added)[2], const Rows *rows,
+                           float (*score)[KEY_TILE / 8][4], float factor) {
     int large = 0;
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
@@ -273,20 +278,20 @@ DEVICE int weigh(unsigned (*weight)[KEY_TILE / 16][4], float (*added)[2], const 
                 added[f][h] += low + high;
                 weight[f][n / 2][n % 2 * 2 + h] = pack(low, high);
             }
-            large |= added[f][h] > MOST_ADDED;
+            large |= added[f][h] > MAX_ADDED;
         }
     return ballot(large) != 0;
 }
 
 /* sum[row] += weight[row][key] * value[key] */
-DEVICE void add_values(Rows *rows, unsigned (*weight)[KEY_TILE / 16][4], const Storage *values) {
-    int lane = lane_number(), own = place(lane % 16, lane / 16);
+DEVICE void accumulate(Rows *rows, unsigned (*weight)[KEY_TILE / 16][4], const Storage *values) {
+    int lane = lane_number(), own = swizzled(lane % 16, lane / 16);
 #pragma unroll
     for (int k = 0; k < KEY_TILE / 16; k++)
 #pragma unroll
         for (int n = 0; n < CHUNKS / 2; n++) {
             unsigned value[4];
-            load_matrices_4_transposed(value, further(values, own, k * 16, n * 2));
+            load_matrices_4_transposed(value, swizzled_from(values, own, k * 16, n * 2));
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; f++) {
                 mma(rows->sum[f][n * 2], weight[f][k], value);
@@ -314,7 +319,7 @@ DEVICE float *lse_of(const Args *args, const Tile *tile, int batch) {
     return args->lse + ((long long)batch * args->heads + tile->head) * args->seq;
 }
 
-/* Nothing is summed yet, or what earlier launches left: their sum is `out`, relative to lse. */
+/* The state before any key: empty, or what earlier launches have left, whose sum is `out`, relative to lse. */
 DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Tile *tile, int batch) {
     int lane = lane_number();
 #pragma unroll
@@ -333,10 +338,10 @@ DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Ti
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int row = first_row() + f * 16 + h * 8 + lane / 4, position = tile->row + row * args->step;
-            float before = row < tile->rows ? LOAD(lse_of(args, tile, batch) + position) : NEVER;
-            if (before == NEVER)
+            float before = row < tile->rows ? LOAD(lse_of(args, tile, batch) + position) : NEG_INF;
+            if (before == NEG_INF)
                 continue;
-            rows->maximum[f][h] = before * LOG2_E, total[f][h] = lane % 4 == 0 ? 1.0f : 0.0f;
+            rows->maximum[f][h] = before * LOG2E, total[f][h] = lane % 4 == 0 ? 1.0f : 0.0f;
             const Storage *out = out_of(args, tile, batch) + position * args->out.row;
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++)
@@ -344,8 +349,8 @@ DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Ti
         }
 }
 
-/* Writes out and lse, by way of shared memory that only this warp uses. */
-DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Args *args, const Tile *tile, int batch, Storage *stage) {
+/* Writes out and lse, through shared memory that only this warp uses. */
+DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const Tile *tile, int batch, Storage *stage) {
     int lane = lane_number();
     Storage *out = out_of(args, tile, batch);
     float *lse = lse_of(args, tile, batch);
@@ -360,10 +365,10 @@ DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Args *args, const 
             int row = first_row() + f * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && row < tile->rows)
                 STORE(lse + tile->row + row * args->step,
-                      total > 0.0f ? LN_2 * (rows->maximum[f][h] + log2f(total)) : NEVER + total);
+                      total > 0.0f ? LN2 * (rows->maximum[f][h] + log2f(total)) : NEG_INF + total);
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++) {
-                unsigned *to = (unsigned *)(stage + place(row, n)) + lane % 4;
+                unsigned *to = (unsigned *)(stage + swizzled(row, n)) + lane % 4;
                 *to = pack(rows->sum[f][n][h * 2] * part, rows->sum[f][n][h * 2 + 1] * part);
             }
         }
@@ -374,7 +379,7 @@ DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Args *args, const 
             break;
         Storage *to = out + (tile->row + row * (long long)args->step) * args->out.row;
         for (int chunk = lane % ROW_LANES; chunk < CHUNKS; chunk += ROW_LANES) {
-            const Storage *from = stage + place(row, chunk);
+            const Storage *from = stage + swizzled(row, chunk);
 #if VECTOR
             if (chunk * 8 < args->head_dim)
                 store_words(to + chunk * 8, *(const uint4 *)from);
@@ -386,9 +391,9 @@ DEVICE void finish_rows(Rows *rows, float (*totals)[2], const Args *args, const 
     }
 }
 
-/* What a thread alone finds out about a tile, for all. */
-DEVICE void begin_tile(Shared *shared, const Args *args, const Tile *tile, int batch) {
-    int kv_head = tile->head / (anew(args->heads) / args->kv_heads), last = tile->row + (tile->rows - 1) * args->step;
+/* What one thread prepares of a tile, for all. */
+DEVICE void begin_tile(TileState *shared, const Args *args, const Tile *tile, int batch) {
+    int kv_head = tile->head / (opaque(args->heads) / args->kv_heads), last = tile->row + (tile->rows - 1) * args->step;
     shared->tile = *tile, shared->batch = batch;
     shared->key = (const Storage *)args->key.data + batch * args->key.batch + kv_head * args->key.head;
     shared->value = (const Storage *)args->value.data + batch * args->value.batch + kv_head * args->value.head;
@@ -396,67 +401,67 @@ DEVICE void begin_tile(Shared *shared, const Args *args, const Tile *tile, int b
 }
 
 /* Whether any row of the warp sees any of the keys. */
-DEVICE int any_seen(const Shared *shared, const Args *args, const Note *note) {
-    int first = first_row(), last = least(first + 16 * FRAGMENTS, shared->tile.rows) - 1;
-    int nearest = least(note->nearest[0], note->nearest[1]);
-    return last >= first && nearest <= (args->causal ? shared->tile.row + last * args->step : ANYWHERE - 1);
+DEVICE int warp_sees_any(const TileState *shared, const Args *args, const KeyTile *key_tile) {
+    int first = first_row(), last = min_of(first + 16 * FRAGMENTS, shared->tile.rows) - 1;
+    int nearest = min_of(key_tile->nearest[0], key_tile->nearest[1]);
+    return last >= first && nearest <= (args->causal ? shared->tile.row + last * args->step : MAX_POSITION - 1);
 }
 
-/* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to scores
-   as they are rounded: a product in a fused operation may exceed its rounded self, by far where it is huge, and each time anew. */
-DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, Shared *shared, const Args *args, const Note *note,
+/* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to
+   rounded scores: a product within a fused operation may exceed its rounded value, by far where it is huge, each time again. */
+DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, TileState *shared, const Args *args, const KeyTile *key_tile,
                    const Storage *queries, const Storage *keys, int raise) {
-    float (*total)[2] = shared->total[thread_number()], added[FRAGMENTS][2], scale = args->scale * LOG2_E;
-    int farthest = most(note->farthest[0], note->farthest[1]);
+    float (*total)[2] = shared->total[thread_number()], added[FRAGMENTS][2], scale = args->scale * LOG2E;
+    int farthest = max_of(key_tile->farthest[0], key_tile->farthest[1]);
     int compare = args->causal && farthest > shared->tile.row + first_row() * args->step;
-    int plain = !compare && !note->biased[0] && !note->biased[1] && scale >= 0.0f;
+    int plain = !compare && !key_tile->biased[0] && !key_tile->biased[1] && scale >= 0.0f;
     do {
         float score[FRAGMENTS][KEY_TILE / 8][4];
-        multiply_keys(score, rows, queries, keys);
+        score_tile(score, rows, queries, keys);
         if (raise || !plain)
-            finish_scores(score, args, &shared->tile, note, scale, compare);
+            scale_and_mask(score, args, &shared->tile, key_tile, scale, compare);
         if (raise)
             raise_maxima(rows, total, score);
-        raise = weigh(weight, added, rows, score, raise || !plain ? 1.0f : scale);
+        raise = compute_weights(weight, added, rows, score, raise || !plain ? 1.0f : scale);
     } while (raise);
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
         total[f][0] += added[f][0], total[f][1] += added[f][1];
 }
 
-DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, Shared *shared, Storage *slots) {
+DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, TileState *shared, Storage *slots) {
     Storage *queries = slots + (HELD ? SLOTS - 2 : SLOTS) * KEY_TILE * HEAD_DIM;
     Storage *values = slots + (SLOTS - 1) * KEY_TILE * HEAD_DIM;
     copy_queries(queries, args, tile, batch);
     if (thread_index() == 0)
         begin_tile(shared, args, tile, batch);
     synchronize();
-    note_keys(shared, args, 0);
+    locate_keys(shared, args, 0);
     synchronize();
-    copy_keys(slots, shared->key, args->key.row, &shared->note[0], args->head_dim);
+    copy_keys(slots, shared->key, args->key.row, &shared->key_tile[0], args->head_dim);
 
     Rows rows;
     start_rows(&rows, shared->total[thread_number()], args, &shared->tile, shared->batch);
     copy_async_wait(1);
     synchronize();
-    hold_queries(&rows, queries);
+    load_query_fragments(&rows, queries);
 
     for (int j = 0; j * KEY_TILE < shared->keys.total; j++) {
-        const Note *note = &shared->note[j % NOTES], *next = &shared->note[(j + 1) % NOTES];
+        const KeyTile *key_tile = &shared->key_tile[j % KEY_TILES], *next = &shared->key_tile[(j + 1) % KEY_TILES];
         Storage *keys = slots + (SLOTS > 2 ? j % 2 * KEY_TILE * HEAD_DIM : 0);
         Storage *next_keys = slots + (SLOTS > 2 ? (j + 1) % 2 * KEY_TILE * HEAD_DIM : 0);
         int more = (j + 1) * KEY_TILE < shared->keys.total;
         copy_async_wait(0);
         synchronize();
-        copy_keys(values, shared->value, args->value.row, note, args->head_dim);
+        copy_keys(values, shared->value, args->value.row, key_tile, args->head_dim);
         if (SLOTS > 2 && more)
             copy_keys(next_keys, shared->key, args->key.row, next, args->head_dim);
         if (j % 2 == 0 && more)
-            note_keys(shared, args, j + 2);
-        int seen = any_seen(shared, args, note);
+            locate_keys(shared, args, j + 2);
+        int seen = warp_sees_any(shared, args, key_tile);
         unsigned weight[FRAGMENTS][KEY_TILE / 16][4];
         if (seen)
-            attend(weight, &rows, shared, args, note, queries, keys, j == 0 && args->first);
+            attend(weight, &rows, shared, args, key_tile, queries, keys, j == 0 && args->first);
         if (SLOTS > 2 && more)
             copy_async_wait(1);
         else
@@ -465,15 +470,15 @@ DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, Shared *
         if (SLOTS == 2 && more)
             copy_keys(next_keys, shared->key, args->key.row, next, args->head_dim);
         if (seen)
-            add_values(&rows, weight, values);
+            accumulate(&rows, weight, values);
     }
     copy_async_wait(0);
     synchronize();
-    finish_rows(&rows, shared->total[thread_number()], args, &shared->tile, shared->batch, slots);
+    write_rows(&rows, shared->total[thread_number()], args, &shared->tile, shared->batch, slots);
 }
 
 KERNEL(mma_forward) {
-    SHARED Shared shared;
+    SHARED TileState shared;
     DYNAMIC_SHARED(bytes);
     Tile tile;
     int batch;

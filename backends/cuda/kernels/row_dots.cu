@@ -1,7 +1,10 @@
 /* delta[b, h, i] = dout[b, i, h] . out[b, i, h], in fp32, of tensors of any STORAGE: what both gradients subtract.
 
-   THREADS: any multiple of 32. LANES threads of a warp share a row, and each has several vectors of 4 under way. Rows are taken in
-   the order of delta, whatever the tiles of the call. */
+       dout row --+
+       out row  --+--> quads (registers) --> sum of LANES lanes (shuffles) --> delta      loop over rows, in the order of delta
+
+   THREADS: any multiple of 32. LANES threads of a warp share a row, and each loads several quads before it uses them. Neither
+   tiles nor shared memory are used. */
 #include "stored.cuh"
 
 enum {
@@ -17,7 +20,7 @@ DEVICE const Storage *row_of(const View *view, int batch, int head, int row) {
 /* left . right of the elements of a row that are this lane's. */
 DEVICE float share_of_dot(const Storage *left, const Storage *right, int head_dim) {
     int lane = thread_index() % LANES;
-    Stored a[QUADS], b[QUADS];
+    Quad a[QUADS], b[QUADS];
     float sum = 0.0f;
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
@@ -26,7 +29,7 @@ DEVICE float share_of_dot(const Storage *left, const Storage *right, int head_di
     }
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
-        float4 x = numbers(a[q]), y = numbers(b[q]);
+        float4 x = to_floats(a[q]), y = to_floats(b[q]);
         sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
     }
     return sum;

@@ -1,4 +1,6 @@
-/* Four numbers of a row of a tensor at a time, as they are stored and as fp32. */
+/* Quads: four numbers of a row, as they are stored (STORAGE) and as fp32.
+
+       global row --load_four--> Quad (registers, as stored) --to_floats--> float4 --to_quad, store_four--> global row */
 #ifndef DILKIT_STORED
 #define DILKIT_STORED
 
@@ -6,33 +8,33 @@
 
 #if STORAGE
 
-typedef unsigned long long Stored;
+typedef unsigned long long Quad;
 
-DEVICE Stored stored(Storage a, Storage b, Storage c, Storage d) {
-    return a | (Stored)b << 16 | (Stored)c << 32 | (Stored)d << 48;
+DEVICE Quad make_quad(Storage a, Storage b, Storage c, Storage d) {
+    return a | (Quad)b << 16 | (Quad)c << 32 | (Quad)d << 48;
 }
-DEVICE float4 numbers(Stored x) {
+DEVICE float4 to_floats(Quad x) {
     unsigned low = (unsigned)x, high = (unsigned)(x >> 32);
     return make_float4(low_of(low), high_of(low), low_of(high), high_of(high));
 }
-DEVICE Stored rounded(float4 x) { return pack(x.x, x.y) | (Stored)pack(x.z, x.w) << 32; }
+DEVICE Quad to_quad(float4 x) { return pack(x.x, x.y) | (Quad)pack(x.z, x.w) << 32; }
 
 #else
 
-typedef float4 Stored;
+typedef float4 Quad;
 
-DEVICE Stored stored(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
-DEVICE float4 numbers(Stored x) { return x; }
-DEVICE Stored rounded(float4 x) { return x; }
+DEVICE Quad make_quad(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
+DEVICE float4 to_floats(Quad x) { return x; }
+DEVICE Quad to_quad(float4 x) { return x; }
 
 #endif
 
 /* Four numbers at `place`, of which `count` exist; the others are 0. */
-DEVICE Stored load_four(const Storage *place, int count) {
+DEVICE Quad load_four(const Storage *place, int count) {
 #if VECTOR
-    return count > 0 ? LOAD((const Stored *)place) : stored(0, 0, 0, 0);
+    return count > 0 ? LOAD((const Quad *)place) : make_quad(0, 0, 0, 0);
 #else
-    return stored(count > 0 ? LOAD(place) : 0, count > 1 ? LOAD(place + 1) : 0, count > 2 ? LOAD(place + 2) : 0,
+    return make_quad(count > 0 ? LOAD(place) : 0, count > 1 ? LOAD(place + 1) : 0, count > 2 ? LOAD(place + 2) : 0,
                   count > 3 ? LOAD(place + 3) : 0);
 #endif
 }
@@ -40,7 +42,7 @@ DEVICE Stored load_four(const Storage *place, int count) {
 DEVICE void store_four(Storage *place, float4 x, int count) {
 #if VECTOR
     if (count > 0)
-        STORE((Stored *)place, rounded(x));
+        STORE((Quad *)place, to_quad(x));
 #else
     float each[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -50,8 +52,8 @@ DEVICE void store_four(Storage *place, float4 x, int count) {
 #endif
 }
 
-/* The row at `position`, by that at 0: sums of bytes, which take fewer instructions. Where vectors are allowed, rows are less than
-   2^32 bytes apart. */
+/* The row at `position`, given the row at 0. The sum is one of bytes, which needs fewer instructions. Where vectors are allowed,
+   rows are less than 2^32 bytes apart. */
 DEVICE const Storage *row_at(const Storage *first, int position, long long stride) {
     unsigned long long apart = stride * sizeof(Storage);
 #if VECTOR

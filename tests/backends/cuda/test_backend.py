@@ -299,11 +299,15 @@ class TestRefusals:
     ("device", "dtype", "text"),
     [
         ("sm_61", "float32", "fp32 on CUDA cores; fp32_forward"),
-        ("sm_61", "float16", "fp32 arithmetic; the fp16 units of this generation are 1/64 as fast; fp32_forward"),
-        ("sm_52", "float16", "fp32 arithmetic; there are no fp16 units; fp32_forward"),
+        ("sm_61", "float16", "fp32 arithmetic; the float16 units of this GPU run at 1/64 of the float32 rate; fp32_forward"),
+        (
+            "sm_52",
+            "float16",
+            "fp32 arithmetic; there is no float16 arithmetic on this GPU; what it saves is memory; fp32_forward",
+        ),
         ("sm_70", "float16", "fp32 arithmetic; tensor cores before 7.5"),
         ("sm_75", "float16", "tensor cores; mma_forward"),
-        ("sm_75", "bfloat16", "fp32 arithmetic; tensor cores know bf16 from 8.0 on; fp32_forward"),
+        ("sm_75", "bfloat16", "fp32 arithmetic; no GPU below 8.0 has bfloat16 units; fp32_forward"),
         ("sm_90", "bfloat16", "tensor cores; mma_forward"),
     ],
 )

@@ -191,7 +191,7 @@ def test_more_shared_memory_than_any_gpu_has_is_refused() -> None:
         HostLauncher().launch(kernel, 1, np.zeros((), ARGUMENTS), memory={})
 
 
-def test_a_compiler_error_is_told() -> None:
+def test_a_compiler_error_is_reported() -> None:
     kernel = SimpleNamespace(
         source=SHIM / "trials.cu", name="right", macros=dict(THREADS=-1, BLOCKS=1, STORAGE=0), shared_bytes=0
     )

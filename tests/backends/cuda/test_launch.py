@@ -1,4 +1,4 @@
-"""Launches through CuPy: what CuPy and torch are told, by recording fakes of both, and that the true CuPy takes it."""
+"""Launches through CuPy: what CuPy and torch are asked for, by recording fakes of both, and that the true CuPy accepts it."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def run(case: Case) -> Result:
 
 def hasten() -> None:
     """Two things that take the simulator most of its time: asking threads without pause whether they wait, and reading the
-    sources of everyone up the stack to tell where an array in shared memory is made."""
+    sources of all callers to find out where an array in shared memory is made."""
     is_alive = kernel.BlockThread.is_alive
 
     def asked_slowly(thread: Any) -> bool:

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define DEVICE static inline __attribute__((unused))
-#define APART(branch) ((void)0)
+#define KEEP_APART(branch) ((void)0)
 
 /* With HOST_CHECKED the compiler has a function called before each access to memory, but for those of UNCHECKED functions.
    SITE: the place in the code where the function has been called; the launcher makes a file and a line of it. */
@@ -35,7 +35,7 @@ extern char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attri
 #include "numbers.h"
 #include "warp.h"
 
-DEVICE int anew(int x) { return x; }
+DEVICE int opaque(int x) { return x; }
 
 /* `host_launch_...` is what the launcher calls: 0, or 1 with what went wrong in launch->error. */
 #define KERNEL(name)                                                                                                              \

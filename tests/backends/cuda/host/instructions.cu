@@ -43,8 +43,8 @@ KERNEL(words) {
     case 11: out = shuffle_word(word, lane / 2 + args.amount); break;
     case 12: out = shuffle_word_xor(word, args.amount); break;
     case 13: out = ballot(word & 1); break;
-    case 14: out = (unsigned)least_of_warp((int)word); break;
-    case 15: out = (unsigned)most_of_warp((int)word); break;
+    case 14: out = (unsigned)warp_min((int)word); break;
+    case 15: out = (unsigned)warp_max((int)word); break;
     }
     STORE(args.out + place, out);
 }

@@ -14,7 +14,7 @@ KERNEL(list_keys) {
             int last = tile.row + (tile.rows - 1) * args.step, place = item * heads + h;
             synchronize();
             if (thread_index() == 0) {
-                unsigned set = serving(&args, tile.set, tile.head * heads + h);
+                unsigned set = serving_branches(&args, tile.set, tile.head * heads + h);
                 int lowest = BY_KEYS && args.causal ? tile.row : 0, highest = !BY_KEYS && args.causal ? last + 1 : args.seq;
                 find_keys(&keys, &args, tile.row, set, lowest, highest);
                 STORE((int *)args.dquery.data + place, keys.total);

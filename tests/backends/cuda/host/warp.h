@@ -23,7 +23,7 @@ UNCHECKED static void host_collect(Lane *lanes, const Together *together) {
 }
 
 /* Memory is in order from here on, among these lanes. */
-static void host_meet(Lane *lanes, const Together *together) {
+static void host_join(Lane *lanes, const Together *together) {
     (void)together;
     host_warp_barrier_passed((int)(lanes - host.lane) / WARP);
 }
@@ -94,7 +94,7 @@ UNCHECKED static void host_multiply(Lane *lanes, const Together *together) {
     }
 }
 
-static const Together SYNCHRONIZE_WARP = {"synchronize_warp", host_meet, 0, 0, 0}, SHUFFLE = {"shuffle", host_exchange, 0, 0, 0},
+static const Together SYNCHRONIZE_WARP = {"synchronize_warp", host_join, 0, 0, 0}, SHUFFLE = {"shuffle", host_exchange, 0, 0, 0},
                       BALLOT = {"ballot", host_collect, 0, 0, 0};
 static const Together LOAD_MATRICES[2][3] = {
     {{"load_matrix", host_load_matrices, 1, 0, 0}, {"load_matrices_2", host_load_matrices, 2, 0, 0},
@@ -151,8 +151,8 @@ static inline int host_below(int delta) { return host.current % WARP >= delta ? 
 #define shuffle_up(value, delta) host_float(host_shuffle(host_bits(value), host_below(delta), HOST_PLACE))
 #define shuffle_word(word, lane) host_shuffle(word, lane, HOST_PLACE)
 #define shuffle_word_xor(word, mask) host_shuffle(word, host.current ^ (mask), HOST_PLACE)
-#define least_of_warp(x) host_least(x, HOST_PLACE)
-#define most_of_warp(x) (~host_least(~(x), HOST_PLACE))
+#define warp_min(x) host_least(x, HOST_PLACE)
+#define warp_max(x) (~host_least(~(x), HOST_PLACE))
 
 #define load_matrix(out, row) host_load(0, 0, out, row, HOST_PLACE)
 #define load_matrices_2(out, row) host_load(1, 0, out, row, HOST_PLACE)

@@ -1,99 +1,29 @@
-"""The kernels in numba.cuda: run in numba's simulator, compiled with no GPU at hand, and launched on recording fakes."""
+"""The backend of the kernels in numba.cuda, by a launcher that records and by fakes of numba."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import warnings
 from collections.abc import Iterator
-from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.project import ROOT, succeed
+from helpers.project import succeed
 from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends.numba import backend as numba_cuda
-from dilkit.backends.numba.arguments import Options, TensorView, Tiling, view
+from dilkit.backends.numba.arguments import Options, TensorView, Tiling
 from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda
-from dilkit.backends.numba.tilings import TABLE, tiling_for
+from dilkit.backends.numba.tilings import tiling_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.problem import Problem
 
 GROUPS = Pattern([256, 512, 512], [1, 4, 64])
-STATIC_BYTES = 48 * 1024
-"""Shared memory that a kernel may declare on any GPU."""
-
-needs_numba = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
-needs_nvvm = pytest.mark.skipif(
-    find_spec("nvidia.cuda_nvcc") is None, reason="nvidia-cuda-nvcc-cu12 is not installed, which has the compiler, NVVM"
-)
-
-
-def simulate(*options: str) -> str:
-    return succeed(sys.executable, str(ROOT / "tests/backends/numba/simulate.py"), *options, cwd=ROOT, OMP_NUM_THREADS="1")
-
-
-@needs_numba
-@pytest.mark.parametrize("share", ["1/6", *(pytest.param(f"{i}/6", marks=pytest.mark.kernels) for i in range(2, 7))])
-def test_kernels_agree_with_the_oracle_in_the_simulator(share: str) -> None:
-    """A case of every other feature, with `make kernels` of every one, forward and gradients; the run tells of each."""
-    print(simulate("--share", share))
-
-
-def compiled(capability: str, dtype: str, head_dim: int) -> dict[str, dict[str, Any]]:
-    script = str(ROOT / "tests/helpers/numba_compile.py")
-    return json.loads(succeed(sys.executable, script, capability, dtype, str(head_dim), cwd=ROOT))
-
-
-def check_code(found: dict[str, dict[str, Any]]) -> None:
-    """Registers hold what is summed, 16 bytes are read at once, and a block fits on any GPU."""
-    assert sorted(found) == sorted(TABLE)
-    for role, facts in found.items():
-        assert facts["packed"] == facts["parameters"], f"{role}: a launch would pass the wrong arguments"
-        assert facts["depots"] == 0, f"{role}: local arrays lie in local memory"
-        assert role == "dots" or facts["vector_loads"] > 0, f"{role}: nothing is read four numbers at a time"
-        assert facts.get("stack", 0) == facts.get("spills", 0) == 0, f"{role}: {facts}"
-        assert facts.get("shared", 0) <= STATIC_BYTES, f"{role}: {facts}"
-        assert facts.get("registers", 0) * facts["threads"] <= 65536, f"{role}: {facts}"
-
-
-@needs_numba
-@needs_nvvm
-@pytest.mark.kernels
-@pytest.mark.parametrize(("capability", "dtype", "head_dim"), [("6.1", "float32", 64)])
-def test_kernels_compile_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
-    check_code(compiled(capability, dtype, head_dim))
-
-
-@needs_numba
-@needs_nvvm
-@pytest.mark.kernels
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("capability", ["6.1", "8.0", "9.0"])
-def test_every_kernel_compiles_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
-    check_code(compiled(capability, dtype, head_dim))
-
-
-@pytest.mark.parametrize("tiling", sorted({tiling for row in TABLE.values() for tiling in row}, key=str), ids=str)
-def test_threads_share_tiles_evenly(tiling: Tiling) -> None:
-    assert tiling.rows % tiling.down == tiling.columns % tiling.down == 0
-    assert tiling.columns % tiling.across == tiling.columns % 4 == 0
-    assert tiling.head_dim % (4 * tiling.across) == 0
-    assert tiling.threads % tiling.columns == 0
-    assert tiling.threads >= tiling.rows
-
-
-def test_a_head_dim_takes_the_next_tiling() -> None:
-    assert [tiling_for("forward", size).head_dim for size in (1, 16, 17, 96, 97, 128)] == [16, 16, 32, 96, 128, 128]
-    with pytest.raises(ValueError, match="head_dim=129: kernels are made for at most 128"):
-        tiling_for("dquery", 129)
 
 
 class Recorder:
@@ -174,20 +104,6 @@ def test_backward_writes_delta_then_the_gradients() -> None:
         assert given_delta is delta
         expected = results[:1] if launch.role == "dquery" else results[1:]
         assert [x.numbers.data_ptr() for x in written] == [x.data_ptr() for x in expected]
-
-
-def test_a_view_reaches_from_the_first_number_to_the_last() -> None:
-    whole = torch.arange(3.0 * 5 * 4 * 8, requires_grad=True)
-    x = whole.view(3, 5, 4, 8).transpose(1, 2)[1:, 1:, ::2, 2:6]
-    numbers, *strides = view(x)
-    assert strides == [160, 8, 64]
-    assert not numbers.requires_grad
-    assert numbers.data_ptr() == x.data_ptr()
-    assert (numbers[0], numbers[-1]) == (x[0, 0, 0, 0], x[-1, -1, -1, -1])
-    index = torch.tensor(strides) @ torch.tensor([1, 2, 1]) + 3
-    assert numbers[index] == x[1, 2, 1, 3]
-    expanded = torch.ones(1, 1, 4).expand(2, 7, 3, 4)
-    assert (view(expanded).numbers.tolist(), view(expanded)[1:]) == ([1.0] * 4, (0, 0, 0))
 
 
 def test_a_group_without_tiles_is_not_launched() -> None:
