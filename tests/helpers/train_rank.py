@@ -23,7 +23,7 @@ from dilkit.tools import cli
 from dilkit.tools.console import ranks as job
 from dilkit.tools.demo.text.model import ModelConfig
 from dilkit.tools.demo.text.task import RECIPE, TextTask, held_out_windows
-from dilkit.tools.demo.trainer import Trainer
+from dilkit.tools.demo.trainer import Trainer, train
 from dilkit.tools.results.kinds.demo import Budget
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
@@ -81,8 +81,8 @@ def demo_losses(comm: Comm) -> dict[str, Any]:
     """Twenty steps of the demo, on short and on whole windows: all losses, the parameters, what was sent."""
     task = TextTask(TEXT, held_out_windows(TEXT, CONFIG.context)[:2], CONFIG, 0, comm)
     trainer = Trainer(task, Budget(steps=20), RECIPE)
-    trainer.run(8, lambda: None, lambda: None)
-    losses = [point.loss for point in trainer.train + trainer.held_out]
+    train([trainer], 8, lambda: None, lambda: None)
+    losses = [point.loss for point in trainer.progress.train + trainer.progress.held_out]
     return dict(losses=losses, sent=task.sent, parameters=[p.detach().clone() for p in task.model.parameters()])
 
 

@@ -108,10 +108,9 @@ def _run_image(args: argparse.Namespace) -> int:
         raise ValueError(f"--image: trains in one process; start it without {started.launcher}")
     make_folder("--out", args.out)
     load_torch()
-    from dilkit.tools.demo.image.job import ImageJob
-    from dilkit.tools.demo.image.model import ImageConfig
+    from dilkit.tools.demo.image.job import train_and_compare
 
-    return ImageJob(args, ImageConfig()).run()
+    return train_and_compare(args)
 
 
 def _check_meaning(args: argparse.Namespace) -> None:

@@ -153,33 +153,6 @@ def test_without_matplotlib_the_extra_is_named(
     assert "hilbert" in output(capsys, *SMALL)
 
 
-BAD = [
-    ("--shape 64y64", "--shape: '64y64': '64y64' is not a whole number of 1 or more; write sides as 64x64"),
-    ("--shape 0x4", "--shape: '0x4': '0' is not a whole number of 1 or more"),
-    ("--shape 2x2x2x2", "--shape: '2x2x2x2' has 4 sides; a grid has 1, 2 or 3"),
-    ("--shape 1Mx1M", "--shape: 1,099,511,627,776 tokens are more than this command measures; at most 16,777,216"),
-    ("--curve peano", "--curve: invalid choice: 'peano'"),
-    ("--segments 4,", "--segments: '' is not a whole number"),
-    ("--rates 0", "--rates: '0' is not a whole number"),
-    ("--tile 4x4x4", "--tile: 4x4x4 has 3 sides, the grid 2; give one for each"),
-    ("--window 3x3x3", "--window: 3x3x3 has 3 sides, the grid 2"),
-    ("--window 3x4", "--window: 3x4 has an even side, which has no middle cell"),
-    ("--png x.jpg", "--png: 'x.jpg' must end in .png, .svg, .pdf"),
-    ("--png no/such/folder/x.png", "--png: the folder 'no/such/folder' does not exist"),
-    ("--shape 4x2000 --png x.png", "--shape: a side of 2,000 is more than a picture can show; at most 1,024"),
-    ("--shape 64x64x64 --png x.png", "--shape: 262,144 cells in space are more than a picture can show; at most 32,768"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), BAD, ids=[options for options, _ in BAD])
-def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
-    assert main(["order", *options.split()]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
-    assert not printed.out
-
-
 def test_sides_as_people_write_them() -> None:
     assert (sides("64x48"), sides("1KX2"), sides("7"), sides("2x3x4")) == ((64, 48), (1024, 2), (7,), (2, 3, 4))
     with pytest.raises(argparse.ArgumentTypeError, match="'x4'"):

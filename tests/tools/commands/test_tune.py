@@ -247,27 +247,6 @@ def test_a_malformed_file_is_not_shown_but_can_be_removed(file: Path, capsys: py
     assert not file.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--seq", "8", "--seqs", "8,16"], "--seqs: does not go with --seq 8"),
-        (["--seqs", "32,x"], "--seqs: 'x' is not a whole number"),
-        (["--budget", "0"], "--budget: '0' is not a number of seconds above 0"),
-        (["--repeats", "0"], "--repeats: '0' is not a whole number of 1 or more"),
-        (["--passes", "backward"], "--passes: invalid choice: 'backward'"),
-        (["--backend", "nobody"], "--backend: 'nobody' is not a known backend"),
-        (["--show", "--clear"], "--clear: not allowed with argument --show"),
-        (["--device", "cuda:99"], "--device: 'cuda:99' is not there"),
-    ],
-    ids=" ".join,
-)
-def test_bad_arguments(file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str) -> None:
-    assert run(*arguments) == 2
-    error = capsys.readouterr().err
-    assert complaint in error
-    assert error.count("\n") == 1
-
-
 def test_there_must_be_a_file_to_write(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TUNED.name, str(file / "below" / "tuned.json"))
     file.parent.mkdir()

@@ -8,7 +8,7 @@ from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.pattern import Pattern
-from dilkit.tools.commands.plan.facts import Speed, baselines, choice, one_rank, schedule_facts
+from dilkit.tools.commands.plan.facts import Schedule, Speed
 from dilkit.tools.commands.plan.report import Report, document
 from dilkit.tools.console.arguments import add_call_arguments, add_pattern_arguments, pattern_of, problem_of, set_series, whole
 from dilkit.tools.console.quantities import bandwidth, flops
@@ -63,18 +63,10 @@ def collect(args: argparse.Namespace) -> Report:
     if args.seq < args.world_size:
         raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
     set_series(args)
-    pattern, rows = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask)
+    pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), Speed(args.bandwidth, args.flops)
     plans, refused = _plans(args, pattern, shard_cuts(args.seq, args.world_size, pattern))
-    speed = Speed(args.bandwidth, args.flops)
     return Report(
-        problem=problem_of(args),
-        world_size=args.world_size,
-        speed=speed,
-        schedules={name: schedule_facts(plan, rows, speed) for name, plan in plans.items()},
-        refused=refused,
-        baselines=baselines(next(iter(plans.values())), rows, speed),
-        choice=choice(plans, rows),
-        rank={name: one_rank(plan, rows, args.rank, speed) for name, plan in plans.items() if args.rank is not None},
+        problem_of(args), speed, {name: Schedule(plan, rows, speed) for name, plan in plans.items()}, refused, args.rank
     )
 
 

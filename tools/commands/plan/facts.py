@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,10 @@ from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import segment_shards
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows
 from dilkit.tools.console.text import in_bytes
+from dilkit.tools.results.decode import encode
 
 BACKWARD = 2.5
 """Nominal FLOPs of a backward pass, in those of a forward pass."""
-LEGS = ("there", "back", "ring", "total")
 Numbers = NDArray[Any]
 
 
@@ -32,151 +33,138 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The smallest, the mean and the largest number of all ranks; `balance` is the largest in units of the mean."""
-
-    min: int
-    mean: float
-    max: int
-    balance: float
-
-    @classmethod
-    def of(cls, counts: Numbers) -> Spread:
-        """Of `(world_size,)` numbers."""
-        mean = float(counts.sum() / len(counts))
-        return cls(int(counts.min()), mean, int(counts.max()), float(counts.max() / mean) if mean else 1.0)
-
-
-@dataclass(frozen=True)
 class Schedule:
-    """All about one schedule. Bytes are by phase, memory and times by what they are of; times are those of the slowest rank."""
+    """What a plan moves, computes, holds and takes: arrays `(world_size,)`, a number for each rank."""
 
-    explanation: list[str]
-    branches: list[BranchFacts]
-    sent_bytes: dict[str, Spread]
-    flops: Spread
-    memory_bytes: dict[str, Spread]
-    seconds: dict[str, float]
-    by_rank: dict[str, list[int]]
+    plan: ExchangePlan
+    rows: Rows
+    speed: Speed
+
+    @cached_property
+    def traffic(self) -> dict[str, PhaseTraffic]:
+        """Bytes sent and received, by phase."""
+        return {phase: self.plan.traffic(phase, self.rows) for phase in PHASES}
+
+    @cached_property
+    def flops(self) -> dict[str, Numbers]:
+        """Nominal FLOPs of a forward pass, as `Pattern.flops` counts them, by when they are done."""
+        unit = 4 * self.rows.head_dim * self.rows.batch
+        return {name: getattr(self.plan.all_work, name) * unit for name in ("local", "moved", "ring", "total")}
+
+    @cached_property
+    def memory(self) -> dict[str, Numbers]:
+        """Bytes by kind; weights and what a backend needs beside its results are not among them.
+
+        Inputs are query, key, value (and mask); results out and lse; gradients those of the results and of the inputs.
+        """
+        plan, rows = self.plan, self.rows
+        tokens = np.diff(np.array(plan.cuts, np.int64)) * rows.batch
+        queries, keys = plan.heads * rows.row_bytes, 2 * plan.kv_heads * rows.row_bytes
+        found: dict[str, Numbers] = {
+            "inputs": tokens * (queries + keys + rows.key_padding_mask),
+            "results": tokens * (queries + plan.heads * rows.lse_bytes),
+            "gradients": tokens * (2 * queries + keys),
+            "exchange buffers": exchange_buffer_bytes(plan, rows),
+            "ring buffers": ring_buffer_bytes(plan, rows),
+        }
+        return {**found, "total": np.sum(list(found.values()), axis=0)}
+
+    @cached_property
+    def seconds(self) -> dict[str, Numbers]:
+        """Of forward and backward together; no rank is thought to wait for another's work.
+
+        overlapped = max(local work, rows there) + work on rows moved + max(work round rings, ring + results back)
+        """
+        parts = (np.array(self.flops[name], float) / self.speed.flops for name in ("local", "moved", "ring"))
+        local, moved, ring = parts
+        compute, sending, overlapped = (np.zeros(self.plan.world_size) for _ in range(3))
+        for traffic, factor in zip(self.traffic.values(), (1.0, BACKWARD), strict=True):
+            legs = (traffic.there, traffic.back, traffic.ring)
+            there, back, around = (leg.busier / self.speed.bandwidth for leg in legs)
+            compute += factor * (local + moved + ring)
+            sending += there + back + around
+            overlapped += np.maximum(factor * local, there) + factor * moved + np.maximum(factor * ring, back + around)
+        return dict(compute=compute, communication=sending, overlapped=overlapped, sequential=compute + sending)
+
+    @property
+    def slowest(self) -> int:
+        """The rank that takes longest."""
+        return int(np.argmax(self.seconds["overlapped"]))
+
+    @property
+    def balance(self) -> float:
+        """The most FLOPs of a rank, in units of the mean."""
+        work = self.flops["total"]
+        return float(work.max() / (work.sum() / len(work))) if work.any() else 1.0
+
+    @property
+    def branches(self) -> list[BranchFacts]:
+        """How each branch is computed."""
+        return branch_facts(self.plan, self.rows)
+
+    @property
+    def explanation(self) -> str:
+        """Why, a line a branch."""
+        return explanation(self.plan, self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data: the smallest, the mean and the largest number of all ranks, and the times of the slowest."""
+        sent, work = {phase: traffic.sent for phase, traffic in self.traffic.items()}, self.flops["total"]
+        exchange, by_phase = self.memory["exchange buffers"], {f"{phase}_bytes": found.tolist() for phase, found in sent.items()}
+        return dict(
+            explanation=self.explanation.split("\n"),
+            branches=encode(self.branches),
+            sent_bytes={phase: _spread(counts) for phase, counts in sent.items()},
+            flops=_spread(work) | dict(balance=self.balance),
+            memory_bytes={name: _spread(counts) for name, counts in self.memory.items()},
+            seconds={name: float(found[self.slowest]) for name, found in self.seconds.items()},
+            by_rank=by_phase | dict(flops=work.tolist(), exchange_bytes=exchange.tolist()),
+        )
+
+    def bytes_of(self, rank: int, way: str) -> dict[str, dict[str, int]]:
+        """What a rank has "sent" or "received", by phase and by what it is."""
+        found = {}
+        for phase, traffic in self.traffic.items():
+            legs = {name: int(getattr(getattr(traffic, name), way)[rank]) for name in ("there", "back", "ring")}
+            found[phase] = legs | dict(total=sum(legs.values()))
+        return found
+
+    def rank_dict(self, rank: int) -> dict[str, Any]:
+        """One rank as plain data."""
+        where = self.plan.positions(rank)
+        return dict(
+            rank=rank,
+            positions=[where.start, where.stop],
+            **{f"{way}_bytes": self.bytes_of(rank, way) for way in ("sent", "received")},
+            flops={name: int(counts[rank]) for name, counts in self.flops.items()},
+            memory_bytes={name: int(counts[rank]) for name, counts in self.memory.items()},
+            seconds={name: float(found[rank]) for name, found in self.seconds.items()},
+        )
 
 
-def schedule_facts(plan: ExchangePlan, rows: Rows, speed: Speed) -> Schedule:
-    """The facts of the schedule that `plan` follows."""
-    sent = {phase: plan.traffic(phase, rows).sent for phase in PHASES}
-    memory, times, work = memory_of(plan, rows), times_of(plan, rows, speed), plan.all_work.total * _flops_of_a_pair(rows)
-    slowest, by_rank = int(np.argmax(times["overlapped"])), {f"{phase}_bytes": counts.tolist() for phase, counts in sent.items()}
-    return Schedule(
-        explanation=explanation(plan, rows).split("\n"),
-        branches=branch_facts(plan, rows),
-        sent_bytes={phase: Spread.of(counts) for phase, counts in sent.items()},
-        flops=Spread.of(work),
-        memory_bytes={name: Spread.of(counts) for name, counts in memory.items()},
-        seconds={name: float(found[slowest]) for name, found in times.items()},
-        by_rank=by_rank | dict(flops=work.tolist(), exchange_bytes=memory["exchange buffers"].tolist()),
-    )
+def _spread(counts: Numbers) -> dict[str, float]:
+    return dict(min=int(counts.min()), mean=float(counts.sum() / len(counts)), max=int(counts.max()))
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One rank: its positions, bytes by phase and by what is sent, FLOPs by when they are done, memory and seconds."""
-
-    rank: int
-    positions: tuple[int, int]
-    sent_bytes: dict[str, dict[str, int]]
-    received_bytes: dict[str, dict[str, int]]
-    flops: dict[str, int]
-    memory_bytes: dict[str, int]
-    seconds: dict[str, float]
-
-
-def one_rank(plan: ExchangePlan, rows: Rows, rank: int, speed: Speed) -> Rank:
-    """The facts of one rank."""
-    where, work, unit = plan.positions(rank), plan.all_work, _flops_of_a_pair(rows)
-    traffic = {phase: plan.traffic(phase, rows) for phase in PHASES}
-    return Rank(
-        rank=rank,
-        positions=(where.start, where.stop),
-        sent_bytes={phase: _by_leg(traffic[phase], "sent", rank) for phase in PHASES},
-        received_bytes={phase: _by_leg(traffic[phase], "received", rank) for phase in PHASES},
-        flops={name: int(getattr(work, name)[rank]) * unit for name in ("local", "moved", "ring", "total")},
-        memory_bytes={name: int(counts[rank]) for name, counts in memory_of(plan, rows).items()},
-        seconds={name: float(found[rank]) for name, found in times_of(plan, rows, speed).items()},
-    )
-
-
-def _by_leg(traffic: PhaseTraffic, way: str, rank: int) -> dict[str, int]:
-    found = {name: int(getattr(getattr(traffic, name), way)[rank]) for name in LEGS[:-1]}
-    return {**found, "total": sum(found.values())}
-
-
-def _flops_of_a_pair(rows: Rows) -> int:
-    """Nominal forward FLOPs of a query-key pair, as `Pattern.flops` counts them."""
-    return 4 * rows.head_dim * rows.batch
-
-
-def memory_of(plan: ExchangePlan, rows: Rows) -> dict[str, Numbers]:
-    """Bytes on each rank, `(world_size,)`, by kind; weights and what a backend needs beside its results are not among them.
-
-    Inputs are query, key, value (and mask); results out and lse; gradients those of the results and of the inputs.
-    """
-    tokens = np.diff(np.array(plan.cuts, np.int64)) * rows.batch
-    queries, keys = plan.heads * rows.row_bytes, 2 * plan.kv_heads * rows.row_bytes
-    found: dict[str, Numbers] = {
-        "inputs": tokens * (queries + keys + rows.key_padding_mask),
-        "results": tokens * (queries + plan.heads * rows.lse_bytes),
-        "gradients": tokens * (2 * queries + keys),
-        "exchange buffers": exchange_buffer_bytes(plan, rows),
-        "ring buffers": ring_buffer_bytes(plan, rows),
-    }
-    return {**found, "total": np.sum(list(found.values()), axis=0)}
-
-
-def times_of(plan: ExchangePlan, rows: Rows, speed: Speed) -> dict[str, Numbers]:
-    """Seconds of each rank, `(world_size,)`, for forward and backward together; no rank is thought to wait for another's work.
-
-    overlapped = max(local work, rows there) + work on rows moved + max(work round rings, ring + results back)
-    """
-    work, unit = plan.all_work, _flops_of_a_pair(rows) / speed.flops
-    local, moved, ring = (np.array(part, float) * unit for part in (work.local, work.moved, work.ring))
-    compute, sending, overlapped = (np.zeros(plan.world_size) for _ in range(3))
-    for phase, factor in zip(PHASES, (1.0, BACKWARD), strict=True):
-        traffic = plan.traffic(phase, rows)
-        there, back, around = (leg.busier / speed.bandwidth for leg in (traffic.there, traffic.back, traffic.ring))
-        compute += factor * (local + moved + ring)
-        sending += there + back + around
-        overlapped += np.maximum(factor * local, there) + factor * moved + np.maximum(factor * ring, back + around)
-    return dict(compute=compute, communication=sending, overlapped=overlapped, sequential=compute + sending)
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What the rank that sends most would send in a forward pass, and how long that takes."""
-
-    forward_bytes: int
-    seconds: float
-
-
-def baselines(plan: ExchangePlan, rows: Rows, speed: Speed) -> dict[str, Baseline]:
-    """What others would send in a forward pass, from the rank that sends most, beside what they would keep."""
+def baselines(plan: ExchangePlan, rows: Rows) -> dict[str, int]:
+    """Bytes that others would send in a forward pass, from the rank that sends most, beside what they would keep."""
     shard = int(np.diff(np.array(plan.cuts, np.int64)).max()) * plan.kv_heads * rows.batch * rows.key_value_bytes
     pattern, shape = plan.pattern, (plan.cuts, plan.heads, plan.kv_heads)
     branches = [segment_shards(pattern, branch, *shape) for branch in range(len(pattern.branches))]
-    counts = (RowCounts(shards, plan.world_size, 1, False) for shards in branches)
-    sparse = rows.batch * rows.key_value_bytes * sum(c.keys_sent for c in counts)
-    sent = {"full_ring": (plan.world_size - 1) * shard, "segment_all_gather": int(np.max(sparse))}
-    return {name: Baseline(count, count / speed.bandwidth) for name, count in sent.items()}
+    keys = sum(RowCounts(shards, plan.world_size, 1, False).keys_sent for shards in branches)
+    sparse = int(np.max(rows.batch * rows.key_value_bytes * keys))
+    return {"full_ring": (plan.world_size - 1) * shard, "segment_all_gather": sparse}
 
 
-def choice(plans: Mapping[str, ExchangePlan], rows: Rows) -> str:
+def choice(schedules: Mapping[str, Schedule]) -> str:
     """What the automatic choice is, and why, in one line."""
-    if "auto" not in plans:
+    if "auto" not in schedules:
         return ""
-    kinds = [route.kind for route in plans["auto"].routes]
+    kinds = [route.kind for route in schedules["auto"].plan.routes]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if set(kinds) == {"local"}:
         return f"auto: {counts}: every segment is within one rank, and nothing is sent"
-    most = {name: int(plan.traffic("forward", rows).sent.max()) for name, plan in plans.items()}
-    others = ", ".join(f"{name} {in_bytes(most[name])}" for name in plans if name != "auto")
-    beside = f" ({others})" if others else ""
+    most = {name: in_bytes(int(one.traffic["forward"].sent.max())) for name, one in schedules.items()}
+    others = ", ".join(f"{name} {sent}" for name, sent in most.items() if name != "auto")
     reason = "the fewest rows through the busiest rank, branch by branch"
-    return f"auto: {counts}: {reason}; {in_bytes(most['auto'])} sent forward{beside}"
+    return f"auto: {counts}: {reason}; {most['auto']} sent forward{f' ({others})' * bool(others)}"

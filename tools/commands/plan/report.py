@@ -1,4 +1,4 @@
-"""What `dilkit plan` finds, as a record and as a document."""
+"""What `dilkit plan` finds, as plain data and as a document."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.problem import Problem
-from dilkit.tools.commands.plan.facts import LEGS, Baseline, Rank, Schedule, Speed
+from dilkit.tools.commands.plan.facts import Schedule, Speed, baselines, choice
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, wrapped
 from dilkit.tools.report.document import Document, Table, tables
-from dilkit.tools.results.decode import encode
 
 BRANCHES = ("branch", "segment", "rate", "route", "ranks", "group", "rows moved", "most bytes forward", "backward")
 TIMES = {
@@ -26,80 +25,94 @@ NAMES = {"full_ring": "ring of all keys and values", "segment_all_gather": "all-
 
 @dataclass(frozen=True)
 class Report:
-    """All that is worked out: by schedule; why others are refused; `rank` where one was asked for."""
+    """The problem, its schedules by name, why others are refused, and the rank that is looked at, if any."""
 
     problem: Problem
-    world_size: int
     speed: Speed
     schedules: dict[str, Schedule]
     refused: dict[str, str]
-    baselines: dict[str, Baseline]
-    choice: str
-    rank: dict[str, Rank]
+    rank: int | None
+
+    @property
+    def first(self) -> Schedule:
+        """Of the schedules."""
+        return next(iter(self.schedules.values()))
+
+    @property
+    def baselines(self) -> dict[str, tuple[int, float]]:
+        """Bytes that others would send, and the seconds that they take."""
+        sent = baselines(self.first.plan, self.first.rows)
+        return {name: (count, count / self.speed.bandwidth) for name, count in sent.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
-        p, found = self.problem, vars(self)
-        sizes = dict(seq=p.seq, world_size=self.world_size, heads=p.heads, kv_heads=p.kv_heads, head_dim=p.head_dim)
-        call = dict(dtype=p.dtype, batch=p.batch, is_causal=p.is_causal, key_padding_mask=p.key_padding_mask)
-        rest = ("schedules", "refused", "baselines", "choice", *["rank"] * bool(self.rank))
-        whole = dict(
-            problem=dict(pattern=str(p.pattern)) | sizes | call, **vars(self.speed), **{name: found[name] for name in rest}
-        )
-        plain: dict[str, Any] = encode(whole)
-        return plain
+        names = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "key_padding_mask")
+        call = {name: getattr(self.problem, name) for name in names}
+        problem = dict(pattern=str(self.problem.pattern), world_size=self.first.plan.world_size, **call)
+        elsewhere = {name: dict(forward_bytes=count, seconds=seconds) for name, (count, seconds) in self.baselines.items()}
+        schedules = {name: one.to_dict() for name, one in self.schedules.items()}
+        found = dict(problem=problem, **vars(self.speed), schedules=schedules, refused=self.refused, baselines=elsewhere)
+        found["choice"] = choice(self.schedules)
+        if self.rank is not None:
+            found["rank"] = {name: one.rank_dict(self.rank) for name, one in self.schedules.items()}
+        return found
 
 
 def document(report: Report) -> Document:
     """The report for people."""
-    speed, (name, first) = report.speed, next(iter(report.schedules.items()))
-    ranks = f"{report.world_size:,} rank{'s' * (report.world_size > 1)}"
+    schedules, speed, world_size = list(report.schedules.values()), report.speed, report.first.plan.world_size
+    ranks = f"{world_size:,} rank{'s' * (world_size > 1)}"
     where = f"{ranks}, {speed.bandwidth / 1e9:,.4g} GB/s each way, {speed.flops / 1e12:,.4g} TFLOP/s"
-    elsewhere = ((NAMES[key], in_bytes(b.forward_bytes), in_seconds(b.seconds)) for key, b in report.baselines.items())
+    elsewhere = ((NAMES[name], in_bytes(count), in_seconds(seconds)) for name, (count, seconds) in report.baselines.items())
     return Document(
         headline=tuple(line for text in (str(report.problem), where) for line in wrapped("", text)),
         tables=tables(
-            Table(f"branches, schedule {name}", BRANCHES, tuple(_branch_rows(first)), "\n".join(first.explanation)),
-            Table("a rank, by schedule", ("", *report.schedules), tuple(_schedule_rows(list(report.schedules.values())))),
+            Table(
+                f"branches, schedule {next(iter(report.schedules))}",
+                BRANCHES,
+                tuple(_branches(report.first)),
+                report.first.explanation,
+            ),
+            Table("a rank, by schedule", ("", *report.schedules), tuple(_all_ranks(schedules))),
             Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), tuple(elsewhere)),
-            Table(_rank_title(report), ("", *report.rank), tuple(_rank_rows(list(report.rank.values())))),
+            *([] if report.rank is None else [_rank_table(report, report.rank)]),
         ),
-        notes=(*(f"{schedule} is refused: {why}" for schedule, why in report.refused.items()), *filter(None, [report.choice])),
+        notes=(*(f"{name} is refused: {why}" for name, why in report.refused.items()), *filter(None, [choice(report.schedules)])),
     )
 
 
-def _branch_rows(schedule: Schedule) -> Iterator[tuple[str, ...]]:
+def _branches(schedule: Schedule) -> Iterator[tuple[str, ...]]:
     for b in schedule.branches:
         sizes = (f"{b.segment_length:,}", f"{b.dilation_rate:,}", b.route, f"{b.ranks:,}", f"{b.group_size:,}")
         sent = (in_thousands(b.rows_moved), in_bytes(b.forward_bytes), in_bytes(b.backward_bytes))
         yield "all" if b.branch is None else str(b.branch), *sizes, *sent
 
 
-def _schedule_rows(found: list[Schedule]) -> Iterator[tuple[str, ...]]:
+def _all_ranks(found: list[Schedule]) -> Iterator[tuple[str, ...]]:
     for phase, which in product(PHASES, ("min", "mean", "max")):
-        yield f"sent {phase}, {which}", *(in_bytes(round(getattr(s.sent_bytes[phase], which))) for s in found)
-    yield "forward GFLOP, max", *(in_thousands(s.flops.max / 1e9) for s in found)
-    yield "forward GFLOP, max / mean", *(f"{s.flops.balance:.3f}" for s in found)
-    for kind in found[0].memory_bytes:
-        yield f"memory: {kind}, max", *(in_bytes(s.memory_bytes[kind].max) for s in found)
+        yield f"sent {phase}, {which}", *(in_bytes(round(getattr(s.traffic[phase].sent, which)())) for s in found)
+    yield "forward GFLOP, max", *(in_thousands(s.flops["total"].max() / 1e9) for s in found)
+    yield "forward GFLOP, max / mean", *(f"{s.balance:.3f}" for s in found)
+    for kind in found[0].memory:
+        yield f"memory: {kind}, max", *(in_bytes(int(s.memory[kind].max())) for s in found)
     for name, text in TIMES.items():
-        yield f"time: {text}", *(in_seconds(s.seconds[name]) for s in found)
+        yield f"time: {text}", *(in_seconds(s.seconds[name][s.slowest]) for s in found)
 
 
-def _rank_title(report: Report) -> str:
-    return next((f"rank {r.rank}: positions {r.positions[0]:,} to {r.positions[1] - 1:,}" for r in report.rank.values()), "")
+def _rank_table(report: Report, rank: int) -> Table:
+    where = report.first.plan.positions(rank)
+    rows = tuple(_one_rank(list(report.schedules.values()), rank))
+    return Table(f"rank {rank}: positions {where.start:,} to {where.stop - 1:,}", ("", *report.schedules), rows)
 
 
-def _rank_rows(ranks: list[Rank]) -> Iterator[tuple[str, ...]]:
-    if not ranks:
-        return
+def _one_rank(found: list[Schedule], rank: int) -> Iterator[tuple[str, ...]]:
     for way in ("sent", "received"):
-        by_schedule: list[dict[str, dict[str, int]]] = [getattr(rank, f"{way}_bytes") for rank in ranks]
-        for phase, leg in product(PHASES, LEGS):
-            yield f"{way} {phase}: {leg}", *(in_bytes(found[phase][leg]) for found in by_schedule)
-    for kind in ranks[0].flops:
-        yield f"forward GFLOP: {kind}", *(in_thousands(rank.flops[kind] / 1e9) for rank in ranks)
-    for kind in ranks[0].memory_bytes:
-        yield f"memory: {kind}", *(in_bytes(rank.memory_bytes[kind]) for rank in ranks)
+        sent = [s.bytes_of(rank, way) for s in found]
+        for phase, leg in product(PHASES, ("there", "back", "ring", "total")):
+            yield f"{way} {phase}: {leg}", *(in_bytes(counts[phase][leg]) for counts in sent)
+    for kind in found[0].flops:
+        yield f"forward GFLOP: {kind}", *(in_thousands(s.flops[kind][rank] / 1e9) for s in found)
+    for kind in found[0].memory:
+        yield f"memory: {kind}", *(in_bytes(int(s.memory[kind][rank])) for s in found)
     for name, text in TIMES.items():
-        yield f"time: {text}", *(in_seconds(rank.seconds[name]) for rank in ranks)
+        yield f"time: {text}", *(in_seconds(s.seconds[name][rank]) for s in found)

@@ -5,22 +5,28 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dilkit import environment
-from dilkit.device import Device, probe
+from dilkit.device import Device
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
 from dilkit.selection.preference_table import table_preference
 from dilkit.tools.commands.bench import SEQS
-from dilkit.tools.commands.info.facts import devices
+from dilkit.tools.commands.info.facts import device_named, devices
 from dilkit.tools.commands.tune import report as tune_report
+from dilkit.tools.commands.tune.report import Found, LeftOut, Place, Report
 from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import print_json
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.file import write_text
 from dilkit.tools.results.record import Entry
 
 HELP = """\
@@ -37,8 +43,6 @@ REPEATS = 7
 BUDGET = 5.0
 MIN_TIME = 0.02
 """Seconds that a sample lasts at least."""
-
-Report = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,70 +81,69 @@ def _tune(args: Namespace, path: Path) -> int:
     load_torch()
     posed = _problems(args)
     arguments.make_folder(environment.TUNED.name, path.parent)
-    measured, interrupted = _measure(args, path, posed)
-    told = dict(file=str(path), setup=str(tuned.setup_of(posed[0].device)), overridden=list(environment.backend_names()))
-    report = dict(**told, problems=measured, interrupted=interrupted)
-    if args.json:
-        print_json("tune", report)
-    else:
-        print("\n".join(tune_report.lines(report)))
+    measured: list[Found] = []
+    interrupted = not _measure(args, path, posed, measured)
+    setup = str(tuned.setup_of(posed[0].device))
+    report = Report(str(path), setup, environment.backend_names(), measured, interrupted)
+    _print(args, encode(report), tune_report.lines(report))
     if interrupted:
         return INTERRUPTED
-    verdicts = [entry["verdict"] for found in measured for entry in found["left_out"]]
-    return 1 if {"wrong", "failed"} & set(verdicts) or not all(found["order"] for found in measured) else 0
+    verdicts = {one.verdict for found in measured for one in found.left_out}
+    return 1 if {"wrong", "failed"} & verdicts or not all(found.order for found in measured) else 0
+
+
+def _print(args: Namespace, plain: dict[str, object], lines: Iterable[str]) -> None:
+    if args.json:
+        print_json("tune", plain)
+    else:
+        print("\n".join(lines))
 
 
 def _problems(args: Namespace) -> list[Problem]:
     """What is to be measured, the shortest first: each length once or twice, without and with a backward pass."""
-    kind, _, index = (args.device or "").partition(":")
-    device = probe(kind, int(index or 0)) if kind else _first_gpu()
-    seqs = sorted({args.seq} if args.seq else set(args.seqs or SEQS))
-    flags = PASSES[args.passes]
-    return [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": f}), device) for n in seqs for f in flags]
+    device, seqs = device_named(args.device), sorted({args.seq} if args.seq else set(args.seqs or SEQS))
+    posed = product(seqs, PASSES[args.passes])
+    return [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": train}), device) for n, train in posed]
 
 
-def _first_gpu() -> Device:
-    return next((d for d in devices()[1:] if isinstance(d, Device)), None) or probe("cpu")
-
-
-def _measure(args: Namespace, path: Path, posed: list[Problem]) -> tuple[list[Report], bool]:
-    """What became of each problem, and whether there was an interruption; every order is in the file as soon as it is known."""
+def _measure(args: Namespace, path: Path, posed: list[Problem], measured: list[Found]) -> bool:
+    """Add what became of each problem to `measured`; False for an interruption. An order is in the file once it is known."""
     from tqdm import tqdm
 
     from dilkit.tools.measure.case import CaseRunner
     from dilkit.tools.measure.implementation import backend_implementations
 
-    def runner() -> CaseRunner:
-        return CaseRunner(backend_implementations(args.backend), args.repeats, MIN_TIME, args.budget)
-
-    runners = {False: runner(), True: runner()}
-    measured: list[Report] = []
+    runners = {
+        train: CaseRunner(backend_implementations(args.backend), args.repeats, MIN_TIME, args.budget) for train in (False, True)
+    }
     with tqdm(total=len(posed), unit="problem", file=sys.stderr, disable=None) as bar:
         try:
             for problem in posed:
-                held = runners[problem.requires_grad]
-                held.say = lambda text, p=problem: bar.set_description(f"{p.seq:,} tokens, {_passes(p)}: {text}")
-                measured.append(_found(problem, held.run(problem).entries))
-                _keep(path, problem, measured[-1]["order"])
+                title = f"{problem.seq:,} tokens, {'training' if problem.requires_grad else 'forward'}"
+                runners[problem.requires_grad].say = partial(_say, bar, title)
+                measured.append(_found(problem, runners[problem.requires_grad].run(problem).entries))
+                _keep(path, problem, measured[-1].order)
                 bar.update()
         except KeyboardInterrupt:
-            return measured, True
-    return measured, False
+            return False
+    return True
 
 
-def _found(problem: Problem, entries: dict[str, Entry]) -> Report:
+def _say(bar: Any, title: str, text: str) -> None:
+    bar.set_description(f"{title}: {text}")
+
+
+def _found(problem: Problem, entries: dict[str, Entry]) -> Found:
     """The order of backends and why others are not in it."""
     times = {name: entry.time.median_s for name, entry in entries.items() if entry.time}
-    order = [dict(backend=name, seconds=times[name]) for name in sorted(times, key=times.__getitem__)]
-    others = [dict(backend=n, verdict=e.verdict, reasons=list(e.reasons)) for n, e in entries.items() if n not in times]
-    told = dict(problem=str(problem), seq=problem.seq, requires_grad=problem.requires_grad)
-    return dict(**told, order=order, left_out=others, by_table=[n for n in table_preference(problem).order if n in times])
+    order = [Place(name, times[name]) for name in sorted(times, key=times.__getitem__)]
+    others = [LeftOut(name, entry.verdict, entry.reasons) for name, entry in entries.items() if name not in times]
+    by_table = [name for name in table_preference(problem).order if name in times]
+    return Found(str(problem), problem.seq, problem.requires_grad, order, others, by_table)
 
 
-def _keep(path: Path, problem: Problem, order: list[Report]) -> None:
+def _keep(path: Path, problem: Problem, order: list[Place]) -> None:
     """Put `order` into the file, in place of an earlier one for the same key; in place of a file that cannot be read, too."""
-    from dilkit.tools.results.untyped import write_text
-
     if not order:
         return
     try:
@@ -148,23 +151,18 @@ def _keep(path: Path, problem: Problem, order: list[Report]) -> None:
     except tuned_file.TunedError as error:
         print(f"{error}; it is written anew", file=sys.stderr)
         kept = ()
-    seconds = tuple((row["backend"], row["seconds"]) for row in order)
+    seconds = tuple((place.backend, place.seconds) for place in order)
     new = tuned_file.TunedEntry(tuned.setup_of(problem.device), tuned.shape_of(problem), seconds)
     write_text(path, tuned_file.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
     tuned.read_again()
 
 
-def _passes(problem: Problem) -> str:
-    return "training" if problem.requires_grad else "forward"
-
-
 def _show(args: Namespace, path: Path) -> int:
     entries = tuned_file.load(path)
     here = {tuned.setup_of(device) for device in devices() if isinstance(device, Device)}
-    if args.json:
-        print_json("tune", dict(file=str(path), entries=tune_report.plain(entries, here)))
-    else:
-        print("\n".join([f"{path}: {len(entries) or 'no'} orders", *tune_report.listed(entries, here)]))
+    plain = [dict(setup=str(e.setup), holds=e.setup in here, **vars(e.shape), seconds=dict(e.seconds)) for e in entries]
+    text = (f"{path}: {len(entries) or 'no'} orders", *tune_report.listed(entries, here))
+    _print(args, dict(file=str(path), entries=plain), text)
     return 0
 
 
@@ -172,8 +170,5 @@ def _clear(args: Namespace, path: Path) -> int:
     there = path.exists()
     path.unlink(missing_ok=True)
     tuned.read_again()
-    if args.json:
-        print_json("tune", dict(file=str(path), removed=there))
-    else:
-        print(f"{'removed' if there else 'there is no file'} {path}")
+    _print(args, dict(file=str(path), removed=there), [f"{'removed' if there else 'there is no file'} {path}"])
     return 0

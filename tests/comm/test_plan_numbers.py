@@ -1,0 +1,49 @@
+"""What an exchange plan says of the rows that a rank holds, and of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dilkit import Pattern
+from dilkit.comm import ExchangePlan, Rows, shard_cuts
+from dilkit.comm.passes.all_to_all.index_tables import index_tables
+from dilkit.comm.passes.ring.segment import ring_segments
+from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, ring_buffer_bytes
+from dilkit.comm.plan.exchange_plan import PHASES
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_segments_computed_one_by_one_are_held_too(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    seq, ranks = int(random.integers(8, 200)), int(random.integers(1, 8))
+    lengths = [int(random.integers(1, 250)) for _ in range(2)]
+    pattern = Pattern(lengths, [int(random.integers(1, min(length, 9) + 1)) for length in lengths])
+    plan = ExchangePlan(pattern, shard_cuts(seq, ranks), 6, 3, is_causal=bool(seed % 2), fuse_branches=False)
+    held = exchange_buffer_bytes(plan, Rows(8, "float32", 2))
+    assert held.tolist() == [sum(index_tables(plan, rank, 2).received["qkv"].counts) * 8 * 4 for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
+    plan = ExchangePlan(Pattern([10, 70], [2, 3]), shard_cuts(70, 4), 4, 2, is_causal, "ring")
+    found = ring_buffer_bytes(plan, Rows(8, "float32", 2, key_padding_mask=True))
+    for rank in range(4):
+        blocks = [
+            sum(max(c.key_rows(i) for i in range(c.size)) for c in ring_segments(plan, branch, rank, 2)) for branch in range(2)
+        ]
+        assert found[rank] == 4 * max(blocks) * (2 * 8 * 4 + 1)
+
+
+def test_plans_explain_themselves() -> None:
+    plan = ExchangePlan(Pattern([16, 64, 128], [1, 2, 4]), shard_cuts(128, 4), 8, 8)
+    first, second, third = plan.explain(Rows(8, "bfloat16")).splitlines()
+    assert first == "branch 0: segments of 16, rate 1: local: every segment is within one rank: nothing is sent"
+    assert second.startswith("branch 1: segments of 64, rate 2: scatter over 2 ranks: ")
+    assert "scatter 256, gather 256" in second
+    sent = [int(plan.traffic(phase, Rows(8, "bfloat16"), 2).sent.max()) for phase in PHASES]
+    assert f"sends {sent[0]:,} bytes forward, {sent[1]:,} backward" in third
+    assert "scatter moves the fewest rows" in third
+    text = ExchangePlan(Pattern([128], [4]), shard_cuts(128, 4), 8, 8, schedule="ring").explain()
+    assert "ring over 4 ranks" in text
+    assert "as schedule='ring' says" in text
