@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.document import Document, Section
 from dilkit.tools.report.kinds import cpu, demo, demo_image, orders
 from dilkit.tools.results.file import ResultError, read_json, read_result
 from dilkit.tools.results.record import Result
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,18 @@ def read(path: Path) -> tuple[Kind, Result]:
 def document_of(path: Path) -> Document:
     """The document of the result in `path`. Raises `ResultError` also for values that no measurement has."""
     kind, result = read(path)
+    return _made(path, kind.document, result)
+
+
+def sentence_of(path: Path) -> str:
+    """The sentence on the result in `path`. Raises `ResultError` as `document_of` does."""
+    kind, result = read(path)
+    return _made(path, kind.sentence, result)
+
+
+def _made(path: Path, make: Callable[[Any], T], result: Result) -> T:
     try:
-        return kind.document(result)
+        return make(result)
     except (ValueError, ArithmeticError, LookupError) as error:
         raise ResultError(path, f"holds values that no measurement has ({error}); run the command again") from None
 

@@ -83,8 +83,7 @@ def sentence(path: Path) -> str:
     if not is_typed(path):
         kind, found = load(path)
         return kind.short(found)
-    typed, result = registry.read(path)
-    return typed.sentence(result)
+    return registry.sentence_of(path)
 
 
 def measurements(folder: Path) -> str:
