@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from dilkit.tools import cli
 from dilkit.tools.console import ranks as job
 from dilkit.tools.demo.text.model import ModelConfig
 from dilkit.tools.demo.text.task import RECIPE, TextTask, held_out_windows
-from dilkit.tools.demo.trainer import Trainer, train
+from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.results.kinds.demo import Budget
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
@@ -80,8 +81,8 @@ def demo_losses(comm: Comm) -> dict[str, Any]:
     """Twenty steps of the demo, on short and on whole windows: all losses, the parameters, what was sent."""
     task = TextTask(TEXT, held_out_windows(TEXT, CONFIG.context)[:2], CONFIG, 0, comm)
     trainer = Trainer(task, Budget(steps=20), RECIPE)
-    train([trainer], 8, lambda: None, lambda: None)
-    losses = [point.loss for point in trainer.progress.train + trainer.progress.held_out]
+    trainer.run(8, lambda: None, lambda: None)
+    losses = [point.loss for point in trainer.train + trainer.held_out]
     return dict(losses=losses, sent=task.sent, parameters=[p.detach().clone() for p in task.model.parameters()])
 
 
@@ -173,7 +174,8 @@ def failing_demo(launcher: str, folder: str) -> int:
 def run_demo(launcher: str, folder: str, *more: str) -> int:
     """`dilkit demo --comm ...` on a small text."""
     kind = "torch" if launcher == "gloo" else "mpi"
-    if kind == "torch":  # as under torchrun, but ranks meet at a file
+    if kind == "torch":  # what torchrun does, but that ranks meet in a file
+        os.environ.update(LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"])
         job.connect = lambda kind, timeout: connect(launcher, timeout)
     paths = ["--text", str(Path(folder, "text")), "--out", str(Path(folder, "out"))]
     length = more or ("--steps", "3")

@@ -16,8 +16,8 @@ from dilkit.tools import cli
 from dilkit.tools.bench import gpu_targets as suite_gpu_targets
 from dilkit.tools.bench import untyped_target as suite_targets
 from dilkit.tools.bench.orders.targets import TARGETS as ORDERS_TARGETS
-from dilkit.tools.bench.ranks import targets as suite_ring_targets
-from dilkit.tools.report.kinds import bench_report, briefs, cpu, orders
+from dilkit.tools.bench.ranks.targets import TARGETS as RANKS_TARGETS
+from dilkit.tools.report.kinds import bench_report, briefs, cpu, orders, ranks
 from dilkit.tools.results import untyped as results
 from dilkit.tools.site import figures
 from dilkit.tools.site import pages as docs
@@ -107,7 +107,7 @@ def test_figures_come_from_result_files(tmp_path):
         (cpu.SENTENCES, suite_targets.TARGETS),
         (briefs.GPU, suite_gpu_targets.TARGETS),
         (orders.SENTENCES, ORDERS_TARGETS),
-        (briefs.RING, suite_ring_targets.FIGURES),
+        (ranks.SENTENCES, RANKS_TARGETS),
     ],
     ids=["cpu", "gpu", "orders", "ring"],
 )

@@ -27,7 +27,7 @@ def run(kind: type[Suite[Any]], args: Namespace, defaults: dict[str, Any]) -> in
 
     Raises ValueError for an argument that does not go with the suite, and for a file that cannot be gone on from.
     """
-    fields = [field.name for field in dataclasses.fields(kind)]
+    fields = [field.name for field in dataclasses.fields(kind) if field.metadata.get("option", True)]
     for name, value in vars(args).items():
         if name not in (*fields, "suite", "resume", "out", "json") and value != defaults[name]:
             raise ValueError(f"--{name.replace('_', '-')}: does not go with --suite {kind.NAME}; leave it out")
@@ -55,7 +55,8 @@ def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: boo
             for number, step in enumerate(steps[result.done :], result.done + 1):
                 bar.set_description(f"{number}/{len(steps)} {step.what}")
                 rows = (*getattr(result, step.goes_to), step.measure())
-                result = dataclasses.replace(result, **{step.goes_to: rows, "done": number})  # at once, or not at all
+                change: dict[str, Any] = {step.goes_to: rows, "done": number}
+                result = dataclasses.replace(result, **change)  # at once, or not at all
                 keep(suite, dataclasses.replace(result, interrupted=True), folder)
                 bar.update(step.weight)
         except KeyboardInterrupt:
@@ -65,7 +66,7 @@ def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: boo
 
 def begin(suite: Suite[Any], steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> SuiteResult:
     """The result of a run that has measured nothing yet."""
-    kind, _, index = suite.device().partition(":")
+    kind, _, index = suite.where().partition(":")
     plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.DIVISOR * suite.quick, chosen=chosen)
     names = tuple((step.goes_to, step.what) for step in steps)
     return new_result(suite.RECORD, probe(kind, int(index or 0)), **plan, steps=names, **facts)

@@ -29,7 +29,7 @@ class Suite(ABC, Generic[R]):
     """The measurements of a suite. `quick`: at lengths divided by `DIVISOR`; `repeats`: samples, fewer where calls are long;
     `budget`: seconds that one call may be expected to take.
 
-    A field besides these is an option of `dilkit bench` that goes with this suite alone.
+    A field besides these is an option of `dilkit bench` that goes with this suite alone, unless its metadata say `option=False`.
     """
 
     NAME: ClassVar[str]
@@ -61,7 +61,7 @@ class Suite(ABC, Generic[R]):
         """The fields of the result that steps go to."""
         return tuple(dict.fromkeys(step.goes_to for step in self.steps()))
 
-    def device(self) -> str:
+    def where(self) -> str:
         """The device that is measured, such as "cpu" or "cuda:1"."""
         return "cpu"
 

@@ -9,6 +9,8 @@ from dilkit.tools.bench.suite import Suite
 
 SUITES = {
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
+    "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
+    "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",
 }
 """Where the class of each is."""
 

@@ -20,8 +20,6 @@ from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 SUITES = {
     "cpu": "dilkit.tools.bench.cpu",
     "gpu": "dilkit.tools.bench.gpu",
-    "ring": "dilkit.tools.bench.ranks.suite",
-    "seeds": "dilkit.tools.bench.published.suite",
 }
 """The modules of the suites. Each has `Suite(quick, repeats, budget)` with `steps()`, `LISTS`, `prepared()`, `judge`, `REPORT`,
 `wrong`, `QUICK`, `KIND` and `DEVICE`; and `OPTIONS`, the names of further arguments that its `Suite` takes, where it has any. A

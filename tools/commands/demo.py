@@ -108,9 +108,10 @@ def _run_image(args: argparse.Namespace) -> int:
         raise ValueError(f"--image: trains in one process; start it without {started.launcher}")
     make_folder("--out", args.out)
     load_torch()
-    from dilkit.tools.demo.image.job import train_and_compare
+    from dilkit.tools.demo.image.job import ImageJob
+    from dilkit.tools.demo.image.model import ImageConfig
 
-    return train_and_compare(args)
+    return ImageJob(args, ImageConfig()).run()
 
 
 def _check_meaning(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dilkit.tools.console.interrupt import INTERRUPTED
-from dilkit.tools.demo.trainer import Trainer, train
+from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.report import registry
 from dilkit.tools.report.document import Row
 from dilkit.tools.report.markdown import document_markdown
@@ -123,16 +123,16 @@ class Job(ABC, Generic[R]):
         say_row(header)
         return say_row
 
-    def train(self, trainers: Sequence[Trainer[Any]], parts: int, describe: Callable[[], str], judged: Callable[[], Any]) -> None:
+    def train(self, trainer: Trainer[Any], judgements: int, describe: Callable[[], str], judged: Callable[[], Any]) -> None:
         """Train with a progress bar, which `describe` labels."""
         hidden = None if self.speaks and not self.args.json else True  # None: hidden where there is no terminal
         with tqdm(total=1.0, leave=False, disable=hidden, bar_format=_BAR) as bar:
 
             def advance() -> None:
                 bar.set_description_str(describe(), refresh=False)
-                bar.update(trainers[0].spent - bar.n)
+                bar.update(trainer.spent - bar.n)
 
-            train(trainers, parts, advance, judged)
+            trainer.run(judgements, advance, judged)
 
 
 def why_undrawn() -> str:

@@ -29,7 +29,8 @@ def seconds_of(comm: Comm, call: Callable[[], Any]) -> float:
     comm.share(b"", "beginning together")
     start = time.perf_counter()
     call()
-    return max(gather(comm, time.perf_counter() - start))
+    slowest: float = max(gather(comm, time.perf_counter() - start))
+    return slowest
 
 
 def time_in_turns(comm: Comm, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Samples]:

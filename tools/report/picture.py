@@ -37,6 +37,8 @@ VARIABLES = {
 }
 """The CSS variable of each colour; where it is not set, the colour itself."""
 MARKERS = "osD^v"
+LYING = ("bars", "spans")
+"""Kinds of plots that have a row for each label."""
 _BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
 """Behind a bar's value: no line goes through it."""
 WIDTH = 4.4
@@ -107,7 +109,7 @@ def _draw(figure: Any, plot: Plot) -> None:
     plot = _drawable(plot)
     axes = figure.subplots()
     axes.set_facecolor("none")
-    (_bars if plot.kind == "bars" else _lines)(axes, plot)
+    {"bars": _bars, "spans": _spans}.get(plot.kind, _lines)(axes, plot)
     _dress(axes, figure, plot)
 
 
@@ -135,8 +137,8 @@ def _name(name: str) -> str:
 
 
 def _shown(plot: Plot, series: Series) -> tuple[Point, ...]:
-    if plot.kind == "bars":
-        return series.points[:MOST_BARS]
+    if plot.kind in LYING:
+        return series.points[: MOST_BARS if plot.kind == "bars" else MOST_POINTS]
     x, y = plot.axes
     able = (p for p in series.points if not (x.log and float(p.x) <= 0) and not (y.log and p.low <= 0))
     return tuple(islice(able, MOST_POINTS))
@@ -150,10 +152,10 @@ def _labels(plot: Plot) -> list[str]:
 def _height(plot: Plot) -> float:
     """Inches: of bars as many as there are, and a line of legend for every series."""
     named = len(plot.series) if len(plot.series) > 1 else 0
-    legend = 0.17 * (named if plot.kind != "bars" else -(-named // 2))
-    if plot.kind != "bars":
-        return 2.7 + legend
-    return 0.75 + legend + len(_labels(plot)) * (0.07 + 0.17 * len(plot.series))
+    if plot.kind not in LYING:
+        return 2.7 + 0.17 * named
+    beside = len(plot.series) if plot.kind == "bars" else 1
+    return 0.75 + 0.17 * -(-named // 2) + len(_labels(plot)) * (0.07 + 0.17 * beside)
 
 
 def _lines(axes: Any, plot: Plot) -> None:
@@ -196,25 +198,39 @@ def _bars(axes: Any, plot: Plot) -> None:
         for y, p in drawn:
             place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=_BACK)
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
-    axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
-    axes.set_ylim(len(labels) - 0.5, -0.5)
+    _name_rows(axes, labels)
     axes.set_xlim(*bar_ends(plot, foot))
     scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], PALE, most=4)
     if plot.mark is not None:
         axes.axvline(plot.mark, color=INK, linewidth=1)
 
 
+def _spans(axes: Any, plot: Plot) -> None:
+    labels = _labels(plot)
+    for color, series in zip(COLORS, plot.series, strict=False):
+        drawn = [(labels.index(str(p.x)), p) for p in series.points if str(p.x) in labels]
+        rows, widths, lows = [y for y, _ in drawn], [p.high - p.low for _, p in drawn], [p.low for _, p in drawn]
+        axes.barh(rows, widths, left=lows, height=0.7, color=color, label=series.name)
+    _name_rows(axes, labels)
+    scale(axes, "x", plot.axes[1], [], PALE, most=4)
+
+
+def _name_rows(axes: Any, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+
+
 def _dress(axes: Any, figure: Any, plot: Plot) -> None:
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0, colors=INK, labelsize=8.5)
-    axes.grid(axis="x" if plot.kind == "bars" else "both", color=FAINT, linewidth=0.8)
+    axes.grid(axis="x" if plot.kind in LYING else "both", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     if not plot.series:
         axes.text(0.5, 0.5, "nothing that these axes can show", transform=axes.transAxes, ha="center", color=PALE)
     elif len(plot.series) > 1:
         handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
         ordered = [handles[series.name] for series in plot.series]
-        columns = 2 if plot.kind == "bars" else 1
+        columns = 2 if plot.kind in LYING else 1
         style = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6)
         figure.legend(handles=ordered, loc="outside upper left", ncols=columns, **style)
 

@@ -9,8 +9,15 @@ from typing import Any, TypeVar
 
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.report.kinds import cpu, demo, demo_image, orders
+from dilkit.tools.report.kinds import cpu, demo, demo_image, orders, ranks
+from dilkit.tools.report.kinds.published import document as published
 from dilkit.tools.results.file import ResultError, read_json, read_result
+from dilkit.tools.results.kinds.cpu import CpuResult
+from dilkit.tools.results.kinds.demo import DemoResult
+from dilkit.tools.results.kinds.demo_image import ImageDemoResult
+from dilkit.tools.results.kinds.orders import OrdersResult
+from dilkit.tools.results.kinds.published import PublishedResult
+from dilkit.tools.results.kinds.ranks import RanksResult
 from dilkit.tools.results.record import Result
 
 T = TypeVar("T")
@@ -28,10 +35,12 @@ class Kind:
 KINDS = {
     kind.record.KIND: kind
     for kind in (
-        Kind(cpu.CpuResult, cpu.document, cpu.sentence),
-        Kind(orders.OrdersResult, orders.document, orders.sentence),
-        Kind(demo.DemoResult, demo.document, demo.sentence),
-        Kind(demo_image.ImageDemoResult, demo_image.document, demo_image.sentence),
+        Kind(PublishedResult, published.document, published.sentence),
+        Kind(CpuResult, cpu.document, cpu.sentence),
+        Kind(RanksResult, ranks.document, ranks.sentence),
+        Kind(OrdersResult, orders.document, orders.sentence),
+        Kind(DemoResult, demo.document, demo.sentence),
+        Kind(ImageDemoResult, demo_image.document, demo_image.sentence),
     )
 }  # fmt: skip
 """By name, in the order in which README.md lists them."""

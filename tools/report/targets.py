@@ -17,12 +17,13 @@ def figure_table(figures: Sequence[Figure], columns: Sequence[str] = ()) -> Tabl
 
     `columns` names values that have a column each, such as head_dim; without them the worst value stands in one.
     """
-    header = ("figure", "must", "aim", *(columns or ("measured",)), "verdict")
-    return Table("Figures beside their targets", header, tuple(_row(figure, columns) for figure in figures))
+    aims = any(figure.aim is not None for figure in figures)
+    header = ("figure", "must", *(("aim",) if aims else ()), *(columns or ("measured",)), "verdict")
+    return Table("Figures beside their targets", header, tuple(_row(figure, columns, aims) for figure in figures))
 
 
-def _row(figure: Figure, columns: Sequence[str]) -> tuple[str, ...]:
-    limits = (_limit(figure, figure.must), _limit(figure, figure.aim))
+def _row(figure: Figure, columns: Sequence[str], aims: bool) -> tuple[str, ...]:
+    limits = (_limit(figure, figure.must), *((_limit(figure, figure.aim),) if aims else ()))
     values = [_shown(figure, figure.values.get(name.split()[-1])) for name in columns] or [_listed(figure)]
     return (figure.name, *limits, *values, figure.verdict)
 

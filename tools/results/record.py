@@ -114,7 +114,8 @@ class Entry:
     """What became of one implementation in a benchmark case.
 
     `verdict` is "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check failed) or
-    "failed" (raised). Only a measured one has a time. FLOPs are the nominal ones of what it computes.
+    "failed" (raised). Only a measured one has a time. FLOPs are the nominal ones of what it computes. `peak_bytes` are those
+    beyond the inputs, `memory_bytes` count the inputs too.
     """
 
     verdict: str = "measured"
@@ -127,6 +128,7 @@ class Entry:
     matmul_fraction: float | None = None
     tokens_per_s: float | None = None
     peak_bytes: int | None = None
+    memory_bytes: int | None = None
     forward_peak_bytes: int | None = None
     kb_per_token: float | None = None
     memory_note: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,15 @@ def middle(samples: Sequence[float]) -> float:
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """median(above) / median(below)."""
     return float(np.median(above) / np.median(below))
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The slope of the least-squares line through (log size, log value). Raises ValueError for fewer than two sizes."""
+    if len(set(sizes)) < 2 or len(sizes) != len(values):
+        raise ValueError(f"sizes={list(sizes)}, values={list(values)}: values at two different sizes at least are needed")
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
 
 
 def _checked(samples: Sequence[float], name: str, confidence: float) -> Array:

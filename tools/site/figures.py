@@ -15,18 +15,14 @@ from dilkit.tools.report.kinds import (
     bench_report,
     briefs,
     suite_gpu_report,
-    suite_ring_report,
-    suite_seeds_report,
     told_bench,
     told_others,
-    told_ring,
-    told_seeds,
     told_suites,
 )
 from dilkit.tools.report.markdown import document_markdown, escaped, table_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.results import measurements as found_in
-from dilkit.tools.results import shapes, shapes_seeds, shapes_suites
+from dilkit.tools.results import shapes, shapes_suites
 from dilkit.tools.results import untyped as results
 from dilkit.tools.results.file import read_json
 from dilkit.tools.results.schema import Shape
@@ -37,7 +33,9 @@ ORDER = (
     *("suite-seeds", "suite", "suite-gpu", "suite-ring", "suite-orders"),
     *("bench", "overhead", "demo", "demo-image", "kernels"),
 )
-"""Kinds in the order in which the page of measurements lists them."""
+"""Kinds in the order in which README.md lists them."""
+MOST_PLOTS = 6
+"""Of a suite, in the picture on its page."""
 MOST_ROWS = 24
 """Of a table that stands on docs/measurements.md beside a link to the whole."""
 
@@ -67,9 +65,9 @@ def is_typed(path: Path) -> bool:
 
 
 def summary(folder: Path) -> str:
-    """The results in `folder` in short, an item of a list for each, with a link to its section of the page of measurements."""
+    """The results in `folder` in short, an item of a list for each, with a link to all of it."""
     paths = sorted(sorted(folder.glob("*.json")), key=_place)
-    items = [f"* [{path.stem}](#{path.stem}): {sentence(path)}" for path in paths]
+    items = [f"* [{path.stem}](docs/measurements.md#{path.stem}): {sentence(path)}" for path in paths]
     return "\n".join(items) or NOTHING
 
 
@@ -79,7 +77,7 @@ def _place(path: Path) -> int:
 
 
 def sentence(path: Path) -> str:
-    """A result in a sentence or two."""
+    """What README.md says of a result."""
     if not is_typed(path):
         kind, found = load(path)
         return kind.short(found)
@@ -143,7 +141,7 @@ def draw_suite(folder: Path, name: str, path: Path) -> None:
     """The picture of a suite's result. Raises ImportError where matplotlib is missing."""
     source = folder / f"{name}.json"
     if is_typed(source):
-        write_png(registry.document_of(source).plots, path)
+        write_png(registry.document_of(source).plots[:MOST_PLOTS], path)
     else:
         kind, report = SUITES[name]
         report.draw(load(source, kind)[1], path)
@@ -190,9 +188,7 @@ def _figures(result: Result) -> str:
 
 
 KINDS = {
-    "suite-seeds": Kind(shapes_seeds.SUITE_SEEDS, briefs.seeds, _suite_whole, told_seeds.told),
     "suite-gpu": Kind(shapes_suites.SUITE_GPU, briefs.gpu, _suite_whole, told_suites.told_gpu),
-    "suite-ring": Kind(shapes_suites.SUITE_RING, briefs.ring, _suite_whole, told_ring.told),
     "bench": Kind(shapes.BENCH, briefs.bench, _bench_whole, told_bench.told),
     "overhead": Kind(shapes.OVERHEAD, briefs.calls, _overhead, told_bench.told_overhead),
     "kernels": Kind(shapes.KERNELS, kernel_report.verdict, _kernels_whole, told_others.told_kernels),
@@ -200,7 +196,5 @@ KINDS = {
 """The kinds that are not in the registry yet: how each is checked and told."""
 SUITES: dict[str, tuple[str, Any]] = {
     "gpu": ("suite-gpu", suite_gpu_report),
-    "ring": ("suite-ring", suite_ring_report),
-    "seeds": ("suite-seeds", suite_seeds_report),
 }
 """By name: the kind of a suite's result, and the module of its report, where it is not in the registry yet."""

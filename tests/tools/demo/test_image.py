@@ -15,12 +15,12 @@ from PIL import Image
 
 from dilkit import Pattern
 from dilkit.tools import cli
-from dilkit.tools.demo.image import job
+from dilkit.tools.demo.image import model
 from dilkit.tools.demo.image.model import ImageConfig, PatchTransformer
 from dilkit.tools.demo.image.photo import SAMPLE, Photograph, load_photograph, to_patches, to_pixels
 from dilkit.tools.demo.image.sight import PatternSight
-from dilkit.tools.demo.image.task import GUESSES, JUDGEMENTS, MASKS, RECIPE, Crops, ImageTask, guess_loss
-from dilkit.tools.demo.trainer import Trainer, train
+from dilkit.tools.demo.image.task import GUESSES, JUDGEMENTS, MASKS, RECIPE, Crops, PairTask, guess_loss
+from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.report import registry
 from dilkit.tools.report.kinds import demo_image
 from dilkit.tools.results.kinds.demo import Budget
@@ -33,7 +33,7 @@ PICTURES = {"loss.png", "reconstruction.png", "sight.png"}
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A small model, and the number of threads put back: --threads is for the whole process."""
-    monkeypatch.setattr(job, "ImageConfig", lambda: SMALL)
+    monkeypatch.setattr(model, "ImageConfig", lambda: SMALL)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -89,7 +89,7 @@ def test_all_results_are_written(picture: Path, tmp_path: Path, capsys: pytest.C
     assert all(f"| {guess['loss']:.4f} | {guess['decibels']:.2f} |" in markdown for guess in report["baselines"].values())
     kind, found = registry.read(tmp_path / "new" / "report.json")
     (plot,) = kind.document(found).plots
-    assert [series.name for series in plot.series[:2]] == ["row-major, seed 5", "Hilbert, seed 5"]
+    assert [series.name for series in plot.series[:2]] == ["row-major", "Hilbert"]
     assert "Held-out loss" in kind.sentence(found)
 
 
@@ -111,10 +111,9 @@ def test_minutes_become_steps(picture: Path, tmp_path: Path) -> None:
 def course(config: ImageConfig, seed: int, steps: int = 12) -> dict[str, list[float]]:
     """All losses of a training, by order."""
     crops = Crops(a_photo(), config)
-    pair = [Trainer(ImageTask(crops, curve, seed), Budget(steps=steps), RECIPE) for curve in CURVES]
-    train(pair, JUDGEMENTS, lambda: None, lambda: None)
-    courses = [[point.loss for point in trainer.progress.train + trainer.progress.held_out] for trainer in pair]
-    return dict(zip(CURVES, courses, strict=True))
+    trainer = Trainer(PairTask(crops, seed), Budget(steps=steps), RECIPE)
+    trainer.run(JUDGEMENTS, lambda: None, lambda: None)
+    return {curve: [point.loss[curve] for point in trainer.train + trainer.held_out] for curve in CURVES}
 
 
 def test_under_a_dense_pattern_both_orders_learn_the_same() -> None:
@@ -238,7 +237,7 @@ def test_interrupted_before_anything_was_judged(picture: Path, tmp_path: Path, m
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ImageTask, "judge", interrupt)
+    monkeypatch.setattr(PairTask, "judge", interrupt)
     assert demo(picture, tmp_path) == 130
     assert json.loads((tmp_path / "report.json").read_text())["outcome"] is None
     assert "No seed was trained to its end" in (tmp_path / "report.md").read_text()
@@ -252,7 +251,7 @@ def test_interrupted_run_reports_what_there_is(
     original, done = Trainer.step, []
 
     def interrupt(self: Trainer) -> None:
-        if len(done) == 2 * steps_before:
+        if len(done) == steps_before:
             raise KeyboardInterrupt
         done.append(1)
         original(self)

@@ -17,7 +17,6 @@ from dilkit.tools.demo.text.corpus import load_text
 from dilkit.tools.demo.text.model import FORMAT, ByteTransformer, ModelConfig, load_model, save_model
 from dilkit.tools.demo.text.sample import MAX_WINDOW, sample_bytes
 from dilkit.tools.demo.trainer import Trainer
-from dilkit.tools.demo.trainer import train as train_all
 from dilkit.tools.results.kinds.demo import Budget
 
 CONTEXT = 256
@@ -122,8 +121,8 @@ def test_same_seed_gives_the_same_course(corpus: Path) -> None:
         config = ModelConfig(context=CONTEXT, width=32, layers=1)
         learnt = task.TextTask(text.train, task.held_out_windows(text.held_out, CONTEXT), config, seed)
         trainer = Trainer(learnt, Budget(steps=2), task.RECIPE)
-        train_all([trainer], 2, lambda: None, lambda: None)
-        return [point.loss for point in trainer.progress.train + trainer.progress.held_out]
+        trainer.run(2, lambda: None, lambda: None)
+        return [point.loss for point in trainer.train + trainer.held_out]
 
     assert losses(1) == losses(1) != losses(2)
 

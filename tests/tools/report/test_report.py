@@ -1,4 +1,4 @@
-"""`dilkit report`: intervals, tables and plots of every kind of result, and how they are written as text, Markdown and HTML."""
+"""`dilkit report`: intervals, the documents of every kind, and how they are written as text, Markdown, HTML and pictures."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from helpers.result_files import COMMITTED, FOLDER, content, write
 
 from dilkit.tools import cli
 from dilkit.tools.commands import report
-from dilkit.tools.report import axes as svg_axes
-from dilkit.tools.report import html as report_html
-from dilkit.tools.report import markdown as report_text
+from dilkit.tools.report import axes, html, markdown
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Section, Series, Table, plots
-from dilkit.tools.report.kinds import bench_report, told_bench
 from dilkit.tools.report.points import plain, speed_up
 from dilkit.tools.report.units import UNITS
-from dilkit.tools.results import statistics
-from dilkit.tools.site import figures
+from dilkit.tools.results.statistics import median_interval, ratio_interval
 
-svg_plot = pytest.importorskip("dilkit.tools.report.picture")
-BENCH = FOLDER / "sdpa-against-gather.json"
+picture = pytest.importorskip("dilkit.tools.report.picture")
+CPU = FOLDER / "cpu.json"
 LINES = Plot(
     "Time", "lines", (Series("one", (plain(1024, 0.5), plain(2048, 1.0))),), (Axis("tokens", "tokens"), Axis("t", "seconds"))
 )
@@ -41,45 +37,35 @@ def section(path: Path) -> Section:
 # Intervals
 
 
-def test_the_interval_of_a_median_holds_it_about_as_often_as_it_says() -> None:
+def test_intervals_hold_what_they_are_of_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
-    held = [low <= 1.0 <= high for low, high in (statistics.median_interval(rng.normal(1.0, 0.1, 25)) for _ in range(200))]
-    assert 0.90 <= sum(held) / 200 <= 0.99
-
-
-def test_the_interval_of_a_ratio_holds_it_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(2)
-    drawn = ((rng.normal(3.0, 0.3, 25), rng.normal(2.0, 0.2, 25)) for _ in range(200))
-    held = [low <= 1.5 <= high for low, high in (statistics.ratio_interval(*pair) for pair in drawn)]
-    assert 0.90 <= sum(held) / 200 <= 0.995
-
-
-def test_equal_samples_have_equal_intervals() -> None:
+    medians = [median_interval(rng.normal(1.0, 0.1, 25)) for _ in range(200)]
+    ratios = [ratio_interval(rng.normal(3.0, 0.3, 25), rng.normal(2.0, 0.2, 25)) for _ in range(200)]
+    for expected, intervals in ((1.0, medians), (1.5, ratios)):
+        assert 0.90 <= sum(low <= expected <= high for low, high in intervals) / 200 <= 0.995
     samples = [1.0, 1.2, 0.9, 1.1, 1.05]
-    assert statistics.median_interval(samples) == statistics.median_interval(list(samples))
-    assert statistics.ratio_interval(samples, samples) == statistics.ratio_interval(samples, samples)
+    assert ratio_interval(samples, samples) == ratio_interval(samples, samples)
 
 
 def test_long_lists_are_resampled_in_parts_of_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = list(np.random.default_rng(0).random(50))
-    whole = statistics.median_interval(samples)
-    monkeypatch.setattr(statistics, "_AT_ONCE", 120)
-    assert statistics.median_interval(samples) == whole
+    whole = median_interval(samples)
+    monkeypatch.setattr("dilkit.tools.results.statistics._AT_ONCE", 120)
+    assert median_interval(samples) == whole
 
 
 def test_few_samples_claim_nothing_beyond_themselves() -> None:
-    assert statistics.median_interval([2.0]) == (2.0, 2.0)
-    assert statistics.median_interval([2.0, 1.0]) == (1.0, 2.0)
-    assert statistics.ratio_interval([4.0, 2.0], [1.0, 2.0]) == (1.0, 4.0)
+    assert median_interval([2.0]) == (2.0, 2.0)
+    assert median_interval([2.0, 1.0]) == (1.0, 2.0)
+    assert ratio_interval([4.0, 2.0], [1.0, 2.0]) == (1.0, 4.0)
 
 
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: statistics.median_interval([]), "samples: no samples"),
-        (lambda: statistics.median_interval([1.0], confidence=1.5), "confidence=1.5"),
-        (lambda: statistics.ratio_interval([1.0], [0.0]), "below: 0.0"),
-        (lambda: statistics.ratio_interval([1.0], []), "below: no samples"),
+        (lambda: median_interval([]), "samples: no samples"),
+        (lambda: median_interval([1.0], confidence=1.5), "confidence=1.5"),
+        (lambda: ratio_interval([1.0], [0.0]), "below: 0.0"),
     ],
 )
 def test_what_has_no_interval_is_refused(call: Any, complaint: str) -> None:
@@ -87,11 +73,11 @@ def test_what_has_no_interval_is_refused(call: Any, complaint: str) -> None:
         call()
 
 
-# What kinds tell
+# Documents
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_every_committed_result_is_told(path: Path) -> None:
+def test_every_committed_result_has_a_document(path: Path) -> None:
     document = section(path).document
     assert document.headline
     assert document.tables
@@ -102,83 +88,36 @@ def test_every_committed_result_is_told(path: Path) -> None:
         assert all(p.low <= p.y <= p.high for series in plot.series for p in series.points), plot.title
 
 
-@pytest.mark.parametrize(
-    ("name", "titles"),
-    [
-        ("cpu", {"Speed-up of native over sdpa, with 95% intervals", "Roofline: speed beside the measured matmul"}),
-        ("demo", {"Time of forward and backward", "Peak extra memory"}),
-        ("ring", {"Ranks' memory at fixed length, forward and backward", "Forward bytes: one million tokens, bf16"}),
-        ("sdpa-against-gather", {"Time of a call", "Memory a token", "Roofline: speed beside the measured matmul"}),
-    ],
-)
-def test_kinds_have_their_plots(name: str, titles: set[str]) -> None:
-    assert titles <= {plot.title for plot in section(FOLDER / f"{name}.json").document.plots}
-
-
 def test_speed_ups_are_ratios_of_medians_with_their_interval() -> None:
-    entries = content(BENCH.stem)["lengths"][0]["entries"]
-    slow, fast = (entries[name]["time"]["samples_s"] for name in ("gather", "sdpa"))
+    (case,) = (
+        c for c in content("cpu")["cases"] if (c["config"], c["head_dim"], c["is_causal"], c["backward"]) == ("A", 64, 0, 0)
+    )
+    slow, fast = (case["entries"][name]["time"]["samples_s"] for name in ("gather", "native"))
     expected = float(np.median(slow) / np.median(fast))
     assert speed_up("", slow, fast).y == pytest.approx(expected)
-    table = next(table for table in section(BENCH).document.tables if table.title == "Speed-ups")
-    assert table.rows[0][:4] == ("16,384 tokens", "sdpa", "gather", f"{expected:.2f}x")
+    table = next(table for table in section(CPU).document.tables if table.title == "Speed-up of native")
+    assert ("A, d=64", "gather", f"{expected:.2f}x") in [row[:3] for row in table.rows]
 
 
-def test_the_roof_is_the_matmul_of_the_same_rounds() -> None:
-    found = content(BENCH.stem)
-    plot = next(plot for plot in section(BENCH).document.plots if plot.title.startswith("Roofline"))
-    contestants, (roof,) = plot.series, [series for series in plot.series if series.name == told_bench.ROOFS["matmul"]]
-    entry = found["lengths"][0]["entries"]["sdpa"]
-    assert contestants[0].points[0].y == pytest.approx(entry["gflops"])
-    assert contestants[0].points[0].x == pytest.approx(entry["flops"] / (8 * found["lengths"][0]["output_bytes"]))
-    assert {point.y for point in roof.points} == {found["lengths"][0]["matmul"]["gflops"]}
+@pytest.mark.parametrize("name", ["cpu", "ring"])
+def test_an_interrupted_suite_says_so(name: str, tmp_path: Path) -> None:
+    found = content(name)
+    found |= {key: [] for key, value in found.items() if isinstance(value, list) and key != "processes"}
+    document = section(write(tmp_path / "r.json", found | dict(interrupted=True))).document
+    assert any("INTERRUPTED" in line for line in document.headline)
+    assert document.plots == ()
 
 
-def test_every_series_of_a_plot_has_a_colour_of_its_own_in_both_schemes() -> None:
-    assert len({*svg_plot.COLORS}) == svg_plot.MOST_SERIES
-    page = report_html.page([section(BENCH)], None)
-    light, dark = (re.findall(r"--series-(\d+): (#\w{6});", half) for half in page.split("prefers-color-scheme: dark")[:2])
-    assert light == [(str(i), color) for i, color in enumerate(svg_plot.COLORS, 1)]
-    assert len({color for _, color in dark}) == len(dark) == len(light)
-
-
-def test_memory_that_was_not_measured_is_not_plotted(tmp_path: Path) -> None:
-    found = content(BENCH.stem)
-    for entry in found["lengths"][0]["entries"].values():
-        entry |= dict(peak_bytes=None, forward_peak_bytes=None, kb_per_token=None, memory_note="no such counter")
-    document = section(write(tmp_path / "b.json", found)).document
-    assert not {"Peak extra memory of a call", "Memory a token"} & {plot.title for plot in document.plots}
-    assert any("no such counter" in note for note in document.notes)
-
-
-def test_several_lengths_are_lines_and_one_length_is_bars(tmp_path: Path) -> None:
-    found = content(BENCH.stem)
-    assert next(plot for plot in section(BENCH).document.plots if plot.title == "Time of a call").kind == "bars"
-    found["lengths"].append(json.loads(json.dumps(found["lengths"][0])) | dict(seq=32768))
-    document = section(write(tmp_path / "b.json", found)).document
-    assert next(plot for plot in document.plots if plot.title == "Time of a call").kind == "lines"
-
-
-def test_an_interrupted_suite_is_told(tmp_path: Path) -> None:
-    for name in ("cpu", "ring"):
-        found = content(name)
-        found |= {key: [] for key, value in found.items() if isinstance(value, list) and key != "processes"}
-        document = section(write(tmp_path / f"{name}.json", found | dict(interrupted=True))).document
-        assert any("INTERRUPTED" in line for line in document.headline)
-        assert document.plots == ()
-
-
-def test_a_kind_without_tables_of_its_own_lists_its_measurements() -> None:
-    document = figures.tell_measurements(content("overhead"))
-    assert len(document.tables[0].rows) == 6
-    assert document.tables[0].rows[0][0] == "modes forward, no gradients public"
+def test_empty_plots_are_left_out() -> None:
+    roof = Series("roof", (plain(1, 1.0),), dashed=True)
+    assert plots(Plot("a", "points", (roof, Series("nobody", ())), LINES.axes), LINES) == (LINES,)
 
 
 # Pictures
 
 
 def test_a_picture_is_an_element_that_can_be_read() -> None:
-    drawn = svg_plot.svg(LINES)
+    drawn = picture.svg(LINES)
     tree = ElementTree.fromstring(drawn)
     assert tree.get("role") == "img"
     assert tree.get("aria-label") == "Time. one: 500 ms at 1K to 1 s at 2K."
@@ -187,9 +126,9 @@ def test_a_picture_is_an_element_that_can_be_read() -> None:
 
 
 def test_pictures_do_not_depend_on_the_day_and_share_no_ids() -> None:
-    first, second = svg_plot.svg(LINES, 1), svg_plot.svg(LINES, 2)
-    svg_plot._drawn.cache_clear()
-    assert svg_plot.svg(LINES, 1) == first
+    first, second = picture.svg(LINES, 1), picture.svg(LINES, 2)
+    picture._drawn.cache_clear()
+    assert picture.svg(LINES, 1) == first
     ids = [set(re.findall(r'\bid="([^"]*)"', drawn)) for drawn in (first, second)]
     assert not ids[0] & ids[1]
     for number, drawn in enumerate((first, second)):
@@ -197,28 +136,28 @@ def test_pictures_do_not_depend_on_the_day_and_share_no_ids() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lines", "points", "bars"])
-@pytest.mark.parametrize(
-    "name", ["$\\frac{$", "<script>alert(1)</script>", "x" * 5000, "\u65e5\u672c", "_hidden", "", "]]>--><!--"]
-)
+@pytest.mark.parametrize("name", ["$\\frac{$", "<script>alert(1)</script>", "x" * 5000, "_hidden", "", "]]>--><!--"])
 def test_hostile_names_are_drawn_as_they_are(kind: Any, name: str) -> None:
     x: list[Any] = [name, name + "2"] if kind == "bars" else [1, 2]
     series = tuple(Series(f"{name}{i}", (plain(x[0], 1.0), Point(x[1], 2.0, 1.5, 3.0))) for i in range(2))
-    drawn = svg_plot.svg(Plot(name, kind, series, (Axis(name, "tokens"), Axis(name, "number")), mark=1.0))
+    drawn = picture.svg(Plot(name, kind, series, (Axis(name, "tokens"), Axis(name, "number")), mark=1.0))
     ElementTree.fromstring(drawn)
     assert "<script" not in drawn
 
 
-def test_very_much_is_drawn_in_part() -> None:
+def test_of_very_much_a_part_is_drawn_and_what_no_axis_can_show_is_left_out() -> None:
     series = tuple(Series(f"s{i}", tuple(plain(f"bar {j}", 1.0) for j in range(300))) for i in range(40))
-    drawn = svg_plot.svg(Plot("many", "bars", series, (Axis("", "number"), Axis("", "times"))))
+    drawn = picture.svg(Plot("many", "bars", series, (Axis("", "number"), Axis("", "times"))))
     assert "bar 0" in drawn
     assert "bar 299" not in drawn
+    nothing = Plot("Time", "lines", (Series("one", (plain(0, 0.0),)),), LINES.axes)
+    assert "nothing that these axes can show" in picture.svg(nothing)
 
 
 def test_ratios_that_lie_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
     points = [plain(f"bar {i}", 10.0**i) for i in range(-1, 5)]
     near, far = (
-        svg_plot.svg(Plot("faster", "bars", (Series("one", tuple(some)),), (Axis("", "number"), Axis("", "times")), mark=1.0))
+        picture.svg(Plot("faster", "bars", (Series("one", tuple(some)),), (Axis("", "number"), Axis("", "times")), mark=1.0))
         for some in (points[1:3], points)
     )
     assert ">0x<" in near
@@ -226,25 +165,12 @@ def test_ratios_that_lie_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
     assert ">1,000x<" in far
 
 
-def test_what_logarithms_cannot_show_is_left_out() -> None:
-    nothing = Plot("Time", "lines", (Series("one", (plain(0, 0.0),)),), LINES.axes)
-    assert "nothing that these axes can show" in svg_plot.svg(nothing)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "binary"),
-    [
-        (1e-12, 1e36, False),
-        (0.9, 1.1, False),
-        (1.301, 1.302, False),
-        (3, 900, False),
-        (1, 2**62, True),
-        (129, 150, True),
-        (1e6, 1e6 + 3, True),
-    ],
+    [(1e-12, 1e36, False), (0.9, 1.1, False), (1.301, 1.302, False), (1, 2**62, True), (129, 150, True), (1e6, 1e6 + 3, True)],
 )
 def test_ticks_are_few_and_inside(low: float, high: float, binary: bool) -> None:
-    ticks = svg_axes.log_ticks(low, high, binary)
+    ticks = axes.log_ticks(low, high, binary)
     assert 2 <= len(ticks) <= 7
     assert all(low <= tick <= high for tick in ticks)
 
@@ -254,16 +180,11 @@ def test_units_are_written_for_people() -> None:
     assert shown == dict(bytes="3 MiB", seconds="4.2 ms", gflops="1.5 TFLOP/s", tokens="16K")
 
 
-def test_empty_plots_are_left_out() -> None:
-    roof = Series("roof", (plain(1, 1.0),), dashed=True)
-    assert plots(Plot("a", "points", (roof, Series("nobody", ())), LINES.axes), LINES) == (LINES,)
-
-
 # The page
 
 
 class Reader(HTMLParser):
-    """What a page holds: its tags, and the texts of its cells."""
+    """What a page holds: its tags and links, and what is left open."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -288,33 +209,40 @@ class Reader(HTMLParser):
 
 
 def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
-    assert cli.main(["report", str(BENCH), str(FOLDER / "overhead.json"), "--html", str(tmp_path / "r.html")]) == 0
+    paths = [CPU, FOLDER / "overhead.json"]
+    assert cli.main(["report", *map(str, paths), "--html", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
     read = Reader(page)
     assert read.open == []
     assert "script" not in read.tags
-    assert read.tags.count("svg") == sum(len(one.document.plots) for one in report.sections_of([BENCH, FOLDER / "overhead.json"]))
+    assert read.tags.count("svg") == sum(len(one.document.plots) for one in report.sections_of(paths))
     assert all(link.startswith("#") or link == "data:," for link in read.links)
     assert "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
     assert all(f'id="{link[1:]}"' in page for link in read.links if link.startswith("#result"))
 
 
+def test_every_series_of_a_plot_has_a_colour_of_its_own_in_both_schemes() -> None:
+    assert len({*picture.COLORS}) == picture.MOST_SERIES
+    page = html.page([section(CPU)], None)
+    light, dark = (re.findall(r"--series-(\d+): (#\w{6});", half) for half in page.split("prefers-color-scheme: dark")[:2])
+    assert light == [(str(i), color) for i, color in enumerate(picture.COLORS, 1)]
+    assert len({color for _, color in dark}) == len(dark) == len(light)
+
+
 def test_hostile_texts_stay_texts() -> None:
     evil = "<img src=x onerror=alert(1)>\"'&|`[a](b)"
-    told = Document((evil,), (Table(evil, (evil,), ((evil,),), evil),), (LINES,), (evil,), evil)
-    one = Section(evil, evil, evil, told)
-    page = report_html.page([one, one], svg_plot.svg, evil)
+    document = Document((evil,), (Table(evil, (evil,), ((evil,),), evil),), (LINES,), (evil,), evil)
+    one = Section(evil, evil, evil, document)
+    page = html.page([one, one], picture.svg, evil)
     assert "<img" not in page
     assert "img" not in Reader(page).tags
-    read = report_text.markdown([one], lambda plot: "p.svg", evil)
+    read = markdown.markdown([one], lambda plot: "p.svg", evil)
     row = next(line for line in read.splitlines() if line.startswith("| \\<img"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 2
     assert "\\[a\\](b)" in read
 
 
-def test_without_matplotlib_the_tables_remain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_without_matplotlib_the_tables_remain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     real = builtins.__import__
 
     def absent(name: str, *args: Any) -> Any:
@@ -324,50 +252,46 @@ def test_without_matplotlib_the_tables_remain(
 
     monkeypatch.setattr(builtins, "__import__", absent)
     paths = [str(tmp_path / name) for name in ("r.html", "r.md")]
-    assert cli.main(["report", str(BENCH), "--html", paths[0], "--md", paths[1]]) == 0
+    assert cli.main(["report", str(CPU), "--html", paths[0], "--md", paths[1]]) == 0
     assert "dilkit[plot]" in capsys.readouterr().err
     for path in map(Path, paths):
         assert "No plots" in path.read_text()
-        assert "16,384" in path.read_text()
+        assert "one million tokens" in path.read_text()
     assert "<svg" not in Path(paths[0]).read_text()
 
 
 # The command
 
 
-def test_tables_are_printed_where_nothing_is_written(capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["report", str(BENCH)]) == 0
+def test_tables_are_printed_where_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(CPU)]) == 0
     printed = capsys.readouterr().out
-    assert "== sdpa-against-gather (bench)" in printed
-    time = bench_report.seconds(content(BENCH.stem)["lengths"][0]["entries"]["sdpa"]["time"]["median_s"])
-    assert re.search(rf"16,384 +sdpa +{re.escape(time)} ", printed)
+    assert "== cpu (suite)" in printed
+    assert re.search(r"one million tokens, forward: memory in all +at most 16 GiB +at most 16 GiB +8\.03 GiB", printed)
 
 
-def test_json_holds_the_same_tables_and_plots(capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["report", str(BENCH), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+def test_json_holds_the_same_tables_and_plots(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(CPU), "--json"]) == 0
+    printed, document = json.loads(capsys.readouterr().out), section(CPU).document
     assert printed["schema"] == 1
-    document = section(BENCH).document
-    assert [table["title"] for table in printed["sections"][0]["document"]["tables"]] == [
-        table.title for table in document.tables
-    ]
-    assert len(printed["sections"][0]["document"]["plots"]) == len(document.plots)
+    (found,) = (one["document"] for one in printed["sections"])
+    assert [table["title"] for table in found["tables"]] == [table.title for table in document.tables]
+    assert len(found["plots"]) == len(document.plots)
 
 
 def test_markdown_has_its_pictures_beside_it(tmp_path: Path) -> None:
-    assert cli.main(["report", str(BENCH), "--md", str(tmp_path / "a (b).md")]) == 0
+    assert cli.main(["report", str(CPU), "--md", str(tmp_path / "a (b).md")]) == 0
     page = (tmp_path / "a (b).md").read_text()
     assert "](a%20%28b%29-1.svg)" in page
     ElementTree.fromstring((tmp_path / "a (b)-1.svg").read_text())
 
 
-def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    other = write(tmp_path / "x" / BENCH.name, content(BENCH.stem))
-    assert [one.name for one in report.sections_of([BENCH, other])] == [str(BENCH), str(other)]
+def test_files_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
+    other = write(tmp_path / CPU.name, content("cpu"))
+    assert [one.name for one in report.sections_of([CPU, other])] == [str(CPU), str(other)]
 
 
 @pytest.mark.parametrize("option", ["--html", "--md"])
-def test_a_folder_is_no_file_to_write(option: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["report", str(BENCH), option, str(tmp_path)]) == 2
+def test_a_folder_is_no_file_to_write(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(CPU), option, str(tmp_path)]) == 2
     assert capsys.readouterr().err.strip() == f"dilkit report: {option}: {tmp_path} is a folder; name the file to write in it"

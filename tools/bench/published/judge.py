@@ -1,179 +1,164 @@
-"""What the published figures are here: pure functions of a result."""
+"""Every published figure beside what it is here: pure functions of a result."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
-from dilkit.tools.bench.published.claim import Claim, Setting
-from dilkit.tools.bench.published.figures import claims
-from dilkit.tools.bench.published.settings import LENGTHS
+from dilkit.tools.bench.published.claims import Claim, claims
+from dilkit.tools.bench.published.settings import lengths
 from dilkit.tools.console.text import in_bytes
-from dilkit.tools.report.kinds.bench_report import exponent
+from dilkit.tools.results.kinds.published import Longest, PublishedFigure, PublishedResult, RanksCase, Setting
+from dilkit.tools.results.record import Case
+from dilkit.tools.results.statistics import exponent
 
-MIB = 2**20
+KIB, MIB = 2**10, 2**20
 SPEEDS = {"ms": 1.0, "tokens/s": -1.0}
 """Quantities that depend on the machine's speed, and the power of it that takes it out of them."""
 
-Result = dict[str, Any]
+
+def figures(result: PublishedResult) -> tuple[PublishedFigure, ...]:
+    """Every claim beside what it is here, none left out."""
+    found = Found(result)
+    return tuple(_figure(claim, found) for claim in claims())
 
 
+@dataclass(frozen=True)
 class Found:
-    """What a result holds, found by setting: forward passes alone, which is all that was ever published."""
+    """What a result holds, by setting: forward passes alone, which is all that was ever published."""
 
-    def __init__(self, result: Result) -> None:
-        self._cases = {Setting.from_dict(c["setting"]): c for c in result["cases"] if not c["backward"]}
-        rows = [row for job in result["ranks"] for row in job["rows"] if not row["backward"]]
-        self._ranks = {Setting.from_dict(row["setting"]): row for row in rows}
-        self._divisor = result["quick"] or 1
-        self.longest = {e["who"]: e for e in result["longest"] if not e["backward"]}
-        self.rates = [c["matmul"]["gflops"] / 1000 for c in result["cases"]]
+    result: PublishedResult
+
+    @cached_property
+    def ranks(self) -> dict[Setting, RanksCase]:
+        """Ranks at a fixed length."""
+        return {row.setting: row for job in self.result.ranks for row in job.rows if not row.backward}
+
+    @cached_property
+    def longest(self) -> dict[str, Longest]:
+        """By implementation."""
+        return {one.who: one for one in self.result.longest if not one.backward}
 
     def seconds(self, setting: Setting, who: str) -> float | None:
         """The median of a call."""
         if setting.ranks > 1:
-            return _median(self._ranks.get(setting), "ranks")
-        return _median(self._cases.get(setting), who)
+            return _median(self.ranks.get(setting), "ranks")
+        return _median(self.result.case(setting), who)
 
     def tokens(self, setting: Setting) -> float:
         """Those that were measured."""
-        return setting.tokens / self._divisor
-
-    def one_rank(self, setting: Setting) -> float | None:
-        """The median of one rank beside the ranks of `setting`."""
-        return _median(self._ranks.get(setting), "one rank")
+        return setting.tokens / (self.result.quick or 1)
 
     def bytes(self, setting: Setting, who: str, sharded: bool = False) -> int | None:
         """Peak memory, of the rank that needs most; `sharded`: measured as over ranks, though it be one."""
         if setting.ranks > 1 or sharded:
-            peaks = self._ranks.get(setting, {}).get("peak_bytes")
-            return max(peaks) if peaks else None
-        found: int | None = self._cases.get(setting, {}).get("entries", {}).get(who, {}).get("memory_bytes")
-        return found
+            return self.ranks[setting].peak if setting in self.ranks else None
+        case = self.result.case(setting)
+        return case.entries[who].memory_bytes if case and who in case.entries else None
 
     def tflops(self, setting: Setting) -> float | None:
         """What the matmul beside the setting reached; of ranks, the median of all."""
-        if setting in self._cases and setting.ranks == 1:
-            return float(self._cases[setting]["matmul"]["gflops"]) / 1000
-        return statistics.median(self.rates) if self.rates else None
+        case = self.result.case(setting)
+        if case and case.matmul and setting.ranks == 1:
+            return case.matmul.gflops / 1000
+        rates = [one.matmul.gflops / 1000 for one in self.result.cases if one.matmul]
+        return statistics.median(rates) if rates else None
 
     def remark(self, claim: Claim) -> str:
         """Why there is no figure; of a longest sequence, in what memory it is."""
         if claim.quantity == "longest":
-            found = self.longest.get(claim.who)
-            return f"in {in_bytes(found['limit_bytes'])}" if found else "not measured"
+            return f"in {in_bytes(self.longest[claim.who].limit_bytes)}" if claim.who in self.longest else "not measured"
         if claim.setting is None:
             return "nothing to measure"
-        entry = self._cases.get(claim.setting, {}).get("entries", {}).get(claim.who)
-        return f"{entry['verdict']}: {'; '.join(entry['reasons'])}" if entry and entry["reasons"] else "not measured"
+        case = self.result.case(claim.setting)
+        entry = case.entries.get(claim.who) if case else None
+        return f"{entry.verdict}: {'; '.join(entry.reasons)}" if entry and entry.reasons else "not measured"
 
 
-def _median(case: dict[str, Any] | None, who: str) -> float | None:
-    time = (case or {}).get("entries", {}).get(who, {}).get("time")
-    return time["median_s"] if time else None
+def _median(case: Case | None, who: str) -> float | None:
+    time = case.entries[who].time if case and case.timed(who) else None
+    return time.median_s if time else None
 
 
-def judge(result: Result) -> list[dict[str, Any]]:
-    """Every claim beside what it is here, as plain data, none left out.
-
-    `ours` is None where there is no figure, and `why` says why; of a longest sequence, in what memory. `per_tflops`: `ours` on a
-    machine of one TFLOP/s, going by the matmul measured beside it; None of what does not depend on speed.
-    """
-    found = Found(result)
-    return [_judge(claim, found) for claim in claims()]
-
-
-def _judge(claim: Claim, found: Found) -> dict[str, Any]:
-    names = ("document", "figure", "claimed", "quantity", "note")
-    told = {name: value for name, value in asdict(claim).items() if name in names} | dict(hardware=claim.hardware)
-    read = READ.get(claim.quantity) if claim.setting or claim.quantity == "longest" else None
-    ours = None if read is None else read(claim, found)
-    why = found.remark(claim) if ours is None or claim.quantity == "longest" else None
-    rate = found.tflops(claim.setting) if claim.setting and claim.quantity in SPEEDS else None
-    per_tflops = ours * rate ** SPEEDS[claim.quantity] if ours is not None and rate else None
-    return told | dict(ours=ours, per_tflops=per_tflops, why=why)
-
-
-def _ms(claim: Claim, found: Found) -> float | None:
-    taken = _seconds(claim, found)
-    return taken and 1000 * taken
+def _figure(claim: Claim, found: Found) -> PublishedFigure:
+    ours: float | None = None
+    per_tflops: float | None = None
+    if claim.quantity == "longest":
+        ours = found.longest[claim.who].seq if claim.who in found.longest else None
+    elif claim.setting:
+        ours = READ[claim.quantity](found, claim, claim.setting, claim.base or claim.setting)
+        rate = found.tflops(claim.setting) if claim.quantity in SPEEDS else None
+        per_tflops = ours * rate ** SPEEDS[claim.quantity] if ours is not None and rate else None
+    return PublishedFigure(
+        document=claim.document,
+        figure=claim.figure,
+        claimed=claim.claimed,
+        quantity=claim.quantity,
+        note=claim.note,
+        hardware=claim.hardware,
+        ours=ours,
+        per_tflops=per_tflops,
+        why=found.remark(claim) if ours is None or claim.quantity == "longest" else None,
+    )
 
 
-def _seconds(claim: Claim, found: Found) -> float | None:
-    return found.seconds(claim.setting, claim.who)
+def _over(above: float | None, below: float | None) -> float | None:
+    """The ratio, where there are both."""
+    return above / below if above and below else None
 
 
-def _rate(claim: Claim, found: Found) -> float | None:
-    taken = _seconds(claim, found)
-    return taken and found.tokens(claim.setting) / taken
+def _scaled(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
 
 
-def _mib(claim: Claim, found: Found) -> float | None:
-    held = found.bytes(claim.setting, claim.who)
-    return None if held is None else held / MIB
+def _speed_up(found: Found, claim: Claim, setting: Setting, base: Setting) -> float | None:
+    """The time of base over that of the setting; of ranks beside one, both are of one job."""
+    over_one = setting.ranks > base.ranks
+    slow = _median(found.ranks.get(setting), "one rank") if over_one else found.seconds(base, claim.base_who)
+    return _over(slow, found.seconds(setting, claim.who))
 
 
-def _kib_per_token(claim: Claim, found: Found) -> float | None:
-    held = _mib(claim, found)
-    return held and 1024 * held / found.tokens(claim.setting)
+def _slow_down(found: Found, claim: Claim, setting: Setting, base: Setting) -> float | None:
+    return _over(1.0, _speed_up(found, claim, setting, base))
 
 
-def _speedup(claim: Claim, found: Found) -> float | None:
-    taken = _seconds(claim, found)
-    over = claim.setting.ranks > claim.base.ranks
-    base = found.one_rank(claim.setting) if over else found.seconds(claim.base, claim.base_who)
-    return base / taken if base and taken else None
+def _reduction(found: Found, claim: Claim, setting: Setting, base: Setting) -> float | None:
+    """The memory of base over that of a rank."""
+    return _over(found.bytes(base, claim.base_who, True), found.bytes(setting, claim.who, True))
 
 
-def _slowdown(claim: Claim, found: Found) -> float | None:
-    ratio = _speedup(claim, found)
-    return 1 / ratio if ratio else None
+def _saved(found: Found, claim: Claim, setting: Setting, base: Setting) -> float | None:
+    ratio = _reduction(found, claim, setting, base)
+    return 100 * (1 - 1 / ratio) if ratio else None
 
 
-def _reduction(claim: Claim, found: Found) -> float | None:
-    many, one = found.bytes(claim.setting, claim.who, True), found.bytes(claim.base, claim.base_who, True)
-    return one / many if one and many else None
+def _per_token(found: Found, claim: Claim, setting: Setting, base: Setting) -> float | None:
+    return _over(_scaled(1 / KIB, found.bytes(setting, claim.who)), found.tokens(setting))
 
 
-def _efficiency(claim: Claim, found: Found) -> float | None:
-    ratio = _reduction(claim, found)
-    return ratio and 100 * ratio / claim.setting.ranks
-
-
-def _saved(claim: Claim, found: Found) -> float | None:
-    ratio = _reduction(claim, found)
-    return ratio and 100 * (1 - 1 / ratio)
-
-
-def _per_token_ratio(claim: Claim, found: Found) -> float | None:
-    last, first = (found.bytes(s, claim.who) for s in (claim.setting, claim.base))
-    return last / claim.setting.tokens / (first / claim.base.tokens) if last and first else None
-
-
-def _exponent(claim: Claim, found: Found) -> float | None:
-    between = [s for s in LENGTHS if claim.base.seq <= s.seq <= claim.setting.seq]
+def _exponent(found: Found, claim: Claim, setting: Setting, base: Setting) -> float | None:
+    """Of time in the length, over all lengths between the two."""
+    between = [s for s in lengths() if base.seq <= s.seq <= setting.seq]
     times = {s.seq: taken for s in between if (taken := found.seconds(s, claim.who))}
     return exponent(list(times), list(times.values())) if len(times) > 1 else None
 
 
-def _longest(claim: Claim, found: Found) -> float | None:
-    return found.longest.get(claim.who, {}).get("seq")
-
-
-READ: dict[str, Callable[[Claim, Found], float | None]] = {
-    "ms": _ms,
-    "tokens/s": _rate,
-    "MiB": _mib,
-    "KiB/token": _kib_per_token,
-    "KiB/token ratio": _per_token_ratio,
-    "speedup": _speedup,
-    "slowdown": _slowdown,
+READ: dict[str, Callable[[Found, Claim, Setting, Setting], float | None]] = {
+    "ms": lambda found, claim, setting, base: _scaled(1000, found.seconds(setting, claim.who)),
+    "tokens/s": lambda found, claim, setting, base: _over(found.tokens(setting), found.seconds(setting, claim.who)),
+    "MiB": lambda found, claim, setting, base: _scaled(1 / MIB, found.bytes(setting, claim.who)),
+    "KiB/token": _per_token,
+    "KiB/token ratio": lambda found, claim, setting, base: _over(
+        _per_token(found, claim, setting, base), _per_token(found, claim, base, base)
+    ),
+    "speedup": _speed_up,
+    "slowdown": _slow_down,
     "reduction": _reduction,
-    "efficiency": _efficiency,
+    "efficiency": lambda found, claim, setting, base: _scaled(100 / setting.ranks, _reduction(found, claim, setting, base)),
     "saved": _saved,
     "exponent": _exponent,
-    "longest": _longest,
-    "tokens/rank": lambda claim, found: claim.setting.seq / claim.setting.ranks,
+    "tokens/rank": lambda found, claim, setting, base: setting.seq / setting.ranks,
 }
+"""How a quantity is read, by the setting and what it is compared with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from dilkit.problem import Problem
 from dilkit.tools.measure import memory
 from dilkit.tools.measure.implementation import Implementation, Inputs
+from dilkit.tools.results.kinds.published import Longest, Trial
 
 
 @dataclass(frozen=True)
@@ -19,26 +21,27 @@ class Search:
     grain: int
     budget: float
 
-    def longest(self, implementation: Implementation, problem: Problem) -> dict[str, Any]:
-        """The longest `seq` of `problem` that fits (0: none), and every length tried with its bytes and seconds.
-
-        `stopped` is why there may be longer ones: a call would take longer than the budget, or the device had no more room.
-        """
-        tried: list[dict[str, Any]] = []
+    def longest(self, implementation: Implementation, problem: Problem) -> Longest:
+        """The longest `seq` of `problem` that fits (0: none), and every length tried."""
+        tried: list[Trial] = []
 
         def fits(seq: int) -> bool:
-            tried.append(dict(seq=seq) | _try(implementation, replace(problem, seq=seq)))
-            return tried[-1]["bytes"] is not None and tried[-1]["bytes"] <= self.limit
+            tried.append(_try(implementation, replace(problem, seq=seq)))
+            return tried[-1].bytes is not None and tried[-1].bytes <= self.limit
 
         def too_slow(seq: int) -> bool:
-            if not tried or tried[-1]["seconds"] is None:
+            if not tried or tried[-1].seconds is None:
                 return False
-            last = tried[-1]
-            return last["seconds"] * (seq / last["seq"]) ** (2 if implementation.quadratic else 1) > self.budget
+            power = 2 if implementation.quadratic else 1
+            return tried[-1].seconds * (seq / tried[-1].seq) ** power > self.budget
 
-        found, slow = bisect(fits, self.grain, too_slow)
+        found = Longest(who=implementation.name, backward=problem.requires_grad, limit_bytes=self.limit)
+        try:
+            seq, slow = bisect(fits, self.grain, too_slow)
+        except memory.MeasureError as error:
+            return replace(found, stopped=str(error))
         stopped = f"a call would take more than {self.budget:g} s (--budget)" if slow else None
-        return dict(limit_bytes=self.limit, seq=found, tried=tried, stopped=stopped)
+        return replace(found, seq=seq, tried=tuple(tried), stopped=stopped)
 
 
 def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bool]) -> tuple[int, bool]:
@@ -60,10 +63,8 @@ def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bo
     return low, False
 
 
-def _try(implementation: Implementation, problem: Problem) -> dict[str, Any]:
+def _try(implementation: Implementation, problem: Problem) -> Trial:
     """Peak bytes of a call with its inputs, and its seconds; None where the device has no such room."""
-    import time
-
     import torch
 
     def call() -> Any:
@@ -74,8 +75,8 @@ def _try(implementation: Implementation, problem: Problem) -> dict[str, Any]:
     try:
         peak = memory.peak_memory(call, problem.device.type)
     except (MemoryError, torch.cuda.OutOfMemoryError):
-        return dict(bytes=None, seconds=None)
-    return dict(bytes=peak, seconds=time.perf_counter() - start)
+        return Trial(problem.seq, None, None)
+    return Trial(problem.seq, peak, time.perf_counter() - start)
 
 
 def inputs_of(problem: Problem) -> Inputs:

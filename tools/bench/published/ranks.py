@@ -2,68 +2,81 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dilkit.problem import Problem
 from dilkit.tools.bench.published.longest import inputs_of
-from dilkit.tools.bench.ranks.call import RingCall
-from dilkit.tools.bench.ranks.contest import RingContest
-from dilkit.tools.bench.ranks.tasks import problem_of, race
+from dilkit.tools.bench.ranks.call import ProblemFields, RanksCall
+from dilkit.tools.bench.ranks.rank import Task
+from dilkit.tools.bench.ranks.tasks import peaks_of, race
 from dilkit.tools.measure import memory
-from dilkit.tools.measure.implementation import BACKWARD_FLOPS
-from dilkit.tools.measure.ranks import gather, time_in_turns
-from dilkit.tools.results.decode import encode
+from dilkit.tools.results.kinds.published import Job, RanksCase, Setting
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
+HEAD_DIM = 64
 LONG_CALL = 1e11
 """FLOPs of a call of which fewer samples are taken."""
 
 
-def published(
-    comm: Comm, problems: list[dict[str, Any]], one_rank_threads: int, repeats: int, alone: bool
-) -> list[dict[str, Any]]:
-    """Of each problem the times of the ranks, beside those of one rank alone, and peak bytes of each, its inputs counted.
+@dataclass(frozen=True)
+class RanksCalls(Task[Job]):
+    """Settings and passes: ranks beside one rank that has all cores, in turns, and the peak memory of each rank.
 
-    `repeats` is for calls that are short: `samples`. `alone`: a rank's process is its own. The bytes are None where they are not
-    measured, which `memory_note` explains.
+    `divisor` divides lengths. `repeats` is for calls that are short: `samples_of`.
     """
-    note = _memory_note(alone)
-    found = []
-    for fields in problems:
-        problem = problem_of(**fields)
-        one = _timed(comm, fields, one_rank_threads, samples(flops_of(problem), repeats))
-        found.append(one | dict(peak_bytes=None if note else _peaks(comm, problem), memory_note=note))
-    return found
+
+    RESULT = Job
+
+    transport: str
+    calls: tuple[tuple[Setting, bool], ...]
+    divisor: int
+    one_rank_threads: int
+    repeats: int
+
+    def run(self, comm: Comm) -> Job:
+        note = _memory_note(self.transport)
+        rows = tuple(self._row(comm, setting, backward, note) for setting, backward in self.calls)
+        return Job(ranks=comm.size, transport=self.transport, rows=rows)
+
+    def _row(self, comm: Comm, setting: Setting, backward: bool, note: str | None) -> RanksCase:
+        call = RanksCall(comm, fields_of(setting.divided(self.divisor), backward).problem)
+        checks, entries = race(call, self.one_rank_threads, samples_of(call.flops, self.repeats))
+        return RanksCase(
+            setting=setting,
+            backward=backward,
+            tokens=setting.divided(self.divisor).tokens,
+            transport=self.transport,
+            check=checks,
+            entries=entries,
+            peak_bytes=None if note else _peaks(call),
+            memory_note=note,
+        )
 
 
-def _timed(comm: Comm, fields: dict[str, Any], one_rank_threads: int, repeats: int) -> dict[str, Any]:
-    """The ranks beside one of them alone; where there is but one, itself."""
-    if comm.size > 1:
-        return race(comm, fields, one_rank_threads, repeats)
-    call = RingCall(comm, problem_of(**fields))
-    inputs = call.shard()
-    check = RingContest(comm, ["auto"]).check(call)
-    call.once(inputs)
-    timed = time_in_turns(comm, {"ranks": partial(call.once, inputs)}, repeats)["ranks"]
-    return dict(check=check, entries={"ranks": dict(time=encode(timed))})
+def fields_of(setting: Setting, backward: bool) -> ProblemFields:
+    """The problem of a setting."""
+    return ProblemFields(
+        lengths=setting.segment_lengths,
+        rates=setting.dilation_rates,
+        seq=setting.seq,
+        heads=setting.heads,
+        head_dim=HEAD_DIM,
+        batch=setting.batch,
+        dtype=setting.dtype,
+        requires_grad=backward,
+    )
 
 
-def samples(flops: float, repeats: int) -> int:
-    """How many of a call of so many FLOPs: fewer where calls are long."""
+def samples_of(flops: float, repeats: int) -> int:
+    """How many samples of a call of so many FLOPs: fewer where calls are long."""
     return repeats if flops < LONG_CALL else min(3 if flops < 3 * LONG_CALL else 2, repeats)
 
 
-def flops_of(problem: Problem) -> float:
-    """Nominal FLOPs of a call."""
-    return problem.flops() * (1 + BACKWARD_FLOPS * problem.requires_grad)
-
-
-def _memory_note(alone: bool) -> str | None:
-    if not alone:
+def _memory_note(transport: str) -> str | None:
+    """Why the memory of a rank cannot be measured."""
+    if transport == "threads":
         return "all ranks are in one process"
     try:
         memory.check_peak_memory()
@@ -72,15 +85,12 @@ def _memory_note(alone: bool) -> str | None:
     return None
 
 
-def _peaks(comm: Comm, problem: Problem) -> list[int]:
-    """Of each rank. Calls were made before, so that nothing is loaded or planned in it."""
-    call = RingCall(comm, problem)
-    rows = replace(problem, seq=len(call.plan.positions(comm.rank)))
+def _peaks(call: RanksCall) -> tuple[int, ...]:
+    """Peak bytes of each rank, inputs counted. Calls were made before, so that nothing is loaded or planned in it."""
+    shard = replace(call.problem, seq=len(call.plan.positions(call.comm.rank)))
 
     def step() -> Any:
-        inputs = inputs_of(rows)
+        inputs = inputs_of(shard)
         return inputs, call.once(inputs)
 
-    comm.share(b"", "beginning together")
-    peaks: list[int] = gather(comm, memory.peak_memory(step))
-    return peaks
+    return peaks_of(call.comm, step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -12,33 +12,33 @@ from typing import Any
 from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.bench.published import judge as seed_claims
-from dilkit.tools.bench.published.claim import HEAD_DIM, Setting
-from dilkit.tools.bench.published.entrants import TWINS, entrant
-from dilkit.tools.bench.published.figures import HILBERT_SETTINGS, settings
+from dilkit.tools.bench.published import judge, settings
+from dilkit.tools.bench.published.claims import group
+from dilkit.tools.bench.published.claims import settings as published_settings
+from dilkit.tools.bench.published.implementations import implementation
 from dilkit.tools.bench.published.longest import Search
-from dilkit.tools.bench.published.ranks import LONG_CALL, flops_of, samples
-from dilkit.tools.bench.published.settings import IMPLEMENTATIONS, LENGTHS, MULTI_SEGMENT, alone, growing, over_ranks
-from dilkit.tools.bench.ranks import rank as ring_rank
+from dilkit.tools.bench.published.ranks import LONG_CALL, RanksCalls, fields_of, samples_of
+from dilkit.tools.bench.ranks.rank import run
+from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.console import launcher
-from dilkit.tools.measure import memory
-from dilkit.tools.measure import timing as measure
+from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.case import CaseRunner, output_bytes
-from dilkit.tools.measure.implementation import Inputs
-from dilkit.tools.report.kinds import suite_seeds_report
-from dilkit.tools.results import untyped as results
-from dilkit.tools.results.decode import encode
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
+from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.results.environment import usable_cores
+from dilkit.tools.results.kinds.published import (
+    TWINS,
+    CacheCase,
+    Job,
+    Longest,
+    PublishedCase,
+    PublishedFigure,
+    PublishedResult,
+    Setting,
+)
+from dilkit.tools.results.record import Entry
 
-SUMMARY = "the tables that older implementations published, each figure beside what they claim"
-KIND = "suite-seeds"
-DEVICE = "cpu"
-OPTIONS = ("full", "device")
-LISTS = ("cases", "cache", "ranks", "growth", "longest")
-"""The lists of a result."""
-REPORT, judge = suite_seeds_report, seed_claims.judge
-QUICK = 32
-"""By what --quick divides lengths and the memory budget."""
 SIZES = (1, 2, 4)
 LONGEST_BACKWARD, LONGEST_EXTRA = 6e10, 3e11
 """FLOPs beyond which a forward and backward pass, and a setting that nobody published, are left to --full."""
@@ -46,178 +46,204 @@ HALF_TO = 8192
 """Tokens to which half types are compared with fp32, without --full."""
 PATIENCE = 15
 """How many times longer a call may take with --full."""
-PUBLISHED = frozenset(settings())
 MEMORY, CARD_MEMORY, GRAINS = 128 << 20, 8 << 30, 1 << 18
 """Bytes into which the longest sequence must fit: by default, and with --full, as on the card. It is found to one part in so many
 bytes of it."""
 
-Step = tuple[str, str, Callable[[], dict[str, Any]], float]
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: settings on one device, those whose plans are cached, those over ranks of which the sequence stays or
+    grows; packages beside dilkit; `memory`: the bytes into which the longest sequence must fit, to one part in `grains` of them;
+    what can start processes."""
+
+    alone: tuple[Setting, ...]
+    cached: tuple[Setting, ...]
+    over_ranks: tuple[Setting, ...]
+    growing: tuple[Setting, ...]
+    peers: tuple[str, ...] = PEERS
+    memory: int = MEMORY
+    grains: int = GRAINS
+    processes: tuple[str, ...] = ()
+
+    @classmethod
+    def published(cls, full: bool, quick: bool) -> Settings:
+        """Those of the documents, the same lengths as users would have them, and numbers of ranks."""
+        sizes = SIZES[:2] if quick else SIZES
+        return cls(
+            alone=settings.alone(full),
+            cached=tuple(group("orders").values()),
+            over_ranks=settings.over_ranks(sizes),
+            growing=settings.growing(sizes, full),
+            memory=CARD_MEMORY if full else MEMORY,
+            processes=launcher.transports(),
+        )
 
 
 @dataclass(frozen=True)
-class Suite:
-    """The steps of a run. `budget`: seconds that one call may be expected to take; `repeats`: samples of what is timed."""
+class PublishedSuite(Suite[PublishedResult]):
+    """The steps of a run. `full`: on to a million tokens and more; `settings`: in place of those of the documents."""
 
-    quick: bool = False
-    repeats: int = 5
+    NAME = "seeds"
+    SUMMARY = "the tables that older implementations published, each figure beside what they claim"
+    RECORD = PublishedResult
+    DIVISOR = 32
+
     budget: float = 12.0
     full: bool = False
-    device: str = DEVICE
-    last: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """What earlier steps told of how long a call takes, as in `CaseRunner`."""
+    device: str = "cpu"
+    settings: Settings | None = field(default=None, metadata=dict(option=False))
+    last: dict[str, tuple[float, float]] = field(default_factory=dict, metadata=dict(option=False))
+    """How long a call took in earlier steps, as in `CaseRunner`."""
+
+    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
+        processes = self.measured.processes
+        return nullcontext(dict(mpi=launcher.mpi_version() if processes else "", processes=processes))
+
+    def where(self) -> str:
+        return self.device
+
+    @property
+    def measured(self) -> Settings:
+        """What is measured."""
+        return self.settings or Settings.published(self.full, self.quick)
+
+    def figures(self, result: PublishedResult) -> tuple[PublishedFigure, ...]:
+        return judge.figures(result)
+
+    def wrong(self, result: PublishedResult) -> bool:
+        """Whether something was wrong, or failed, peers left out. What is refused or takes too long is neither."""
+        verdicts = {entry.verdict for case in result.cases for who, entry in case.entries.items() if who not in PEERS}
+        checks = (check for job in result.jobs for row in job.rows for check in row.check)
+        failed = any(job.failed is not None for job in result.jobs) or not all(check.passed for check in checks)
+        return failed or bool(verdicts & {"wrong", "failed"})
 
     def steps(self) -> Iterator[Step]:
-        """(the list of the result that it goes to, what is going on, the measurement, its share of the time)."""
-        for setting, backward in product(alone(self.full), (False, True)):
-            if self.left_out(setting, backward):
-                continue
+        measured = self.measured
+        for setting, backward in self._fitting(measured.alone):
             text = f"{setting}, {'forward + backward' if backward else 'forward'}"
-            weight = self.weight(setting, backward) * len(self.who(setting, backward))
-            yield "cases", text, partial(self.case, setting, backward), weight
-        for setting in filter(self.cached, HILBERT_SETTINGS.values()):
-            yield "cache", f"cache of plans, {setting}", partial(self.cache, setting), self.weight(setting)
-        if self.device == "cpu":
-            yield from self._rank_steps()
+            weight = self._weight(setting, backward) * len(self.who(setting, backward))
+            yield Step("cases", text, partial(self.case, setting, backward), weight)
+        for setting in measured.cached:
+            if self.full or self._flops(setting) <= LONG_CALL:  # in a longer one, making a plan anew is lost in the noise
+                yield Step("cache", f"cache of plans, {setting}", partial(self.cache, setting), self._weight(setting))
+        for name, found in (("ranks", measured.over_ranks), ("growth", measured.growing)) if self.device == "cpu" else ():
+            for ranks in dict.fromkeys(setting.ranks for setting in found):
+                yield from self._job(name, ranks, tuple(call for call in self._fitting(found) if call[0].ranks == ranks))
         for who, backward in product(("auto", "reference"), (False, True)):
             text = f"longest sequence, {who}{', training' * backward}"
-            yield "longest", text, partial(self.longest, who, backward), 10.0
+            yield Step("longest", text, partial(self.longest, who, backward), 10.0)
 
-    def _rank_steps(self) -> Iterator[Step]:
-        sizes, kind = (SIZES[:2] if self.quick else SIZES), next(iter(launcher.transports()), "threads")
-        for name, wanted in (("ranks", over_ranks(sizes)), ("growth", growing(sizes, self.full))):
-            for ranks in sizes:
-                if calls := list(self._ranked(wanted, ranks)):
-                    text = f"{name}, {ranks} of {kind}: {len(calls)} calls, the last {calls[-1][0]}"
-                    weight = 5 + sum((1.4 if ranks > 1 else 0.7) * self.weight(*call) for call in calls)
-                    yield name, text, partial(self.over_ranks, ranks, calls, kind), weight
+    def _job(self, name: str, ranks: int, calls: tuple[tuple[Setting, bool], ...]) -> Iterator[Step]:
+        kind = next(iter(self.measured.processes), "threads")
+        weight = 5 + sum((1.4 if ranks > 1 else 0.7) * self._weight(*call) for call in calls)
+        if calls:
+            text = f"{name}, {ranks} of {kind}: {len(calls)} calls, the last {calls[-1][0]}"
+            yield Step(name, text, partial(self.over_ranks, ranks, calls, kind), weight)
 
-    def _ranked(self, wanted: tuple[Setting, ...], ranks: int) -> Iterator[tuple[Setting, bool]]:
-        """Settings of so many ranks, forward, and with a backward pass where it is short or there is all the time."""
-        for setting, backward in product(wanted, (False, True)):
-            if setting.ranks == ranks and not self.left_out(setting, backward):
+    def _fitting(self, found: tuple[Setting, ...]) -> Iterator[tuple[Setting, bool]]:
+        """Settings with and without a backward pass. What takes long, and nobody published, is left to --full."""
+        for setting, backward in product(found, (False, True)):
+            long = self._flops(setting, backward) > (LONGEST_BACKWARD if backward else LONGEST_EXTRA)
+            if self.full or not long or (not backward and setting in published_settings()):
                 yield setting, backward
 
-    def left_out(self, setting: Setting, backward: bool) -> bool:
-        """Whether it takes so long that it is left to --full, being none of those that were published."""
-        limit = LONGEST_BACKWARD if backward else LONGEST_EXTRA
-        return not self.full and self.flops(setting, backward) > limit and (backward or setting not in PUBLISHED)
-
-    def cached(self, setting: Setting) -> bool:
-        """Whether the cache of plans is looked at: in a call that takes long, making a plan anew is lost in the noise."""
-        return self.full or self.flops(setting) <= LONG_CALL
-
-    def flops(self, setting: Setting, backward: bool = False) -> float:
-        """Of a call."""
-        return flops_of(self.problem(setting, backward))
+    def _flops(self, setting: Setting, backward: bool = False) -> float:
+        return self.problem(setting, backward).flops() * (1 + BACKWARD_FLOPS * backward)
 
     def samples(self, setting: Setting, backward: bool = False) -> int:
-        """How many of each who takes part; where the reference does, its dense work in many steps decides."""
-        problem = self.problem(setting, backward)
-        if setting in IMPLEMENTATIONS:
-            return samples(4 * flops_of(replace(problem, pattern=Pattern.dense())), self.repeats)
-        return samples(flops_of(problem), self.repeats)
+        """How many of each implementation; beside the reference, its dense work in many steps decides."""
+        if setting in settings.implementations():
+            dense = replace(self.problem(setting, backward), pattern=Pattern.dense())
+            return samples_of(4 * dense.flops() * (1 + BACKWARD_FLOPS * backward), self.repeats)
+        return samples_of(self._flops(setting, backward), self.repeats)
 
-    def weight(self, setting: Setting, backward: bool = False) -> float:
-        """About how many seconds a measurement of one who takes part takes, for the progress bar."""
-        return 0.5 + (self.samples(setting, backward) + 5) * self.flops(setting, backward) / 4e11
+    def _weight(self, setting: Setting, backward: bool = False) -> float:
+        """About how many seconds a measurement of one implementation takes, for the progress bar."""
+        return 0.5 + (self.samples(setting, backward) + 5) * self._flops(setting, backward) / 4e11
 
     def problem(self, setting: Setting, backward: bool = False) -> Problem:
         """What is measured: with --quick a shorter one."""
-        s = setting.divided(QUICK) if self.quick else setting
         kind, _, index = self.device.partition(":")
-        told = dict(batch=s.batch, heads=s.heads, head_dim=HEAD_DIM, dtype=s.dtype, requires_grad=backward)
-        return Problem(pattern=s.pattern, seq=s.seq, device=probe(kind, int(index or 0)), **told)
+        fields = fields_of(setting.divided(self.DIVISOR if self.quick else 1), backward)
+        return replace(fields.problem, device=probe(kind, int(index or 0)))
 
     def who(self, setting: Setting, backward: bool) -> tuple[str, ...]:
-        """Who takes part in a setting, whose names are those of `entrant`."""
+        """Which implementations are compared at a setting, by name."""
         names = ["auto", *(["head-split"] if len(setting.segment_lengths) > 1 else [])]
-        if setting in IMPLEMENTATIONS:
+        if setting in settings.implementations():
             from dilkit.registry import list_backends
 
-            names = ["reference", *names, "multihead", *sorted(set(list_backends()) - {"reference"}), *PEERS]
-        if setting in IMPLEMENTATIONS or setting in HILBERT_SETTINGS.values():
+            backends = sorted(set(list_backends()) - {"reference"})
+            names = ["reference", *names, "multihead", *backends, *self.measured.peers]
+        if setting in (*settings.implementations(), *group("orders").values()):
             names.append("ordered")
-        twins = setting in LENGTHS and (self.full or setting.seq <= HALF_TO)
+        twins = setting in settings.lengths() and (self.full or setting.seq <= HALF_TO)
         return (*names, *(TWINS if twins else ()))
 
-    def case(self, setting: Setting, backward: bool) -> dict[str, Any]:
-        """All who take part in a setting, checked, timed in turns beside a matmul in fp32; memory with the inputs counted."""
-        problem = self.problem(setting, backward)
-        contestants = [entrant(name, setting.heads) for name in self.who(setting, backward)]
-        options: dict[str, Any] = dict(budget=self.patience, dtypes=dict(zip(TWINS, TWINS, strict=True)), last=self.last)
-        samples = self.samples(setting, backward)
-        min_time = 0.0 if self.quick or samples < self.repeats else 0.03
-        runner = CaseRunner(contestants, samples, min_time, matmul_dtype="float32", forward_memory=False, **options)
-        found: dict[str, Any] = encode(runner.run(problem))
-        for name, entry in found["entries"].items():
-            if entry.get("peak_bytes") is not None:
-                own = replace(problem, dtype=name) if name in TWINS else problem
-                entry["memory_bytes"] = entry["peak_bytes"] + (4 if backward else 3) * output_bytes(own)
-        return dict(setting=setting.to_dict(), backward=backward, tokens=problem.batch * problem.seq) | found
+    def case(self, setting: Setting, backward: bool) -> PublishedCase:
+        """All implementations of a setting, checked, timed in turns beside a matmul in fp32; memory with the inputs counted."""
+        problem, samples = self.problem(setting, backward), self.samples(setting, backward)
+        found = CaseRunner(
+            [implementation(name, setting.heads) for name in self.who(setting, backward)],
+            samples,
+            min_time=0.0 if self.quick or samples < self.repeats else 0.03,
+            budget=self.patience,
+            dtypes=dict(zip(TWINS, TWINS, strict=True)),
+            matmul_dtype="float32",
+            forward_memory=False,
+            last=self.last,
+        ).run(problem)
+        entries = {name: _with_inputs(entry, _in_dtype(problem, name)) for name, entry in found.entries.items()}
+        tokens = problem.batch * problem.seq
+        return PublishedCase(setting=setting, backward=backward, tokens=tokens, **{**vars(found), "entries": entries})
 
-    def cache(self, setting: Setting) -> dict[str, Any]:
+    def cache(self, setting: Setting) -> CacheCase:
         """A call with the cache of plans emptied before it, beside one whose plan is there: the second one after it."""
         from dilkit.plan import cache_clear
 
         problem = self.problem(setting)
-        call = partial(entrant("auto", setting.heads).once, Inputs.random(problem), problem)
+        call = partial(implementation("auto", setting.heads).once, Inputs.random(problem), problem)
 
         def without() -> None:
             cache_clear()
             call()
 
-        timed = measure.time_interleaved({"no cache": without, "refill": call, "auto": call}, self.repeats, device=self._kind)
-        entries = {name: dict(time=encode(timed[name])) for name in ("no cache", "auto")}
-        return dict(setting=setting.to_dict(), seq=problem.seq, entries=entries)
+        calls: dict[str, Callable[[], Any]] = {"no cache": without, "refill": call, "auto": call}
+        timed = time_interleaved(calls, self.repeats, device=problem.device.type)
+        entries = {name: Entry(time=timed[name]) for name in ("no cache", "auto")}
+        return CacheCase(setting=setting, seq=problem.seq, entries=entries)
 
     @property
     def patience(self) -> float:
         """Seconds that a call may be expected to take."""
         return self.budget * (PATIENCE if self.full else 1)
 
-    @property
-    def _kind(self) -> str:
-        return self.device.partition(":")[0]
-
-    def over_ranks(self, ranks: int, calls: list[tuple[Setting, bool]], kind: str) -> dict[str, Any]:
+    def over_ranks(self, ranks: int, calls: tuple[tuple[Setting, bool], ...], kind: str) -> Job:
         """Ranks beside one rank that has all cores, in turns; memory of each rank; of a job that fails, why."""
-        cores = max(1, min(max(SIZES), results.usable_cores()))
-        problems, rows = [], []
-        for setting, backward in calls:
-            s = setting.divided(QUICK) if self.quick else setting
-            sizes = dict(seq=s.seq, batch=s.batch, heads=s.heads, head_dim=HEAD_DIM, dtype=s.dtype, requires_grad=backward)
-            problems.append(dict(lengths=list(s.segment_lengths), rates=list(s.dilation_rates)) | sizes)
-            rows.append(dict(setting=setting.to_dict(), backward=backward, tokens=s.tokens, transport=kind))
-        task = dict(problems=problems, one_rank_threads=cores, repeats=self.repeats, alone=kind != "threads")
-        told = dict(ranks=ranks, transport=kind)
+        cores = max(1, min(max(SIZES), usable_cores()))
+        task = RanksCalls(kind, calls, self.DIVISOR if self.quick else 1, cores, self.repeats)
         try:
-            found = ring_rank.run(kind, ranks, "published", threads=max(1, cores // ranks), limit=1200.0, **task)
+            return run(kind, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
         except Exception as error:  # one job that fails is one entry: the others go on
-            return told | dict(rows=[], failed=f"{type(error).__name__}: {error}")
-        return told | dict(rows=[row | one for row, one in zip(rows, found, strict=True)])
+            return Job(ranks=ranks, transport=kind, failed=error_line(error))
 
-    def longest(self, who: str, backward: bool) -> dict[str, Any]:
+    def longest(self, who: str, backward: bool) -> Longest:
         """The longest sequence of which a call fits into the memory budget, inputs counted."""
-        limit = (CARD_MEMORY if self.full else MEMORY) // (QUICK if self.quick else 1)
-        problem = self.problem(MULTI_SEGMENT, backward)
-        told = dict(who=who, backward=backward, setting=MULTI_SEGMENT.to_dict())
-        contestant = entrant(who, MULTI_SEGMENT.heads)
-        contestant.once(Inputs.random(problem), problem)  # what is loaded at the first call is no part of a call
-        try:
-            return told | Search(limit, max(1, limit // GRAINS), self.patience).longest(contestant, problem)
-        except memory.MeasureError as error:
-            return told | dict(seq=None, limit_bytes=limit, tried=[], stopped=str(error))
+        limit = self.measured.memory // (self.DIVISOR if self.quick else 1)
+        setting = group("orders")["multi-segment"]
+        problem, one = self.problem(setting, backward), implementation(who, setting.heads)
+        one.once(Inputs.random(problem), problem)  # what is loaded at the first call is no part of a call
+        found = Search(limit, max(1, limit // self.measured.grains), self.patience).longest(one, problem)
+        return replace(found, setting=setting)
 
 
-@contextmanager
-def prepared() -> Iterator[dict[str, Any]]:
-    """Within the block the suite can run; facts for its result."""
-    yield dict(mpi=launcher.mpi_version(), processes=list(launcher.transports()))
+def _in_dtype(problem: Problem, who: str) -> Problem:
+    return replace(problem, dtype=who) if who in TWINS else problem
 
 
-def wrong(result: dict[str, Any]) -> bool:
-    """Whether something was wrong, or failed, peers left out. What is refused or takes too long is neither."""
-    verdicts = {entry["verdict"] for case in result["cases"] for who, entry in case["entries"].items() if who not in PEERS}
-    jobs = [*result["ranks"], *result["growth"]]
-    failed = any("failed" in job or not all(found["passed"] for row in job["rows"] for found in row["check"]) for job in jobs)
-    return failed or bool(verdicts & {"wrong", "failed"})
+def _with_inputs(entry: Entry, problem: Problem) -> Entry:
+    """`entry` with its memory, query, key, value and in training the output's gradient counted."""
+    if entry.peak_bytes is None:
+        return entry
+    return replace(entry, memory_bytes=entry.peak_bytes + (4 if problem.requires_grad else 3) * output_bytes(problem))

@@ -1,4 +1,4 @@
-"""`dilkit bench --comm ...`: the bench for a problem whose sequence is sharded over ranks; contestants are schedules."""
+"""`dilkit bench --comm ...`: the benchmark of a problem whose sequence is sharded over ranks; it compares schedules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
-from dilkit.tools.console import ranks as job
+from dilkit.tools.console import ranks
 from dilkit.tools.console.arguments import make_folder
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.kinds.bench import BenchCase
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -29,15 +31,15 @@ def run(args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int)
     for name in ("baseline", "overhead", "quick"):
         if getattr(args, name):
             raise ValueError(f"--{name}: does not go with --comm, which compares schedules of exchange; leave it out")
-    job.check(args)
+    ranks.check(args)
     make_folder("--out", args.out)
-    return job.run(args, partial(_work, args=args, problem=problem, lengths=lengths, repeats=repeats))
+    return ranks.run(args, partial(_work, args=args, problem=problem, lengths=lengths, repeats=repeats))
 
 
 def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
     from dilkit.tools.commands import bench
 
-    result = _measure(comm, args, problem, lengths, repeats)
+    result = _result(comm, args, problem, _measure(comm, args, problem, lengths, repeats), repeats)
     if comm.rank == 0:
         bench.write(args, result)
         if args.json:
@@ -46,34 +48,42 @@ def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int],
     return 1 if any(entry["verdict"] == "wrong" for entry in entries) else 0
 
 
-def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> dict[str, Any]:
-    import torch
+def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> list[BenchCase]:
     from tqdm import tqdm
 
-    from dilkit.tools.bench.ranks.contest import RingContest
+    from dilkit.tools.bench.ranks.case import RanksRunner
+
+    found: list[BenchCase] = []
+    with tqdm(total=len(set(lengths)), unit="length", disable=True if comm.rank else None) as bar:
+        for seq in sorted(set(lengths)):
+            say = partial(_say, bar, seq)
+            runner = RanksRunner(comm, args.schedules, args.backend, repeats, budget_of(args), args.comm != "threads", say)
+            found.append(runner.run(replace(problem, seq=seq)))
+            bar.update()
+    return found
+
+
+def _say(bar: Any, seq: int, text: str) -> None:
+    bar.set_description(f"{seq:,} tokens: {text}")
+
+
+def budget_of(args: Namespace) -> float:
+    """Seconds that one call may take."""
+    return float(args.budget or 20.0)
+
+
+def _result(comm: Comm, args: Namespace, problem: Problem, found: list[BenchCase], repeats: int) -> dict[str, Any]:
+    import torch
+
     from dilkit.tools.report.kinds.bench_report import scaling
     from dilkit.tools.results import untyped as results
 
-    found: list[dict[str, Any]] = []
-    seqs = sorted(set(lengths))
-    with tqdm(total=len(seqs), unit="length", disable=True if comm.rank else None) as bar:
-        for seq in seqs:
-            contest = RingContest(
-                comm,
-                args.schedules,
-                args.backend,
-                repeats,
-                args.budget or 20.0,
-                args.comm != "threads",
-                lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}"),
-            )
-            found.append(contest.run(replace(problem, seq=seq)))
-            bar.update()
     ranks = dict(comm=args.comm, transport=transport_name(args.comm), world_size=comm.size, threads=torch.get_num_threads())
     who = [dict(name=name, kind="schedule", summary=SUMMARIES[name]) for name in args.schedules]
-    method = dict(repeats=repeats, min_time_s=0.0, budget_s=contest.budget)
-    told = dict(problem=results.describe_problem(problem), method=method, contestants=who, lengths=found, ranks=ranks)
-    return results.new("bench", problem.device, **told, scaling=scaling(found), interrupted=False)
+    method = dict(repeats=repeats, min_time_s=0.0, budget_s=budget_of(args))
+    lengths = encode(found)
+    fields = dict(problem=results.describe_problem(problem), method=method, contestants=who, lengths=lengths, ranks=ranks)
+    return results.new("bench", problem.device, **fields, scaling=scaling(lengths), interrupted=False)
 
 
 def transport_name(kind: str) -> str:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.measure.implementation import Inputs
+from dilkit.tools.measure import correctness
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
+from dilkit.tools.measure.ranks import gather
+from dilkit.tools.results.decode import decode, encode
+from dilkit.tools.results.record import Check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,8 +19,31 @@ if TYPE_CHECKING:
     from dilkit.comm import Comm, ExchangePlan
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProblemFields:
+    """A problem on the CPU as plain data, which a job is started with."""
+
+    lengths: tuple[int, ...]
+    rates: tuple[int, ...]
+    seq: int
+    heads: int
+    head_dim: int
+    kv_heads: int | None = None
+    batch: int = 1
+    dtype: str = "float32"
+    is_causal: bool = False
+    requires_grad: bool = False
+    key_padding_mask: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of the whole sequence."""
+        fields = {name: value for name, value in vars(self).items() if name not in ("lengths", "rates")}
+        return Problem(pattern=Pattern(self.lengths, self.rates), **fields)
+
+
 @dataclass(frozen=True)
-class RingCall:
+class RanksCall:
     """How `problem`, that of the whole sequence, is computed on the ranks of `comm`."""
 
     comm: Comm
@@ -26,12 +54,13 @@ class RingCall:
 
     @property
     def plan(self) -> ExchangePlan:
-        """The exchange plan. Raises ValueError for what cannot be shared out in this way."""
-        from dilkit.comm import exchange_plan, shard_cuts
+        """The exchange plan. Raises ValueError for what cannot be sharded in this way."""
+        return plan_of(self.problem, self.comm.size, self.schedule, self.fuse_branches)
 
-        p = self.problem
-        options: dict[str, Any] = dict(is_causal=p.is_causal, schedule=self.schedule, fuse_branches=self.fuse_branches)
-        return exchange_plan(p.pattern, shard_cuts(p.seq, self.comm.size, p.pattern), p.heads, p.kv_heads, **options)
+    @property
+    def flops(self) -> float:
+        """Nominal FLOPs of the whole problem."""
+        return self.problem.flops() * (1 + BACKWARD_FLOPS * self.problem.requires_grad)
 
     def shard(self) -> Inputs:
         """Random tensors for the rows of this rank; no rank makes the whole. A mask ignores the last eighth of each shard."""
@@ -42,12 +71,12 @@ class RingCall:
         """This rank's rows of `whole`."""
         from dilkit.comm import shard
 
-        cuts = self.problem.pattern
-        tensors = [
-            shard(x.detach(), self.comm, cuts).requires_grad_(x.requires_grad) for x in (whole.query, whole.key, whole.value)
-        ]
-        mask = None if whole.key_padding_mask is None else shard(whole.key_padding_mask, self.comm, cuts)
-        return Inputs(*tensors, shard(whole.dout, self.comm, cuts), mask)
+        pattern = self.problem.pattern
+        query, key, value = (
+            shard(x.detach(), self.comm, pattern).requires_grad_(x.requires_grad) for x in (whole.query, whole.key, whole.value)
+        )
+        mask = None if whole.key_padding_mask is None else shard(whole.key_padding_mask, self.comm, pattern)
+        return Inputs(query, key, value, shard(whole.dout, self.comm, pattern), mask)
 
     def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """`out` and `lse` of this rank's rows."""
@@ -71,8 +100,31 @@ class RingCall:
         out, _ = self.forward(inputs)
         return out, *torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.dout)
 
-    def planned_bytes(self) -> list[int]:
+    def planned_bytes(self) -> tuple[int, ...]:
         """Bytes that each rank sends in a call, as the plan says."""
         p, phases = self.problem, ("forward", "backward") if self.problem.requires_grad else ("forward",)
         sizes: dict[str, Any] = dict(head_dim=p.head_dim, dtype=p.dtype, batch=p.batch, key_padding_mask=p.key_padding_mask)
-        return [int(count) for count in sum(self.plan.all_bytes(phase, **sizes) for phase in phases)]
+        counts = [self.plan.all_bytes(phase, **sizes) for phase in phases]
+        return tuple(int(sum(of_rank)) for of_rank in zip(*counts, strict=True))
+
+    def check(self) -> tuple[Check, ...]:
+        """The results of all ranks, put together, beside the oracle, which rank 0 asks; the problem is a shortened one."""
+        from dilkit.comm import unshard
+
+        short = replace(self, problem=correctness.shortened(self.problem))
+        if short.problem.seq < self.comm.size:
+            return ()
+        whole = Inputs.random(short.problem, seed=1)
+        tensors = [unshard(x, self.comm) for x in short.once(short.part(whole))]
+        pattern, alone = short.problem.pattern, self.comm.rank == 0
+        found = correctness.check_tensors(tensors, short.problem, pattern, whole) if alone else ()
+        return tuple(decode(Check, check) for check in gather(self.comm, encode(found))[0])
+
+
+def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True) -> ExchangePlan:
+    """The exchange plan of a problem over so many ranks."""
+    from dilkit.comm import exchange_plan, shard_cuts
+
+    cuts = shard_cuts(problem.seq, ranks, problem.pattern)
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, schedule=schedule, fuse_branches=fuse_branches)
+    return exchange_plan(problem.pattern, cuts, problem.heads, problem.kv_heads, **options)

@@ -1,4 +1,4 @@
-"""The fault suite: rank 1 of three fails before a call; when do the others know, and does what they say name rank and step?"""
+"""Faults: rank 1 of three fails before a call. When do the others know, and does what they say name rank and step?"""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.bench.ranks.call import RingCall
+from dilkit.tools.bench.ranks.call import RanksCall
+from dilkit.tools.bench.ranks.rank import Task
+from dilkit.tools.results.kinds.ranks import Fault
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -28,49 +30,55 @@ _FAULT = re.compile(rf"{_SPOKEN} fault at ([\d.]+)")
 _KNOWS = re.compile(rf"{_SPOKEN} rank (\d) knows at ([\d.]+): (.*)")
 
 
-def fault(comm: Comm, kind: str, seconds: float) -> None:
-    """One call that goes well; then rank 1 fails, and the others, who wait for `seconds`, say when they know, and what."""
-    call = _good_call(comm)
-    comm.timeout = seconds
-    if comm.rank == AT_FAULT:
-        _speak(f"fault at {time.monotonic()}")
-        call = _PROCESS_FAULTS[kind](call)
-    try:
-        call.once(call.shard())
-    except Exception as error:
-        _speak(f"rank {comm.rank} knows at {time.monotonic()}: {type(error).__name__}: {error}")
-        raise
+@dataclass(frozen=True)
+class Fail(Task[None]):
+    """One call that goes well; then rank 1 fails, and the others, who wait for `seconds`, print when they know, and what."""
+
+    kind: str
+    seconds: float
+
+    def run(self, comm: Comm) -> None:
+        call = _good_call(comm)
+        comm.timeout = self.seconds
+        if comm.rank == AT_FAULT:
+            _speak(f"fault at {time.monotonic()}")
+            call = _PROCESS_FAULTS[self.kind](call)
+        try:
+            call.once(call.shard())
+        except Exception as error:
+            _speak(f"rank {comm.rank} knows at {time.monotonic()}: {type(error).__name__}: {error}")
+            raise
 
 
-def read(kind: str, ended: Ended) -> dict[str, Any]:
-    """What became of a job of `fault`, as plain data."""
+def read(kind: str, ended: Ended) -> Fault:
+    """What became of a job of `Fail`."""
     at = [float(text) for text in _FAULT.findall(ended.text)]
+    if not at:
+        return Fault(failed=f"the fault did not come about: {ended.text[-500:]}")
     knows = [(int(rank), float(when), what) for rank, when, what in _KNOWS.findall(ended.text)]
     others = [(when, what) for rank, when, what in knows if rank != AT_FAULT or kind == "disagrees"]
-    if not at:
-        return dict(failed=f"the fault did not come about: {ended.text[-500:]}")
-    words = " ".join(what for _, what in others) or ended.text
     last = max((when for when, _ in others), default=ended.ended_at)
-    told = dict(seconds=last - at[0], error=others[0][1] if others else _launcher_says(ended.text), exit_code=ended.code)
-    return told | dict(left_behind=ended.left_behind, **_named(words))
+    found = _named(" ".join(what for _, what in others) or ended.text)
+    error = others[0][1] if others else _launcher_says(ended.text)
+    return replace(found, seconds=last - at[0], error=error, exit_code=ended.code, left_behind=ended.left_behind)
 
 
-def on_threads(kind: str, timeout: float) -> dict[str, Any]:
+def on_threads(kind: str, timeout: float) -> Fault:
     """The same with threads as ranks, and a script in place of signals."""
-    from dilkit.comm import Fault, run_threads
+    from dilkit.comm import Fault as Scripted
+    from dilkit.comm import run_threads
 
     numbers = run_threads(RANKS, _calls_made)
-    script = [Fault("kill", rank=AT_FAULT, number=numbers[0] + 1)] if kind == "killed" else []
-    seen = _Seen()
-    began = time.monotonic()
+    script = [Scripted("kill", rank=AT_FAULT, number=numbers[0] + 1)] if kind == "killed" else []
+    seen, began = _Seen(), time.monotonic()
     try:
         run_threads(RANKS, partial(_fail_on_thread, kind=kind, seen=seen, timeout=timeout), timeout=timeout, faults=script)
     except BaseException as error:
         seen.raised = f"{type(error).__name__}: {error}"
     if not seen.known:
-        return dict(failed=f"no rank noticed: {seen.raised or 'all went well'}")
+        return Fault(failed=f"no rank noticed: {seen.raised or 'all went well'}")
     seconds = max(seen.known) - (seen.at or began)
-    return dict(seconds=seconds, error=seen.words[0], exit_code=1, left_behind=0, **_named(" ".join(seen.words)))
+    return replace(_named(" ".join(seen.words)), seconds=seconds, error=seen.words[0], exit_code=1)
 
 
 @dataclass
@@ -94,7 +102,7 @@ def _fail_on_thread(comm: Comm, kind: str, seen: _Seen, timeout: float) -> None:
         seen.at = time.monotonic()
         if kind == "frozen":
             time.sleep(3 * timeout)
-        call = _THREAD_FAULTS[kind](call)
+        call = _THREAD_FAULTS.get(kind, _unchanged)(call)
     try:
         call.once(call.shard())
     except Exception as error:
@@ -104,16 +112,16 @@ def _fail_on_thread(comm: Comm, kind: str, seen: _Seen, timeout: float) -> None:
         raise
 
 
-def _good_call(comm: Comm) -> RingCall:
-    call = RingCall(comm, Problem(pattern=Pattern([16, 64], [1, 4]), seq=64, heads=4, head_dim=8))
+def _good_call(comm: Comm) -> RanksCall:
+    call = RanksCall(comm, Problem(pattern=Pattern([16, 64], [1, 4]), seq=64, heads=4, head_dim=8))
     call.once(call.shard())
     return call
 
 
-def _named(words: str) -> dict[str, bool]:
-    """A traceback that is marked with the rank says by itself where that was."""
-    where = STEP in words or f"[rank {AT_FAULT}] Traceback" in words
-    return dict(names_rank=bool(re.search(rf"\brank {AT_FAULT}\b", words)), names_step=where)
+def _named(words: str) -> Fault:
+    """Whether rank and step are named; a traceback that is marked with the rank says by itself where that was."""
+    step = STEP in words or f"[rank {AT_FAULT}] Traceback" in words
+    return Fault(names_rank=bool(re.search(rf"\brank {AT_FAULT}\b", words)), names_step=step)
 
 
 def _launcher_says(text: str) -> str:
@@ -130,26 +138,26 @@ def _speak(line: str) -> None:
     sys.stdout.flush()
 
 
-def _raise(call: RingCall) -> RingCall:
+def _raise(call: RanksCall) -> RanksCall:
     raise ZeroDivisionError("this rank's own fault")
 
 
-def _signal(number: int, call: RingCall) -> RingCall:
+def _signal(number: int, call: RanksCall) -> RanksCall:
     os.kill(os.getpid(), number)
     return call
 
 
-def _disagrees(call: RingCall) -> RingCall:
+def _disagrees(call: RanksCall) -> RanksCall:
     return replace(call, problem=replace(call.problem, pattern=Pattern([16, 64], [1, 2])))
 
 
-def _unchanged(call: RingCall) -> RingCall:
+def _unchanged(call: RanksCall) -> RanksCall:
     return call
 
 
-_Fault = Callable[[RingCall], RingCall]
-_THREAD_FAULTS: dict[str, _Fault] = {"killed": _unchanged, "frozen": _unchanged, "raises": _raise, "disagrees": _disagrees}
-_PROCESS_FAULTS: dict[str, _Fault] = _THREAD_FAULTS | {
+_Change = Callable[[RanksCall], RanksCall]
+_THREAD_FAULTS: dict[str, _Change] = {"raises": _raise, "disagrees": _disagrees}
+_PROCESS_FAULTS: dict[str, _Change] = _THREAD_FAULTS | {
     "killed": partial(_signal, signal.SIGKILL),
     "frozen": partial(_signal, signal.SIGSTOP),
 }

@@ -1,88 +1,64 @@
-"""What the ring suite's figures must be, and what they are: pure functions of a result."""
+"""What the figures of attention over ranks must be, and how they are read out of a result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-MIB = 2**20
+from dilkit.tools.bench.target import MIB, Target, Values
+from dilkit.tools.results.kinds.ranks import Fault, RanksResult, good
+
 SLACK = 2.0
 """Seconds beyond the timeout within which an error must come."""
-
-Result = dict[str, Any]
-Values = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure: what it is, its limit (the most, where `lower`), and how its values are read; the worst one decides.
-
-    `of`: the list of the result that it is read from. `exact`: it does not depend on the machine, so that falling short is an
-    error.
-    """
-
-    of: str
-    name: str
-    must: float
-    read: Callable[[Result], Values]
-    unit: str = ""
-    lower: bool = True
-    exact: bool = False
-
-    def judge(self, result: Result) -> dict[str, Any]:
-        """The figure of `result` as plain data. Verdicts: "met", "short", "not measured" and why."""
-        values = self.read(result)
-        told = dict(name=self.name, must=self.must, unit=self.unit, lower=self.lower, exact=self.exact, values=values)
-        if any("failed" in entry for entry in result[self.of]):
-            return told | dict(verdict="not measured: a measurement failed")
-        if not values:
-            return told | dict(verdict="not measured")
-        met = max(values.values()) <= self.must if self.lower else min(values.values()) >= self.must
-        return told | dict(verdict="met" if met else "short")
+Read = Callable[[RanksResult], Values]
+T = TypeVar("T")
 
 
-def judge(result: Result) -> list[dict[str, Any]]:
-    """All figures of `result`."""
-    return [figure.judge(result) for figure in FIGURES]
+def _figure(
+    of: str, name: str, must: float, read: Read, unit: str = "", lower: bool = True, exact: bool = False
+) -> Target[RanksResult]:
+    """A target that is read from the list `of`; where one of its measurements failed, there is no figure."""
+
+    def found(result: RanksResult) -> Values:
+        return {} if of in dict(result.failures()) else read(result)
+
+    return Target(name, must, None, found, unit, lower, exact)
 
 
-def good(result: Result, name: str) -> list[dict[str, Any]]:
-    """The entries of a list whose measurement did not fail."""
-    return [entry for entry in result[name] if "failed" not in entry]
-
-
-def _by_transport(result: Result, name: str, of: Callable[[dict[str, Any]], float], combine: Callable[..., float]) -> Values:
-    """`combine` of what `of` says about every call of a list, by transport."""
+def _by_transport(
+    steps: tuple[Any, ...], value: Callable[[Any], float | None], combine: Callable[[list[float]], float]
+) -> Values:
+    """`combine` of the values of all calls of a list that have one, by transport."""
     found: dict[str, list[float]] = {}
-    for entry in good(result, name):
-        found.setdefault(entry["transport"], []).extend(of(call) for call in entry["calls"])
+    for step in steps:
+        found.setdefault(step.transport, []).extend(x for call in step.calls if (x := value(call)) is not None)
     return {transport: combine(values) for transport, values in found.items() if values}
 
 
-def _differing(result: Result) -> Values:
-    return _by_transport(result, "bytes", lambda call: call["sent_bytes"] != call["planned_bytes"], sum)
+def _differing(result: RanksResult) -> Values:
+    return _by_transport(result.bytes, lambda call: call.sent_bytes != call.planned_bytes, sum)
 
 
-def _errors(result: Result) -> Values:
-    return _by_transport(result, "agreement", lambda call: call.get("ratio", 0.0), max)
+def _errors(result: RanksResult) -> Values:
+    return _by_transport(result.agreement, lambda call: call.ratio, max)
 
 
-def _other_bits(result: Result) -> Values:
-    return _by_transport(result, "agreement", lambda call: call.get("bitwise") is False, sum)
+def _other_bits(result: RanksResult) -> Values:
+    return _by_transport(result.agreement, lambda call: None if call.bitwise is None else not call.bitwise, sum)
 
 
-def _million(result: Result) -> Values:
-    entries = good(result, "million")
-    named = (("plan", "planned_bytes"), ("counted", "sent_bytes"))
-    return {name: max(entry[key]) / MIB for entry in entries for name, key in named if entry[key]}
+def _million(result: RanksResult) -> Values:
+    counts = (
+        (name, bytes_) for one in result.million for name, bytes_ in (("plan", one.planned_bytes), ("counted", one.sent_bytes))
+    )
+    return {name: max(bytes_) / MIB for name, bytes_ in counts if bytes_}
 
 
-def _shrinks(config: str, ranks: int) -> Callable[[Result], Values]:
+def _shrinks(config: str, ranks: int) -> Read:
     """One rank's memory over that of `ranks`, at the longest sequence measured."""
 
-    def read(result: Result) -> Values:
-        peaks = {(e["seq"], e["ranks"]): max(e["peak_bytes"]) for e in good(result, "memory") if e["config"] == config}
+    def read(result: RanksResult) -> Values:
+        peaks = {(m.seq, m.ranks): m.peak for m in good(result.memory) if m.config == config}
         longest = max((seq for seq, _ in peaks), default=0)
         if not {(longest, 1), (longest, ranks)} <= peaks.keys():
             return {}
@@ -91,60 +67,55 @@ def _shrinks(config: str, ranks: int) -> Callable[[Result], Values]:
     return read
 
 
-def _grows(result: Result) -> Values:
-    peaks = {entry["ranks"]: max(entry["peak_bytes"]) for entry in good(result, "growth")}
+def _grows(result: RanksResult) -> Values:
+    peaks = {m.ranks: m.peak for m in good(result.growth)}
     return {f"p={ranks}": 100 * (peak / peaks[1] - 1) for ranks, peak in peaks.items() if ranks > 1 and 1 in peaks}
 
 
-def _uneven(result: Result) -> Values:
-    calls = [call for entry in good(result, "work") for call in entry["calls"]]
-    return {"worst": round(max(call["max_over_mean"] for call in calls), 4)} if calls else {}
+def _uneven(result: RanksResult) -> Values:
+    shares = [share.max_over_mean for work in result.work for share in work.calls]
+    return {"worst": round(max(shares), 4)} if shares else {}
 
 
-def _race(result: Result) -> Values:
-    entries = [(f"{e['ranks']} ranks, {e['transport']}", e["entries"]) for e in good(result, "race")]
-    return {who: e["one rank"]["time"]["median_s"] / e["ranks"]["time"]["median_s"] for who, e in entries}
+def _race(result: RanksResult) -> Values:
+    return {f"{race.ranks} ranks, {race.transport}": race.ratio("one rank", "ranks") for race in result.race}
 
 
-def _faults(result: Result) -> Iterator[tuple[str, dict[str, Any]]]:
-    for entry in good(result, "faults"):
-        yield " ".join(filter(None, (entry["transport"], entry["options"]))), entry
+def _faults(value: Callable[[Fault], float], combine: Callable[[float, float], float]) -> Read:
+    """By what the ranks are."""
+
+    def read(result: RanksResult) -> Values:
+        found: dict[str, float] = {}
+        for fault in result.faults:
+            who, one = fault.ranks_are, value(fault)
+            found[who] = combine(found[who], one) if who in found else one
+        return found
+
+    return read
 
 
-def _late(result: Result) -> Values:
-    found: Values = {}
-    for who, entry in _faults(result):
-        found[who] = max(found.get(who, -1e9), entry["seconds"] - entry["timeout"])
-    return found
+def _sum(a: float, b: float) -> float:
+    return a + b
 
 
-def _unnamed(result: Result) -> Values:
-    found: Values = {}
-    for who, entry in _faults(result):
-        found[who] = found.get(who, 0) + (not (entry["names_rank"] and entry["names_step"]))
-    return found
-
-
-def _left(result: Result) -> Values:
-    found: Values = {}
-    for who, entry in _faults(result):
-        found[who] = found.get(who, 0) + entry["left_behind"]
-    return found
-
-
-FIGURES = (
-    Figure("bytes", "calls whose bytes are not those of the plan", 0, _differing, exact=True),
-    Figure("million", "one million tokens, p=8, bf16, forward: bytes that a rank sends", 1.6, _million, " MiB", exact=True),
-    Figure("agreement", "out, lse, dq, dk, dv over ranks: error over what rounding allows", 1.0, _errors, exact=True),
-    Figure("agreement", "fuse_branches=False: calls that differ from one rank in a bit", 0, _other_bits, exact=True),
-    Figure("memory", "peak memory per rank, p=1 over p=2", 1.95, _shrinks("long", 2), "x", lower=False),
-    Figure("memory", "the same, p=1 over p=4", 3.8, _shrinks("long", 4), "x", lower=False),
-    Figure("memory", "configuration A: p=1 over p=2", 1.95, _shrinks("A", 2), "x", lower=False),
-    Figure("memory", "configuration A: p=1 over p=4", 3.8, _shrinks("A", 4), "x", lower=False),
-    Figure("growth", "growth of memory per rank at fixed n/p, from p=1", 3.0, _grows, " %"),
-    Figure("work", "work per rank, causal: max over mean", 1.0, _uneven, exact=True),
-    Figure("race", "A, forward + backward: ranks of one thread, in units of one rank's speed", 0.9, _race, "x", lower=False),
-    Figure("faults", "faults: seconds to an error beyond the timeout", SLACK, _late, " s"),
-    Figure("faults", "faults whose error does not name rank and step", 0, _unnamed),
-    Figure("faults", "processes left behind", 0, _left),
+_late = _faults(lambda fault: fault.seconds - fault.timeout, max)
+_unnamed = _faults(lambda fault: not (fault.names_rank and fault.names_step), _sum)
+_left = _faults(lambda fault: fault.left_behind, _sum)
+BYTES = "one million tokens, p=8, bf16, forward: bytes that a rank sends"
+SPEED = "A, forward + backward: ranks of one thread, in units of one rank's speed"
+TARGETS = (
+    _figure("bytes", "calls whose bytes are not those of the plan", 0, _differing, exact=True),
+    _figure("million", BYTES, 1.6, _million, " MiB", exact=True),
+    _figure("agreement", "out, lse, dq, dk, dv over ranks: error over what rounding allows", 1.0, _errors, exact=True),
+    _figure("agreement", "fuse_branches=False: calls that differ from one rank in a bit", 0, _other_bits, exact=True),
+    _figure("memory", "peak memory per rank, p=1 over p=2", 1.95, _shrinks("long", 2), "x", lower=False),
+    _figure("memory", "the same, p=1 over p=4", 3.8, _shrinks("long", 4), "x", lower=False),
+    _figure("memory", "configuration A: p=1 over p=2", 1.95, _shrinks("A", 2), "x", lower=False),
+    _figure("memory", "configuration A: p=1 over p=4", 3.8, _shrinks("A", 4), "x", lower=False),
+    _figure("growth", "growth of memory per rank at fixed n/p, from p=1", 3.0, _grows, " %"),
+    _figure("work", "work per rank, causal: max over mean", 1.0, _uneven, exact=True),
+    _figure("race", SPEED, 0.9, _race, "x", lower=False),
+    _figure("faults", "faults: seconds to an error beyond the timeout", SLACK, _late, " s"),
+    _figure("faults", "faults whose error does not name rank and step", 0, _unnamed),
+    _figure("faults", "processes left behind", 0, _left),
 )

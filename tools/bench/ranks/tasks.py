@@ -1,79 +1,92 @@
-"""What the ranks of the ring suite's jobs do: functions `(comm, **plain data)`, called on every rank; rank 0's result counts."""
+"""What the ranks of the suite's jobs do."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dilkit.pattern import Pattern
-from dilkit.problem import Problem
-from dilkit.tools.bench.ranks.call import RingCall
-from dilkit.tools.bench.ranks.faults import fault
+from dilkit.problem import DTYPE_BYTES, Problem
+from dilkit.tools.bench.ranks.call import ProblemFields, RanksCall
+from dilkit.tools.bench.ranks.rank import Task
 from dilkit.tools.measure import correctness
-from dilkit.tools.measure.implementation import Inputs
+from dilkit.tools.measure.implementation import Inputs, backend_implementations
 from dilkit.tools.measure.memory import check_peak_memory, peak_memory
 from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
-from dilkit.tools.results.decode import encode
+from dilkit.tools.results.decode import decode, encode
+from dilkit.tools.results.kinds import ranks as records
+from dilkit.tools.results.record import Check, Entry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dilkit.comm import Comm
 
-__all__ = ["compare", "count_bytes", "fault", "memory", "race", "timeline"]
+BEYOND = 1e300
+"""In the place of a ratio of errors that is no number, which JSON has not."""
 
 
-def problem_of(lengths: list[int], rates: list[int], **fields: Any) -> Problem:
-    """A problem out of plain data."""
-    return Problem(pattern=Pattern(lengths, rates), **fields)
-
-
-def count_bytes(comm: Comm, problems: list[dict[str, Any]], schedules: list[str]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class CountBytes(Task[records.SentCalls]):
     """Bytes that each rank sent in a call, beside what the plan says, for each problem and schedule."""
-    found = []
-    for fields in problems:
-        problem = problem_of(**fields)
-        for schedule in schedules:
-            call = RingCall(comm, problem, schedule)
-            before = comm.sent_bytes
-            call.once(call.shard())
-            sent = gather(comm, comm.sent_bytes - before)
-            found.append(dict(schedule=schedule, sent_bytes=sent, planned_bytes=call.planned_bytes()))
-    return found
+
+    RESULT = records.SentCalls
+
+    problems: tuple[ProblemFields, ...]
+    schedules: tuple[str, ...]
+
+    def run(self, comm: Comm) -> records.SentCalls:
+        calls = [RanksCall(comm, fields.problem, schedule) for fields in self.problems for schedule in self.schedules]
+        return records.SentCalls(ranks=comm.size, calls=tuple(map(_count, calls)))
 
 
-def compare(comm: Comm, problems: list[dict[str, Any]], schedules: list[str]) -> list[dict[str, Any]]:
-    """Results of all ranks put together, beside those of one rank.
-
-    `ratio`: the largest error against fp64, in units of what is allowed. `bitwise`: whether the results with
-    `fuse_branches=False` have the same bits as those of one rank with the same option.
-    """
-    found = []
-    for fields in problems:
-        problem = problem_of(**fields)
-        whole = Inputs.random(problem, seed=1)
-        for schedule in schedules:
-            results = _together(RingCall(comm, problem, schedule), whole)
-            lse, tensors = results[-1], results[:-1]
-            judged = correctness.check_tensors(tensors, problem, problem.pattern, whole) if comm.rank == 0 else ()
-            ratios = [check.ratio for check in judged]
-            ratios.append(_lse_ratio(lse, problem, whole) if comm.rank == 0 else 0.0)
-            found.append(dict(schedule=schedule, ratio=max(ratios)))
-        found.append(dict(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
-    return found
+def _count(call: RanksCall) -> records.Sent:
+    before = call.comm.sent_bytes
+    call.once(call.shard())
+    sent = tuple(gather(call.comm, call.comm.sent_bytes - before))
+    return records.Sent(schedule=call.schedule, sent_bytes=sent, planned_bytes=call.planned_bytes())
 
 
-def _together(call: RingCall, whole: Inputs) -> list[Tensor]:
+@dataclass(frozen=True)
+class Compare(Task[records.AgreementCalls]):
+    """Results of all ranks put together, beside those of one rank, for each problem and schedule."""
+
+    RESULT = records.AgreementCalls
+
+    problems: tuple[ProblemFields, ...]
+    schedules: tuple[str, ...]
+
+    def run(self, comm: Comm) -> records.AgreementCalls:
+        found: list[records.Agreement] = []
+        for problem in (fields.problem for fields in self.problems):
+            whole = Inputs.random(problem, seed=1)
+            for schedule in self.schedules:
+                tensors = _together(RanksCall(comm, problem, schedule), whole)
+                ratio = _ratio(tensors, problem, whole) if comm.rank == 0 else None
+                found.append(records.Agreement(schedule=schedule, ratio=ratio))
+            found.append(records.Agreement(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
+        return records.AgreementCalls(ranks=comm.size, calls=tuple(found))
+
+
+def _together(call: RanksCall, whole: Inputs) -> list[Tensor]:
     """`out, dquery, dkey, dvalue, lse` of all ranks."""
     from dilkit.comm import unshard
 
     mine = call.part(whole)
     _, lse = call.forward(mine)
-    parts = call.once(mine)
-    return [*(unshard(x, call.comm) for x in parts), unshard(lse, call.comm, dim=2)]
+    return [*(unshard(x, call.comm) for x in call.once(mine)), unshard(lse, call.comm, dim=2)]
+
+
+def _ratio(tensors: list[Tensor], problem: Problem, whole: Inputs) -> float:
+    """The largest error of the results of all ranks against fp64, in units of what is allowed."""
+    *results, lse = tensors
+    checks = correctness.check_tensors(results, problem, problem.pattern, whole)
+    ratios = [*(check.ratio for check in checks), _lse_ratio(lse, problem, whole)]
+    return max(ratio if math.isfinite(ratio) else BEYOND for ratio in ratios)
 
 
 def _lse_ratio(lse: Tensor, problem: Problem, whole: Inputs) -> float:
@@ -84,67 +97,87 @@ def _lse_ratio(lse: Tensor, problem: Problem, whole: Inputs) -> float:
     truth, plain = (oracle_attention(*tensors, problem.pattern, dtype=d, **options)[1] for d in ("float64", problem.dtype))
     seen = truth.isfinite()
     if not bool((lse.isfinite() == seen).all()):
-        return float("inf")
+        return math.inf
     return correctness.check_tensor("lse", lse[seen], plain[seen], truth[seen], replace(problem, dtype="float32")).ratio
 
 
 def _bitwise(comm: Comm, problem: Problem, whole: Inputs) -> bool:
+    """Whether the results with `fuse_branches=False` have the same bits as those of one rank with the same option."""
     import torch
 
     from dilkit.comm import run_threads
 
-    many = _together(RingCall(comm, problem, fuse_branches=False), whole)
-    (one,) = run_threads(1, lambda alone: _together(RingCall(alone, problem, fuse_branches=False), whole))
+    many = _together(RanksCall(comm, problem, fuse_branches=False), whole)
+    (one,) = run_threads(1, lambda alone: _together(RanksCall(alone, problem, fuse_branches=False), whole))
     return all(gather(comm, all(torch.equal(a, b) for a, b in zip(many, one, strict=True))))
 
 
-def memory(comm: Comm, problem: dict[str, Any], schedule: str = "auto") -> dict[str, Any]:
+@dataclass(frozen=True)
+class PeakMemory(Task[records.Memory]):
     """Peak bytes of each rank over what it held before its tensors were made: inputs, results, gradients and all between."""
-    real = problem_of(**problem)
-    small = replace(real, seq=min(real.seq, 1024 * comm.size), requires_grad=real.requires_grad)
-    warm = RingCall(comm, small, schedule)
-    warm.once(warm.shard())  # what is loaded and kept at the first call is no part of a call
-    call = RingCall(comm, real, schedule)
 
-    def step() -> Any:
-        inputs = call.shard()
-        return inputs, call.once(inputs)
+    RESULT = records.Memory
 
+    fields: ProblemFields
+
+    def run(self, comm: Comm) -> records.Memory:
+        real = self.fields.problem
+        warm = RanksCall(comm, replace(real, seq=min(real.seq, 1024 * comm.size)))
+        warm.once(warm.shard())  # what is loaded and kept at the first call is no part of a call
+        call = RanksCall(comm, real)
+        peaks = peaks_of(comm, lambda: _with(call.shard(), call))
+        return records.Memory(ranks=comm.size, peak_bytes=peaks, tensors_bytes=tensor_bytes(real) // comm.size)
+
+
+def _with(inputs: Inputs, call: RanksCall) -> Any:
+    return inputs, call.once(inputs)
+
+
+def peaks_of(comm: Comm, step: Callable[[], Any]) -> tuple[int, ...]:
+    """Peak bytes of a step on each rank, all having begun together."""
     check_peak_memory()
     comm.share(b"", "beginning together")
-    peaks = gather(comm, peak_memory(step))
-    return dict(peak_bytes=peaks, tensors_bytes=tensor_bytes(real) // comm.size)
+    return tuple(gather(comm, peak_memory(step)))
 
 
 def tensor_bytes(problem: Problem) -> int:
     """What query, key, value, dout, out, lse and the gradients of all ranks take together."""
-    from dilkit.problem import DTYPE_BYTES
-
-    p = problem
-    by_query = p.batch * p.seq * p.heads * (p.head_dim * DTYPE_BYTES[p.dtype] * (4 if p.requires_grad else 3) + 4)
-    return by_query + p.batch * p.seq * p.kv_heads * p.head_dim * DTYPE_BYTES[p.dtype] * (4 if p.requires_grad else 2)
+    p, row = problem, problem.head_dim * DTYPE_BYTES[problem.dtype]
+    by_query = p.heads * (row * (4 if p.requires_grad else 3) + 4)
+    return p.batch * p.seq * (by_query + p.kv_heads * row * (4 if p.requires_grad else 2))
 
 
-def race(comm: Comm, problem: dict[str, Any], one_rank_threads: int, repeats: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TimeRace(Task[records.Race]):
     """All ranks with a thread each beside rank 0 alone with more, in turns; checked at a shortened length before."""
-    from dilkit.tools.bench.ranks.contest import RingContest
 
-    real = problem_of(**problem)
-    call = RingCall(comm, real)
-    check = RingContest(comm, ["auto"]).check(call)
-    inputs, whole = call.shard(), Inputs.random(real) if comm.rank == 0 else None
-    calls = {"ranks": partial(call.once, inputs), "one rank": partial(_alone, real, whole, one_rank_threads)}
+    RESULT = records.Race
+
+    fields: ProblemFields
+    one_rank_threads: int
+    repeats: int
+
+    def run(self, comm: Comm) -> records.Race:
+        call = RanksCall(comm, self.fields.problem)
+        checks, entries = race(call, self.one_rank_threads, self.repeats)
+        return records.Race(ranks=comm.size, one_rank_threads=self.one_rank_threads, check=checks, entries=entries)
+
+
+def race(call: RanksCall, one_rank_threads: int, repeats: int) -> tuple[tuple[Check, ...], dict[str, Entry]]:
+    """The check of a call over ranks, and its times beside those of rank 0 alone; where there is but one rank, its own."""
+    comm, checks, inputs = call.comm, call.check(), call.shard()
+    calls: dict[str, Callable[[], Any]] = {"ranks": partial(call.once, inputs)}
+    if comm.size > 1:
+        whole = Inputs.random(call.problem) if comm.rank == 0 else None
+        calls["one rank"] = partial(_alone, call.problem, whole, one_rank_threads)
     for warm in calls.values():
         seconds_of(comm, warm)
-    timed = time_in_turns(comm, calls, repeats)
-    return dict(check=check, entries={name: dict(time=encode(samples)) for name, samples in timed.items()})
+    return checks, {name: Entry(time=samples) for name, samples in time_in_turns(comm, calls, repeats).items()}
 
 
 def _alone(problem: Problem, whole: Inputs | None, threads: int) -> None:
     """One rank's call on rank 0; nothing on the others, which have `whole` None."""
     import torch
-
-    from dilkit.tools.measure.implementation import backend_implementations
 
     if whole is None:
         return
@@ -155,46 +188,49 @@ def _alone(problem: Problem, whole: Inputs | None, threads: int) -> None:
     torch.set_num_threads(before)
 
 
-def timeline(comm: Comm, problem: dict[str, Any], schedule: str = "auto") -> dict[str, Any]:
+@dataclass(frozen=True)
+class TimeStep(Task[records.Timeline]):
     """When each rank posted rows and waited for them in one forward and backward pass, in seconds from the common start."""
-    call = RingCall(comm, problem_of(**problem), schedule)
-    inputs = call.shard()
-    call.once(inputs)
-    waits: list[tuple[float, float, str]] = []
-    with_clock = _Clocked(comm, waits)
-    comm.share(b"", "beginning together")
-    start = time.monotonic()
-    with with_clock:
+
+    RESULT = records.Timeline
+
+    fields: ProblemFields
+
+    def run(self, comm: Comm) -> records.Timeline:
+        call = RanksCall(comm, self.fields.problem)
+        inputs = call.shard()
         call.once(inputs)
-    end = time.monotonic()
-    mine = [dict(begin=a - start, end=b - start, step=step) for a, b, step in waits]
-    return dict(ranks=gather(comm, dict(seconds=end - start, waits=mine)))
+        comm.share(b"", "beginning together")
+        start = time.monotonic()
+        with _noted(comm) as waits:
+            call.once(inputs)
+        seconds = time.monotonic() - start
+        mine = [replace(wait, begin=wait.begin - start, end=wait.end - start) for wait in waits]
+        found = gather(comm, encode(records.RankTime(seconds, tuple(mine))))
+        return records.Timeline(seq=call.problem.seq, ranks=tuple(decode(records.RankTime, rank) for rank in found))
 
 
-class _Clocked:
+@contextmanager
+def _noted(comm: Comm) -> Iterator[list[records.Wait]]:
     """Within the block, what a rank spends in its transport is noted: posting rows, waiting for them, agreeing."""
+    begin, waits = comm._begin, list[records.Wait]()
 
-    def __init__(self, comm: Comm, waits: list[tuple[float, float, str]]) -> None:
-        self.comm, self.waits = comm, waits
-
-    def __enter__(self) -> None:
-        begin = self.comm._begin
-
-        def noted(*arguments: Any) -> Any:
-            step = str(arguments[-1])
-            pending = self._note(step, partial(begin, *arguments))
-            if pending.finish is not None:
-                pending.finish = partial(self._note, step, pending.finish)
-            return pending
-
-        self.comm._begin = noted  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        del self.comm._begin
-
-    def _note(self, step: str, do: Callable[[], Any]) -> Any:
+    def note(step: str, do: Callable[[], Any]) -> Any:
         began = time.monotonic()
         try:
             return do()
         finally:
-            self.waits.append((began, time.monotonic(), step))
+            waits.append(records.Wait(began, time.monotonic(), step))
+
+    def noted(*arguments: Any) -> Any:
+        step = str(arguments[-1])
+        pending = note(step, partial(begin, *arguments))
+        if pending.finish is not None:
+            pending.finish = partial(note, step, pending.finish)
+        return pending
+
+    comm._begin = noted  # type: ignore[method-assign, assignment]
+    try:
+        yield waits
+    finally:
+        del comm._begin

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from functools import partial
+from statistics import fmean
 
 from dilkit import explain
 from dilkit.device import probe
@@ -13,7 +13,7 @@ from dilkit.tools.demo.image.model import ImageConfig
 from dilkit.tools.demo.image.photo import load_photograph
 from dilkit.tools.demo.image.pictures import draw_reconstruction, draw_sight
 from dilkit.tools.demo.image.sight import PatternSight
-from dilkit.tools.demo.image.task import BATCH, JUDGEMENTS, MASKS, RECIPE, Crops, ImageTask
+from dilkit.tools.demo.image.task import BATCH, JUDGEMENTS, MASKS, RECIPE, Crops, PairTask
 from dilkit.tools.demo.job import Job, Picture, choice_of
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.report.document import plots
@@ -26,11 +26,6 @@ from dilkit.tools.results.kinds.demo_image import CURVES, ImageDemoResult, Image
 _TRIAL_STEPS = 4
 
 
-def train_and_compare(args: argparse.Namespace) -> int:
-    """Run the job that `args` describes; 0, or 130 when interrupted: then the report holds what there was."""
-    return ImageJob(args, ImageConfig()).run()
-
-
 class ImageJob(Job[ImageDemoResult]):
     """One run of the image demo."""
 
@@ -38,13 +33,12 @@ class ImageJob(Job[ImageDemoResult]):
 
     def __init__(self, args: argparse.Namespace, config: ImageConfig) -> None:
         super().__init__(args)
-        self.config = config
         self.crops = Crops(load_photograph(None if args.image is True else args.image, config.crop), config)
         self.trace = explain(config.problem(BATCH))
         self.sight, self.guesses, self.model = PatternSight(config), self.crops.guesses(), config.facts(BATCH)
         self.steps = args.steps or 0
-        self.pairs: dict[int, list[Trainer[ImageTask]]] = {}
-        """By seed, the trainers of both models, in the order of `CURVES`."""
+        self.pairs: dict[int, tuple[PairTask, Trainer[dict[str, float]]]] = {}
+        """By seed."""
 
     def work(self) -> None:
         """Train seed after seed."""
@@ -54,32 +48,41 @@ class ImageJob(Job[ImageDemoResult]):
         say_row = self.say_table(demo_image.TRAINING)
         for seed in range(self.args.seed, self.args.seed + self.args.seeds):
             self.pairs[seed] = pair = self._pair(seed, self.steps)
-            self.train(
-                pair, JUDGEMENTS, partial(_losses, seed, pair), lambda: say_row(demo_image.training_row(self.trainings()[-1]))
-            )
+            label = partial(_losses, seed, pair[1])
+            self.train(pair[1], JUDGEMENTS, label, lambda: say_row(demo_image.training_row(self.trainings()[-1])))
         self.say(f"\n{demo_image.outcome(self.result().outcome)}")
 
-    def _pair(self, seed: int, steps: int) -> list[Trainer[ImageTask]]:
-        return [Trainer(ImageTask(self.crops, curve, seed), Budget(steps=steps), RECIPE) for curve in CURVES]
+    def _pair(self, seed: int, steps: int) -> tuple[PairTask, Trainer[dict[str, float]]]:
+        task = PairTask(self.crops, seed)
+        return task, Trainer(task, Budget(steps=steps), RECIPE)
 
     def _steps_in(self, seconds: float) -> int:
         """How many steps all trainings together have time for, by a trial of a few."""
-        pair = self._pair(self.args.seed, _TRIAL_STEPS)
-        started = 0.0
-        for step in range(_TRIAL_STEPS):
-            if step == 1:
-                started = time.perf_counter()
-            for trainer in pair:
-                trainer.step()
+        _, trainer = self._pair(self.args.seed, _TRIAL_STEPS)
+        trainer.step()
+        started = time.perf_counter()
+        for _ in range(1, _TRIAL_STEPS):
+            trainer.step()
         a_step = (time.perf_counter() - started) / (_TRIAL_STEPS - 1)
         return max(JUDGEMENTS, int(seconds / self.args.seeds / a_step))
 
     def trainings(self) -> tuple[PairTraining, ...]:
         """The course of all trainings so far."""
-        return tuple(_training(seed, pair, self.steps) for seed, pair in self.pairs.items())
+        return tuple(
+            PairTraining(
+                seed=seed,
+                steps=trainer.steps,
+                finished=bool(trainer.held_out) and trainer.held_out[-1].steps == self.steps,
+                points=tuple(Judgement(point.steps, point.loss) for point in trainer.held_out),
+                train={curve: tuple(point.loss[curve] for point in trainer.train) for curve in CURVES},
+                seconds=dict(task.seconds),
+            )
+            for seed, (task, trainer) in self.pairs.items()
+        )
 
     def result(self) -> ImageDemoResult:
         """All there is so far."""
+        trainings = self.trainings()
         return new_result(
             ImageDemoResult,
             probe("cpu"),
@@ -93,44 +96,26 @@ class ImageJob(Job[ImageDemoResult]):
                 batch=BATCH,
                 judged_crops=len(self.crops.held_out),
                 masks=MASKS,
-                twins=self.trainings(),
+                twins=trainings,
             ),
             baselines=self.guesses,
-            outcome=Outcome.of(self.trainings(), self.crops.decibels),
+            outcome=Outcome.of(trainings, self.crops.decibels),
             sight=self.sight.facts(),
         )
 
     def pictures(self, result: ImageDemoResult) -> dict[str, Picture]:
-        """The strip as the first finished pair fills it in, the losses, and what a patch sees."""
-        judged = [pair for pair, one in zip(self.pairs.values(), self.trainings(), strict=True) if one.finished]
-        judged += [pair for pair in self.pairs.values() if pair[-1].progress.held_out]
+        """The strip as the first finished pair fills it in, or else the first; the losses; and what a patch sees."""
+        judged = sorted((one for one in result.training.twins if one.points), key=lambda one: not one.finished)
         found: dict[str, Picture] = {}
         if judged:
-            tasks = {curve: trainer.task for curve, trainer in zip(CURVES, judged[0], strict=True)}
-            found["reconstruction.png"] = partial(draw_reconstruction, self.crops, tasks)
-        if shown := plots(demo_image.loss_plot(result)):
-            found["loss.png"] = partial(write_png, shown)
-        return {**found, "sight.png": partial(draw_sight, self.crops, self.sight)}
+            found["reconstruction.png"] = partial(draw_reconstruction, self.pairs[judged[0].seed][0])
+            found["loss.png"] = partial(write_png, plots(demo_image.loss_plot(result)))
+        return {**found, "sight.png": partial(draw_sight, self.crops.photo, self.sight)}
 
 
-def _losses(seed: int, pair: Sequence[Trainer[ImageTask]]) -> str:
+def _losses(seed: int, trainer: Trainer[dict[str, float]]) -> str:
     """How training is going."""
-    losses = (f"{demo_image.NAMES[curve]} {one.progress.recent_loss():.3f}" for curve, one in zip(CURVES, pair, strict=True))
-    return f"seed {seed}  {'  '.join(losses)}"
-
-
-def _training(seed: int, pair: Sequence[Trainer[ImageTask]], steps: int) -> PairTraining:
-    """What became of a pair, as far as both have come."""
-    judged = zip(*(trainer.progress.held_out for trainer in pair), strict=False)
-    points = tuple(
-        Judgement(both[0].steps, {curve: point.loss for curve, point in zip(CURVES, both, strict=True)}) for both in judged
-    )
-    courses = dict(zip(CURVES, (trainer.progress for trainer in pair), strict=True))
-    return PairTraining(
-        seed=seed,
-        steps=min(progress.steps for progress in courses.values()),
-        finished=bool(points) and points[-1].step == steps,
-        points=points,
-        train={curve: tuple(point.loss for point in progress.train) for curve, progress in courses.items()},
-        seconds={curve: progress.seconds for curve, progress in courses.items()},
+    recent = [point.loss for point in trainer.train[-20:]]
+    return "  ".join(
+        [f"seed {seed}", *(f"{demo_image.NAMES[curve]} {fmean(loss[curve] for loss in recent):.3f}" for curve in CURVES)]
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dilkit.tools.console.terminal import COLOURS
+from dilkit.tools.demo.image.photo import Photograph
 from dilkit.tools.demo.image.sight import PatternSight
-from dilkit.tools.demo.image.task import MASKS, Crops, ImageTask
+from dilkit.tools.demo.image.task import MASKS, PairTask
 from dilkit.tools.report.kinds.demo_image import NAMES
 from dilkit.tools.report.picture import INK, new_figure, save
 from dilkit.tools.results.kinds.demo_image import CURVES
@@ -22,9 +22,9 @@ _NARROWEST = 1.4
 """Inches that the title of a strip takes."""
 
 
-def draw_reconstruction(crops: Crops, tasks: Mapping[str, ImageTask], path: Path) -> None:
+def draw_reconstruction(task: PairTask, path: Path) -> None:
     """The photograph with its held-out strip, and the strip: with hidden patches, filled in under each order, as it is."""
-    strips, photo = _strips(crops, tasks), crops.photo
+    strips, photo = _strips(task), task.crops.photo
     rows, columns = photo.pixels.shape[:2]
     (top, bottom), (start, stop) = photo.held_out_rows, photo.strip
     widths = [columns / rows, *[(stop - start) / (bottom - top)] * len(strips)]
@@ -39,23 +39,23 @@ def draw_reconstruction(crops: Crops, tasks: Mapping[str, ImageTask], path: Path
         save(figure, path, dpi=150)
 
 
-def _strips(crops: Crops, tasks: Mapping[str, ImageTask]) -> dict[str, Tensor]:
+def _strips(task: PairTask) -> dict[str, Tensor]:
     """The held-out crops one below the other, `(rows, columns, 3)`, by title."""
-    count = len(crops.held_out) // MASKS
+    crops, count = task.crops, len(task.crops.held_out) // MASKS
     patches, hidden = crops.held_out[:count], crops.hidden[:count]
     known = torch.where(hidden[..., None], torch.nan, patches)
     strips = {"what the models see": torch.nan_to_num(crops.pixels(known), nan=_HIDDEN)}
-    for curve, task in tasks.items():
-        filled = torch.where(hidden[..., None], task.predict(patches, hidden), patches)
+    for curve in CURVES:
+        filled = torch.where(hidden[..., None], task.predict(curve, patches, hidden), patches)
         loss = (filled - patches)[hidden].square().mean().item()
         strips[f"{NAMES[curve]}: {crops.decibels(loss):.1f} dB"] = crops.pixels(filled)
     strips["as it is"] = crops.pixels(patches)
     return {title: pixels.flatten(0, 1) for title, pixels in strips.items()}
 
 
-def draw_sight(crops: Crops, sight: PatternSight, path: Path) -> None:
+def draw_sight(photo: Photograph, sight: PatternSight, path: Path) -> None:
     """The patches that a query sees in one head, coloured by in how many branches; a row a query, a column an order."""
-    held_out, side = crops.photo.held_out_crops(), crops.config.patch
+    held_out, side = photo.held_out_crops(), sight.config.patch
     faded = 0.55 + 0.45 * held_out[len(held_out) // 2].mean(-1, keepdim=True).expand(-1, -1, 3)
     with new_figure(8.6, 8.9) as figure:
         axes = figure.subplots(len(sight.queries), len(CURVES))
@@ -63,7 +63,7 @@ def draw_sight(crops: Crops, sight: PatternSight, path: Path) -> None:
             for axis, curve in zip(row, CURVES, strict=True):
                 seen = sight.of(query, curve)
                 _show(axis, _tinted(faded, seen, side), f"{NAMES[curve]}: a patch {where} sees {int((seen > 0).sum())}")
-                down, across = (side * place for place in divmod(query, crops.config.grid))
+                down, across = (side * place for place in divmod(query, sight.config.grid))
                 _frame(axis, (across, down), (side, side), facecolor=COLOURS[-1], edgecolor=INK, linewidth=1.6)
         figure.suptitle("What one patch sees in one head: the darker, the more branches", color=INK, fontsize=12, weight="bold")
         save(figure, path, dpi=150)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dilkit.tools.demo.image.model import ImageConfig, PatchTransformer, hidden_loss
 from dilkit.tools.demo.image.photo import Photograph, to_patches, to_pixels
 from dilkit.tools.demo.trainer import Recipe, Task
-from dilkit.tools.results.kinds.demo_image import Guess
+from dilkit.tools.results.kinds.demo_image import CURVES, Guess
 
 BATCH = 2
 """Crops in a step."""
@@ -80,29 +81,40 @@ def guess_loss(weigh: Callable[[Tensor], Tensor], patches: Tensor, hidden: Tenso
     return hidden_loss(guessed, patches, hidden).item()
 
 
-class ImageTask(Task):
-    """The hidden patches of crops, with tokens along `curve`. Equal seeds have equal weights at first, and the same crops."""
+class PairTask(Task[dict[str, float]]):
+    """The hidden patches of crops, for two models with the same weights at first, the same crops and the same patches hidden.
 
-    model: PatchTransformer
+    They differ in the order of their tokens, by which losses, models and the `seconds` of their steps are named.
+    """
 
-    def __init__(self, crops: Crops, curve: str, seed: int) -> None:
-        self.crops = crops
-        torch.manual_seed(seed)
-        self.model = PatchTransformer(crops.config, crops.config.order(curve))
+    def __init__(self, crops: Crops, seed: int) -> None:
+        self.crops, self.seconds = crops, dict.fromkeys(CURVES, 0.0)
+        self.models = {curve: self._model(curve, seed) for curve in CURVES}
+        self.model = nn.ModuleDict(self.models)
         self._generator = torch.Generator().manual_seed(seed)
 
-    def backward(self, spent: float) -> tuple[float, int]:
-        patches, hidden = self.crops.batch(self._generator)
-        loss = hidden_loss(self.model(patches, hidden), patches, hidden)
-        torch.autograd.backward(loss)
-        return loss.item(), hidden.numel()
+    def _model(self, curve: str, seed: int) -> PatchTransformer:
+        torch.manual_seed(seed)
+        return PatchTransformer(self.crops.config, self.crops.config.order(curve))
 
-    def judge(self) -> float:
-        crops = self.crops
-        return hidden_loss(self.predict(crops.held_out, crops.hidden), crops.held_out, crops.hidden).item()
+    def backward(self, spent: float) -> tuple[dict[str, float], int]:
+        patches, hidden = self.crops.batch(self._generator)
+        return {curve: self._backward(curve, patches, hidden) for curve in CURVES}, hidden.numel()
+
+    def _backward(self, curve: str, patches: Tensor, hidden: Tensor) -> float:
+        started, model = time.perf_counter(), self.models[curve]
+        loss = hidden_loss(model(patches, hidden), patches, hidden)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        self.seconds[curve] += time.perf_counter() - started
+        return loss.item()
+
+    def judge(self) -> dict[str, float]:
+        patches, hidden = self.crops.held_out, self.crops.hidden
+        return {curve: hidden_loss(self.predict(curve, patches, hidden), patches, hidden).item() for curve in CURVES}
 
     @torch.no_grad()
-    def predict(self, patches: Tensor, hidden: Tensor) -> Tensor:
-        """What the model makes of crops, a few at a time."""
+    def predict(self, curve: str, patches: Tensor, hidden: Tensor) -> Tensor:
+        """What a model makes of crops, a few at a time."""
         parts = zip(torch.split(patches, 4), torch.split(hidden, 4), strict=True)
-        return torch.cat([self.model(some, one) for some, one in parts])
+        return torch.cat([self.models[curve](some, one) for some, one in parts])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 from dilkit import explain
 from dilkit.comm import Comm
@@ -73,7 +74,7 @@ class TextJob(Job[DemoResult]):
         self.stage = "training"
         say_row = self.say_table(demo.TRAINING)
         try:
-            self.train([self.trainer], JUDGEMENTS, self._speed, lambda: self._judged(say_row))
+            self.train(self.trainer, JUDGEMENTS, self._speed, lambda: self._judged(say_row))
         finally:
             self._save()
             self.say(f"\n{demo.outcome(self.result())}")
@@ -92,10 +93,8 @@ class TextJob(Job[DemoResult]):
             self.world = replace(self.world, by_rank=gather_facts(self.comm, self.task.sent, self.memory))
 
     def _speed(self) -> str:
-        progress = self.trainer.progress
-        return (
-            f"{demo.clock(progress.seconds)}  {progress.recent_loss():.2f} bits/byte  {progress.tokens_per_second:,.0f} tokens/s"
-        )
+        trainer, loss = self.trainer, fmean(point.loss for point in self.trainer.train[-20:])
+        return f"{demo.clock(trainer.seconds)}  {loss:.2f} bits/byte  {trainer.tokens / trainer.seconds:,.0f} tokens/s"
 
     def _judged(self, say_row: Callable[[Row], None]) -> None:
         """Print the judgement. Over ranks, write what there is: launchers may end ranks before they can."""
@@ -108,16 +107,15 @@ class TextJob(Job[DemoResult]):
             self.write(replace(self.result(), interrupted=self.stage), draw=False)
 
     def _save(self) -> None:
-        if self.speaks and self.trainer.progress.steps:  # an untrained model is not worth an earlier one
+        if self.speaks and self.trainer.steps:  # an untrained model is not worth an earlier one
             save_model(self.task.model, self.args.save)
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The judgements so far, each with the mean training loss since the one before (None where there was no step)."""
-        progress, found, done = self.trainer.progress, [], 0
-        for point in progress.held_out:
-            losses = [one.loss for one in progress.train[done : point.steps]]
-            mean = sum(losses) / len(losses) if losses else None
-            found.append(Evaluation(point.seconds, point.tokens, mean, point.loss))
+        found, done = [], 0
+        for point in self.trainer.held_out:
+            losses = [one.loss for one in self.trainer.train[done : point.steps]]
+            found.append(Evaluation(point.seconds, point.tokens, fmean(losses) if losses else None, point.loss))
             done = point.steps
         return tuple(found)
 
@@ -128,7 +126,7 @@ class TextJob(Job[DemoResult]):
             probe("cpu"),
             interrupted=self.interrupted,
             text=self.corpus.facts(),
-            model=self.task.model.facts(self.args.save if self.trainer.progress.steps else None),
+            model=self.task.model.facts(self.args.save if self.trainer.steps else None),
             backend=choice_of(self.trace),
             training=self._training(),
             scaling=self.sweep.scaling(),
@@ -136,27 +134,27 @@ class TextJob(Job[DemoResult]):
         )
 
     def _training(self) -> Training:
-        progress, judged = self.trainer.progress, [point.loss for point in self.trainer.progress.held_out]
+        trainer, judged = self.trainer, [point.loss for point in self.trainer.held_out]
         return Training(
             before=judged[0] if judged else None,
             after=judged[-1] if len(judged) > 1 else None,
-            steps=progress.steps,
-            tokens=progress.tokens,
-            seconds=progress.seconds,
-            tokens_per_second=progress.tokens_per_second,
+            steps=trainer.steps,
+            tokens=trainer.tokens,
+            seconds=trainer.seconds,
+            tokens_per_second=trainer.tokens / trainer.seconds if trainer.steps else 0.0,
             held_out_windows=len(self.task.held_out),
             window_bytes=self.args.context,
             short_window_bytes=self.task.short_window,
             short_window_share=SHORT_SHARE,
-            budget=self.trainer.budget,
+            budget=trainer.budget,
             points=self.evaluations(),
-            train_curve=tuple((point.seconds, point.tokens, point.loss) for point in progress.train),
+            train_curve=tuple((point.seconds, point.tokens, point.loss) for point in trainer.train),
             seed=self.args.seed,
         )
 
     def pictures(self, result: DemoResult) -> dict[str, Picture]:
         """The loss curve, and time and memory against length."""
-        found = {"loss.png": plots(demo.loss_plot(result)), "scaling.png": plots(*demo.scaling_plots(result))}
+        found = {"loss.png": plots(demo.loss_plot(result)), "scaling.png": plots(*demo.scaling_plots(result)[:2])}
         return {name: partial(write_png, shown) for name, shown in found.items() if shown}
 
     def closing(self, result: DemoResult) -> list[str]:

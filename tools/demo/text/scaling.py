@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from dilkit import Pattern, Problem, dilated_attention, explain
-from dilkit.tools.measure.memory import MIB, MeasureError, peak_memory
+from dilkit.tools.measure.memory import MeasureError, peak_memory
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.demo import Computed, Length, Measured, Scaling
 from dilkit.tools.results.record import Samples
 
 TIME_BUDGET = 25.0
-"""Seconds one forward and backward may take."""
-MEMORY_BUDGET = 4096 * MIB
+"""Seconds that one forward and backward may take."""
 _ONCE_FROM = 2.0
 """Seconds: a call that is expected to take this long is made once."""
 
@@ -35,7 +34,7 @@ class LengthSweep:
         self.memory_note = ""
 
     def run(self, after_row: Callable[[Length], Any]) -> None:
-        """Measure length by length, leaving out what would exceed a budget."""
+        """Measure length by length, leaving out what would take too long."""
         for tokens in self.lengths:
             self.rows.append(self._row(tokens))
             after_row(self.rows[-1])
@@ -51,35 +50,34 @@ class LengthSweep:
             pattern=str(problem.pattern),
             backends=Computed(**self.backends),
             time_budget_s=TIME_BUDGET,
-            memory_budget_bytes=MEMORY_BUDGET,
             memory_note=self.memory_note,
             rows=tuple(self.rows),
         )
 
     def _row(self, tokens: int) -> Length:
-        """Short calls are timed in turns, so that both kinds meet the same machine; long ones once."""
-        forecasts = {kind: self._forecast(kind, tokens) for kind in self.patterns}
-        notes = [_excess(kind, *forecasts[kind]) for kind in self.patterns]
-        calls = {
-            kind: _call(self.problem, self.patterns[kind], tokens)
-            for kind in self.patterns
-            if not _excess(kind, *forecasts[kind])
-        }
-        short = {kind: call for kind, call in calls.items() if forecasts[kind][0] < _ONCE_FROM}
+        """Short calls are timed in turns, so that what disturbs the machine disturbs both kinds alike; long ones once."""
+        expected = {kind: self._expected(kind, tokens) for kind in self.patterns}
+        notes = [
+            f"{kind} left out: about {seconds:,.0f} s expected, {TIME_BUDGET:.0f} s allowed"
+            for kind, seconds in expected.items()
+            if seconds > TIME_BUDGET
+        ]
+        able = [kind for kind, seconds in expected.items() if seconds <= TIME_BUDGET]
+        calls = {kind: _call(self.problem, self.patterns[kind], tokens) for kind in able}
+        short = {kind: call for kind, call in calls.items() if expected[kind] < _ONCE_FROM}
         samples = time_interleaved(short, repeats=5) if short else {}
-        measured = {kind: self._with_peak(calls[kind], samples.get(kind)) for kind in calls}
+        measured = {kind: self._with_peak(call, samples.get(kind)) for kind, call in calls.items()}
         dilated, dense = measured.get("dilated"), measured.get("dense")
         speedup = dense.seconds / dilated.seconds if dense and dilated else None
-        return Length(tokens, dilated, dense, "; ".join(filter(None, notes)), speedup)
+        return Length(tokens, dilated, dense, "; ".join(notes), speedup)
 
-    def _forecast(self, kind: str, tokens: int) -> tuple[float, float]:
-        """Seconds and bytes expected: those of the last length measured, times the square of the growth. 0 at first."""
+    def _expected(self, kind: str, tokens: int) -> float:
+        """Seconds of a call: those of the last length measured, times the square of the growth. 0 at first."""
         for row in reversed(self.rows):
-            last: Measured | None = getattr(row, kind)
+            last = row.dilated if kind == "dilated" else row.dense
             if last is not None:
-                growth = (tokens / row.tokens) ** 2
-                return growth * last.seconds, growth * (last.peak_bytes or 0)
-        return 0.0, 0.0
+                return (tokens / row.tokens) ** 2 * last.seconds
+        return 0.0
 
     def _with_peak(self, call: Callable[[], Any], samples: Samples | None) -> Measured:
         """With the peak memory of a further call, which is also the one that is timed where there are no samples yet."""
@@ -94,15 +92,6 @@ class LengthSweep:
             peak, self.memory_note = None, str(error)
             timed()
         return Measured(taken[0].median_s, taken[0].samples_s, peak)
-
-
-def _excess(kind: str, seconds: float, size: float) -> str:
-    """Why a call that is expected to take this long and this much is not made; empty if it is."""
-    if seconds > TIME_BUDGET:
-        return f"{kind} left out: about {seconds:,.0f} s expected, {TIME_BUDGET:.0f} s allowed"
-    if size > MEMORY_BUDGET:
-        return f"{kind} left out: up to {size / MIB:,.0f} MiB expected, {MEMORY_BUDGET / MIB:,.0f} MiB allowed"
-    return ""
 
 
 def _call(problem: Problem, pattern: Pattern, tokens: int) -> Callable[[], Any]:

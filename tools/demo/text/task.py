@@ -6,7 +6,7 @@ import struct
 import threading
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dilkit.comm import Comm, shard_cuts, sum_over_ranks
 from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig
@@ -35,7 +35,7 @@ def _as_tensor(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-class TextTask(Task):
+class TextTask(Task[float]):
     """The next byte of `text`, judged on the windows `held_out`. Each rank has its part of every window, and all the same losses.
 
     `stop`: set on any rank, it ends the training on all of them, after the same step.
@@ -84,6 +84,7 @@ class TextTask(Task):
         total, between = loss.detach(), self.comm.sent_bytes
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         sum_over_ranks([total, *gradients], self.comm)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.sent[seq] = Sent(attention=between - before, gradients=self.comm.sent_bytes - between)
         return total.item(), seq
 

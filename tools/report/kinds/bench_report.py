@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.report.untyped_headline import revision
+from dilkit.tools.results.statistics import exponent as exponent
 
 Result = dict[str, Any]
 RANK_COLUMNS = ("a rank sends", "plan says", "work max/mean")
@@ -24,15 +24,6 @@ def scaling(lengths: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
             time, flops = ([read(entry) for _, entry in points] for read in (_median, lambda entry: entry["flops"]))
             found[name] = dict(exponent=exponent(seqs, time), flops_exponent=exponent(seqs, flops), lengths=len(points))
     return found
-
-
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of the least-squares line through (log size, log value). Raises ValueError for fewer than two sizes."""
-    if len(set(sizes)) < 2 or len(sizes) != len(values):
-        raise ValueError(f"sizes={list(sizes)}, values={list(values)}: values at two different sizes at least are needed")
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
 
 
 def contestants(lengths: Sequence[dict[str, Any]]) -> list[str]:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dilkit.tools.bench.published.claim import Setting
-from dilkit.tools.bench.published.settings import IMPLEMENTATIONS
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.report.kinds import bench_report
 from dilkit.tools.report.kinds.bench_report import seconds
-from dilkit.tools.report.kinds.seed_rows import Cases
 
 Result = dict[str, Any]
 
@@ -27,12 +24,6 @@ GPU = {
     ),
     "A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's": "in bf16 torch's fastest {}",
     "the longest sequence, bf16 forward on one GPU": "the longest sequence measured has {}",
-}
-RING = {
-    "peak memory per rank, p=1 over p=2": "of the longest sequence a rank alone needs {} as much memory as each of two",
-    "the same, p=1 over p=4": "{} as much as each of four",
-    "configuration A: p=1 over p=4": "of configuration A, which is shorter, {} as much as each of four",
-    "one million tokens, p=8, bf16, forward: bytes that a rank sends": "of a million tokens each of eight ranks sends {}",
 }
 """Figures of the suites that have targets, by name, and the words for the worst value of each."""
 
@@ -69,11 +60,6 @@ def gpu(result: Result) -> str:
     return _judged(result, GPU)
 
 
-def ring(result: Result) -> str:
-    """What ranks save."""
-    return _judged(result, RING)
-
-
 def _judged(result: Result, words: dict[str, str]) -> str:
     """The figures that there are words for, and how many of all meet their targets."""
     figures, told = {figure["name"]: figure for figure in result["figures"]}, []
@@ -86,24 +72,6 @@ def _judged(result: Result, words: dict[str, str]) -> str:
     others = len(verdicts) - kept - short
     missed = [f"{count} {what}" for count, what in ((short, "not"), (others, "not measured")) if count]
     return _placed(result, "; ".join([*told, ", ".join([f"{kept} of {len(verdicts)} targets met", *missed])]))
-
-
-def seeds(result: Result) -> str:
-    """The longest comparison with the reference, the slowest first, and how many published figures were measured again."""
-    cases = Cases(result)
-    found = [(one, case) for one in IMPLEMENTATIONS if (case := cases.get(one)) and cases.entry(one, "reference")]
-    told = [_comparison(cases, *max(found, key=lambda one: one[0].seq))] if found else []
-    ours = sum(figure["ours"] is not None for figure in result["figures"])
-    counted = f"{ours} of the {len(result['figures'])} figures that older implementations published were measured again"
-    return _placed(result, "; ".join([*told, counted]))
-
-
-def _comparison(cases: Cases, setting: Setting, case: Result) -> str:
-    entries = {who: cases.entry(setting, who) for who in case["entries"]}
-    timed = sorted((e["time"]["median_s"], who, bool(e.get("differs"))) for who, e in entries.items() if e)
-    others = [f"{who}{'*' * differs} {seconds(median)}" for median, who, differs in reversed(timed)]
-    star = " (*: another function)" * any(differs for *_, differs in timed)
-    return f"forward, {case['seq']:,} tokens, {setting.heads} heads, {setting.dtype}: {', '.join(others)}{star}"
 
 
 def _placed(result: Result, told: str) -> str:

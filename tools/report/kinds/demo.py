@@ -13,7 +13,7 @@ from dilkit.tools.results.kinds.demo import Choice, DemoResult, Evaluation, Leng
 
 MOST_STEPS = 200
 """Points of the loss curve: a step more or less is not seen."""
-TRAINING = ("trained for", "bytes", "training, bits per byte", "held out")
+TRAINING = ("trained for", "bytes read", "training, bits per byte", "held out")
 SCALING = ("tokens", "dilated", "dense", "speed-up", "95% interval", "dilated memory", "dense memory", "")
 METHOD = (
     "Held-out bits per byte are the mean over {} windows of {:,} bytes of files that were never trained on. Attention alone "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
 
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Row, Series, Table, plots, tables
 from dilkit.tools.report.headline import place, placed
 from dilkit.tools.report.kinds.demo import candidates, clock, counted, interruption
-from dilkit.tools.report.points import plain, series_of
-from dilkit.tools.results.kinds.demo_image import CURVES, ImageDemoResult, Outcome, PairTraining
+from dilkit.tools.report.points import plain
+from dilkit.tools.results.kinds.demo_image import CURVES, ImageDemoResult, Judgement, Outcome, PairTraining
 
 NAMES = {"row-major": "row-major", "hilbert": "Hilbert"}
 GUESSES = {
@@ -131,17 +132,20 @@ def _speed(result: ImageDemoResult) -> str:
 
 
 def loss_plot(result: ImageDemoResult) -> Plot:
-    """A line for each order and seed, and what the guesses lose."""
-    lines: dict[str, list[Point]] = {}
-    for training in result.training.twins:
-        for point in training.points:
-            for curve in CURVES:
-                name = f"{NAMES[curve]}, seed {training.seed}"
-                lines.setdefault(name, []).append(plain(point.step, point.held_out[curve]))
+    """For each order the median over the seeds, with the least and the largest; and what the guesses lose."""
+    points = [point for training in result.training.twins for point in training.points]
+    series = [Series(name, tuple(_spreads(points, curve))) for curve, name in NAMES.items()]
     ends = (0, result.training.steps)
-    guesses = tuple(
-        Series(f"guess: {name}", tuple(plain(step, guess.loss) for step in ends), dashed=True)
-        for name, guess in result.baselines.items()
-    )
+    for name, guess in result.baselines.items():
+        line = tuple(plain(step, guess.loss) for step in ends)
+        series.append(Series(f"guess, {name}: {guess.loss:.3f}", line, dashed=True))
     axes = Axis("steps of each model", "number", log=False), Axis("held-out loss", "number")
-    return Plot("Held-out loss in the course of training", "lines", (*series_of(lines), *guesses), axes)
+    return Plot("Held-out loss: median and range over the seeds", "lines", tuple(series), axes)
+
+
+def _spreads(points: Iterable[Judgement], curve: str) -> Iterator[Point]:
+    by_step: dict[int, list[float]] = {}
+    for point in points:
+        by_step.setdefault(point.step, []).append(point.held_out[curve])
+    for step, losses in sorted(by_step.items()):
+        yield Point(step, median(losses), min(losses), max(losses))

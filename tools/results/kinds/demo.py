@@ -147,7 +147,6 @@ class Scaling:
     pattern: str = ""
     backends: Computed
     time_budget_s: float = 0.0
-    memory_budget_bytes: int = 0
     memory_note: str
     rows: tuple[Length, ...]
 

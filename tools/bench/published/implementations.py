@@ -1,4 +1,4 @@
-"""Who takes part in the suite of published settings: what older implementations called by names of their own, as it is here."""
+"""The implementations that the suite of published settings compares: what older ones called by other names, as it is here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
+from dilkit.tools.results.kinds.published import TWINS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dilkit.orders.token_order import TokenOrder
 
-TWINS = ("float32", "bfloat16")
-"""The automatic choice once more, with tensors of another dtype."""
 SUMMARIES = {
     "auto": "the automatic choice of backend",
     "head-split": "the attention of each head in one branch alone, as in the older implementations",
@@ -27,7 +26,7 @@ SUMMARIES = {
 }
 
 
-def entrant(name: str, heads: int) -> Implementation:
+def implementation(name: str, heads: int) -> Implementation:
     """The implementation of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend. KeyError else."""
     from dilkit.tools.measure.peers.known import peer_implementations
 
@@ -86,8 +85,8 @@ def _ordered(inputs: Inputs, problem: Problem) -> Tensor:
 def _out_of_order(inputs: Inputs, problem: Problem) -> Tensor:
     """The same for tokens given along the curve: what comes back is attention as any other, which the oracle knows."""
     order = grid_order(problem.seq)
-    rows = [order.restore(x, 1) for x in (inputs.query, inputs.key, inputs.value)]
-    out: Tensor = order.apply(_ordered(Inputs(*rows, inputs.dout, inputs.key_padding_mask), problem), 1)
+    query, key, value = (order.restore(x, 1) for x in (inputs.query, inputs.key, inputs.value))
+    out: Tensor = order.apply(_ordered(replace(inputs, query=query, key=key, value=value), problem), 1)
     return out
 
 
@@ -95,7 +94,7 @@ def _multihead(inputs: Inputs, problem: Problem) -> Tensor:
     """Projections that change nothing but take what any others take, so that the result is that of the attention alone."""
     module = _identity(problem.heads, problem.head_dim, problem.pattern, problem.dtype, problem.device.type)
     out: Tensor = module(*(x.flatten(2) for x in (inputs.query, inputs.key, inputs.value)), need_weights=False)[0]
-    return out.unflatten(2, (problem.heads, problem.head_dim))
+    return out.view(*out.shape[:2], problem.heads, problem.head_dim)
 
 
 @lru_cache(maxsize=4)

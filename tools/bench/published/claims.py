@@ -1,0 +1,100 @@
+"""The figures that documents of older implementations published, each with the setting that measures it again.
+
+They are data, in `claims.json`; its `groups` name settings that a table compares. What is known to be wrong with a claim is said
+beside it. All were taken on one or two GTX 1080, of the forward pass alone, with 64 dimensions a head. A figure that a
+document's prose repeats appears once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dilkit.tools.results.decode import decode
+from dilkit.tools.results.kinds.published import Setting
+
+CARD, CARD_TFLOPS = "GTX 1080", 8.9
+"""The hardware of all claims (sm_61, 8 GB), and its fp32 arithmetic by its data sheet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One published figure.
+
+    `quantity` is what is read from the measurement of `setting`: "ms", "tokens/s", "tokens/rank" and, by rank, inputs counted,
+    "MiB" and "KiB/token" at their peak; or of it and `base`: "speedup" (time of base over time), "slowdown" (the inverse),
+    "reduction" (memory of base over memory), "efficiency" (the same in percent of the ranks), "saved" (memory saved in percent),
+    "KiB/token ratio", "exponent" (of time in the length, from base to setting). Without a setting: "longest" (tokens that fit
+    into a budget of memory). `who` is whose measurement, "auto" being the automatic choice. Any other claim without a setting is
+    of something that nobody can measure: `note` says what it is.
+    """
+
+    document: str
+    figure: str
+    claimed: float
+    quantity: str
+    setting: Setting | None = None
+    base: Setting | None = None
+    who: str = "auto"
+    base_who: str = "auto"
+    note: str = ""
+
+    @property
+    def hardware(self) -> str:
+        """On what it was taken."""
+        ranks = self.setting.ranks if self.setting else 2 if "2 GPUs" in self.figure else 1
+        return CARD if ranks == 1 else f"{ranks} x {CARD}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """A claim in the file, where setting, base and note are names."""
+
+    figure: str
+    claimed: float
+    quantity: str
+    setting: str | None = None
+    base: str | None = None
+    who: str = "auto"
+    base_who: str = "auto"
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    notes: dict[str, str]
+    settings: dict[str, Setting]
+    groups: dict[str, tuple[str, ...]]
+    documents: dict[str, tuple[_Row, ...]]
+
+
+@cache
+def _file() -> _File:
+    return decode(_File, json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8")))
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """All figures of the documents, in their order."""
+    return tuple(_claim(document, row) for document, rows in _file().documents.items() for row in rows)
+
+
+def _claim(document: str, row: _Row) -> Claim:
+    known, note = _file().settings, _file().notes[row.note] if row.note else ""
+    setting, base = (known[name] if name else None for name in (row.setting, row.base))
+    values = dict(figure=row.figure, quantity=row.quantity, who=row.who, base_who=row.base_who)
+    return Claim(document=document, claimed=row.claimed, setting=setting, base=base, note=note, **values)
+
+
+@cache
+def settings() -> tuple[Setting, ...]:
+    """What has to be measured for all claims, the shortest first."""
+    return tuple(sorted(_file().settings.values(), key=lambda s: (s.ranks, s.tokens, s.seq, s.heads, s.segment_lengths)))
+
+
+@cache
+def group(name: str) -> dict[str, Setting]:
+    """The settings of a group, by name."""
+    return {one: _file().settings[one] for one in _file().groups[name]}

@@ -1,0 +1,182 @@
+"""The result of `dilkit bench --suite seeds`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dilkit.pattern import Pattern
+from dilkit.tools.results.record import Case, Check, Entry, Measurement, SuiteResult, of_case
+
+TWINS = ("float32", "bfloat16")
+"""Implementations that are the automatic choice with tensors of another dtype than the setting's."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a published table was measured at: `batch` sequences of `seq` tokens, sharded over so many ranks."""
+
+    seq: int
+    segment_lengths: tuple[int, ...]
+    dilation_rates: tuple[int, ...]
+    batch: int = 1
+    heads: int = 8
+    dtype: str = "float32"
+    ranks: int = 1
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        lengths, rates = ("-".join(map(str, numbers)) for numbers in (self.segment_lengths, self.dilation_rates))
+        ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{batch}{self.seq:,} tokens, {self.heads} heads, {self.dtype}, w {lengths}, r {rates}{ranks}"
+
+    @property
+    def pattern(self) -> Pattern:
+        """LongNet's pattern of these segments and rates."""
+        return Pattern(self.segment_lengths, self.dilation_rates)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        return self.batch * self.seq
+
+    def divided(self, by: int) -> Setting:
+        """The setting with lengths divided by `by`; rates stay, and no segment is shorter than its rate."""
+        pairs = zip(self.segment_lengths, self.dilation_rates, strict=True)
+        return replace(self, seq=self.seq // by, segment_lengths=tuple(max(w // by, r) for w, r in pairs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCase(Case):
+    """Implementations at a setting; `tokens` and `seq` are those that were measured, shorter ones with --quick."""
+
+    setting: Setting
+    backward: bool
+    tokens: int
+    seq: int
+    output_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCase(Case):
+    """A call whose plan is in the cache ("auto"), and one for which it is made anew ("no cache")."""
+
+    setting: Setting
+    seq: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksCase(Case):
+    """Ranks, and one rank that has all cores, timed in turns. `peak_bytes`: of each rank, inputs counted."""
+
+    setting: Setting
+    backward: bool
+    tokens: int
+    transport: str
+    check: tuple[Check, ...] = ()
+    peak_bytes: tuple[int, ...] | None = None
+    memory_note: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.peak_bytes == ():
+            raise ValueError("peak_bytes: empty; a number of bytes for each rank is needed")
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes of the rank that needs most."""
+        return max(self.peak_bytes) if self.peak_bytes else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one job of several ranks measured, or why it failed."""
+
+    ranks: int
+    transport: str
+    rows: tuple[RanksCase, ...] = ()
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A length that was tried, with the peak bytes of a call and its seconds; None where the device had no such room."""
+
+    seq: int
+    bytes: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Longest:
+    """The longest sequence of which a call fits into so many bytes. `stopped`: why there may be longer ones."""
+
+    who: str
+    backward: bool
+    limit_bytes: int
+    setting: Setting | None = None
+    seq: int | None = None
+    tried: tuple[Trial, ...] = ()
+    stopped: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFigure:
+    """A published figure beside the same quantity here.
+
+    `ours` is None where there is no figure, and `why` says why; of a longest sequence, in what memory. `per_tflops`: `ours` on a
+    machine of one TFLOP/s, going by the matmul measured beside it; None of what does not depend on speed.
+    """
+
+    document: str
+    figure: str
+    claimed: float
+    quantity: str
+    note: str
+    hardware: str
+    ours: float | None = None
+    per_tflops: float | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedResult(SuiteResult):
+    """The tables that older implementations published, measured again."""
+
+    KIND: ClassVar[str] = "suite-seeds"
+
+    mpi: str = ""
+    processes: tuple[str, ...] = ()
+    cases: tuple[PublishedCase, ...] = ()
+    cache: tuple[CacheCase, ...] = ()
+    ranks: tuple[Job, ...] = ()
+    growth: tuple[Job, ...] = ()
+    longest: tuple[Longest, ...] = ()
+    figures: tuple[PublishedFigure, ...] = ()  # type: ignore[assignment]  # no targets: what others measured elsewhere
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Those at a fixed length, and those at fixed tokens a rank."""
+        return (*self.ranks, *self.growth)
+
+    def case(self, setting: Setting, backward: bool = False) -> PublishedCase | None:
+        """The case of a setting; None where it was not measured."""
+        return next((case for case in self.cases if (case.setting, case.backward) == (setting, backward)), None)
+
+    def entry(self, setting: Setting, who: str, backward: bool = False) -> Entry | None:
+        """Of an implementation at a setting; None where it was not timed."""
+        case = self.case(setting, backward)
+        return case.entries[who] if case and case.timed(who) else None
+
+    def measurements(self) -> Iterator[Measurement]:
+        for case in self.cases:
+            yield from of_case(f"{case.setting}{_pass(case.backward)}", case)
+        for cached in self.cache:
+            yield from of_case(f"cache of plans, {cached.setting}", cached)
+        for name, jobs in (("fixed length", self.ranks), ("fixed tokens a rank", self.growth)):
+            for row in (row for job in jobs for row in job.rows):
+                yield from of_case(f"{name}, {row.setting}, {row.transport}{_pass(row.backward)}", row)
+
+
+def _pass(backward: bool) -> str:
+    return f", {'forward + backward' if backward else 'forward'}"
