@@ -68,17 +68,21 @@ class Arguments:
         """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
-    def facts(self) -> dict[str, Any]:
-        """All that the ranks must agree on, and `rows`. Raises TypeError or ValueError for arguments that do not fit together."""
+    def check(self) -> None:
+        """Raise TypeError or ValueError for arguments that do not fit together."""
         check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)
         one_of("schedule", self.schedule, SCHEDULES)
         _ = self.backends  # which may raise
-        batch, rows, heads, head_dim = self.query.shape
-        if rows == 0:
+        if self.query.shape[1] == 0:
             raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
+
+    def facts(self) -> dict[str, Any]:
+        """All that the ranks must agree on, and `rows`. Raises what `check` raises."""
+        self.check()
+        batch, rows, heads, head_dim = self.query.shape
         return dict(
             rows=rows,
             batch=batch,

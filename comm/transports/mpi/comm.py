@@ -96,8 +96,8 @@ def _end_job_on_failure() -> None:
     atexit.register(_end_job_if_unfinished)
     here = threading.current_thread() is threading.main_thread()  # others cannot say what signals do
     if here and "MPICH" in mpi().Get_library_version() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        # With -disable-auto-cleanup, MPICH's mpirun tells ranks of another's death by a signal that ends who does not expect it.
-        # Ranks that live on say in which step they miss whom.
+        # With -disable-auto-cleanup, MPICH's mpirun signals the death of a rank to the others, which would end them too. Ranks
+        # that live on say in which step they miss whom.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
