@@ -1,4 +1,4 @@
-"""What every transport must do: exchanges whose results each rank can tell by itself. `conform(comm)` runs them all."""
+"""What every transport must do: exchanges whose results each rank knows by itself. `conform(comm)` runs them all."""
 
 from __future__ import annotations
 

@@ -19,7 +19,16 @@ from dilkit.comm.transports.mpi import requests
 from dilkit.comm.transports.mpi.library import cuda_aware, loaded_library
 
 TIMEOUT = 1.5
-"""Seconds that ranks wait for one that fails."""
+"""Seconds that ranks wait for one that does not answer."""
+LONG_TIMEOUT = 20.0
+"""Seconds that ranks wait for one whose end they notice: on a busy machine a process may take long to end."""
+ENDS = ("killed", "raises", "raises_in_a_thread", "gives_up", "disagrees")
+"""The faults that the others notice before their timeout."""
+
+
+def timeout_of(fault: str) -> float:
+    """Seconds that the other ranks wait."""
+    return LONG_TIMEOUT if fault in ENDS else TIMEOUT
 
 
 def connect(launcher: str, timeout: float) -> Comm:
@@ -130,4 +139,4 @@ FAULTS = {
 
 if __name__ == "__main__":
     launcher, name, *arguments = sys.argv[1:]
-    globals()[name](connect(launcher, TIMEOUT if arguments else 60.0), *arguments)
+    globals()[name](connect(launcher, timeout_of(arguments[0]) if arguments else 60.0), *arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -174,8 +173,7 @@ def failing_demo(launcher: str, folder: str) -> int:
 def run_demo(launcher: str, folder: str, *more: str) -> int:
     """`dilkit demo --comm ...` on a small text."""
     kind = "torch" if launcher == "gloo" else "mpi"
-    if kind == "torch":  # what torchrun does, but that ranks meet in a file
-        os.environ.update(LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"])
+    if kind == "torch":  # as under torchrun, but ranks meet at a file
         job.connect = lambda kind, timeout: connect(launcher, timeout)
     paths = ["--text", str(Path(folder, "text")), "--out", str(Path(folder, "out"))]
     length = more or ("--steps", "3")

@@ -1,7 +1,10 @@
-"""Starts jobs of several processes on this machine: by `mpirun`, or as ranks of torch.distributed with gloo.
+"""Jobs of several processes on this machine: ranks of `mpirun`, or of torch.distributed with gloo.
 
-A job has a hard time limit. Its processes are found by a mark in their environment, whatever group or session they moved to, so
-that it is known, and mended, when one is left behind.
+    job = start("mpi", 4, ["train.py"])     # `python train.py` as 4 ranks
+    ended = job.finish(limit=120.0)         # exit code, output, seconds; `launch` does both
+
+A job has a time limit. Its processes are found by a mark in their environment, whatever group or session they moved to, so that
+those that outlive it are known and killed.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +27,11 @@ from typing import IO
 
 MARK = "DILKIT_JOB"
 LATE = 124
+"""The exit code of a job that did not end within its limit."""
 GRACE = 3.0
-"""Seconds for which the ranks of torch.distributed may speak after one of them failed."""
+"""Seconds for which ranks may go on after one of them failed, so that they can say whom they miss."""
+LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
+"""Variables of launchers for their ranks, which must not reach the ranks of another launcher."""
 
 
 class JobError(RuntimeError):
@@ -44,6 +50,122 @@ class Ended:
     left_behind: int
 
 
+@dataclass
+class Job:
+    """A job that is running: `mpirun`, or one process for each rank."""
+
+    processes: list[subprocess.Popen[bytes]]
+    output: IO[bytes]
+    mark: str
+    began: float
+
+    @property
+    def text(self) -> str:
+        """What the job has printed so far."""
+        size = os.fstat(self.output.fileno()).st_size
+        return os.pread(self.output.fileno(), size, 0).decode(errors="replace")  # moves no file offset that processes write at
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, that of the first rank that failed; None while a process is running."""
+        codes = [process.poll() for process in self.processes]
+        return None if None in codes else next((code for code in codes if code), 0)
+
+    def finish(self, limit: float) -> Ended:
+        """Wait for the end. After `limit` seconds, or `GRACE` after a rank failed, all processes are killed."""
+        try:
+            late = not self._wait(self.began + limit)
+            code = LATE if late else self._end_processes()
+        finally:  # of a wait that is interrupted, nothing stays either
+            self._end_processes()
+            ended = time.monotonic()
+            left_behind = self._kill_left_behind()
+        with self.output:
+            return Ended(code, self.text, ended - self.began, ended, left_behind)
+
+    def marked_processes(self) -> dict[int, str]:
+        """Command lines of the job's processes that run, by process id."""
+        wanted, found = f"{MARK}={self.mark}".encode(), {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def _wait(self, end: float) -> bool:
+        """False if the job has to be ended at `end`, without a failure of its own."""
+        failed = False
+        while self.code is None and time.monotonic() < end:
+            if not failed and any(process.poll() for process in self.processes):
+                failed, end = True, min(end, time.monotonic() + GRACE)
+            time.sleep(0.02)
+        return failed or self.code is not None
+
+    def _end_processes(self) -> int:
+        """End those that run, first as they like it: mpirun ends its ranks. Returns the exit code."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + GRACE
+        while self.code is None and time.monotonic() < end:
+            time.sleep(0.02)
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        return self.code or 0
+
+    def _kill_left_behind(self, grace: float = 2.0) -> int:
+        """How many processes run `grace` seconds after the end: launchers do not wait for those that they kill."""
+        end = time.monotonic() + grace
+        while (left := self.marked_processes()) and time.monotonic() < end:
+            time.sleep(0.05)
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return len(left)
+
+
+def start(
+    kind: str,
+    size: int,
+    arguments: Sequence[str],
+    *,
+    threads: int = 1,
+    options: Sequence[str] = (),
+    mpirun: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Job:
+    """Start `python arguments...` as `size` ranks.
+
+    `kind` is "mpi" or "gloo"; `options` are further ones of `mpirun`, which is by default that of this environment;
+    `variables` are added to the environment of the ranks.
+    """
+    command, given = [sys.executable, *arguments], dict(variables or {})
+    if kind == "mpi":
+        program = mpirun or str(_mpirun())
+        # Open MPI refuses more ranks than cores unless asked; jobs that run at once would bind to the same cores.
+        more = ("--oversubscribe", "--bind-to", "none") if _is_open_mpi(program) else ()
+        return start_processes([program, *more, *options, "-n", str(size), *command], [given], threads)
+    return start_processes(command, [given | of_rank for of_rank in _gloo_variables(size)], threads)
+
+
+def start_processes(command: list[str], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:
+    """Start `command` once for each set of environment variables, all of it one job."""
+    mark = uuid.uuid4().hex
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env = inherited | {MARK: mark, "OMP_NUM_THREADS": str(threads)} | root
+    output, began = tempfile.TemporaryFile(), time.monotonic()  # noqa: SIM115  (the job closes it when it has ended)
+    return Job([_popen(command, {**env, **more}, output) for more in variables], output, mark, began)
+
+
+def launch(
+    kind: str, size: int, arguments: Sequence[str], *, threads: int = 1, limit: float = 120.0, options: Sequence[str] = ()
+) -> Ended:
+    """`start` such a job and run it to its end; after `limit` seconds all is killed, and the exit code is `LATE`."""
+    return start(kind, size, arguments, threads=threads, options=options).finish(limit)
+
+
 def transports() -> tuple[str, ...]:
     """What can start processes here: "mpi" if `mpirun` and mpi4py find each other, and "gloo"."""
     return ("mpi", "gloo") if mpi_version() else ("gloo",)
@@ -54,37 +176,11 @@ def mpi_version() -> str:
     """Which MPI `mpirun` and mpi4py both are; empty where one is missing, or they do not belong together."""
     if _mpirun() is None:
         return ""
-    told = "from mpi4py import MPI; print(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split(',')[0].splitlines()[0])"
-    done = launch("mpi", 2, ["-c", told], limit=60.0)
-    lines = [line for line in done.text.splitlines() if line.startswith("2 ")]
+    program = "from mpi4py import MPI; print(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split(',')[0].splitlines()[0])"
+    ended = launch("mpi", 2, ["-c", program], limit=60.0)
+    lines = [line for line in ended.text.splitlines() if line.startswith("2 ")]
     found = " ".join(lines[0].removeprefix("2 ").strip("\0").replace("Version:", "").split()) if lines else ""
-    return found if done.code == 0 and len(lines) == 2 else ""
-
-
-def launch(
-    kind: str, size: int, arguments: Sequence[str], *, threads: int = 1, limit: float = 120.0, options: Sequence[str] = ()
-) -> Ended:
-    """Run `python arguments...` as `size` ranks, to their end; after `limit` seconds all are killed, with exit code `LATE`.
-
-    `kind` is "mpi" or "gloo"; `options` are further ones of `mpirun`.
-    """
-    mark = uuid.uuid4().hex
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
-    env = inherited | {MARK: mark, "OMP_NUM_THREADS": str(threads), "OMPI_ALLOW_RUN_AS_ROOT": "1"}
-    env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-    command = [sys.executable, *arguments]
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        began = time.monotonic()
-        try:
-            if kind == "mpi":
-                code = _by_mpirun(size, command, env, limit, output, options)
-            else:
-                code = _by_gloo(size, command, env, limit, output)
-        finally:  # of a run that is interrupted, nothing stays either
-            ended = time.monotonic()
-            left_behind = _kill_left_behind(mark)
-        output.seek(0)
-        return Ended(code, output.read(), ended - began, ended, left_behind)
+    return found if ended.code == 0 and len(lines) == 2 else ""
 
 
 def _mpirun() -> str | None:
@@ -93,64 +189,20 @@ def _mpirun() -> str | None:
     return str(own) if own.exists() else shutil.which("mpirun")
 
 
-@lru_cache(maxsize=1)
-def _is_open_mpi() -> bool:
-    told = subprocess.run([str(_mpirun()), "--version"], capture_output=True, text=True, check=False, timeout=30)
-    return "Open MPI" in told.stdout
+@lru_cache(maxsize=4)
+def _is_open_mpi(mpirun: str) -> bool:
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    return "Open MPI" in version.stdout
 
 
-def _by_mpirun(size: int, command: list[str], env: dict[str, str], limit: float, output: IO[str], options: Sequence[str]) -> int:
-    more = ("--oversubscribe", "--bind-to", "none") if _is_open_mpi() else ()
-    process = _start([str(_mpirun()), *more, *options, "-n", str(size), *command], env, output)
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-        process.kill()
-        process.wait()
-        return LATE
-
-
-def _by_gloo(size: int, command: list[str], env: dict[str, str], limit: float, output: IO[str]) -> int:
-    """As torchrun does, sooner and in fewer words: a rank that fails ends the others."""
+def _gloo_variables(size: int) -> list[dict[str, str]]:
+    """The variables of each rank, as torchrun sets them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    env = env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    ranks = [_start(command, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, output) for rank in range(size)]
-    end, failed = time.monotonic() + limit, False
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
-        if not failed and any(rank.poll() for rank in ranks):
-            failed, end = True, min(end, time.monotonic() + GRACE)
-        time.sleep(0.02)
-    late = not failed and any(rank.poll() is None for rank in ranks)
-    for rank in ranks:
-        rank.kill()
-    codes = [rank.wait() for rank in ranks]
-    return LATE if late else next((code for code in codes if code), 0)
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    return [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
-def _start(command: list[str], env: dict[str, str], output: IO[str]) -> subprocess.Popen[bytes]:
+def _popen(command: list[str], env: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-
-
-def _kill_left_behind(mark: str, grace: float = 2.0) -> int:
-    """How many processes of the job still run `grace` seconds after its end: launchers do not wait for those that they kill."""
-    end = time.monotonic() + grace
-    while (left := _marked(mark)) and time.monotonic() < end:
-        time.sleep(0.05)
-    for process in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    return len(left)
-
-
-def _marked(mark: str) -> list[int]:
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found

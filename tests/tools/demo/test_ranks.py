@@ -193,7 +193,7 @@ def test_ctrl_c_at_mpirun_leaves_a_report(tmp_path: Path, launcher: str) -> None
         assert job.code is None, job
         assert time.monotonic() < limit, job
         time.sleep(0.05)
-    os.kill(job.process.pid, signal.SIGINT)
+    job.send_signal(signal.SIGINT)
     job.finish()
     assert json.loads(report.read_text())["interrupted"] == "training", job
     assert launcher != "mpich" or job.text.count("interrupted while training") == 1, job
