@@ -33,9 +33,7 @@ ORDER = (
     *("suite-seeds", "suite", "suite-gpu", "suite-ring", "suite-orders"),
     *("bench", "overhead", "demo", "demo-image", "kernels"),
 )
-"""Kinds in the order in which README.md lists them."""
-MOST_PLOTS = 6
-"""Of a suite, in the picture on its page."""
+"""Kinds in the order in which the page of measurements lists them."""
 MOST_ROWS = 24
 """Of a table that stands on docs/measurements.md beside a link to the whole."""
 
@@ -65,9 +63,9 @@ def is_typed(path: Path) -> bool:
 
 
 def summary(folder: Path) -> str:
-    """The results in `folder` in short, an item of a list for each, with a link to all of it."""
+    """The results in `folder` in short, an item of a list for each, with a link to its section of the page of measurements."""
     paths = sorted(sorted(folder.glob("*.json")), key=_place)
-    items = [f"* [{path.stem}](docs/measurements.md#{path.stem}): {sentence(path)}" for path in paths]
+    items = [f"* [{path.stem}](#{path.stem}): {sentence(path)}" for path in paths]
     return "\n".join(items) or NOTHING
 
 
@@ -77,7 +75,7 @@ def _place(path: Path) -> int:
 
 
 def sentence(path: Path) -> str:
-    """What README.md says of a result."""
+    """A result in a sentence or two."""
     if not is_typed(path):
         kind, found = load(path)
         return kind.short(found)
