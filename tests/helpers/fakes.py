@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from dilkit import Backend, Limits
+from dilkit import Backend, Limits, register_backend, unregister_backend
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.backends.sdpa.backend import SDPA
@@ -18,6 +20,16 @@ class Fake(Backend):
 
     def forward(self, *args: Any) -> Any:
         raise AssertionError("nothing is computed here")
+
+
+@contextmanager
+def registered(backend: Backend) -> Iterator[str]:
+    """Within the block `backend` is known; its name."""
+    register_backend(backend)
+    try:
+        yield backend.name
+    finally:
+        unregister_backend(backend.name)
 
 
 def family(cupy: bool = True) -> dict[str, Backend]:

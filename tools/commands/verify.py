@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends
@@ -17,9 +17,8 @@ from dilkit.selector import requested_backends
 from dilkit.tools.console.arguments import add_backend_argument, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json
-from dilkit.tools.report.document import Document, Table
+from dilkit.tools.report.document import Document, Row, Table
 from dilkit.tools.report.terminal import document_text
-from dilkit.tools.results.decode import encode
 from dilkit.tools.verify.problems import LARGE, PROBLEMS
 
 if TYPE_CHECKING:
@@ -39,46 +38,6 @@ LEGEND = (
     "A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right, "
     "for gradients 3. -: refused or not computed; FAIL: wrong."
 )
-Ratio = float | str | None
-"""An error ratio; None where nothing was computed, "inf" where it is infinite, which JSON cannot say otherwise."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A case that a backend got wrong."""
-
-    case: str
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What became of one backend: worst ratios by feature and by output, for each dtype; how often each refusal was met."""
-
-    counts: dict[str, int]
-    by_feature: dict[str, dict[str, dict[str, Ratio]]]
-    by_output: dict[str, dict[str, Ratio]]
-    refusals: dict[str, int]
-    failures: list[Failed]
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """How often large cases were computed anew, and how many of these differed in a bit from the first, by backend."""
-
-    times: int
-    differing: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Report:
-    """All that was checked."""
-
-    device: str
-    cases: int
-    right: bool
-    backends: dict[str, Judged]
-    repeats: Repeats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,15 +60,22 @@ def run(args: argparse.Namespace) -> int:
     with _one_by_one(on_cuda and not chosen) as kernels:
         results = _checked(chosen or (*list_backends(), *kernels), cases, args.device)
         differing = _repeated(results, args.device, repeats) if repeats else {}
-    by_backend = {name: [r for r in results if r.backend == name] for name in dict.fromkeys(r.backend for r in results)}
+    by_backend = {name: Judged([r for r in results if r.backend == name]) for name in dict.fromkeys(r.backend for r in results)}
     counts = Counter(result.verdict for result in results)
     right = counts["passed"] > 0 and not counts["failed"] and not counts["broken"] and not any(differing.values())
-    judged = {name: _judged(own) for name, own in by_backend.items()}
-    report = Report(args.device, len(cases), right, judged, Repeats(repeats, differing))
     if args.json:
-        print_json("verify", encode(report))
-    else:
-        print(document_text(document(report)))
+        judged = {name: one.to_dict() for name, one in by_backend.items()}
+        again = dict(times=repeats, differing=differing)
+        print_json("verify", dict(device=args.device, cases=len(cases), right=right, backends=judged, repeats=again))
+        return 0 if right else 1
+    headline = f"{len(cases)} cases on {args.device}, forward and gradients, against the fp64 oracle"
+    tables = [table for name, one in by_backend.items() for table in one.tables(name)]
+    notes = [note for name, one in by_backend.items() for note in one.notes(name)]
+    for name, count in differing.items():
+        said = f"{count} DIFFER" if count else "equal in every bit"
+        notes.append(f"{name}: large cases computed {repeats} times more: {said}")
+    verdict = "every result is right" if right else "NOT every result is right"
+    print(document_text(Document((headline,), tuple(tables), notes=tuple(notes), method=f"{LEGEND}\n{verdict}")))
     return 0 if right else 1
 
 
@@ -147,57 +113,78 @@ def _repeated(results: list[Result], device: str, repeats: int) -> dict[str, int
     return found
 
 
-def _judged(results: list[Result]) -> Judged:
-    counts = Counter(result.verdict for result in results)
-    of = {(f, d): [r for r in results if (r.case.feature, r.case.dtype) == (f, d)] for f in _features(results) for d in DTYPES}
-    ratios = {(o, d): [r.ratios[o] for r in results if r.case.dtype == d and o in r.ratios] for o in OUTPUTS for d in DTYPES}
-    return Judged(
-        counts={verdict: counts[verdict] for verdict in ("passed", "refused", "failed", "broken")},
-        by_feature={feature: {d: _cell(of[feature, d]) for d in DTYPES} for feature in _features(results)},
-        by_output={output: {d: _worst(ratios[output, d]) for d in DTYPES} for output in OUTPUTS},
-        refusals=dict(Counter("; ".join(r.reasons) for r in results if r.verdict in ("refused", "broken"))),
-        failures=[Failed(r.case.name, r.reasons) for r in results if r.verdict == "failed"],
-    )
+@dataclass(frozen=True)
+class Judged:
+    """What became of one backend."""
+
+    results: list[Result]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Cases by verdict."""
+        found = Counter(result.verdict for result in self.results)
+        return {verdict: found[verdict] for verdict in ("passed", "refused", "failed", "broken")}
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How many cases were refused for which reasons."""
+        return dict(Counter("; ".join(r.reasons) for r in self.results if r.verdict in ("refused", "broken")))
+
+    @property
+    def failures(self) -> dict[str, tuple[str, ...]]:
+        """Cases that it got wrong, and in what."""
+        return {r.case.name: r.reasons for r in self.results if r.verdict == "failed"}
+
+    def by_feature(self) -> dict[str, dict[str, list[Result]]]:
+        """The results by feature and dtype."""
+        features = dict.fromkeys(result.case.feature for result in self.results)
+        return {f: {d: [r for r in self.results if (r.case.feature, r.case.dtype) == (f, d)] for d in DTYPES} for f in features}
+
+    def by_output(self) -> dict[str, dict[str, float | None]]:
+        """The worst error ratios by output and dtype; None where nothing was computed."""
+        return {o: {d: _worst(r.ratios.get(o) for r in self.results if r.case.dtype == d) for d in DTYPES} for o in OUTPUTS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON, which has no word for infinity but as text."""
+        cells = {
+            feature: {
+                d: {**Counter(r.verdict for r in found), "worst": _plain(_worst_of(found))} for d, found in by_dtype.items()
+            }
+            for feature, by_dtype in self.by_feature().items()
+        }
+        outputs = {output: {d: _plain(worst) for d, worst in found.items()} for output, found in self.by_output().items()}
+        failures = [dict(case=case, reasons=reasons) for case, reasons in self.failures.items()]
+        return dict(counts=self.counts, by_feature=cells, by_output=outputs, refusals=self.refusals, failures=failures)
+
+    def tables(self, name: str) -> Iterator[Table]:
+        """The worst error ratios, where something was computed."""
+        if self.counts["passed"] or self.counts["failed"]:
+            rows: list[Row] = [(feature, *map(_cell, found.values())) for feature, found in self.by_feature().items()]
+            rows += [(f"all {output}", *map(_number, worst.values())) for output, worst in self.by_output().items()]
+            counts = ", ".join(f"{n} {verdict}" for verdict, n in self.counts.items() if n)
+            yield Table(f"{name}: {counts}", ("worst error", *DTYPES), tuple(rows))
+
+    def notes(self, name: str) -> Iterator[str]:
+        """What was refused, and what is wrong."""
+        yield from (f"{name}: {times} refused: {reason}" for reason, times in self.refusals.items())
+        yield from (f"FAIL {name}, {case}: {'; '.join(reasons)}" for case, reasons in self.failures.items())
 
 
-def _features(results: list[Result]) -> list[str]:
-    return list(dict.fromkeys(result.case.feature for result in results))
+def _worst(ratios: Iterable[float | None]) -> float | None:
+    return max((ratio for ratio in ratios if ratio is not None), default=None)
 
 
-def _cell(results: list[Result]) -> dict[str, Ratio]:
-    return {
-        **Counter(result.verdict for result in results),
-        "worst": _worst([result.worst for result in results if result.ratios]),
-    }
+def _worst_of(results: Iterable[Result]) -> float | None:
+    return _worst(result.worst for result in results if result.ratios)
 
 
-def _worst(ratios: Sequence[float]) -> Ratio:
-    worst = max(ratios, default=None)
-    return "inf" if worst == float("inf") else worst
+def _cell(results: list[Result]) -> str:
+    return f"{'FAIL ' if any(r.verdict == 'failed' for r in results) else ''}{_number(_worst_of(results))}"
 
 
-def document(report: Report) -> Document:
-    """The report for people: a table for each backend that computed something, notes on what was refused or wrong."""
-    tables, notes = [], []
-    for name, judged in report.backends.items():
-        counts = ", ".join(f"{n} {verdict}" for verdict, n in judged.counts.items() if n)
-        if judged.counts["passed"] or judged.counts["failed"]:
-            tables.append(Table(f"{name}: {counts}", ("worst error", *DTYPES), tuple(_rows(judged))))
-        notes += [f"{name}: {times} refused: {reason}" for reason, times in judged.refusals.items()]
-        notes += [f"FAIL {name}, {failed.case}: {'; '.join(failed.reasons)}" for failed in judged.failures]
-    again = ((name, f"{count} DIFFER" if count else "equal in every bit") for name, count in report.repeats.differing.items())
-    notes += [f"{name}: large cases computed {report.repeats.times} times more: {said}" for name, said in again]
-    headline = f"{report.cases} cases on {report.device}, forward and gradients, against the fp64 oracle"
-    verdict = "every result is right" if report.right else "NOT every result is right"
-    return Document((headline,), tuple(tables), notes=tuple(notes), method=f"{LEGEND}\n{verdict}")
+def _number(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
-def _rows(judged: Judged) -> Iterator[tuple[str, ...]]:
-    for feature, cells in judged.by_feature.items():
-        yield feature, *(f"{'FAIL ' if cells[d].get('failed') else ''}{_number(cells[d]['worst'])}" for d in DTYPES)
-    for output, worst in judged.by_output.items():
-        yield f"all {output}", *(_number(worst[d]) for d in DTYPES)
-
-
-def _number(ratio: Ratio) -> str:
-    return f"{ratio:.2f}" if isinstance(ratio, float) else ratio or "-"
+def _plain(ratio: float | None) -> float | str | None:
+    return "inf" if ratio == float("inf") else ratio

@@ -16,15 +16,9 @@ from dilkit.tools.console.quantities import whole_number
 DENSE = "dense"
 PICTURES = (".png", ".svg", ".pdf")
 """The endings of files that pictures can be written to."""
-_ALIASES = {
-    "fp64": "float64",
-    "double": "float64",
-    "fp32": "float32",
-    "float": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-}
+_ALIASES = dict(
+    fp64="float64", double="float64", fp32="float32", float="float32", bf16="bfloat16", fp16="float16", half="float16"
+)
 
 
 def add_pattern_arguments(
@@ -41,18 +35,12 @@ def add_pattern_arguments(
     group.add_argument("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
     group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
     group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
-    group.add_argument(
-        "--segments",
-        type=_segments,
-        default=tuple(segments) if segments else None,
-        metavar="W,W",
-        help=f"segment lengths, or {DENSE} (default {shown})",
-    )
+    lengths, default = f"segment lengths, or {DENSE} (default {shown})", tuple(segments) if segments else None
+    group.add_argument("--segments", type=_segments, default=default, metavar="W,W", help=lengths)
     group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
     group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
-    group.add_argument(
-        "--overlap", choices=OVERLAPS, default=OVERLAPS[0], help="how a key of several branches counts (default %(default)s)"
-    )
+    counts = "how a key of several branches counts (default %(default)s)"
+    group.add_argument("--overlap", choices=OVERLAPS, default=OVERLAPS[0], help=counts)
     group.add_argument("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
     group.add_argument("--causal", action="store_true", help="no token sees a later one")
 
@@ -61,9 +49,8 @@ def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: st
     """Add --dim, --dtype, --batch, --mask and, with `train`, --train; `problem_of` reads them together with the pattern's."""
     group = parser.add_argument_group("call")
     group.add_argument("--dim", type=whole(1), default=dim, metavar="D", help="size of a head (default %(default)s)")
-    group.add_argument(
-        "--dtype", type=dtype_name, default=dtype, help="fp64, fp32, bf16, fp16 or torch's names (default %(default)s)"
-    )
+    names = "fp64, fp32, bf16, fp16 or torch's names (default %(default)s)"
+    group.add_argument("--dtype", type=dtype_name, default=dtype, help=names)
     group.add_argument("--batch", type=whole(1), default=1, metavar="B", help="sequences (default %(default)s)")
     group.add_argument("--mask", action="store_true", help="with a key padding mask")
     if train:

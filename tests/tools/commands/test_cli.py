@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from helpers.command_line import in_subprocess, json_output, output
-from helpers.fakes import family
+from helpers.fakes import family, registered
 
-from dilkit import register_backend, unregister_backend
 from dilkit.backend import Limits
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
@@ -44,9 +43,8 @@ class Picky(Reference):
 
 @pytest.fixture
 def picky() -> Iterator[str]:
-    register_backend(Picky())
-    yield "picky"
-    unregister_backend("picky")
+    with registered(Picky()) as name:
+        yield name
 
 
 @pytest.fixture
@@ -214,11 +212,8 @@ def test_info_all_shows_the_table_and_why_where_that_does_not_decide(capsys: pyt
 def test_info_all_says_what_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
     raw = family(cupy=False)["cupy_raw"]
     raw.name, raw.requires = "raw", ("cupy_that_is_not_there",)  # type: ignore[misc]
-    register_backend(raw)
-    try:
+    with registered(raw):
         text = " ".join(output(capsys, "info", "--all").split())
-    finally:
-        unregister_backend("raw")
     assert text.count("raw module cupy_that_is_not_there: not installed (pip install 'dilkit[cuda]')") == 1
 
 
@@ -332,11 +327,8 @@ def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
             out, lse = super().forward(query, *arguments)
             return (out + 1 if query.shape[1] == 64 else out), lse
 
-    register_backend(WrongWhenLarge())
-    try:
-        report = json_output(capsys, "verify", "--backend", "wrong_when_large", "--repeats", "2", code=1)
-    finally:
-        unregister_backend("wrong_when_large")
+    with registered(WrongWhenLarge()) as name:
+        report = json_output(capsys, "verify", "--backend", name, "--repeats", "2", code=1)
     assert report["cases"] == few_problems + 1
     assert [failure["case"] for failure in report["backends"]["wrong_when_large"]["failures"]] == ["large-causal-float32"]
 
@@ -350,11 +342,8 @@ def test_results_that_change_are_counted() -> None:
             self.calls = getattr(self, "calls", 0) + 1
             return (out + 1 if self.calls == 3 else out), lse
 
-    register_backend(Restless())
-    try:
-        assert conformance.repeats_that_differ("restless", replace(LARGE[0], seq=64, head_dim=8), "cpu", 4) == 1
-    finally:
-        unregister_backend("restless")
+    with registered(Restless()) as name:
+        assert conformance.repeats_that_differ(name, replace(LARGE[0], seq=64, head_dim=8), "cpu", 4) == 1
 
 
 def test_verify_goes_by_the_environment(

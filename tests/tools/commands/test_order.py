@@ -136,19 +136,16 @@ def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, 
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_of_one_order_and_an_extra_token(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_picture_of_one_order_and_an_extra_token(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "order.svg"
     found = json_output(capsys, *SMALL, "--curve", "row-major", "--extra-tokens", "1", "--png", str(path))
     assert found["png"] == str(path)
     assert b"<svg" in path.read_bytes()
-
-
-def test_without_matplotlib_the_extra_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main([*SMALL, "--png", str(tmp_path / "x.png")]) == 2
+    assert main([*SMALL, "--png", str(path)]) == 2
     assert "pip install 'dilkit[plot]'" in capsys.readouterr().err
     assert "hilbert" in output(capsys, *SMALL)
 

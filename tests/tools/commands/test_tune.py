@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakes import Fake
+from helpers.fakes import Fake, registered
 
-from dilkit import Device, Limits, Pattern, Problem, register_backend, unregister_backend
+from dilkit import Device, Limits, Pattern, Problem
 from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED
 from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
 from dilkit.tools import cli
 from dilkit.tools.commands.tune import command as tune
+from dilkit.tools.commands.tune import report as tune_report
 from dilkit.tools.measure import ceilings, overhead
 from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.results.kinds.bench import BenchCase
@@ -107,27 +108,20 @@ def test_it_really_measures(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert list(kept.seconds) == [(row["backend"], row["seconds"]) for row in measured["order"]]
 
 
-def test_it_prints_a_table(file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, float]) -> None:
+def test_it_prints_a_table(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
+) -> None:
     times |= dict(sdpa=1e-9)
-    register_backend(Fake("unable", 0, Limits(dtypes=frozenset())))
-    try:
+    monkeypatch.setattr(tune_report, "backend_names", lambda: ("reference",))
+    with registered(Fake("unable", 0, Limits(dtypes=frozenset()))):
         assert run("--seq", "32", "--passes", "training") == 0
-    finally:
-        unregister_backend("unable")
     printed = capsys.readouterr()
     assert "1 x 32 tokens, 4 heads x 8, float32, requires_grad, Pattern([16, 32], [1, 2])\n" in printed.out
     assert "unmeasured, it would have been native" in printed.out
     assert "unable refused dtype float32: computes" in " ".join(printed.out.split())
     assert f"the automatic choice goes by {file}" in printed.out
+    assert "DILKIT_BACKEND=reference is set, and wins over what was measured" in printed.out
     assert max(map(len, printed.out.splitlines())) <= 100 or len(str(file)) > 60
-
-
-def test_it_says_that_a_variable_wins_over_it(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DILKIT_BACKEND", "reference")
-    assert run("--seq", "32", "--passes", "forward", "--backend", "native") == 0
-    assert "DILKIT_BACKEND=reference is set, and wins over what was measured" in capsys.readouterr().out
 
 
 def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
@@ -145,19 +139,18 @@ def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
     assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
 
 
-def test_entries_of_other_setups_are_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_of_other_setups_are_kept_and_a_file_that_cannot_be_read_is_written_anew(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gpu = tuned_file.TunedEntry(tuned.setup_of(Device.assume("sm_90")), tuned.shape_of(PROBLEM), (("sdpa", 0.1),))
     file.parent.mkdir()
     file.write_text(tuned_file.to_text([gpu]))
-    report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native")
+    forward = ("--seq", "32", "--passes", "forward", "--backend", "native")
+    assert run(*forward) == 0
     kept, new = tuned_file.load(file)
     assert (kept, [name for name, _ in new.seconds]) == (gpu, ["native"])
-
-
-def test_a_file_that_cannot_be_read_is_written_anew_and_that_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.parent.mkdir()
     file.write_text("{")
-    assert run("--seq", "32", "--passes", "forward", "--backend", "native") == 0
+    assert run(*forward) == 0
     assert f"{file}: JSONDecodeError" in capsys.readouterr().err
     assert len(tuned_file.load(file)) == 1
 
@@ -171,24 +164,17 @@ class Wrong(Reference):
 
 
 def test_a_wrong_backend_is_not_in_the_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    register_backend(Wrong(name="wrong"))
-    try:
+    with registered(Wrong(name="wrong")):
         found = report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native,wrong", code=1)
-    finally:
-        unregister_backend("wrong")
     (measured,) = found["problems"]
     assert names(measured) == ["native"]
     (left,) = measured["left_out"]
-    assert (left["backend"], left["verdict"]) == ("wrong", "wrong")
-    assert left["reasons"]
+    assert (left["backend"], left["verdict"], bool(left["reasons"])) == ("wrong", "wrong", True)
 
 
 def test_nothing_measured_is_an_exit_code_and_no_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    register_backend(Fake("unable", 0, Limits(dtypes=frozenset())))
-    try:
+    with registered(Fake("unable", 0, Limits(dtypes=frozenset()))):
         assert run("--seq", "32", "--backend", "unable") == 1
-    finally:
-        unregister_backend("unable")
     assert "no backend was measured" in capsys.readouterr().out
     assert not file.exists()
 
@@ -236,10 +222,6 @@ def test_what_was_measured_is_shown_and_removed(
     assert f"there is no file {file}" in capsys.readouterr().out
     assert cli.main(["tune", "--show"]) == 0
     assert f"{file}: no orders" in capsys.readouterr().out
-
-
-def test_a_malformed_file_is_not_shown_but_can_be_removed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.parent.mkdir()
     file.write_text("[]")
     assert cli.main(["tune", "--show"]) == 2
     assert f"{file}: no object with schema 1" in capsys.readouterr().err
@@ -247,19 +229,20 @@ def test_a_malformed_file_is_not_shown_but_can_be_removed(file: Path, capsys: py
     assert not file.exists()
 
 
-def test_there_must_be_a_file_to_write(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TUNED.name, str(file / "below" / "tuned.json"))
+def test_there_must_be_a_file_to_write_and_one_process(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complaint() -> str:
+        assert run("--seq", "32") == 2
+        return capsys.readouterr().err
+
     file.parent.mkdir()
     file.touch()
-    assert run("--seq", "32") == 2
-    assert "DILKIT_TUNED: folder" in capsys.readouterr().err
+    monkeypatch.setenv(TUNED.name, str(file / "below" / "tuned.json"))
+    assert "DILKIT_TUNED: folder" in complaint()
     monkeypatch.setenv(TUNED.name, "none")
-    assert run("--seq", "32") == 2
-    assert "DILKIT_TUNED='none': no file to keep orders in" in capsys.readouterr().err
-
-
-def test_one_process_measures(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "DILKIT_TUNED='none': no file to keep orders in" in complaint()
+    monkeypatch.setenv(TUNED.name, str(file))
     for name, value in dict(RANK="0", WORLD_SIZE="4", LOCAL_RANK="0", LOCAL_WORLD_SIZE="4").items():
         monkeypatch.setenv(name, value)
-    assert run("--seq", "32") == 2
-    assert "torchrun started 4 processes" in capsys.readouterr().err
+    assert "torchrun started 4 processes" in complaint()

@@ -27,9 +27,8 @@ MAX_SEQ, MAX_HEADS = 2048, 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern's arguments and --out."""
     add_pattern_arguments(parser, seq=64, heads=4, segments=(16, 32, 64))
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.png", help="draw into a file instead: .png, .svg or .pdf (needs matplotlib)"
-    )
+    out = "draw into a file instead: .png, .svg or .pdf (needs matplotlib)"
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help=out)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,17 +74,8 @@ def _drawn(count: Tensor) -> list[str]:
         from torch.nn.functional import max_pool2d
 
         count = max_pool2d(count.float()[None], block, ceil_mode=True)[0].int()
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    panels = [[f"head {h}", *(coloured if colour else shaded)(matrix.tolist())] for h, matrix in enumerate(count)]
+    draw = coloured if sys.stdout.isatty() and "NO_COLOR" not in os.environ else shaded
+    panels = [[f"head {h}", *draw(matrix.tolist())] for h, matrix in enumerate(count)]
     notes = [f"one cell stands for {block} x {block} tokens and shows the largest count among them"] * (block > 1)
-    return [
-        "down: queries, across: keys",
-        *notes,
-        *side_by_side(panels, count.shape[2], room),
-        *_legend(int(count.max()), colour),
-    ]
-
-
-def _legend(largest: int, colour: bool) -> list[str]:
-    draw = coloured if colour else shaded
-    return ["", "count: " + "   ".join(f"{draw([[c]])[0] or '(blank)'} {c}" for c in range(largest + 1))]
+    legend = "   ".join(f"{draw([[c]])[0] or '(blank)'} {c}" for c in range(int(count.max()) + 1))
+    return ["down: queries, across: keys", *notes, *side_by_side(panels, count.shape[2], room), "", f"count: {legend}"]

@@ -48,20 +48,15 @@ def _draw_head(ax: Any, count: Tensor, head: int, colours: Any, norm: Any, is_ca
     seq = len(count)
     cells = count.numpy()
     lines = 0.35 if seq <= 80 else 0.0
-    mesh = ax.pcolormesh(
-        cells, cmap=colours, norm=norm, edgecolors=_LINES if lines else "none", linewidth=lines, rasterized=seq > 256
-    )
+    style = dict(edgecolors=_LINES if lines else "none", linewidth=lines, rasterized=seq > 256)
+    mesh = ax.pcolormesh(cells, cmap=colours, norm=norm, **style)
     if is_causal:
-        ax.fill(
-            [0, *(x for i in range(seq) for x in (i + 1, i + 1)), seq],
-            [0, *(y for i in range(seq) for y in (i, i + 1)), 0],
-            color=_FUTURE,
-        )
+        x, y = ([i + 1 for i in range(seq) for _ in range(2)], [i for j in range(seq) for i in (j, j + 1)])
+        ax.fill([0, *x, seq], [0, *y, 0], color=_FUTURE)
     ax.set(xlim=(0, seq), ylim=(seq, 0), aspect="equal")
     ax.set_title(f"head {head}", fontsize=10, color=_INK)
-    ticks = [0, seq] if seq < 8 else [0, seq // 4, seq // 2, 3 * seq // 4, seq]
-    ax.set_xticks(ticks)
-    ax.set_yticks(ticks)
+    ticks = [0, seq] if seq < 8 else [i * seq // 4 for i in range(5)]
+    ax.set(xticks=ticks, yticks=ticks)
     ax.tick_params(length=2, labelsize=7, color=_INK, labelcolor=_INK)
     for spine in ax.spines.values():
         spine.set(color=_INK, linewidth=0.6)
@@ -74,14 +69,8 @@ def _label(figure: Any, axes: Any, mesh: Any, largest: int, title: str, columns:
         ax.set_ylabel("query", fontsize=9, color=_INK)
     for ax in axes[-1]:
         ax.set_xlabel("key", fontsize=9, color=_INK)
-    bar = figure.colorbar(
-        mesh,
-        ax=axes,
-        ticks=range(0, largest + 1, max(1, largest // 8)),
-        pad=0.015,
-        aspect=10 * len(axes) + 8,
-        drawedges=largest < 12,
-    )
+    style = dict(pad=0.015, aspect=10 * len(axes) + 8, drawedges=largest < 12)
+    bar = figure.colorbar(mesh, ax=axes, ticks=range(0, largest + 1, max(1, largest // 8)), **style)
     bar.set_label("times seen", fontsize=9, color=_INK)
     bar.minorticks_off()
     bar.ax.tick_params(length=0, labelsize=8, labelcolor=_INK)

@@ -42,14 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what names the device and the problem."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--assume", type=assumed_device, metavar="sm_61", help="a GPU that need not be here, or cpu")
-    where.add_argument(
-        "--device", type=device_here, metavar="cuda:0", help="a device of this machine (default: the first GPU, else the CPU)"
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="also the problem on every known device, for every dtype, and the table of orders behind it",
-    )
+    here = "a device of this machine (default: the first GPU, else the CPU)"
+    where.add_argument("--device", type=device_here, metavar="cuda:0", help=here)
+    every = "also the problem on every known device, for every dtype, and the table of orders behind it"
+    parser.add_argument("--all", action="store_true", help=every)
     add_pattern_arguments(parser)
     add_call_arguments(parser)
     add_backend_argument(parser, "names in order of preference (default: DILKIT_BACKEND's, else by capability)")

@@ -6,6 +6,7 @@ import argparse
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from dilkit.orders.locality import locality_report
 from dilkit.orders.token_order import TokenOrder, order
@@ -29,37 +30,21 @@ up attention over a fixed set of keys: it changes which tokens share a segment, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the grid's and the segments' arguments, and --png."""
-    parser.add_argument(
-        "--shape", type=sides, default="64x64", metavar="HxW", help="the grid, N, HxW or DxHxW (default %(default)s)"
-    )
+    segments = "segment lengths, each reported (default %(default)s)"
+    tokens = "tokens in front of the grid's, as a class token (default 0)"
+    window = "count the active blocks of a window; odd sides, or one for all"
+    tile = "of the tiles (default: one segment, with --window also one block; compact ones)"
+    png = "draw --curve and row-major, first of --segments, last of --rates: .png, .svg or .pdf (needs matplotlib)"
+    grid: dict[str, Any] = dict(type=sides, metavar="HxW")
+    parser.add_argument("--shape", **grid, default="64x64", help="the grid, N, HxW or DxHxW (default %(default)s)")
     parser.add_argument("--curve", choices=CURVES, default="hilbert", help="the curve to judge (default %(default)s)")
-    parser.add_argument(
-        "--segments", type=numbers, default="256,1024", metavar="W,W", help="segment lengths, each reported (default %(default)s)"
-    )
+    parser.add_argument("--segments", type=numbers, default="256,1024", metavar="W,W", help=segments)
     parser.add_argument("--rates", type=numbers, default="2,4,8,16", metavar="R,R", help="dilation rates (default %(default)s)")
-    parser.add_argument(
-        "--window", type=sides, metavar="HxW", help="count the active blocks of a window; odd sides, or one for all"
-    )
+    parser.add_argument("--window", **grid, help=window)
     parser.add_argument("--block", type=whole(1), default=128, metavar="B", help="tokens in a block (default %(default)s)")
-    parser.add_argument(
-        "--tile",
-        type=sides,
-        metavar="HxW",
-        help="of the tiles (default: one segment, with --window also one block; compact ones)",
-    )
-    parser.add_argument(
-        "--extra-tokens",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="tokens in front of the grid's, as a class token (default 0)",
-    )
-    parser.add_argument(
-        "--png",
-        type=Path,
-        metavar="FILE",
-        help="draw --curve and row-major, first of --segments, last of --rates: .png, .svg or .pdf (needs matplotlib)",
-    )
+    parser.add_argument("--tile", **grid, help=tile)
+    parser.add_argument("--extra-tokens", type=whole(0), default=0, metavar="N", help=tokens)
+    parser.add_argument("--png", type=Path, metavar="FILE", help=png)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,9 +128,8 @@ def _check(args: argparse.Namespace) -> None:
         if given and len(given) != axes and not (one_for_all and len(given) == 1):
             raise ValueError(f"{option}: {'x'.join(map(str, given))} has {len(given)} sides, the grid {axes}; give one for each")
     if args.window and any(side % 2 == 0 for side in args.window):
-        raise ValueError(
-            f"--window: {'x'.join(map(str, args.window))} has an even side, which has no middle cell; odd ones are needed"
-        )
+        window = "x".join(map(str, args.window))
+        raise ValueError(f"--window: {window} has an even side, which has no middle cell; odd ones are needed")
     if args.png:
         picture_file("--png", args.png)
         if axes < 3 and max(args.shape) > MAX_SIDE:

@@ -30,19 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_call_arguments(parser, dim=128, dtype="bfloat16", train=False)
     group = parser.add_argument_group("job")
     group.add_argument("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
-    group.add_argument(
-        "--schedule", choices=(*SCHEDULES, ALL), default=ALL, help="how branches are computed over ranks (default %(default)s)"
+    how, rate = (
+        "how branches are computed over ranks (default %(default)s)",
+        "operations a second of a rank (default %(default)s)",
     )
-    group.add_argument(
-        "--bandwidth",
-        type=bandwidth,
-        default="50GB/s",
-        metavar="B",
-        help="of a rank, each way, as 400Gbit/s (default %(default)s)",
-    )
-    group.add_argument(
-        "--flops", type=flops, default="400T", metavar="F", help="operations a second of a rank (default %(default)s)"
-    )
+    each_way = "of a rank, each way, as 400Gbit/s (default %(default)s)"
+    group.add_argument("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=how)
+    group.add_argument("--bandwidth", type=bandwidth, default="50GB/s", metavar="B", help=each_way)
+    group.add_argument("--flops", type=flops, default="400T", metavar="F", help=rate)
     group.add_argument("--rank", type=whole(0), metavar="R", help="also show one rank: its positions, bytes, work and memory")
 
 

@@ -16,18 +16,15 @@ from dilkit import environment
 from dilkit.device import Device
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
-from dilkit.selection.preference_table import table_preference
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.info.facts import device_named, devices
 from dilkit.tools.commands.tune import report as tune_report
-from dilkit.tools.commands.tune.report import Found, LeftOut, Place, Report
+from dilkit.tools.commands.tune.report import Found
 from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import print_json
-from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import write_text
-from dilkit.tools.results.record import Entry
 
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
@@ -84,11 +81,12 @@ def _tune(args: Namespace, path: Path) -> int:
     measured: list[Found] = []
     interrupted = not _measure(args, path, posed, measured)
     setup = str(tuned.setup_of(posed[0].device))
-    report = Report(str(path), setup, environment.backend_names(), measured, interrupted)
-    _print(args, encode(report), tune_report.lines(report))
+    plain = dict(file=str(path), setup=setup, overridden=environment.backend_names(), problems=[m.to_dict() for m in measured])
+    text = (f"on {setup}", "", *tune_report.lines(path, measured, interrupted))
+    _print(args, plain | dict(interrupted=interrupted), text)
     if interrupted:
         return INTERRUPTED
-    verdicts = {one.verdict for found in measured for one in found.left_out}
+    verdicts = {entry.verdict for found in measured for entry in found.entries.values()}
     return 1 if {"wrong", "failed"} & verdicts or not all(found.order for found in measured) else 0
 
 
@@ -121,8 +119,8 @@ def _measure(args: Namespace, path: Path, posed: list[Problem], measured: list[F
             for problem in posed:
                 title = f"{problem.seq:,} tokens, {'training' if problem.requires_grad else 'forward'}"
                 runners[problem.requires_grad].say = partial(_say, bar, title)
-                measured.append(_found(problem, runners[problem.requires_grad].run(problem).entries))
-                _keep(path, problem, measured[-1].order)
+                measured.append(Found(problem, runners[problem.requires_grad].run(problem).entries))
+                _keep(path, measured[-1])
                 bar.update()
         except KeyboardInterrupt:
             return False
@@ -133,26 +131,16 @@ def _say(bar: Any, title: str, text: str) -> None:
     bar.set_description(f"{title}: {text}")
 
 
-def _found(problem: Problem, entries: dict[str, Entry]) -> Found:
-    """The order of backends and why others are not in it."""
-    times = {name: entry.time.median_s for name, entry in entries.items() if entry.time}
-    order = [Place(name, times[name]) for name in sorted(times, key=times.__getitem__)]
-    others = [LeftOut(name, entry.verdict, entry.reasons) for name, entry in entries.items() if name not in times]
-    by_table = [name for name in table_preference(problem).order if name in times]
-    return Found(str(problem), problem.seq, problem.requires_grad, order, others, by_table)
-
-
-def _keep(path: Path, problem: Problem, order: list[Place]) -> None:
-    """Put `order` into the file, in place of an earlier one for the same key; in place of a file that cannot be read, too."""
-    if not order:
+def _keep(path: Path, found: Found) -> None:
+    """Put an order into the file, in place of an earlier one for the same key; in place of a file that cannot be read, too."""
+    if not found.order:
         return
     try:
         kept = tuned_file.load(path)
     except tuned_file.TunedError as error:
         print(f"{error}; it is written anew", file=sys.stderr)
         kept = ()
-    seconds = tuple((place.backend, place.seconds) for place in order)
-    new = tuned_file.TunedEntry(tuned.setup_of(problem.device), tuned.shape_of(problem), seconds)
+    new = tuned_file.TunedEntry(tuned.setup_of(found.problem.device), tuned.shape_of(found.problem), found.order)
     write_text(path, tuned_file.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
     tuned.read_again()
 

@@ -4,72 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from dilkit.environment import BACKEND
-from dilkit.selection.tuned_file import TunedEntry, TunedSetup, TunedShape
+from dilkit.environment import BACKEND, backend_names
+from dilkit.problem import Problem
+from dilkit.selection.preference_table import table_preference
+from dilkit.selection.tuned_file import Seconds, TunedEntry, TunedSetup, TunedShape
 from dilkit.tools.console.text import in_seconds, table
-
-
-@dataclass(frozen=True)
-class Place:
-    """A backend in the order found, and its median seconds a call."""
-
-    backend: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A backend that was not measured, and why."""
-
-    backend: str
-    verdict: str
-    reasons: tuple[str, ...]
+from dilkit.tools.results.record import Entry
 
 
 @dataclass(frozen=True)
 class Found:
-    """What became of one problem; `by_table` is the order in which its backends would come without being measured."""
+    """What became of every backend on one problem."""
 
-    problem: str
-    seq: int
-    requires_grad: bool
-    order: list[Place]
-    left_out: list[LeftOut]
-    by_table: list[str]
+    problem: Problem
+    entries: dict[str, Entry]
+
+    @property
+    def order(self) -> Seconds:
+        """Those that were measured, each with its median seconds a call, the fastest first."""
+        times = [(name, entry.time.median_s) for name, entry in self.entries.items() if entry.time]
+        return tuple(sorted(times, key=lambda pair: pair[1]))
+
+    @property
+    def left_out(self) -> dict[str, Entry]:
+        """Those that were not."""
+        return {name: entry for name, entry in self.entries.items() if not entry.time}
+
+    @property
+    def by_table(self) -> list[str]:
+        """The order in which those that were measured would come without being measured."""
+        return [name for name in table_preference(self.problem).order if name in dict(self.order)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        order = [dict(backend=name, seconds=seconds) for name, seconds in self.order]
+        left_out = [dict(backend=name, verdict=e.verdict, reasons=e.reasons) for name, e in self.left_out.items()]
+        call = dict(problem=str(self.problem), seq=self.problem.seq, requires_grad=self.problem.requires_grad)
+        return dict(**call, order=order, left_out=left_out, by_table=self.by_table)
 
 
-@dataclass(frozen=True)
-class Report:
-    """A run. `overridden`: the backends that DILKIT_BACKEND names."""
-
-    file: str
-    setup: str
-    overridden: tuple[str, ...]
-    problems: list[Found]
-    interrupted: bool
-
-
-def lines(report: Report) -> Iterator[str]:
+def lines(path: Path, problems: Sequence[Found], interrupted: bool) -> Iterator[str]:
     """For each problem the backends in the order found, then those left out."""
-    yield from (f"on {report.setup}", "")
-    for found in report.problems:
-        yield from (*table([(found.problem,)], indent=0), *table(_rows(found)), "")
-    if report.interrupted:
+    for found in problems:
+        yield from (*table([(str(found.problem),)], indent=0), *table(_rows(found)), "")
+    if interrupted:
         yield "interrupted; what was measured before is kept"
-    if report.overridden:
-        yield f"{BACKEND.name}={','.join(report.overridden)} is set, and wins over what was measured"
-    kept = any(found.order for found in report.problems)
-    yield f"the automatic choice goes by {report.file}" if kept else "no backend was measured; the file is as it was"
+    if names := backend_names():
+        yield f"{BACKEND.name}={','.join(names)} is set, and wins over what was measured"
+    kept = any(found.order for found in problems)
+    yield f"the automatic choice goes by {path}" if kept else "no backend was measured; the file is as it was"
 
 
 def _rows(found: Found) -> Iterator[tuple[str, str, str]]:
     """Of the first it is said whether it would have been picked anyway."""
-    expected = found.by_table[0] if found.by_table else None
-    for i, place in enumerate(found.order):
-        surprise = i == 0 and expected not in (None, place.backend)
-        yield place.backend, in_seconds(place.seconds), f"unmeasured, it would have been {expected}" * surprise
-    yield from ((one.backend, one.verdict, "\n".join(one.reasons)) for one in found.left_out)
+    for i, (name, seconds) in enumerate(found.order):
+        note = "" if i or found.by_table[:1] in ([], [name]) else f"unmeasured, it would have been {found.by_table[0]}"
+        yield name, in_seconds(seconds), note
+    yield from ((name, entry.verdict, "\n".join(entry.reasons)) for name, entry in found.left_out.items())
 
 
 def listed(entries: Sequence[TunedEntry], here: Collection[TunedSetup]) -> Iterator[str]:
