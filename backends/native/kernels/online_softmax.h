@@ -72,9 +72,11 @@ static void N(softmax_backward_step)(
         for (int64_t k = from; k < to; k++) {
             REAL *s = scores + k * TILE_ROWS + r, *g = gradients + k * TILE_ROWS + r;
             Vector l = by_column ? N(broadcast)(bias - lse[k]) : row_lse, d = by_column ? N(broadcast)(delta[k]) : row_delta;
-            Vector p = N(exp)(N(load_vector)(s) * scale + l), column = N(broadcast)(column_position[k]);
-            if (masked)
-                p = (Vector)(~(Lanes)(masked > 0 ? column > rows : column < rows) & (Lanes)p);
+            Vector p = N(exp)(N(load_vector)(s) * scale + l);
+            if (masked) {
+                Lanes unseen = masked > 0 ? N(broadcast)(column_position[k]) > rows : N(broadcast)(column_position[k]) < rows;
+                p = (Vector)(~unseen & (Lanes)p);
+            }
             N(store_vector)(s, p);
             N(store_vector)(g, p * (N(load_vector)(g) - d));
         }
