@@ -1,177 +1,193 @@
-"""`dilkit bench --suite gpu`: what the CUDA kernels are measured by. Every step checks its contestants, then times them."""
+"""`dilkit bench --suite gpu`: the CUDA kernels. Every step checks its implementations, then times them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
-from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.bench import gpu_targets as suite_gpu_targets
-from dilkit.tools.measure import case, memory
-from dilkit.tools.measure import timing as measure
+from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.suite import Step, Suite
+from dilkit.tools.bench.target import MIB, Target, Values, least
+from dilkit.tools.measure import memory
+from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
-from dilkit.tools.report.kinds import suite_gpu_report
-from dilkit.tools.results.decode import encode
-from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, Inputs, backend_implementations
+from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.results.kinds.gpu import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
+from dilkit.tools.results.record import Case, Entry, Samples
 from dilkit.tools.verify.one_kernel import one_kernel_backends
 
-SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
-KIND = "suite-gpu"
-DEVICE = "cuda"
-LISTS = ("cases", "launch_bound", "memory", "seeds", "long")
-"""The lists of a result."""
-REPORT, judge = suite_gpu_report, suite_gpu_targets.judge
 CONFIGURATIONS = {
-    "A": (131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
-    "B": (32768, (512, 1024), (1, 2)),
-    "C": (1 << 20, (2048, 8192, 32768, 131072, 524288), (1, 4, 16, 64, 256)),
+    "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
+    "B": Configuration(32768, (512, 1024), (1, 2)),
+    "C": Configuration(1 << 20, (2048, 8192, 32768, 131072, 524288), (1, 4, 16, 64, 256)),
 }
 SEEDS = (1024, 2048, 4096, 8192, 16384, 32768)
 """Lengths of the tables that users of earlier implementations know, with the pattern of B."""
 LAUNCH_BOUND, LONG = 8192, 1 << 24
-HEADS, HEAD_DIMS, DTYPES = 8, (64, 128), ("float32", "bfloat16")
-QUICK = 32
-"""By what --quick divides lengths; it takes one head_dim alone."""
-
-OURS = ("cupy_raw", "numba_cuda")
+HEAD_DIMS, DTYPES = (64, 128), ("float32", "bfloat16")
 LEAST_FLOPS = {"cupy_raw": 5e12, "numba_cuda": 5e11}
 """FLOP/s that each is expected to reach at least, for the budget; 2e12 for the others."""
-
-Step = tuple[str, str, Callable[[], dict[str, Any]]]
+BACKWARD_SHARE = BACKWARD_FLOPS / (1 + BACKWARD_FLOPS)
 
 
 @dataclass(frozen=True)
-class Suite:
-    """The steps of a run. `budget`: seconds a call may be expected to take; `repeats`: samples of each contestant."""
+class GpuSuite(Suite[GpuResult]):
+    """The shortest measurements first. --quick takes one head_dim alone."""
 
-    quick: bool = False
+    NAME = "gpu"
+    SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
+    RECORD = GpuResult
+    DIVISOR = 32
+    DEVICE: ClassVar[str] = "cuda"
+
     repeats: int = 15
     budget: float = 20.0
 
     def steps(self) -> Iterator[Step]:
-        """(the list of the result that it goes to, what is going on, the measurement), the shortest first."""
-        yield "launch_bound", f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound
+        yield Step("launch_bound", f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound)
         for dtype in DTYPES:
-            yield "memory", f"memory of A, {dtype}", partial(self.memory, dtype)
+            yield Step("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
         for seq in SEEDS[: 2 if self.quick else None]:
-            yield "seeds", f"{seq:,} tokens", partial(self.seed, seq)
+            yield Step("seeds", f"{seq:,} tokens", partial(self.forward, seq))
         dims = HEAD_DIMS[:1] if self.quick else HEAD_DIMS
         for backward, letter, dtype, dim, causal in product((False, True), "BAC", DTYPES, dims, (False, True)):
-            text = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
-            yield "cases", text, partial(self.case, letter, dtype, dim, causal, backward)
-        yield "long", "the longest sequence", self.long
+            what = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
+            yield Step("cases", what, partial(self.case, letter, dtype, dim, causal, backward))
+        yield Step("long", "the longest sequence", self.long)
+
+    def device(self) -> str:
+        return self.DEVICE
+
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        """Each of torch's kernels is a backend of its own."""
+        from dilkit.device import cuda_count
+
+        if self.DEVICE == "cuda" and not cuda_count():
+            raise ValueError("--suite gpu: torch sees no CUDA device; run it where `dilkit info` lists one")
+        with one_kernel_backends(self.DEVICE):
+            yield dict(backends=tuple(i.name for i in implementations()))
+
+    def targets(self) -> tuple[Target[GpuResult], ...]:
+        return TARGETS
+
+    def wrong(self, result: GpuResult) -> bool:
+        """Whether an implementation was wrong, or one of ours failed."""
+        verdicts = [(name, entry.verdict) for _, case in result.titled() for name, entry in case.entries.items()]
+        verdicts += [(OURS[0], step.verdict) for step in result.long]
+        return any(verdict == "wrong" or (verdict == "failed" and name in OURS) for name, verdict in verdicts)
+
+    @property
+    def _divisor(self) -> int:
+        return self.DIVISOR if self.quick else 1
 
     def problem(self, name: str, dim: int, **fields: Any) -> Problem:
         """A configuration on the first device of the suite's kind."""
         from dilkit.device import probe
 
-        seq, lengths, rates = CONFIGURATIONS[name]
-        if self.quick:
-            seq, lengths = seq // QUICK, tuple(max(w // QUICK, r) for w, r in zip(lengths, rates, strict=True))
-        return Problem(pattern=Pattern(lengths, rates), seq=seq, heads=HEADS, head_dim=dim, device=probe(DEVICE), **fields)
+        return CONFIGURATIONS[name].problem(dim, self._divisor, device=probe(self.DEVICE), **fields)
 
-    def case(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> dict[str, Any]:
-        """All contestants on one configuration: the forward pass, or the backward pass alone."""
+    def case(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> GpuCase:
+        """All implementations on one configuration: the forward pass, or the backward pass alone."""
         problem = self.problem(letter, dim, dtype=dtype, is_causal=causal, requires_grad=backward)
-        told = dict(config=letter, seq=problem.seq, dtype=dtype, head_dim=dim, is_causal=causal, backward=backward)
-        return told | self.compare(problem)
+        facts = dict(is_causal=causal, backward=backward)
+        return GpuCase(config=letter, seq=problem.seq, dtype=dtype, head_dim=dim, **facts, **self.compare(problem))
 
-    def seed(self, seq: int) -> dict[str, Any]:
-        """The pattern of B in fp32, whatever its length: the forward pass."""
-        return dict(seq=seq) | self.compare(replace(self.problem("B", 64), seq=seq))
+    def forward(self, seq: int) -> SeqCase:
+        """The pattern of B in fp32, whatever its length."""
+        return SeqCase(seq=seq, **self.compare(replace(self.problem("B", 64), seq=seq)))
 
-    def launch_bound(self) -> dict[str, Any]:
-        """A forward pass too short to fill the device, by the clock on the wall: launches are what takes the time."""
-        problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // (QUICK if self.quick else 1))
-        return dict(seq=problem.seq) | self.compare(problem, by_the_wall=True)
+    def launch_bound(self) -> SeqCase:
+        """A forward pass too short to fill the device, many in a row: launches are what takes the time."""
+        problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // self._divisor)
+        return SeqCase(seq=problem.seq, **self.compare(problem, in_a_row=True))
 
-    def compare(self, problem: Problem, by_the_wall: bool = False) -> dict[str, Any]:
-        """Check, then time in turns, beside a matmul and a copy; an entry a contestant, whatever became of it."""
-        inputs = Inputs.random(problem)
-        contestants = backend_implementations(_names())
-        entries = {c.name: self.admit(c, problem, inputs) for c in contestants}
-        ready: dict[str, Callable[[], Any]] = {}
-        for c in contestants:
-            if entries[c.name].verdict == "measured":
+    def compare(self, problem: Problem, in_a_row: bool = False) -> CaseFields:
+        """Check, then time in turns, beside a matmul and a copy."""
+        inputs, found = Inputs.random(problem), implementations()
+        entries = {i.name: self.admit(i, problem, inputs) for i in found}
+        calls: dict[str, Call] = {}
+        for i in found:
+            if entries[i.name].verdict == "measured":
                 try:
-                    ready[c.name] = timed_call(c, inputs, problem)
-                    ready[c.name]()
+                    call = timed_call(i, inputs, problem)
+                    call()
+                    calls[i.name] = call
                 except Exception as error:  # what is timed may need more memory than what was checked
-                    entries[c.name] = replace(entries[c.name], verdict="failed", reasons=case.failed(error).reasons)
-        able = [c for c in contestants if entries[c.name].verdict == "measured"]
-        ceilings = Ceilings(problem.dtype, DEVICE)
-        timed = self.time({**ceilings.calls, **{c.name: ready[c.name] for c in able}}, by_the_wall)
-        rates = ceilings.rates(timed)
-        for c in able:
-            flops = c.flops(problem) * (2.5 / 3.5 if problem.requires_grad else 1.0)  # of a backward pass alone
-            entries[c.name] = case.with_speed(entries[c.name], timed[c.name], flops, problem.seq, rates["matmul"].gflops)
-        found: dict[str, Any] = encode(dict(**rates, entries=entries))
-        return found
+                    entries[i.name] = replace(failed(error), check=entries[i.name].check)
+        share = BACKWARD_SHARE if problem.requires_grad else 1.0
+        flops = {i.name: share * i.flops(problem) for i in found}
+        ceilings = Ceilings(problem.dtype, self.DEVICE)
+        return side_by_side(entries, calls, flops, problem, ceilings, partial(self.time, in_a_row))
 
-    def time(self, calls: dict[str, Callable[[], Any]], by_the_wall: bool) -> dict[str, Samples]:
-        """Each call alone behind a flush of the L2 cache, or many in a row by the wall."""
-        if by_the_wall:
-            return measure.time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=DEVICE)
-        return measure.time_interleaved(calls, self.repeats, warmup=1, device=DEVICE, cold=DEVICE == "cuda")
+    def time(self, in_a_row: bool, calls: dict[str, Call]) -> dict[str, Samples]:
+        """Each call alone behind a flush of the L2 cache, or many in a row."""
+        if in_a_row:
+            return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.DEVICE)
+        return time_interleaved(calls, self.repeats, warmup=1, device=self.DEVICE, cold=self.DEVICE == "cuda")
 
     def admit(self, implementation: Implementation, problem: Problem, inputs: Inputs) -> Entry:
         """The beginning of an entry: the verdict, and the check that it rests on."""
         rate = LEAST_FLOPS.get(implementation.name, 2e12)
-        return case.admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
+        return admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
 
-    def memory(self, dtype: str) -> dict[str, Any]:
-        """What a forward pass on A holds beyond out and lse, in bytes, by contestant."""
+    def memory(self, dtype: str) -> Scratch:
+        """What a forward pass on A holds beyond out and lse."""
         problem = self.problem("A", 64, dtype=dtype)
         inputs = Inputs.random(problem)
-        results_bytes = case.output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
         found: dict[str, int | None] = {}
-        for contestant in backend_implementations(_names()):
-            if contestant.refusals(problem):
+        for implementation in implementations():
+            if implementation.refusals(problem):
                 continue
-            call = partial(contestant.once, inputs, problem)
+            call = partial(implementation.once, inputs, problem)
             try:
                 call()
-                found[contestant.name] = memory.peak_memory(call, DEVICE) - results_bytes
+                found[implementation.name] = memory.peak_memory(call, self.DEVICE) - results_bytes(problem)
             except Exception:  # out of memory, or no way to measure it here: the others go on
-                found[contestant.name] = None
-        return dict(dtype=dtype, results_bytes=results_bytes, scratch_bytes=found)
+                found[implementation.name] = None
+        return Scratch(dtype=dtype, results_bytes=results_bytes(problem), scratch_bytes=found)
 
-    def long(self) -> dict[str, Any]:
+    def long(self) -> Longest:
         """One forward pass over sixteen million tokens in bf16; both ends must be what they are alone."""
         import torch
 
-        problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=LONG // (QUICK if self.quick else 1))
+        problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=LONG // self._divisor)
         (ours,) = backend_implementations(OURS[:1])
-        told = dict(seq=problem.seq, held_bytes=None, time=None)
         if reasons := ours.refusals(problem):
-            return told | dict(verdict="refused", reasons=tuple(reasons))
+            return Longest(seq=problem.seq, verdict="refused", reasons=tuple(reasons))
         try:
-            inputs = _long_inputs(problem)
-            call = partial(ours.once, inputs, problem)
-            findings = check_ends(ours, problem, inputs, call())
-            samples = measure.time_interleaved({"": call}, repeats=3, device=DEVICE)[""]
+            call = partial(ours.once, long_inputs(problem), problem)
+            different = check_ends(ours, problem, call.args[0], call())
+            time = time_interleaved({"": call}, repeats=3, device=self.DEVICE)[""]
         except torch.cuda.OutOfMemoryError as error:
-            return told | dict(verdict="failed", reasons=[str(error).splitlines()[0]])
-        wrong = [f"{what}: {bits} results differ" for what, bits in findings.items() if bits]
-        held = 4 * case.output_bytes(problem) + 4 * problem.heads * problem.seq
-        verdict = dict(verdict="wrong" if wrong else "measured", reasons=wrong)
-        gflops = ours.flops(problem) / samples.median_s / 1e9
-        return told | verdict | dict(time=encode(samples), gflops=gflops, held_bytes=held)
+            return Longest(seq=problem.seq, verdict="failed", reasons=(str(error).splitlines()[0],))
+        wrong = tuple(f"{what}: {bits} results differ" for what, bits in different.items() if bits)
+        gflops = ours.flops(problem) / time.median_s / 1e9
+        held = 3 * output_bytes(problem) + results_bytes(problem)
+        verdict = "wrong" if wrong else "measured"
+        return Longest(seq=problem.seq, verdict=verdict, reasons=wrong, time=time, gflops=gflops, held_bytes=held)
 
 
-def timed_call(contestant: Implementation, inputs: Inputs, problem: Problem) -> Callable[[], Any]:
+def implementations() -> list[Implementation]:
+    """Ours, and each of torch's kernels by itself."""
+    from dilkit.registry import list_backends
+
+    return backend_implementations([name for name in list_backends() if name in OURS or name.startswith("sdpa:")])
+
+
+def timed_call(implementation: Implementation, inputs: Inputs, problem: Problem) -> Call:
     """The forward pass; or, where the problem asks for gradients, the backward pass alone."""
     import torch
 
     if not problem.requires_grad:
-        return partial(contestant.once, inputs, problem)
-    out, tensors = contestant.attend(inputs, problem), (inputs.query, inputs.key, inputs.value)
+        return partial(implementation.once, inputs, problem)
+    out, tensors = implementation.attend(inputs, problem), (inputs.query, inputs.key, inputs.value)
     return partial(torch.autograd.grad, out, tensors, inputs.dout, retain_graph=True)
 
 
@@ -187,35 +203,84 @@ def check_ends(ours: Implementation, problem: Problem, inputs: Inputs, out: Any)
     return found
 
 
-def _long_inputs(problem: Problem) -> Inputs:
+def long_inputs(problem: Problem) -> Inputs:
     """Random tensors made in their own dtype: in fp32 first, they would not fit."""
     import torch
 
     shape = problem.batch, problem.seq, problem.heads, problem.head_dim
-    query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(3))
+    query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=problem.device.type) for _ in range(3))
     return Inputs(query, key, value, query, None)
 
 
-def _names() -> list[str]:
-    from dilkit.registry import list_backends
-
-    return [name for name in list_backends() if name in OURS or name.startswith("sdpa:")]
-
-
-@contextmanager
-def prepared() -> Iterator[dict[str, Any]]:
-    """Within the block the suite can run, each of torch's kernels a backend; facts for its result."""
-    from dilkit.device import cuda_count
-
-    if DEVICE == "cuda" and not cuda_count():
-        raise ValueError("--suite gpu: torch sees no CUDA device; run it where `dilkit info` lists one")
-    with one_kernel_backends(DEVICE):
-        yield dict(backends=_names())
+H100_TFLOPS = 67.0
+"""fp32 on the CUDA cores of an H100 SXM, nominal."""
+EFFICIENT = "sdpa:memory-efficient"
 
 
-def wrong(result: dict[str, Any]) -> bool:
-    """Whether a contestant was wrong, or one of ours failed."""
-    steps = [*result["cases"], *result["seeds"], *result["launch_bound"]]
-    entries = [(name, entry["verdict"]) for step in steps for name, entry in step["entries"].items()]
-    entries += [("cupy_raw", step["verdict"]) for step in result["long"]]
-    return any(verdict == "wrong" or (verdict == "failed" and name in OURS) for name, verdict in entries)
+def _cases(result: GpuResult, **facts: Any) -> list[GpuCase]:
+    return [case for case in result.cases if all(getattr(case, name) == value for name, value in facts.items())]
+
+
+def _best(values: Iterable[float | None]) -> Values:
+    """The largest value, as that of head_dim 64; nothing where there is none."""
+    found = [value for value in values if value is not None]
+    return {"64": max(found)} if found else {}
+
+
+def _nominal_rate(result: GpuResult) -> Values:
+    cases = [c for c in _cases(result, config="A", dtype="float32", backward=False, is_causal=False) if c.timed(OURS[0])]
+    return {str(c.head_dim): (c.entries[OURS[0]].gflops or 0.0) / 1000 / H100_TFLOPS for c in cases}
+
+
+def _against(slow: str, fast: str, result: GpuResult, **facts: Any) -> Values:
+    cases = _cases(result, dtype="float32", **facts)
+    return least((str(case.head_dim), case.ratio(slow, fast)) for case in cases if case.timed(slow, fast))
+
+
+def _efficient(backward: bool) -> Callable[[GpuResult], Values]:
+    return lambda result: _against(EFFICIENT, OURS[0], result, backward=backward)
+
+
+def _numba(result: GpuResult) -> Values:
+    return _against(OURS[0], OURS[1], result, backward=False, is_causal=False)
+
+
+def _best_of_torch(case: Case) -> float | None:
+    """The time of the fastest of torch's kernels over ours; None where either was not measured."""
+    names = [name for name in case.entries if name.startswith("sdpa:") and case.timed(name, OURS[0])]
+    return min((case.ratio(name, OURS[0]) for name in names), default=None)
+
+
+def _half_forward(result: GpuResult) -> Values:
+    cases = _cases(result, config="A", dtype="bfloat16", head_dim=64, backward=False, is_causal=False)
+    return _best(map(_best_of_torch, cases))
+
+
+def _launches(result: GpuResult) -> Values:
+    return _best(map(_best_of_torch, result.launch_bound))
+
+
+def _scratch(result: GpuResult) -> Values:
+    return _best(size / MIB for step in result.memory if (size := step.scratch_bytes.get(OURS[0])) is not None)
+
+
+def _longest(result: GpuResult) -> Values:
+    return _best(float(step.seq) for step in result.long if step.verdict == "measured")
+
+
+def _no_hopper(result: GpuResult) -> str | None:
+    return None if result.environment.capability == "9.0" else "stated for an H100"
+
+
+TARGETS: tuple[Target[GpuResult], ...] = (
+    Target("A: fp32 forward, nominal rate over an H100's 67 TFLOP/s", 0.5, 0.7, _nominal_rate, "", missing=_no_hopper),
+    Target(
+        "fp32 forward: sdpa memory-efficient's time over cupy_raw's, worst of A-C, causal and not", 1.3, 2.0, _efficient(False)
+    ),
+    Target("fp32 backward: the same", 1.5, 2.5, _efficient(True)),
+    Target("A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's", 0.9, 1.3, _half_forward),
+    Target("B at 8,192 tokens, launches and all: the fastest sdpa kernel's time over cupy_raw's", 2, 4, _launches),
+    Target("fp32 forward: cupy_raw's time over numba_cuda's, worst of A-C", 0.3, 0.5, _numba, ""),
+    Target("A: forward's memory beyond out and lse", 1, 0, _scratch, " MiB", lower=True),
+    Target("the longest sequence, bf16 forward on one GPU", 2**24, 2**24, _longest, " tokens"),
+)

@@ -21,8 +21,9 @@ from dilkit.backends.cuda import report as cuda_report
 from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.backend import ROLES
 from dilkit.device import Capability, probe
-from dilkit.tools.console.text import markdown_table
-from dilkit.tools.results import untyped as results
+from dilkit.tools.results.environment import usable_cores
+from dilkit.tools.results.file import new_result, write_result
+from dilkit.tools.results.kinds.kernels import KernelsResult, KernelUse
 
 CAPABILITIES: tuple[Capability, ...] = (
     (5, 2), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0),
@@ -42,12 +43,6 @@ SHARED_KIB: dict[Capability, int] = {
 }
 """Shared memory that a block may have, where that is more than the `STATIC_KIB` that a kernel may declare anywhere."""
 STATIC_KIB = 48
-
-FIELDS = (
-    "name", "architecture", "dtype", "head_dim", "vector", "threads", "blocks", "tile_rows", "dynamic", "shared", "registers",
-    "spills", "stack",
-)  # fmt: skip
-"""What is kept of a kernel, in the order in which it is written."""
 
 
 @dataclass(frozen=True)
@@ -85,95 +80,47 @@ def builds(
     return [Build(tuple(own), next(iter(own.values())), *key[2:]) for key, own in found.items()]
 
 
-def rows_of(build: Build) -> list[dict[str, Any]]:
-    """What the compiler reports of the kernels of a build: `FIELDS`, those of the build and of `cuda_report.Usage`."""
-    log = cuda_compile.compiled(build.kernel.source, cuda_compile.options_of(build.kernel, build.capability))[1]
-    usages = cuda_report.usages(log)
-    sizes = dict(dtype=build.dtype, head_dim=build.head_dim, vector=int(build.vector))
+def compiled(build: Build) -> list[KernelUse]:
+    """What the compiler reports of the kernels of a build."""
     kernel = build.kernel
-    told = dict(threads=kernel.threads, blocks=kernel.blocks, tile_rows=kernel.tile_rows, dynamic=kernel.shared_bytes)
-    return [{**asdict(usages[name]), **sizes, **told} for name in build.names]
+    usages = cuda_report.usages(cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, build.capability))[1])
+    sizes = dict(head_dim=build.head_dim, vector=int(build.vector), threads=kernel.threads, blocks=kernel.blocks)
+    sizes |= dict(tile_rows=kernel.tile_rows, dynamic=kernel.shared_bytes)
+    return [KernelUse(dtype=build.dtype, **asdict(usages[name]), **sizes) for name in build.names]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
     parser = argparse.ArgumentParser(prog="python -m dilkit.tools.bench.kernels", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=results.usable_cores(), help="processes (default: one a core)")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
     parser.add_argument("--quick", action="store_true", help="only head_dim 64, rows read 16 bytes at a time")
     args = parser.parse_args(argv)
-    rows = list(_compiled(builds(head_dims=[64], vectors=[True]) if args.quick else builds(), args.jobs))
+    kernels = list(_compiled(builds(head_dims=[64], vectors=[True]) if args.quick else builds(), args.jobs))
     version = ".".join(map(str, cuda_compile.compiler_version()))
-    lines = [" ".join(str(row[name]) for name in FIELDS) for row in rows]
-    results.save(results.new("kernels", probe("cpu"), nvrtc=version, quick=args.quick, fields=FIELDS, rows=lines), args.out)
-    wrong = [complaint for row in rows for complaint in complaints(row)]
+    rows = tuple(kernel.row() for kernel in kernels)
+    write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, quick=args.quick, rows=rows), args.out)
+    wrong = [complaint for kernel in kernels for complaint in complaints(kernel)]
     print("\n".join(wrong), file=sys.stderr)
-    print(f"written: {args.out}, {len(rows)} kernels, {len(wrong)} complaints")
+    print(f"written: {args.out}, {len(kernels)} kernels, {len(wrong)} complaints")
     return 1 if wrong else 0
 
 
-def complaints(row: dict[str, Any]) -> list[str]:
+def complaints(kernel: KernelUse) -> list[str]:
     """What is wrong with what the compiler made of a kernel."""
-    number = int(row["architecture"].removeprefix("sm_"))
+    number = int(kernel.architecture.removeprefix("sm_"))
     limit = SHARED_KIB.get(divmod(number, 10), STATIC_KIB)
-    found = [f"{row[name]} bytes of {name}" for name in ("spills", "stack") if row[name]]
-    if row["shared"] > STATIC_KIB * 1024 or row["shared"] + row["dynamic"] > limit * 1024:
-        found.append(f"{row['shared']} + {row['dynamic']} bytes of shared memory, at most {limit} KiB")
-    return [f"{' '.join(str(row[name]) for name in FIELDS[:5])}: {text}" for text in found]
+    found = [f"{size} bytes of {name}" for name, size in (("spills", kernel.spills), ("stack", kernel.stack)) if size]
+    if kernel.shared > STATIC_KIB * 1024 or kernel.shared + kernel.dynamic > limit * 1024:
+        found.append(f"{kernel.shared} + {kernel.dynamic} bytes of shared memory, at most {limit} KiB")
+    return [f"{' '.join(kernel.row().split()[:5])}: {text}" for text in found]
 
 
-def _compiled(asked: list[Build], jobs: int) -> Iterator[dict[str, Any]]:
+def _compiled(asked: list[Build], jobs: int) -> Iterator[KernelUse]:
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for done, rows in enumerate(pool.imap(rows_of, asked), 1):
+        for done, found in enumerate(pool.imap(compiled, asked), 1):
             print(f"\r{done} of {len(asked)}", end="" if done < len(asked) else "\n", file=sys.stderr, flush=True)
-            yield from rows
-
-
-def rows_in(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a result as `rows_of` made them."""
-    rows = (dict(zip(result["fields"], line.split(), strict=True)) for line in result["rows"])
-    return [{name: int(value) if value.isdigit() else value for name, value in row.items()} for row in rows]
-
-
-def verdict(result: dict[str, Any]) -> str:
-    """A result in one sentence."""
-    found = rows_in(result)
-    wrong = sum(bool(row["spills"] or row["stack"]) for row in found)
-    told = f"{wrong} SPILL registers or have a stack" if wrong else "none spills a register or has a stack"
-    architectures = {row["architecture"] for row in found}
-    quick = "QUICK, head_dim 64 alone: " if result["quick"] else ""
-    counted = f"{len(found)} times for {len(architectures)} architectures"
-    return f"{quick}CUDA kernels compiled by NVRTC {result['nvrtc']}, {counted}: {told}."
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The verdict and the table of a result."""
-    return f"{verdict(result)} Registers of a thread, by architecture:\n\n" + "\n".join(markdown_table(table_rows(result)))
-
-
-def table_rows(result: dict[str, Any]) -> list[list[str]]:
-    """The column names, then a row for each kernel, dtype, head_dim and height of tiles: the registers on each architecture."""
-    found = rows_in(result)
-    architectures = list(dict.fromkeys(row["architecture"] for row in found))
-    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for row in found:
-        if row["vector"]:
-            groups.setdefault((row["name"], row["dtype"], row["head_dim"], row["tile_rows"]), {})[row["architecture"]] = row
-    order = sorted(groups, key=lambda key: (key[0], list(STORAGE).index(key[1]), *key[2:]))
-    head = ["kernel", "dtype", "head_dim", "tile", "threads", "blocks", "shared memory", *architectures]
-    return [head, *(_line(key, groups[key], architectures) for key in order)]
-
-
-def _line(key: tuple[Any, ...], rows: dict[str, dict[str, Any]], architectures: list[str]) -> list[str]:
-    threads, blocks = (_range(row[name] for row in rows.values()) for name in ("threads", "blocks"))
-    shared = _range((row["shared"] + row["dynamic"] for row in rows.values()), unit=1024)
-    registers = (str(rows[name]["registers"]) if name in rows else "" for name in architectures)
-    return [f"`{key[0]}`", key[1], str(key[2]), str(key[3]), threads, blocks, f"{shared} KiB", *registers]
-
-
-def _range(values: Iterable[int], unit: int = 1) -> str:
-    found = sorted({f"{value / unit:.3g}" for value in values}, key=float)
-    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+            yield from found
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -15,7 +14,7 @@ from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import now
-from dilkit.tools.results.file import new_result, read_result, write_result, write_text
+from dilkit.tools.results.file import new_result, read_result, write_result
 from dilkit.tools.results.record import Environment, Session, SuiteResult
 
 FILE = "suite.json"
@@ -33,10 +32,12 @@ def run(kind: type[Suite[Any]], args: Namespace, defaults: dict[str, Any]) -> in
             raise ValueError(f"--{name.replace('_', '-')}: does not go with --suite {kind.NAME}; leave it out")
     make_folder("--out", args.out)
     load_torch()
+    from dilkit.tools.report.files import publish
+
     chosen = {name: getattr(args, name) for name in fields}
     suite = kind(**{name: value for name, value in chosen.items() if value is not None})
     result = measure(suite, encode(chosen), args.out, args.resume)
-    report(result, args.out, args.json)
+    publish(result, args.out, "suite", f"dilkit bench --suite {kind.NAME}", args.json)
     return INTERRUPTED if result.interrupted else int(suite.wrong(result))
 
 
@@ -107,20 +108,3 @@ def _machine(where: Environment) -> dict[str, Any]:
 
 def _shown(facts: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
-
-
-def report(result: SuiteResult, folder: Path, as_json: bool) -> None:
-    """Write the report beside the result and print it."""
-    from dilkit.tools.report import picture, registry, terminal
-    from dilkit.tools.report.markdown import document_markdown
-
-    document, written = registry.KINDS[result.KIND].document(result), [FILE, "suite.md"]
-    title = f"# dilkit bench --suite {result.suite}"
-    write_text(folder / "suite.md", f"{title}\n\n{document_markdown(document)}\n\n`{result.command}`\n")
-    try:
-        picture.write_png(document.plots, folder / "suite.png")
-        written.append("suite.png")
-    except ImportError as error:
-        print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
-    print(json.dumps(encode(result), allow_nan=False) if as_json else terminal.document_text(document))
-    print(f"wrote {', '.join(written)} in {folder}", file=sys.stderr)

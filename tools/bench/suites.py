@@ -8,6 +8,8 @@ from typing import Any
 from dilkit.tools.bench.suite import Suite
 
 SUITES = {
+    "cpu": "dilkit.tools.bench.cpu:CpuSuite",
+    "gpu": "dilkit.tools.bench.gpu:GpuSuite",
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
     "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",

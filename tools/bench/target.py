@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -38,8 +38,18 @@ class Target(Generic[R]):
     def judge(self, result: R) -> Figure:
         """The figure of `result`."""
         values = dict(self.read(result))
-        limits = dict(must=self.must, aim=self.aim, lower=self.lower, exact=self.exact)
-        return _with_verdict(Figure(name=self.name, unit=self.unit, values=values, **limits), self.missing(result))
+        figure = Figure(
+            name=self.name, must=self.must, aim=self.aim, unit=self.unit, lower=self.lower, exact=self.exact, values=values
+        )
+        return _with_verdict(figure, self.missing(result))
+
+
+def least(pairs: Iterable[tuple[str, float]]) -> Values:
+    """The least of the values that have the same name."""
+    found: dict[str, float] = {}
+    for name, value in pairs:
+        found[name] = min(value, found.get(name, value))
+    return found
 
 
 def _with_verdict(figure: Figure, missing: str | None) -> Figure:

@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
-from dilkit.tools.bench import suites, untyped_suite
+from dilkit.tools.bench import suites
 from dilkit.tools.console import arguments
 from dilkit.tools.console import ranks as job
 from dilkit.tools.console.arguments import whole
@@ -18,16 +19,17 @@ from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 
 if TYPE_CHECKING:
     from dilkit.tools.measure.implementation import Implementation
+    from dilkit.tools.results.kinds.bench import BenchResult
 
 NAME = "bench"
 HELP = """\
 measure time and memory of backends over lengths, each checked first
 
-Every contestant is checked against fp64 arithmetic just before it is timed, a peer that computes another function against
-that one; all are timed in interleaved rounds, beside a
-matmul of the same run. With --comm the sequence is sharded over ranks, and schedules of exchange are compared; --device cuda
-is then each rank's own GPU. Writes bench.json, bench.md and bench.png (overhead.json with --overhead, suite.* with --suite) into
---out, in place of earlier ones. Ctrl-C keeps what was measured so far. Exit code 1 when a contestant was wrong or failed."""
+Every implementation is checked against fp64 arithmetic just before it is timed, a peer that computes another function against
+that function; all are timed in interleaved rounds, beside a matmul of the same run. With --comm the sequence is sharded over
+ranks, and schedules of exchange are compared; --device cuda is then each rank's own GPU. Writes bench.json, bench.md and
+bench.png (overhead.* with --overhead, suite.* with --suite) into --out, in place of earlier ones. Ctrl-C keeps what was measured
+so far. Exit code 1 when an implementation was wrong or failed."""
 
 SEQS = (2048, 4096, 8192, 16384)
 PEERS = ("gather", "longnet", "dense", "flex", "torchscale", "dilated-attention-pytorch", "natten")
@@ -44,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
     group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
     group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: DILKIT_BACKEND's, else all)")
-    peers = f"measure beside them, or all of: {', '.join(PEERS)}; docs/measurements.md tells of them"
+    peers = f"measure beside them, or all of: {', '.join(PEERS)}; docs/measurements.md describes them"
     group.add_argument("--baseline", "--peers", type=_names, default=(), metavar="A,B", help=peers)
     group.add_argument("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
-    repeats = f"samples of each contestant (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
+    repeats = f"samples of each implementation (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
     group.add_argument("--repeats", type=whole(1), metavar="N", help=repeats)
     group.add_argument(
         "--budget",
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
     group.add_argument(
         "--suite",
-        choices=sorted({**untyped_suite.SUITES, **suites.SUITES}),
+        choices=tuple(suites.SUITES),
         help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
@@ -79,15 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Measure, write the files and print the table; 0, 1 when a contestant was wrong or failed, 130 when interrupted."""
+    """Measure, write the files and print the tables; 0, 1 when an implementation was wrong or failed, 130 when interrupted."""
     from dilkit.tools.bench import run as suite_run
-    from dilkit.tools.bench.ranks import bench as ring_bench
-    from dilkit.tools.measure import overhead
+    from dilkit.tools.bench.ranks import bench as over_ranks
 
-    if args.suite in suites.SUITES:
-        return suite_run.run(suites.suite(args.suite), args, _defaults())
     if args.suite:
-        return untyped_suite.run(args, _defaults())
+        return suite_run.run(suites.suite(args.suite), args, _defaults())
     if args.quick:
         raise ValueError("--quick: goes with --suite alone; for a quick look at a problem of your own, give a small --seq")
     for name in ("full", "resume"):
@@ -98,26 +97,50 @@ def run(args: Namespace) -> int:
     problem = _problem(args, _lengths_of(args)[-1])
     if args.comm:
         args.schedules = args.schedules or SCHEDULES
-        return ring_bench.run(args, problem, _lengths_of(args), args.repeats or REPEATS)
+        return over_ranks.run(args, problem, _lengths_of(args), args.repeats or REPEATS)
     if args.schedules:
         raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")
     job.check(args)
-    if args.overhead:
-        return overhead.run(args, problem, args.repeats or OVERHEAD_REPEATS)
-    load_torch()
-    contestants = _contestants(args)
+    return _overhead(args, problem) if args.overhead else _lengths(args, problem)
+
+
+def _overhead(args: Namespace, problem: Problem) -> int:
+    for option, given in (("--baseline", args.baseline), ("--backward", args.train), ("--budget", args.budget)):
+        if given:
+            raise ValueError(
+                f"{option}: does not go with --overhead, which compares one backend with itself both ways; leave it out"
+            )
+    if (args.backend is not None and len(args.backend) != 1) or (args.seqs is not None and len(args.seqs) != 1):
+        names, lengths = ",".join(args.backend or ("all",)), ",".join(map(str, args.seqs or (problem.seq,)))
+        raise ValueError(f"--overhead: one backend at one length is measured, not {names} at {lengths} tokens; name one of each")
     arguments.make_folder("--out", args.out)
-    result = _measure(args, problem, contestants)
-    if result["lengths"]:
-        write(args, result)
+    load_torch()
+    from dilkit.tools.measure import overhead
+    from dilkit.tools.report.files import publish
+
+    result = overhead.measure(problem, args.backend[0] if args.backend else None, args.repeats or OVERHEAD_REPEATS)
+    publish(result, args.out, "overhead", "dilkit bench --overhead", args.json)
+    return 0
+
+
+def _lengths(args: Namespace, longest: Problem) -> int:
+    load_torch()
+    implementations = _implementations(args)
+    arguments.make_folder("--out", args.out)
+    from dilkit.tools.report.files import publish
+    from dilkit.tools.results.decode import encode
+
+    result = _measure(args, longest, implementations)
+    if result.lengths:
+        publish(result, args.out, "bench", "dilkit bench", args.json)
     else:
         print("interrupted before anything was measured; nothing is written", file=sys.stderr)
-    if args.json:
-        print(json.dumps(result, allow_nan=False))
-    entries = [entry for length in result["lengths"] for entry in length["entries"].values()]
-    if result["interrupted"]:
+        if args.json:
+            print(json.dumps(encode(result), allow_nan=False))
+    if result.interrupted:
         return INTERRUPTED
-    return 1 if any(entry["verdict"] in ("wrong", "failed") for entry in entries) else 0
+    verdicts = {entry.verdict for case in result.lengths for entry in case.entries.values()}
+    return 1 if verdicts & {"wrong", "failed"} else 0
 
 
 def _defaults() -> dict[str, Any]:
@@ -138,38 +161,44 @@ def _problem(args: Namespace, seq: int) -> Problem:
     return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), probe(kind, int(index or 0)))
 
 
-def _measure(args: Namespace, longest: Problem, contestants: list[Implementation]) -> dict[str, Any]:
+def _measure(args: Namespace, longest: Problem, implementations: list[Implementation]) -> BenchResult:
     """The result of all lengths, shortest first; those before the interruption when there was one."""
-    from dataclasses import replace
-
     from tqdm import tqdm
 
     from dilkit.tools.measure.case import CaseRunner
-    from dilkit.tools.report.kinds.bench_report import scaling
-    from dilkit.tools.results import untyped as results
-    from dilkit.tools.results.decode import encode
+    from dilkit.tools.results.file import new_result
+    from dilkit.tools.results.kinds.bench import BenchCase, BenchResult, Described, Method, scaling
+    from dilkit.tools.results.problem import ProblemFacts
 
-    lengths: list[dict[str, Any]] = []
-    runner = CaseRunner(contestants, args.repeats or REPEATS, budget=args.budget or 20.0)
+    cases: list[BenchCase] = []
+    runner = CaseRunner(implementations, args.repeats or REPEATS, budget=args.budget or 20.0)
     interrupted = False
     with tqdm(total=len(_lengths_of(args)), unit="length", file=sys.stderr, disable=None) as bar:
         try:
             for seq in sorted(set(_lengths_of(args))):
                 runner.say = lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}")
-                lengths.append(encode(runner.run(replace(longest, seq=seq))))
+                cases.append(runner.run(replace(longest, seq=seq)))
                 bar.update()
         except KeyboardInterrupt:
             interrupted = True
-    who = [dict(name=c.name, kind=c.kind, summary=c.summary, computes=c.computes) for c in runner.implementations]
-    method = dict(repeats=runner.repeats, min_time_s=runner.min_time, budget_s=runner.budget)
-    told = dict(problem=results.describe_problem(longest), method=method, contestants=who, lengths=lengths)
-    return results.new(NAME, longest.device, **told, scaling=scaling(lengths), interrupted=interrupted)
+    return new_result(
+        BenchResult,
+        longest.device,
+        problem=ProblemFacts.of(longest),
+        method=Method(repeats=runner.repeats, min_time_s=runner.min_time, budget_s=runner.budget),
+        implementations=tuple(
+            Described(name=i.name, kind=i.kind, summary=i.summary, computes=i.computes) for i in implementations
+        ),
+        lengths=tuple(cases),
+        scaling=scaling(cases),
+        interrupted=interrupted,
+    )
 
 
-def _contestants(args: Namespace) -> list[Implementation]:
+def _implementations(args: Namespace) -> list[Implementation]:
     from dilkit.registry import list_backends
     from dilkit.selector import requested_backends
-    from dilkit.tools.measure import implementation
+    from dilkit.tools.measure.implementation import backend_implementations
     from dilkit.tools.measure.peers import known as peers
 
     asked = ("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, (*PEERS, peers.ALL))
@@ -177,26 +206,8 @@ def _contestants(args: Namespace) -> list[Implementation]:
         for name in names:
             if name not in known:
                 raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
-    names = args.backend or requested_backends() or None
-    return implementation.backend_implementations(names) + peers.peer_implementations(args.baseline)
-
-
-def write(args: Namespace, result: dict[str, Any]) -> None:
-    """Write the three files; the table goes to stdout unless JSON is wanted there, everything else that is said to stderr."""
-    from dilkit.tools.report.kinds import bench_plot, bench_report
-    from dilkit.tools.results import untyped as results
-
-    results.save(result, args.out / "bench.json")
-    results.write_text(args.out / "bench.md", bench_report.markdown(result))
-    written = ["bench.json", "bench.md"]
-    try:
-        bench_plot.draw(result, args.out / "bench.png")
-        written.append("bench.png")
-    except ImportError as error:
-        print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
-    if not args.json:
-        print(bench_report.text_table(result))
-    print(f"wrote {', '.join(written)} in {args.out}", file=sys.stderr)
+    backends = backend_implementations(args.backend or requested_backends() or None)
+    return backends + (peers.peer_implementations(args.baseline) if args.baseline else [])
 
 
 def _schedules(text: str) -> tuple[str, ...]:

@@ -62,30 +62,11 @@ def load(path: Path) -> Measured:
     from dilkit.tools.report import registry
     from dilkit.tools.results.comparison import Measured
     from dilkit.tools.results.file import ResultError
-    from dilkit.tools.site.figures import is_typed
 
-    try:
-        found = Measured.of(registry.read(path)[1]) if is_typed(path) else _untyped(path)
-    except ResultError:
-        raise
-    except ValueError as error:
-        raise ResultError(path, f"{error}: not what dilkit writes; run the command again") from None
+    found = Measured.of(registry.read(path)[1])
     if not found.found:
         raise ResultError(path, f"a result of kind {found.kind!r} without samples: nothing in it can be compared")
     return found
-
-
-def _untyped(path: Path) -> Measured:
-    from dilkit.tools.results import measurements, shapes
-    from dilkit.tools.results import untyped as results
-    from dilkit.tools.results.comparison import COMPARED, Measured
-
-    result = results.load(path)
-    if complaint := shapes.result({})(result, ""):
-        raise ValueError(complaint)
-    environment = {name: str(result["environment"].get(name, "-")) for name in COMPARED}
-    facts = environment | measurements.problem_facts(result)
-    return Measured(result["kind"], int(result.get("quick") or 0), facts, measurements.find(result, shapes.SAMPLES))
 
 
 def _check_alike(args: argparse.Namespace, old: Measured, new: Measured) -> None:

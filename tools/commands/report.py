@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read all files, then write or print; 0. Raises `ResultError` for the first file that is no result."""
     from dilkit.tools.console import text
-    from dilkit.tools.report import html, terminal
+    from dilkit.tools.report import html, registry, terminal
     from dilkit.tools.results.file import write_text
 
-    sections = sections_of(args.files)
+    sections = registry.sections_of(args.files)
     draw, note = drawing()
     for option, path in (("--html", args.html), ("--md", args.md)):
         if path is not None and path.is_dir():
@@ -50,26 +50,6 @@ def run(args: argparse.Namespace) -> int:
         if line:
             print(line, file=sys.stderr)
     return 0
-
-
-def sections_of(paths: Sequence[Path]) -> list[Section]:
-    """A section for each file, in this order. Raises `ResultError`."""
-    from dilkit.tools.console.text import visible
-    from dilkit.tools.report import registry
-    from dilkit.tools.report.document import Section
-    from dilkit.tools.site import figures
-
-    stems = [path.stem for path in paths]
-    sections = []
-    for path in paths:
-        if figures.is_typed(path):
-            sections += registry.sections_of([path])
-        else:
-            kind, result = figures.load(path)
-            sections.append(Section("", result["kind"], result["command"], kind.tell(result)))
-        name = path.stem if stems.count(path.stem) == 1 else str(path)
-        sections[-1] = replace(sections[-1], name=visible(name))
-    return sections
 
 
 def drawing() -> tuple[Callable[[Plot, int], str] | None, str]:

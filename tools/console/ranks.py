@@ -173,7 +173,7 @@ def _threads_shared(sharing: int) -> Iterator[None]:
     """Within the block, torch computes with a share of this process's cores, those being shared by so many ranks."""
     import torch
 
-    from dilkit.tools.results.untyped import usable_cores
+    from dilkit.tools.results.environment import usable_cores
 
     before = torch.get_num_threads()
     if not environment.threads_are_set():

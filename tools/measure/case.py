@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,11 +13,11 @@ from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness, memory
-from dilkit.tools.measure.ceilings import Ceilings
+from dilkit.tools.measure.ceilings import Ceilings, Rates
 from dilkit.tools.measure.implementation import Implementation, Inputs
-from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.kinds.bench import BenchCase
-from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.record import Entries, Entry, Samples
 
 
 @dataclass
@@ -52,15 +53,14 @@ class CaseRunner:
         for warm_up in ceilings.calls.values():  # implementations were called to be admitted
             warm_up()
         calls = {i.name: partial(i.once, inputs[problems[i.name]], problems[i.name]) for i in able}
-        timed = time_interleaved({**ceilings.calls, **calls}, self.repeats, 0, self.min_time, problem.device.type)
-        rates = ceilings.rates(timed)
+        time = partial(time_interleaved, repeats=self.repeats, warmup=0, min_time=self.min_time, device=problem.device.type)
+        found = side_by_side(entries, calls, {i.name: i.flops(problem) for i in able}, problem, ceilings, time)
         for i in able:
-            own = problems[i.name]
+            own, entry = problems[i.name], found["entries"][i.name]
             self.say(f"memory of {i.name}")
-            entry = with_speed(entries[i.name], timed[i.name], i.flops(own), own.batch * own.seq, rates["matmul"].gflops)
-            entries[i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
-            self.last[i.name] = _work(i, own), timed[i.name].median_s
-        return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), entries=entries, **rates)
+            self.last[i.name] = _work(i, own), statistics.median(entry.seconds)
+            found["entries"][i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
+        return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), **found)
 
     def _admit(self, implementation: Implementation, problem: Problem, inputs: Inputs, known: correctness.Known) -> Entry:
         """As `admit`; whoever computes another function than the pattern's attention is compared with that."""
@@ -142,6 +142,33 @@ def over_budget(verb: str, seconds: float, budget: float) -> str:
 def output_bytes(problem: Problem) -> int:
     """Size of one tensor shaped like the output: the unit in which memory is easiest to judge."""
     return problem.batch * problem.seq * problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
+
+
+def results_bytes(problem: Problem) -> int:
+    """Size of out and lse."""
+    return output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
+
+
+class CaseFields(Rates):
+    """The fields of a benchmark case: its yardsticks, and the entries."""
+
+    entries: Entries
+
+
+def side_by_side(
+    entries: Entries,
+    calls: Mapping[str, Call],
+    flops: Mapping[str, float],
+    problem: Problem,
+    ceilings: Ceilings,
+    time: Callable[[dict[str, Call]], dict[str, Samples]],
+) -> CaseFields:
+    """`entries`, those that have a call with its speed: what `time` found of the calls, timed together with the ceilings."""
+    timed = time({**ceilings.calls, **calls})
+    rates, tokens = ceilings.rates(timed), problem.batch * problem.seq
+    gflops = rates["matmul"].gflops
+    fast = {name: with_speed(entries[name], timed[name], flops[name], tokens, gflops) for name in calls}
+    return CaseFields(**rates, entries=entries | fast)
 
 
 def with_speed(entry: Entry, samples: Samples, flops: float, tokens: int, matmul_gflops: float) -> Entry:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,17 +76,25 @@ def _drawn(plot: Plot) -> str:
     return file.getvalue()
 
 
-def write_png(plots: Sequence[Plot], path: Path) -> None:
-    """All plots of a document as one picture, two in a row, each under its title."""
+def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -> None:
+    """All plots of a document as one picture, two in a row, each under its title, below the lines of `headline`."""
     rows = [plots[i : i + 2] for i in range(0, len(plots), 2)]
     heights = [max(_height(_drawable(plot)) for plot in row) + 0.3 for row in rows]
-    with new_figure(WIDTH * min(2, max(len(plots), 1)), sum(heights) or 1.0) as figure:
+    columns, lines = min(2, max(len(plots), 1)), _fitted(headline, 62 * min(2, max(len(plots), 1)))
+    with new_figure(WIDTH * columns, (sum(heights) or 1.0) + 0.2 * len(lines)) as figure:
+        if lines:
+            figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=9, color=INK)
         panels = figure.subfigures(max(len(rows), 1), min(2, max(len(plots), 1)), squeeze=False, height_ratios=heights or None)
         for row, line in zip(rows, panels, strict=False):
             for plot, panel in zip(row, line, strict=False):
                 _draw(panel, plot)
                 panel.axes[0].set_title(plot.title, fontsize=10, loc="right")
         save(figure, path, dpi=150)
+
+
+def _fitted(lines: Sequence[str], letters: int) -> list[str]:
+    """Lines that are no longer than a picture is wide."""
+    return [part for line in lines for part in textwrap.wrap(visible(line), letters)]
 
 
 @contextmanager

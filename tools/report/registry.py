@@ -9,13 +9,17 @@ from typing import Any, TypeVar
 
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.report.kinds import cpu, demo, demo_image, orders, ranks
+from dilkit.tools.report.kinds import bench, cpu, demo, demo_image, gpu, kernels, orders, overhead, ranks
 from dilkit.tools.report.kinds.published import document as published
 from dilkit.tools.results.file import ResultError, read_json, read_result
+from dilkit.tools.results.kinds.bench import BenchResult
 from dilkit.tools.results.kinds.cpu import CpuResult
 from dilkit.tools.results.kinds.demo import DemoResult
 from dilkit.tools.results.kinds.demo_image import ImageDemoResult
+from dilkit.tools.results.kinds.gpu import GpuResult
+from dilkit.tools.results.kinds.kernels import KernelsResult
 from dilkit.tools.results.kinds.orders import OrdersResult
+from dilkit.tools.results.kinds.overhead import OverheadResult
 from dilkit.tools.results.kinds.published import PublishedResult
 from dilkit.tools.results.kinds.ranks import RanksResult
 from dilkit.tools.results.record import Result
@@ -37,10 +41,14 @@ KINDS = {
     for kind in (
         Kind(PublishedResult, published.document, published.sentence),
         Kind(CpuResult, cpu.document, cpu.sentence),
+        Kind(GpuResult, gpu.document, gpu.sentence),
         Kind(RanksResult, ranks.document, ranks.sentence),
         Kind(OrdersResult, orders.document, orders.sentence),
+        Kind(BenchResult, bench.document, bench.sentence),
+        Kind(OverheadResult, overhead.document, overhead.sentence),
         Kind(DemoResult, demo.document, demo.sentence),
         Kind(ImageDemoResult, demo_image.document, demo_image.sentence),
+        Kind(KernelsResult, kernels.document, kernels.sentence),
     )
 }  # fmt: skip
 """By name, in the order in which README.md lists them."""

@@ -199,7 +199,7 @@ def order_suite(root: Path) -> str:
     """The report of the suite of token orders, with its picture where there is a result to draw."""
     folder = root / "docs" / "results"
     picture = "![Time a point, speed-ups over other packages, distances to the nearest kept key](../images/orders.png)\n\n"
-    return picture * (folder / "orders.json").exists() + figures.suite(folder, "orders")
+    return picture * (folder / "orders.json").exists() + figures.whole(folder, "orders")
 
 
 GENERATORS: dict[str, Callable[[Path], str]] = {
@@ -209,16 +209,16 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "command-line": command_help,
     "environment": environment_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
-    "kernels": lambda root: figures.kernels(root / "docs" / "results"),
+    "kernels": lambda root: figures.whole(root / "docs" / "results", "kernels"),
     "locality": locality_table,
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "peers": peer_table,
     "picks": pick_table,
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
-    "suite-cpu": lambda root: figures.suite(root / "docs" / "results", "cpu"),
+    "suite-cpu": lambda root: figures.whole(root / "docs" / "results", "cpu"),
     "suite-orders": order_suite,
-    "suite-ring": lambda root: figures.suite(root / "docs" / "results", "ring"),
-    "suite-seeds": lambda root: figures.suite(root / "docs" / "results", "seeds"),
+    "suite-ring": lambda root: figures.whole(root / "docs" / "results", "ring"),
+    "suite-seeds": lambda root: figures.whole(root / "docs" / "results", "seeds"),
 }
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dilkit.tools.results import untyped as results
-from dilkit.tools.site import figures
+from dilkit.tools.report import registry
+from dilkit.tools.results.file import write_result
 
 BENCH = {
     "overhead": "--overhead --segments dense --heads 2 --dim 8",
@@ -57,8 +57,7 @@ def remeasure(name: str, folder: Path) -> bool:
         found = list(Path(place, name).glob("*.json"))
         if len(found) != 1:
             return False
-        _, result = figures.load(found[0])
-        results.save(result, folder / f"{name}.json")
+        write_result(registry.read(found[0])[1], folder / f"{name}.json")
     return True
 
 

@@ -11,21 +11,24 @@ import pytest
 import torch
 from helpers.on_host import TENSOR_CORES, OnHost
 
-from dilkit import register_backend, unregister_backend
+from dilkit import list_backends, register_backend, unregister_backend
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.tools import cli
-from dilkit.tools.bench import gpu as suite_gpu
-from dilkit.tools.bench import gpu_targets as suite_gpu_targets
-from dilkit.tools.measure import ceilings
-from dilkit.tools.report.kinds import suite_gpu_report
+from dilkit.tools.bench import gpu as suite
+from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.report.kinds.gpu import document, sentence
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.file import read_result
+from dilkit.tools.results.kinds.gpu import GpuResult
+from dilkit.tools.results.record import Entry
 from dilkit.tools.site import figures
 from dilkit.tools.verify.one_kernel import one_kernel_backends
 
 TINY = {
-    "A": (128, (16, 32, 128), (1, 2, 16)),
-    "B": (64, (16, 32), (1, 2)),
-    "C": (256, (16, 64, 256), (1, 4, 16)),
+    "A": Configuration(128, (16, 32, 128), (1, 2, 16)),
+    "B": Configuration(64, (16, 32), (1, 2)),
+    "C": Configuration(256, (16, 64, 256), (1, 4, 16)),
 }
 
 
@@ -44,16 +47,13 @@ class Wrong(StandIn):
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in dict(CONFIGURATIONS=TINY, QUICK=1, DEVICE="cpu", SEEDS=(32, 64), LONG=512).items():
-        monkeypatch.setattr(suite_gpu, name, value)
-    monkeypatch.setattr(suite_gpu, "LAUNCH_BOUND", 32)
-    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
-    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1024)
-    monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
-    numba = Reference(name="numba_cuda")
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterator[None]:
+    for name, value in dict(CONFIGURATIONS=TINY, SEEDS=(32, 64), LONG=512, LAUNCH_BOUND=32).items():
+        monkeypatch.setattr(suite, name, value)
+    for name, value in dict(DIVISOR=1, DEVICE="cpu").items():
+        monkeypatch.setattr(suite.GpuSuite, name, value)
     register_backend(StandIn())
-    register_backend(numba)
+    register_backend(Reference(name="numba_cuda"))
     yield
     unregister_backend("cupy_raw")
     unregister_backend("numba_cuda")
@@ -65,40 +65,32 @@ def run(out: Path, *arguments: str) -> int:
 
 def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run(tmp_path, "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert json.loads((tmp_path / "suite.json").read_text()) == printed
-    assert len(printed["cases"]) == 3 * 2 * 2 * 2
-    for case in printed["cases"]:
-        assert sorted(case["entries"]) == ["cupy_raw", "numba_cuda", "sdpa:cpu-flash"]
-        assert {e["verdict"] for e in case["entries"].values()} == {"measured"}, case
-        assert all(finding["passed"] for entry in case["entries"].values() for finding in entry["check"])
-    (long,) = printed["long"]
-    assert long["verdict"] == "measured", long
-    values = {figure["name"]: figure["values"] for figure in printed["figures"]}
-    assert [figure["name"] for figure in printed["figures"]] == [target.name for target in suite_gpu_targets.TARGETS]
-    missing = [
-        name for name, found in values.items() if not found and "memory-efficient" not in name and name[:13] != "fp32 backward"
-    ]
-    assert not missing
+    result = read_result(tmp_path / "suite.json", GpuResult)
+    assert json.loads(capsys.readouterr().out) == encode(result)
+    assert len(result.cases) == 3 * 2 * 2 * 2
+    for case in result.cases:
+        assert sorted(case.entries) == ["cupy_raw", "numba_cuda", "sdpa:cpu-flash"]
+        assert {entry.verdict for entry in case.entries.values()} == {"measured"}, case
+        assert all(check.passed for entry in case.entries.values() for check in entry.check)
+    assert [long.verdict for long in result.long] == ["measured"]
+    assert [figure.name for figure in result.figures] == [target.name for target in suite.TARGETS]
+    empty = [figure.name for figure in result.figures if not figure.values]
+    assert all("memory-efficient" in name or name.startswith("fp32 backward") for name in empty)
     assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "suite.md").read_text()
-    assert page.count("\n| A | ") == 2 * 2 * 2 * 3
-    assert suite_gpu_report.figures_markdown(printed) in page
-    assert "targets met" in figures.KINDS["suite-gpu"].short(printed)
-    kind, found = figures.load(tmp_path / "suite.json", "suite-gpu")
-    plots = {plot.title: plot for plot in kind.tell(found).plots}
+    assert (tmp_path / "suite.md").read_text().count("\n| A | ") == 2 * 2 * 2 * 3
+    assert "targets met" in sentence(result)
+    plots = {plot.title: plot for plot in document(result).plots}
     assert {point.x for point in plots["Time of a forward pass, pattern of B, fp32"].series[0].points} == {32, 64}
     roofs = [one.name for one in plots["Roofline, float32: speed beside the measured matmul"].series if one.dashed]
     assert roofs == ["torch's matmul, same rounds", "fused multiply-adds, same rounds", "bytes at the speed of a copy"]
 
 
 def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite_gpu, "DTYPES", ("float32",))
+    monkeypatch.setattr(suite, "DTYPES", ("float32",))
     register_backend(Wrong())
     assert run(tmp_path) == 1
-    result = json.loads((tmp_path / "suite.json").read_text())
-    assert {case["entries"]["cupy_raw"]["verdict"] for case in result["cases"]} == {"wrong"}
-    assert all("time" not in case["entries"]["cupy_raw"] for case in result["cases"])
+    entries = [case.entries["cupy_raw"] for case in read_result(tmp_path / "suite.json", GpuResult).cases]
+    assert {(entry.verdict, entry.time) for entry in entries} == {("wrong", None)}
 
 
 def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,32 +98,30 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
         """Passes the check, whose pieces are shorter, and has no memory for what is timed."""
 
         def forward(self, query: Any, *arguments: Any) -> Any:
-            if query.shape[1] == TINY["B"][0] and checked:
+            if query.shape[1] == TINY["B"].seq and checked:
                 raise MemoryError("no room")
             return super().forward(query, *arguments)
 
     checked: list[str] = []
-    admit = suite_gpu.Suite.admit
+    admit = suite.GpuSuite.admit
 
-    def admit_then_fail(*arguments: Any) -> dict[str, Any]:
+    def admit_then_fail(*arguments: Any) -> Entry:
         entry = admit(*arguments)
         checked.append("all that is to be timed")
         return entry
 
     register_backend(FailsWhenAlone())
-    monkeypatch.setattr(suite_gpu.Suite, "admit", admit_then_fail)
-    monkeypatch.setattr(suite_gpu, "_names", lambda: ["cupy_raw", "numba_cuda"])
-    found = suite_gpu.Suite(quick=True, repeats=1).case("B", "float32", 64, False, False)
-    assert found["entries"]["cupy_raw"]["verdict"] == "failed"
-    assert found["entries"]["cupy_raw"]["reasons"] == ["MemoryError: no room"]
-    assert found["entries"]["numba_cuda"]["verdict"] == "measured"
+    monkeypatch.setattr(suite.GpuSuite, "admit", admit_then_fail)
+    found = suite.GpuSuite(quick=True, repeats=1).case("B", "float32", 64, False, False).entries
+    assert (found["cupy_raw"].verdict, found["cupy_raw"].reasons) == ("failed", ("MemoryError: no room",))
+    assert found["numba_cuda"].verdict == "measured"
     monkeypatch.setitem(TINY, "A", TINY["B"])
-    memory = suite_gpu.Suite(quick=True, repeats=1).memory("float32")["scratch_bytes"]
+    memory = suite.GpuSuite(quick=True, repeats=1).memory("float32").scratch_bytes
     assert memory["cupy_raw"] is None
     assert "numba_cuda" in memory
 
 
-def test_both_ends_of_the_longest_sequence_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ends_of_the_longest_sequence_are_checked() -> None:
     class LosesTheEnd(StandIn):
         def forward(self, query: Any, *arguments: Any) -> Any:
             out, lse = super().forward(query, *arguments)
@@ -140,9 +130,8 @@ def test_both_ends_of_the_longest_sequence_are_checked(monkeypatch: pytest.Monke
             return out, lse
 
     register_backend(LosesTheEnd())
-    found = suite_gpu.Suite(quick=True, repeats=1).long()
-    assert found["verdict"] == "wrong"
-    assert found["reasons"] == ["the last tokens: 512 results differ"]
+    found = suite.GpuSuite(quick=True, repeats=1).long()
+    assert (found.verdict, found.reasons) == ("wrong", ("the last tokens: 512 results differ",))
 
 
 @pytest.mark.kernels
@@ -152,31 +141,27 @@ def test_the_suite_measures_the_kernels_themselves(tmp_path: Path) -> None:
     own.name = "cupy_raw"  # type: ignore[misc]
     register_backend(own)
     assert run(tmp_path) == 0
-    result = json.loads((tmp_path / "suite.json").read_text())
-    assert {case["entries"]["cupy_raw"]["verdict"] for case in result["cases"]} == {"measured"}
-    assert result["long"][0]["verdict"] == "measured"
+    result = read_result(tmp_path / "suite.json", GpuResult)
+    assert {case.entries["cupy_raw"].verdict for case in result.cases} == {"measured"}
+    assert result.long[0].verdict == "measured"
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(suite_gpu, "DEVICE", "cuda")
+    monkeypatch.setattr(suite.GpuSuite, "DEVICE", "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run(tmp_path) == 2
     assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_kernels_are_known_only_within_the_block() -> None:
-    from dilkit import list_backends
-
     with one_kernel_backends("cuda") as names:
-        assert "sdpa:flash" in names
-        assert "sdpa:memory-efficient" in names
-        assert set(names) <= set(list_backends())
+        assert {"sdpa:flash", "sdpa:memory-efficient"} <= set(names) <= set(list_backends())
     assert not set(names) & set(list_backends())
 
 
 @pytest.mark.slow
 def test_a_published_result_has_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite_gpu, "DTYPES", ("float32",))
+    monkeypatch.setattr(suite, "DTYPES", ("float32",))
     assert "dilkit bench --suite gpu" in figures.gpu_suites(tmp_path)
     assert run(tmp_path / "run") == 0
     (tmp_path / "run" / "suite.json").rename(tmp_path / "gpu-test.json")

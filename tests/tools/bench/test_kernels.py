@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import pytest
 from helpers.project import ROOT
 
 from dilkit.backends.cuda.compile import compiler_version
 from dilkit.backends.cuda.table import STORAGE, TABLE
-from dilkit.tools.bench.kernels import CAPABILITIES, FIELDS, Build, builds, complaints, markdown, rows_in, rows_of, verdict
+from dilkit.device import probe
+from dilkit.tools.bench.kernels import CAPABILITIES, Build, builds, compiled, complaints
+from dilkit.tools.report.kinds.kernels import document, sentence
+from dilkit.tools.results.file import new_result, read_result
+from dilkit.tools.results.kinds.kernels import KernelsResult, KernelUse
 
 pytest.importorskip("cupy", reason="cupy is not installed")
 
@@ -30,25 +34,20 @@ AT_LENGTH = [pytest.param(build, marks=pytest.mark.kernels) for build in WIDE]
 @pytest.mark.parametrize("build", [*USUAL, *AT_LENGTH], ids=lambda build: build.name)
 def test_a_kernel_compiles_and_fits(build: Build) -> None:
     """`make kernels` holds every size of every kernel to the same."""
-    rows = rows_of(build)
-    assert [row["name"] for row in rows] == list(build.names)
-    assert {row["architecture"] for row in rows} == {"sm_{}{}".format(*build.capability)}
-    assert [complaint for row in rows for complaint in complaints(row)] == []
+    found = compiled(build)
+    assert [kernel.name for kernel in found] == list(build.names)
+    assert {kernel.architecture for kernel in found} == {"sm_{}{}".format(*build.capability)}
+    assert [complaint for kernel in found for complaint in complaints(kernel)] == []
 
 
-def test_what_does_not_fit_is_told() -> None:
-    row = dict(zip(FIELDS, ("name", "sm_75", "float16", 64, 1, 128, 2, 64, 40_000, 25_000, 99, 0, 0), strict=True))
-    assert complaints(row) == []
-    assert complaints({**row, "architecture": "sm_61"}) == [
-        "name sm_61 float16 64 1: 25000 + 40000 bytes of shared memory, at most 48 KiB"
-    ]
-    assert complaints({**row, "dynamic": 41_000}) == [
-        "name sm_75 float16 64 1: 25000 + 41000 bytes of shared memory, at most 64 KiB"
-    ]
-    assert complaints({**row, "spills": 8, "stack": 16}) == [
-        "name sm_75 float16 64 1: 8 bytes of spills",
-        "name sm_75 float16 64 1: 16 bytes of stack",
-    ]
+def test_what_does_not_fit_is_said() -> None:
+    kernel = KernelUse.read("name sm_75 float16 64 1 128 2 64 40000 25000 99 0 0")
+    start = "name sm_75 float16 64 1:"
+    assert complaints(kernel) == []
+    (older,) = complaints(replace(kernel, architecture="sm_61"))
+    assert older == "name sm_61 float16 64 1: 25000 + 40000 bytes of shared memory, at most 48 KiB"
+    assert complaints(replace(kernel, dynamic=41_000)) == [f"{start} 25000 + 41000 bytes of shared memory, at most 64 KiB"]
+    assert complaints(replace(kernel, spills=8, stack=16)) == [f"{start} 8 bytes of spills", f"{start} 16 bytes of stack"]
 
 
 def test_every_kernel_is_compiled_for_every_kind_of_gpu_that_it_is_for() -> None:
@@ -63,20 +62,20 @@ def test_every_kernel_is_compiled_for_every_kind_of_gpu_that_it_is_for() -> None
 
 def test_the_table_in_the_docs_is_of_these_kernels() -> None:
     """Where the compiler is the same, its report of one build of each file is what the table says."""
-    result = json.loads((ROOT / "docs" / "results" / "kernels.json").read_text())
-    if result["nvrtc"] != ".".join(map(str, compiler_version())):
-        pytest.skip(f"the table was made with NVRTC {result['nvrtc']}")
-    kept = rows_in(result)
+    result = read_result(ROOT / "docs" / "results" / "kernels.json", KernelsResult)
+    if result.nvrtc != ".".join(map(str, compiler_version())):
+        pytest.skip(f"the table was made with NVRTC {result.nvrtc}")
+    kept = result.kernels()
     for build in builds([(8, 0)], [64], ["float32", "bfloat16"], [True]):
-        for row in rows_of(build):
-            assert {name: row[name] for name in FIELDS} in kept, "write the table anew with: make kernels"
+        assert all(kernel in kept for kernel in compiled(build)), "write the table anew with: make kernels"
 
 
-def test_the_table_shows_registers_and_says_what_is_wrong() -> None:
-    fine = "name sm_75 float16 64 1 128 2 128 0 25600 99 0 0"
-    spilled = "name sm_80 float16 64 1 128 2 128 0 25600 255 8 16"
-    result = dict(nvrtc="12.9", quick=False, fields=list(FIELDS), rows=[fine, spilled])
-    assert verdict(result).endswith("2 times for 2 architectures: 1 SPILL registers or have a stack.")
-    assert "| `name` | float16 | 64 | 128 | 128 | 2 | 25 KiB | 99 | 255 |" in markdown(result)
-    assert verdict({**result, "rows": [fine]}).endswith("none spills a register or has a stack.")
-    assert verdict({**result, "quick": True}).startswith("QUICK")
+def test_the_document_shows_registers_and_says_what_is_wrong() -> None:
+    fine, spilled = "name sm_75 float16 64 1 128 2 128 0 25600 99 0 0", "name sm_80 float16 64 1 128 2 128 0 25600 255 8 16"
+    result = new_result(KernelsResult, probe("cpu"), nvrtc="12.9", quick=False, rows=(fine, spilled))
+    assert sentence(result).endswith("2 times for 2 architectures: 1 SPILL registers or have a stack.")
+    assert document(result).tables[0].rows == (("name", "float16", "64", "128", "128", "2", "25 KiB", "99", "255"),)
+    assert sentence(replace(result, rows=(fine,))).endswith("none spills a register or has a stack.")
+    assert sentence(replace(result, quick=True)).startswith("QUICK")
+    with pytest.raises(ValueError, match="rows: 'a row'"):
+        replace(result, rows=("a row",))

@@ -28,11 +28,8 @@ PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
+def quick(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> None:
     monkeypatch.setattr(tune, "MIN_TIME", 0.0)
-    with overhead.one_thread():
-        yield
 
 
 @pytest.fixture

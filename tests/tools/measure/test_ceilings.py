@@ -9,11 +9,7 @@ import pytest
 from dilkit.tools.measure import ceilings
 from dilkit.tools.results.record import Samples
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
-    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
+pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 
 
 def test_ceilings_are_amounts_over_medians() -> None:

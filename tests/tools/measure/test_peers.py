@@ -1,4 +1,4 @@
-"""The peers of `dilkit bench`: each computes what it says it computes, is refused or absent with a reason, and is told apart.
+"""The peers of `dilkit bench`: each computes what it says it computes, is refused or absent with a reason, and is marked.
 
 Packages that are not here are stood in for by modules that compute the same in another way.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,28 +17,18 @@ import torch
 from dilkit import Pattern, Problem
 from dilkit.oracle import oracle_attention
 from dilkit.tools.commands import bench
-from dilkit.tools.measure import ceilings, correctness, overhead
+from dilkit.tools.measure import correctness
 from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.measure.implementation import Implementation, Inputs
 from dilkit.tools.measure.peers import flex as peer_flex
 from dilkit.tools.measure.peers import functions as peer_functions
 from dilkit.tools.measure.peers import known as peers
-from dilkit.tools.report.kinds import bench_report
-from dilkit.tools.results.decode import encode
 from dilkit.tools.site import pages as docs
 
 PATTERN = Pattern([16, 32], [1, 4])
 SMALL = Problem(pattern=PATTERN, seq=64, heads=4, head_dim=8, batch=2, dtype="float64", requires_grad=True)
+pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 RAGGED = replace(SMALL, seq=59, pattern=Pattern([16, 30], [1, 4]))
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch) -> Iterator[None]:
-    monkeypatch.setitem(ceilings.MATMUL_SIZE, "cpu", 64)
-    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 1 << 20)
-    monkeypatch.setattr(ceilings, "ROUNDS", 1 << 10)
-    with overhead.one_thread():
-        yield
 
 
 def assert_computes_what_it_says(peer: Implementation, problem: Problem) -> None:
@@ -212,7 +201,7 @@ def test_a_package_that_computes_something_else_is_wrong(packages, monkeypatch, 
     ],
 )
 def test_what_a_peer_cannot_do_is_refused(packages, name, change, reason) -> None:
-    assert any(reason in told for told in peers.known()[name].refusals(replace(SMALL, **change)))
+    assert any(reason in refusal for refusal in peers.known()[name].refusals(replace(SMALL, **change)))
 
 
 def test_a_package_that_cannot_compute_here_is_refused_in_its_own_words(packages, monkeypatch) -> None:
@@ -236,7 +225,7 @@ def test_an_absent_package_is_listed_with_the_reason_and_the_way_out(monkeypatch
     entry = CaseRunner(peers.peer_implementations([name]), repeats=1).run(SMALL).entries[name]
     assert entry.verdict == "absent"
     assert "module" in entry.reasons[0]
-    assert next(told for told in peers.describe() if told["name"] == name)["absent"] == entry.reasons[0]
+    assert next(one for one in peers.describe() if one["name"] == name)["absent"] == entry.reasons[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dilated_attention_pytorch") is None, reason="dilated-attention-pytorch is not here")
@@ -327,10 +316,6 @@ def test_who_computes_another_function_is_marked_with_its_error() -> None:
     assert found.computes == "the attention of every token to every token"
     assert found.out_max_abs > 0.1
     assert found.dquery_relative > 0.1
-    result = dict(problem=dict(backward=False, pattern=dict(segment_lengths=[16, 32])), interrupted=False)
-    result["lengths"] = [dict(seq=64, output_bytes=4096, entries=encode(entries))]
-    assert [row[1] for row in bench_report.table(result)[1:]] == ["gather", "dense (differs)"]
-    assert sum("another function" in note for note in bench_report.notes(result)) == 1
 
 
 def test_the_page_names_every_peer_and_what_it_computes(pytestconfig) -> None:

@@ -15,8 +15,7 @@ import pytest
 from helpers.result_files import COMMITTED, FOLDER, content, write
 
 from dilkit.tools import cli
-from dilkit.tools.commands import report
-from dilkit.tools.report import axes, html, markdown
+from dilkit.tools.report import axes, html, markdown, registry
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Section, Series, Table, plots
 from dilkit.tools.report.points import plain, speed_up
 from dilkit.tools.report.units import UNITS
@@ -30,7 +29,7 @@ LINES = Plot(
 
 
 def section(path: Path) -> Section:
-    (found,) = report.sections_of([path])
+    (found,) = registry.sections_of([path])
     return found
 
 
@@ -215,7 +214,7 @@ def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
     read = Reader(page)
     assert read.open == []
     assert "script" not in read.tags
-    assert read.tags.count("svg") == sum(len(one.document.plots) for one in report.sections_of(paths))
+    assert read.tags.count("svg") == sum(len(one.document.plots) for one in registry.sections_of(paths))
     assert all(link.startswith("#") or link == "data:," for link in read.links)
     assert "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
     assert all(f'id="{link[1:]}"' in page for link in read.links if link.startswith("#result"))
@@ -288,7 +287,7 @@ def test_markdown_has_its_pictures_beside_it(tmp_path: Path) -> None:
 
 def test_files_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
     other = write(tmp_path / CPU.name, content("cpu"))
-    assert [one.name for one in report.sections_of([CPU, other])] == [str(CPU), str(other)]
+    assert [one.name for one in registry.sections_of([CPU, other])] == [str(CPU), str(other)]
 
 
 @pytest.mark.parametrize("option", ["--html", "--md"])

@@ -14,13 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dilkit.tools import cli
-from dilkit.tools.commands import compare, report
+from dilkit.tools.commands import compare
 from dilkit.tools.console.text import visible
-from dilkit.tools.report import html, markdown, terminal
+from dilkit.tools.report import html, markdown, registry, terminal
 from dilkit.tools.report.document import Plot
 from dilkit.tools.results.decode import DecodeError, decode, encode
 from dilkit.tools.results.file import ResultError
-from dilkit.tools.site import figures
 
 CPU = content("cpu")
 FILES: dict[str, tuple[bytes, str]] = {
@@ -184,11 +183,11 @@ def _mutate(draw: st.DrawFn, value: Any) -> None:
 
 def render(path: Path, draw: Callable[[Plot, int], str] | None) -> None:
     """All that reports and pages do with a file."""
-    sections = report.sections_of([path])
+    sections = registry.sections_of([path])
     assert "<b>" not in html.page(sections, draw)
     assert terminal.text(sections)
     assert markdown.markdown(sections, lambda plot: None)
-    assert figures.sentence(path)
+    assert registry.sentence_of(path)
 
 
 def check(path: Path, draw: Callable[[Plot, int], str] | None = None) -> None:
@@ -226,5 +225,5 @@ def test_any_bytes_are_refused_in_a_line(raw: bytes, tmp_path_factory: pytest.Te
     path = tmp_path_factory.getbasetemp() / "bytes.json"
     path.write_bytes(raw)
     with pytest.raises(ResultError) as raised:
-        report.sections_of([path])
+        registry.sections_of([path])
     assert str(raised.value).isprintable()

@@ -24,7 +24,7 @@ from dilkit.tools.bench.orders.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.memory import give_memory_back
-from dilkit.tools.measure.overhead import one_thread
+from dilkit.tools.measure.threads import torch_threads
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.orders import (
     ColdOrder,
@@ -75,7 +75,7 @@ class OrdersSuite(Suite[OrdersResult]):
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
-        with one_thread():
+        with torch_threads(1):
             yield dict(packages=peers.describe(), isa=instruction_set())
 
     def targets(self) -> tuple[Target[OrdersResult], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dilkit.problem import Problem
 from dilkit.tools.console import ranks
 from dilkit.tools.console.arguments import make_folder
-from dilkit.tools.results.decode import encode
-from dilkit.tools.results.kinds.bench import BenchCase
+from dilkit.tools.results.file import new_result
+from dilkit.tools.results.kinds.bench import BenchCase, BenchResult, Described, Job, Method, scaling
+from dilkit.tools.results.problem import ProblemFacts
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -37,15 +37,12 @@ def run(args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int)
 
 
 def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
-    from dilkit.tools.commands import bench
+    from dilkit.tools.report.files import publish
 
     result = _result(comm, args, problem, _measure(comm, args, problem, lengths, repeats), repeats)
     if comm.rank == 0:
-        bench.write(args, result)
-        if args.json:
-            print(json.dumps(result, allow_nan=False))
-    entries = [entry for length in result["lengths"] for entry in length["entries"].values()]
-    return 1 if any(entry["verdict"] == "wrong" for entry in entries) else 0
+        publish(result, args.out, "bench", "dilkit bench", args.json)
+    return 1 if any(entry.verdict == "wrong" for case in result.lengths for entry in case.entries.values()) else 0
 
 
 def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> list[BenchCase]:
@@ -72,18 +69,19 @@ def budget_of(args: Namespace) -> float:
     return float(args.budget or 20.0)
 
 
-def _result(comm: Comm, args: Namespace, problem: Problem, found: list[BenchCase], repeats: int) -> dict[str, Any]:
+def _result(comm: Comm, args: Namespace, problem: Problem, found: list[BenchCase], repeats: int) -> BenchResult:
     import torch
 
-    from dilkit.tools.report.kinds.bench_report import scaling
-    from dilkit.tools.results import untyped as results
-
-    ranks = dict(comm=args.comm, transport=transport_name(args.comm), world_size=comm.size, threads=torch.get_num_threads())
-    who = [dict(name=name, kind="schedule", summary=SUMMARIES[name]) for name in args.schedules]
-    method = dict(repeats=repeats, min_time_s=0.0, budget_s=budget_of(args))
-    lengths = encode(found)
-    fields = dict(problem=results.describe_problem(problem), method=method, contestants=who, lengths=lengths, ranks=ranks)
-    return results.new("bench", problem.device, **fields, scaling=scaling(lengths), interrupted=False)
+    return new_result(
+        BenchResult,
+        problem.device,
+        problem=ProblemFacts.of(problem),
+        method=Method(repeats=repeats, min_time_s=0.0, budget_s=budget_of(args)),
+        implementations=tuple(Described(name=name, kind="schedule", summary=SUMMARIES[name]) for name in args.schedules),
+        lengths=tuple(found),
+        scaling=scaling(found),
+        ranks=Job(comm=args.comm, transport=transport_name(args.comm), world_size=comm.size, threads=torch.get_num_threads()),
+    )
 
 
 def transport_name(kind: str) -> str:

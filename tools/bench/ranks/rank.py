@@ -61,9 +61,9 @@ def start(kind: str, size: int, task: Task[Any], file: str = "", **options: Any)
 
 def _on_threads(size: int, task: Task[R]) -> R:
     from dilkit.comm import run_threads
-    from dilkit.tools.measure.overhead import one_thread
+    from dilkit.tools.measure.threads import torch_threads
 
-    with one_thread():
+    with torch_threads(1):
         return run_threads(size, task.run, timeout=TIMEOUT)[0]
 
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
+from dilkit.tools.report.entries import grouped, quartiles, reasons, times_as_long
 from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.points import speed_up
 from dilkit.tools.report.roofline import Work, roofline
 from dilkit.tools.report.speed import faster, speed_up_bars, speed_up_table
 from dilkit.tools.report.targets import figure_table, suite_sentence
 from dilkit.tools.results.kinds.cpu import CpuCase, CpuResult
-from dilkit.tools.results.record import Case, Entry
+from dilkit.tools.results.record import Case
 
 HEADS = 8
 COLUMNS = ("head_dim 64", "head_dim 128")
@@ -58,25 +59,15 @@ def document(result: CpuResult) -> Document:
 
 
 def _times(cases: Iterable[CpuCase]) -> Table:
-    ordered = sorted(cases, key=lambda c: (c.config, c.backward, c.head_dim, c.is_causal))
-    rows = [(*_what(case), name, *_cells(entry, case)) for case in ordered for name, entry in case.entries.items() if entry.time]
+    rows = []
+    for case in sorted(cases, key=lambda c: (c.config, c.backward, c.head_dim, c.is_causal)):
+        what = f"{'forward + backward' if case.backward else 'forward'}{', causal' * case.is_causal}"
+        for name, entry in case.entries.items():
+            if entry.time:
+                time = in_seconds(entry.time.median_s), quartiles(entry.time), str(len(entry.seconds))
+                speed = f"{entry.gflops or 0:,.0f}", f"{entry.matmul_fraction or 0:.0%}", times_as_long(case, name, "native")
+                rows.append((case.config, str(case.head_dim), what, name, *time, *speed))
     return Table("All times", TIMES, tuple(rows))
-
-
-def _what(case: CpuCase) -> tuple[str, str, str]:
-    flags = f"{'forward + backward' if case.backward else 'forward'}{', causal' * case.is_causal}"
-    return case.config, str(case.head_dim), flags
-
-
-def _cells(entry: Entry, case: CpuCase) -> tuple[str, ...]:
-    """Time, quartiles, number of samples, speed, share of the matmul, and the time in units of native's."""
-    if entry.time is None:
-        return ()
-    native = case.entries["native"].time if case.timed("native") else None
-    quartiles = f"{in_seconds(entry.time.q1_s)} - {in_seconds(entry.time.q3_s)}"
-    ratio = f"{entry.time.median_s / native.median_s:.2f}" if native else "-"
-    speed = f"{entry.gflops or 0:,.0f}", f"{entry.matmul_fraction or 0:.0%}"
-    return in_seconds(entry.time.median_s), quartiles, str(len(entry.seconds)), *speed, ratio
 
 
 def _halves(result: CpuResult) -> Plot:
@@ -91,13 +82,8 @@ def _halves(result: CpuResult) -> Plot:
 
 def _notes(result: CpuResult) -> list[str]:
     """Who was not timed and why, and what is not among the figures."""
-    places: dict[str, list[str]] = {}
     cases: list[tuple[str, Case]] = [*((case.config, case) for case in result.cases), *(("dense", step) for step in result.dense)]
-    for config, case in cases:
-        for name, entry in case.entries.items():
-            for reason in entry.reasons:
-                places.setdefault(f"{name} {entry.verdict}: {reason}", []).append(config)
-    lines = [f"{note} ({', '.join(dict.fromkeys(found))})" for note, found in places.items()]
+    lines = grouped(reasons(cases))
     for step in result.dtypes:
         bf16, fp16 = (step.ratio("float32", dtype) for dtype in ("bfloat16", "float16"))
         lines.append(f"A, head_dim {step.head_dim}: bf16 at {bf16:.2f}x, fp16 at {fp16:.2f}x of fp32's speed")

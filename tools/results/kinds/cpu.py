@@ -37,10 +37,11 @@ class DimCase(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a forward pass on configuration A holds beyond out and lse; None where that cannot be measured."""
+    """Bytes that a forward pass on configuration A holds beyond out and lse; None where `why` they cannot be measured."""
 
     head_dim: int
     scratch_bytes: int | None
+    why: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

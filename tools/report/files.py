@@ -1,0 +1,29 @@
+"""A result as a command leaves it: a JSON file, a Markdown page and a picture in a folder, and its document on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from dilkit.tools.report import picture, registry, terminal
+from dilkit.tools.report.markdown import document_markdown
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.file import write_result, write_text
+from dilkit.tools.results.record import Result
+
+
+def publish(result: Result, folder: Path, stem: str, title: str, as_json: bool) -> None:
+    """Write `stem`.json, .md and .png into `folder`, the page under `title`. Print the document, or with `as_json` the result;
+    what was written goes to stderr. Without matplotlib there is no picture."""
+    document = registry.KINDS[result.KIND].document(result)
+    write_result(result, folder / f"{stem}.json")
+    write_text(folder / f"{stem}.md", f"# {title}\n\n{document_markdown(document)}\n\n`{result.command}`\n")
+    written = [f"{stem}.json", f"{stem}.md"]
+    try:
+        picture.write_png(document.plots, folder / f"{stem}.png", document.headline)
+        written.append(f"{stem}.png")
+    except ImportError as error:
+        print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
+    print(json.dumps(encode(result), allow_nan=False) if as_json else terminal.document_text(document))
+    print(f"wrote {', '.join(written)} in {folder}", file=sys.stderr)
