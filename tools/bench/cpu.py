@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -95,7 +95,7 @@ class CpuSuite(Suite[CpuResult]):
         ceilings = Ceilings("float32", size=MATMUL // (self.DIVISOR if self.quick else 1))
         return side_by_side(entries, calls, flops, problem, ceilings, partial(self.time, max(flops.values(), default=0.0)))
 
-    def time(self, flops: float, calls: dict[str, Call]) -> dict[str, Samples]:
+    def time(self, flops: float, calls: Mapping[str, Call]) -> dict[str, Samples]:
         """Short calls are repeated within a sample, long ones get three samples."""
         repeats = self.repeats if flops < 4e11 else min(self.repeats, 3)
         return time_interleaved(calls, repeats, warmup=0, min_time=0.3 if flops < 1e11 and not self.quick else 0.0)
@@ -111,7 +111,7 @@ class CpuSuite(Suite[CpuResult]):
         inputs = {dtype: Inputs.random(problem) for dtype, problem in problems.items()}
         entries = {dtype: self.admit(native(), problem, inputs[dtype]) for dtype, problem in problems.items()}
         calls = {dtype: partial(native().once, inputs[dtype], problem) for dtype, problem in problems.items()}
-        timed = self.time(native().flops(problems["float32"]), dict(calls))
+        timed = self.time(native().flops(problems["float32"]), calls)
         found = {dtype: replace(entry, time=timed[dtype]) for dtype, entry in entries.items()}
         return DimCase(head_dim=dim, isa=instruction_set(), entries=found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -126,7 +126,7 @@ class GpuSuite(Suite[GpuResult]):
         ceilings = Ceilings(problem.dtype, self.DEVICE)
         return side_by_side(entries, calls, flops, problem, ceilings, partial(self.time, in_a_row))
 
-    def time(self, in_a_row: bool, calls: dict[str, Call]) -> dict[str, Samples]:
+    def time(self, in_a_row: bool, calls: Mapping[str, Call]) -> dict[str, Samples]:
         """Each call alone behind a flush of the L2 cache, or many in a row."""
         if in_a_row:
             return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.DEVICE)
@@ -198,7 +198,8 @@ def check_ends(ours: Implementation, problem: Problem, inputs: Inputs, out: Any)
     found = {}
     for what, start in (("the first tokens", 0), ("the last tokens", problem.seq // longest * longest - longest)):
         rows = slice(start, start + longest)
-        part = Inputs(*(x[:, rows] for x in (inputs.query, inputs.key, inputs.value, inputs.dout)), key_padding_mask=None)
+        query, key, value, dout = (x[:, rows] for x in (inputs.query, inputs.key, inputs.value, inputs.dout))
+        part = Inputs(query, key, value, dout, None)
         found[what] = int((ours.once(part, alone) != out[:, rows]).sum())
     return found
 

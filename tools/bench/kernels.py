@@ -84,9 +84,9 @@ def compiled(build: Build) -> list[KernelUse]:
     """What the compiler reports of the kernels of a build."""
     kernel = build.kernel
     usages = cuda_report.usages(cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, build.capability))[1])
-    sizes = dict(head_dim=build.head_dim, vector=int(build.vector), threads=kernel.threads, blocks=kernel.blocks)
-    sizes |= dict(tile_rows=kernel.tile_rows, dynamic=kernel.shared_bytes)
-    return [KernelUse(dtype=build.dtype, **asdict(usages[name]), **sizes) for name in build.names]
+    sizes: dict[str, Any] = dict(dtype=build.dtype, head_dim=build.head_dim, vector=int(build.vector))
+    sizes |= dict(threads=kernel.threads, blocks=kernel.blocks, tile_rows=kernel.tile_rows, dynamic=kernel.shared_bytes)
+    return [KernelUse(**asdict(usages[name]), **sizes) for name in build.names]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import json
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,7 @@ def _problem(args: Namespace, seq: int) -> Problem:
 
 def _measure(args: Namespace, longest: Problem, implementations: list[Implementation]) -> BenchResult:
     """The result of all lengths, shortest first; those before the interruption when there was one."""
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     from dilkit.tools.measure.case import CaseRunner
     from dilkit.tools.results.file import new_result
@@ -176,7 +177,7 @@ def _measure(args: Namespace, longest: Problem, implementations: list[Implementa
     with tqdm(total=len(_lengths_of(args)), unit="length", file=sys.stderr, disable=None) as bar:
         try:
             for seq in sorted(set(_lengths_of(args))):
-                runner.say = lambda text, seq=seq: bar.set_description(f"{seq:,} tokens: {text}")
+                runner.say = partial(_say, bar, seq)
                 cases.append(runner.run(replace(longest, seq=seq)))
                 bar.update()
         except KeyboardInterrupt:
@@ -193,6 +194,10 @@ def _measure(args: Namespace, longest: Problem, implementations: list[Implementa
         scaling=scaling(cases),
         interrupted=interrupted,
     )
+
+
+def _say(bar: Any, seq: int, text: str) -> None:
+    bar.set_description(f"{seq:,} tokens: {text}")
 
 
 def _implementations(args: Namespace) -> list[Implementation]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, unflatten
 
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
@@ -50,7 +50,8 @@ def _merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
     # A row that no branch keeps is -inf everywhere: a finite maximum makes its weights 0 and not NaN.
     weights = (lse - lse.amax(0).clamp(min=-1e30).detach()).exp()
     weights = (weights / weights.sum(0).clamp(min=1e-30)).transpose(-1, -2).unsqueeze(-1).to(outs[0].dtype)
-    return sum(weight * out for weight, out in zip(weights, outs, strict=True))
+    merged: Tensor = sum(weight * out for weight, out in zip(weights, outs, strict=True))
+    return merged
 
 
 def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch: DilatedSegment) -> tuple[Tensor, Tensor]:
@@ -79,14 +80,14 @@ def _filled_up(x: Tensor, length: int, rate: int, heads: int) -> Tensor:
     if after := -x.shape[1] % length:
         x = pad(x, (0, 0, 0, 0, 0, after))
     if within := -length % rate:
-        x = pad(x.unflatten(1, (-1, length)), (0, 0, 0, 0, 0, within)).flatten(1, 2)
+        x = pad(unflatten(x, 1, (-1, length)), (0, 0, 0, 0, 0, within)).flatten(1, 2)
     return pad(x, (0, 0, 0, heads)) if heads else x
 
 
 def _cut_back(x: Tensor, problem: Problem, segment: int, length: int) -> Tensor:
     """`x` without what `_filled_up` added; `length` is that of a segment with its zeros."""
     if length > segment:
-        x = x.unflatten(1, (-1, length))[:, :, :segment].flatten(1, 2)
+        x = unflatten(x, 1, (-1, length))[:, :, :segment].flatten(1, 2)
     return x[:, : problem.seq, : problem.heads]
 
 
@@ -95,12 +96,9 @@ def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
 
     Head h starts at offset h mod rate, or with `by_offset` at h // (heads / rate): a diagonal over residue and offset.
     """
-    rows = (
-        x.unflatten(1, (-1, length // rate, rate))
-        if length == x.shape[1]
-        else x.unflatten(1, (-1, length)).unflatten(2, (-1, rate))
-    )
-    heads = rows.unflatten(4, (rate, -1)) if by_offset else rows.unflatten(4, (-1, rate))
+    whole = length == x.shape[1]
+    rows = unflatten(x, 1, (-1, length // rate, rate)) if whole else unflatten(unflatten(x, 1, (-1, length)), 2, (-1, rate))
+    heads = unflatten(rows, 4, (rate, -1) if by_offset else (-1, rate))
     return heads.diagonal(dim1=3, dim2=4 if by_offset else 5)
 
 

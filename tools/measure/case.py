@@ -161,7 +161,7 @@ def side_by_side(
     flops: Mapping[str, float],
     problem: Problem,
     ceilings: Ceilings,
-    time: Callable[[dict[str, Call]], dict[str, Samples]],
+    time: Callable[[Mapping[str, Call]], dict[str, Samples]],
 ) -> CaseFields:
     """`entries`, those that have a call with its speed: what `time` found of the calls, timed together with the ceilings."""
     timed = time({**ceilings.calls, **calls})

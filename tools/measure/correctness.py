@@ -107,8 +107,8 @@ def _whole(function: Function, problem: Problem, inputs: Inputs, dtype: str) -> 
 
 
 def _oracle(pattern: Pattern, problem: Problem, inputs: Inputs, dtype: str) -> tuple[Tensor, ...]:
-    options = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask, scale=problem.scale, dtype=dtype)
-    out, _ = oracle_attention(inputs.query, inputs.key, inputs.value, pattern, **options)
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask, scale=problem.scale)
+    out, _ = oracle_attention(inputs.query, inputs.key, inputs.value, pattern, dtype=dtype, **options)
     return _with_gradients(out, inputs, problem)
 
 
@@ -155,7 +155,8 @@ def difference(implementation: Implementation, problem: Problem, inputs: Inputs)
     that is what it computes."""
     if not implementation.differs(problem):
         return None
-    rows, found = _some_rows(problem, inputs), {}
+    rows = _some_rows(problem, inputs)
+    found: dict[str, float] = {}
     truth = exact_rows(inputs, problem, problem.pattern, rows, "float64")
     for name, computed, exact in zip(("out", "dquery"), _rows_of(implementation, inputs, problem, rows), truth, strict=True):
         if computed is not None and exact is not None:
@@ -206,7 +207,8 @@ def exact_rows(inputs: Inputs, problem: Problem, pattern: Pattern, rows: Tensor,
 
     kind, group = getattr(torch, dtype), problem.heads // problem.kv_heads
     count = pattern.count_rows(rows, problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
-    outs, grads = [], []
+    outs: list[Tensor] = []
+    grads: list[Tensor] = []
     for head in range(problem.heads):
         query = inputs.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
         key, value = (x.detach()[:, :, head // group].to(kind) for x in (inputs.key, inputs.value))

@@ -22,7 +22,8 @@ def kernels(problem: Problem) -> tuple[SdpaKernel, ...]:
 
 def attention_and_lse(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """`out` and `lse` `(batch, heads, rows)` of dense attention over `(batch, heads, rows, head_dim)`."""
-    out, lse = _FusedWithLse.apply(q, k, v, problem.is_causal, problem.scale, kernels(problem)[0])
+    apply: Any = _FusedWithLse.apply
+    out, lse = apply(q, k, v, problem.is_causal, problem.scale, kernels(problem)[0])
     return out, lse
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dilkit import registry, selector
 from dilkit.pattern import Pattern
@@ -110,7 +110,7 @@ class Implementation:
 
     def flops(self, problem: Problem) -> float:
         """Nominal FLOPs of one whole call of what it computes."""
-        sizes = dict(batch=problem.batch, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
+        sizes: dict[str, Any] = dict(batch=problem.batch, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
         if function := self.function(problem):
             forward = function.flops
         else:
@@ -132,8 +132,8 @@ def _from_backend(name: str) -> Implementation:
         from dilkit.attention import dilated_attention
 
         options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask, backend=name)
-        out: Tensor = dilated_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **options)
-        return out
+        out: Any = dilated_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **options)
+        return cast("Tensor", out)
 
     def refusals(problem: Problem) -> tuple[str, ...]:
         (decision,) = selector.trace(problem, {name: registry.backends()[name]}).decisions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
 from dilkit.tools.measure.threads import torch_threads
@@ -15,6 +15,9 @@ from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.kinds.overhead import Calls, OverheadResult
 from dilkit.tools.results.problem import ProblemFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -43,10 +46,10 @@ def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[
     chosen = select(trained, requested_backends(backend))
     inputs = Inputs.random(trained)
     graph = inputs.query, inputs.key, inputs.value
-    plain, mask = tuple(x.detach() for x in graph), inputs.key_padding_mask
+    plain, mask = (graph[0].detach(), graph[1].detach(), graph[2].detach()), inputs.key_padding_mask
     options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, backend=backend)
 
-    def public(tensors: tuple[Any, ...]) -> Any:
+    def public(tensors: tuple[Tensor, Tensor, Tensor]) -> Any:
         return dilated_attention(*tensors, problem.pattern, **options)
 
     def direct(at: Problem) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dilkit.tools.results.record import Samples
@@ -15,7 +15,7 @@ _FLUSH_BYTES = 256 << 20
 
 
 def time_interleaved(
-    functions: dict[str, Call],
+    functions: Mapping[str, Call],
     repeats: int = 7,
     warmup: int = 1,
     min_time: float = 0.0,
@@ -83,7 +83,8 @@ def _cuda_seconds(function: Call, calls: int, start_late: Call = lambda: None) -
     """By CUDA events; what `start_late` enqueues comes before the first of them."""
     import torch
 
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    event: Any = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
     torch.cuda.synchronize()
     start_late()
     start.record()

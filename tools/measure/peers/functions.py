@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, unflatten
 
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
@@ -141,15 +141,14 @@ def head_split(problem: Problem) -> Function:
 
 def _head_split_rows(inputs: Inputs, problem: Problem, rows: Tensor, dtype: str) -> Tensor:
     kind, branches = getattr(torch, dtype), problem.pattern.branches
-    share = problem.heads // len(branches)
-    tensors = [x.to(kind).split(share, dim=2) for x in (inputs.query, inputs.key, inputs.value)]
+    tensors = [x.to(kind).chunk(len(branches), 2) for x in (inputs.query, inputs.key, inputs.value)]
     parts = []
     for number, (branch, *qkv) in enumerate(zip(branches, *tensors, strict=True)):
         length, rate = branch.segment_length, branch.dilation_rate
         first = number % rate
-        q, k, v = (x.unflatten(1, (-1, length))[:, :, first::rate] for x in qkv)
+        q, k, v = (unflatten(x, 1, (-1, length))[:, :, first::rate] for x in qkv)
         found = _segments(q, k, v, problem)
-        whole = torch.zeros_like(qkv[0]).unflatten(1, (-1, length)).clone()
+        whole = unflatten(torch.zeros_like(qkv[0]), 1, (-1, length)).clone()
         whole[:, :, first::rate] = found / found.sum((1, 2), keepdim=True)
         parts.append(whole.flatten(1, 2))
     return torch.cat(parts, 2)[:, rows] / len(branches)

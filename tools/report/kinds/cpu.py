@@ -90,6 +90,6 @@ def _notes(result: CpuResult) -> list[str]:
     for loops in result.inner_loops:
         of_dense, of_fma = f"{loops.tile_gflops:.0f} GFLOP/s in dense attention", f"{loops.fma_gflops:.0f} in multiply-adds"
         lines.append(f"one thread, head_dim {loops.head_dim}: {of_dense}, {of_fma} from registers")
-    for step in result.million:
-        lines.append(f"{step.seq:,} tokens: {in_seconds(step.time.median_s)}, {step.gflops:,.0f} GFLOP/s")
+    for million in result.million:
+        lines.append(f"{million.seq:,} tokens: {in_seconds(million.time.median_s)}, {million.gflops:,.0f} GFLOP/s")
     return lines

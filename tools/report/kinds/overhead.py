@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dilkit.tools.console.text import in_seconds
-from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
 from dilkit.tools.report.headline import place, placed
 from dilkit.tools.report.points import sampled
 from dilkit.tools.results.kinds.overhead import Calls, OverheadResult
+from dilkit.tools.results.record import Samples
 
 METHOD = "One thread; both ways timed in turns. The overhead is the median difference of samples of the same round."
 
@@ -22,13 +23,8 @@ def document(result: OverheadResult) -> Document:
     sizes = result.problem.text(f"{result.seq} tokens").partition(", ")[2]  # the passes are those of each row
     header = ("a call", "dilkit", "directly", "overhead", "of the fastest")
     rows = tuple((mode, *_cells(calls)) for mode, calls in result.modes.items())
-    public, direct = (
-        Series(name, tuple(sampled(mode, samples(calls)) for mode, calls in result.modes.items()))
-        for name, samples in (
-            ("dilkit.dilated_attention", lambda calls: calls.public.samples_s),
-            (f"{result.backend} directly", lambda calls: calls.direct.samples_s),
-        )
-    )
+    public = Series("dilkit.dilated_attention", _bars({mode: calls.public for mode, calls in result.modes.items()}))
+    direct = Series(f"{result.backend} directly", _bars({mode: calls.direct for mode, calls in result.modes.items()}))
     axes = Axis("", "number"), Axis("time of a call", "seconds", log=False)
     return Document(
         headline=(
@@ -40,6 +36,10 @@ def document(result: OverheadResult) -> Document:
         plots=plots(Plot("Time of a call, with 95% intervals", "bars", (public, direct), axes)),
         method=METHOD,
     )
+
+
+def _bars(timed: dict[str, Samples]) -> tuple[Point, ...]:
+    return tuple(sampled(mode, samples.samples_s) for mode, samples in timed.items())
 
 
 def _cells(calls: Calls) -> tuple[str, ...]:

@@ -36,7 +36,8 @@ class KernelUse:
         words = row.split()
         if len(words) != len(FIELDS) or not all(word.isdecimal() for word in words[3:]):
             raise ValueError(f"rows: {row[:40]!r} where {', '.join(FIELDS)} are needed")
-        return cls(*words[:3], *map(int, words[3:]))
+        name, architecture, dtype, *numbers = words
+        return cls(name, architecture, dtype, *map(int, numbers))
 
     def row(self) -> str:
         """As files hold it."""
