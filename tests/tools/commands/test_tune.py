@@ -19,7 +19,6 @@ from dilkit.selector import explain, select
 from dilkit.tools import cli
 from dilkit.tools.commands.tune import command as tune
 from dilkit.tools.commands.tune import report as tune_report
-from dilkit.tools.measure import ceilings, overhead
 from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.results.kinds.bench import BenchCase
 
