@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dilkit.environment import TUNED
-from dilkit.tools.verify.conformance import Result
-from dilkit.tools.verify.poison import poisoned_memory
+from dilkit.testing.conformance import Result
+from dilkit.testing.poison import poisoned_memory
 
 MATRIX = "dilkit_matrix"
 os.environ[TUNED.name] = "none"  # what somebody has measured on this machine changes no test, nor what a test starts

@@ -14,8 +14,8 @@ from dilkit import register_backend, unregister_backend
 from dilkit.backend import Limits
 from dilkit.backends.reference import Reference
 from dilkit.registry import Broken, backends
-from dilkit.tools.verify.conformance import check
-from dilkit.tools.verify.problems import PROBLEMS, Case
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import PROBLEMS, Case
 
 SIMPLE = Case(feature="plain", variant="nested")
 

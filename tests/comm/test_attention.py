@@ -22,10 +22,10 @@ from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES
-from dilkit.tools.verify.conformance import _decide
-from dilkit.tools.verify.poison import poisoned_memory
-from dilkit.tools.verify.problems import PROBLEMS, Case
-from dilkit.tools.verify.tensors import Tensors, make_tensors
+from dilkit.testing.conformance import _decide
+from dilkit.testing.poison import poisoned_memory
+from dilkit.testing.problems import PROBLEMS, Case
+from dilkit.testing.tensors import Tensors, make_tensors
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 CASE = Case(feature="over ranks", variant="plain", pattern=PATTERN, seq=101)

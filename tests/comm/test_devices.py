@@ -17,8 +17,8 @@ from dilkit.comm import exchange_plan, run_threads
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.autograd import PassContext, _backward, _forward
 from dilkit.comm.transports.threads import ThreadComm
-from dilkit.tools.verify.problems import Case
-from dilkit.tools.verify.tensors import make_tensors
+from dilkit.testing.problems import Case
+from dilkit.testing.tensors import make_tensors
 
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 RANKS = 3

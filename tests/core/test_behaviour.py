@@ -10,8 +10,8 @@ import torch
 from helpers.backends_here import on
 
 from dilkit import Pattern, dilated_attention, explain
-from dilkit.tools.verify.problems import NESTED, RAGGED, SPARSE, Case
-from dilkit.tools.verify.tensors import Tensors, make_tensors
+from dilkit.testing.problems import NESTED, RAGGED, SPARSE, Case
+from dilkit.testing.tensors import Tensors, make_tensors
 
 PATTERNS = {
     "nested": NESTED,

@@ -14,9 +14,9 @@ from torch import Tensor
 from dilkit import Pattern
 from dilkit.comm import ExchangePlan, Fault, exchange_plan, ring_dilated_attention, run_threads
 from dilkit.comm.transports.threads import ThreadComm
-from dilkit.tools.verify import conformance
-from dilkit.tools.verify.problems import Case
-from dilkit.tools.verify.tensors import Tensors, make_tensors
+from dilkit.testing import conformance
+from dilkit.testing.problems import Case
+from dilkit.testing.tensors import Tensors, make_tensors
 
 PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 """Some segments within ranks, some not; none ends where shards do."""

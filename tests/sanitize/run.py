@@ -26,8 +26,8 @@ import torch
 from dilkit import Pattern
 from dilkit.backends.native.backend import encode_problem
 from dilkit.oracle import oracle_attention
-from dilkit.tools.verify.problems import PROBLEMS, Case
-from dilkit.tools.verify.tensors import make_tensors
+from dilkit.testing.problems import PROBLEMS, Case
+from dilkit.testing.tensors import make_tensors
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "backends/native/kernels"

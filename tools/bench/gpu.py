@@ -17,10 +17,10 @@ from dilkit.tools.measure import memory
 from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, Inputs, backend_implementations
+from dilkit.tools.measure.one_kernel import one_kernel_backends
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.kinds.gpu import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
 from dilkit.tools.results.record import Case, Entry, Samples
-from dilkit.tools.verify.one_kernel import one_kernel_backends
 
 CONFIGURATIONS = {
     "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),

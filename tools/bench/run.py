@@ -43,7 +43,7 @@ def run(kind: type[Suite[Any]], args: Namespace, defaults: dict[str, Any]) -> in
 
 def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: bool) -> SuiteResult:
     """The result; after Ctrl-C, of the steps that were done until then."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     steps = list(suite.steps())
     total = sum(step.weight for step in steps)

@@ -164,7 +164,7 @@ def _problem(args: Namespace, seq: int) -> Problem:
 
 def _measure(args: Namespace, longest: Problem, implementations: list[Implementation]) -> BenchResult:
     """The result of all lengths, shortest first; those before the interruption when there was one."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     from dilkit.tools.measure.case import CaseRunner
     from dilkit.tools.results.file import new_result

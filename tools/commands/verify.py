@@ -14,16 +14,16 @@ from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
+from dilkit.testing.problems import LARGE, PROBLEMS
 from dilkit.tools.console.arguments import add_backend_argument, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json
 from dilkit.tools.report.document import Document, Row, Table
 from dilkit.tools.report.terminal import document_text
-from dilkit.tools.verify.problems import LARGE, PROBLEMS
 
 if TYPE_CHECKING:
-    from dilkit.tools.verify.conformance import Result
-    from dilkit.tools.verify.problems import Case
+    from dilkit.testing.conformance import Result
+    from dilkit.testing.problems import Case
 
 HELP = """\
 check every backend against the fp64 oracle on the problem list
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one_by_one(wanted: bool) -> AbstractContextManager[tuple[str, ...]]:
-    from dilkit.tools.verify.one_kernel import one_kernel_backends
+    from dilkit.tools.measure.one_kernel import one_kernel_backends
 
     return one_kernel_backends("cuda") if wanted else nullcontext(())
 
@@ -88,7 +88,7 @@ def _one_by_one(wanted: bool) -> AbstractContextManager[tuple[str, ...]]:
 def _checked(backends: tuple[str, ...], cases: tuple[Case, ...], device: str) -> list[Result]:
     from tqdm import tqdm
 
-    from dilkit.tools.verify.conformance import check
+    from dilkit.testing.conformance import check
 
     todo = [(backend, case) for case in cases for backend in backends]  # case by case: the oracle's results are used at once
     progress = tqdm(todo, file=sys.stderr, disable=not sys.stderr.isatty(), unit="check", leave=False)
@@ -102,7 +102,7 @@ def _repeated(results: list[Result], device: str, repeats: int) -> dict[str, int
     """
     from tqdm import tqdm
 
-    from dilkit.tools.verify.conformance import repeats_that_differ
+    from dilkit.testing.conformance import repeats_that_differ
 
     known = known_backends()
     again = [r for r in results if r.case in LARGE and r.case.variant in REPEATED and r.verdict == "passed"]

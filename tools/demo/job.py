@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from dilkit.tools.console.interrupt import INTERRUPTED
 from dilkit.tools.demo.trainer import Trainer

@@ -69,7 +69,7 @@ def shortened(problem: Problem) -> Problem:
 
 def check_whole(implementation: Implementation, problem: Problem, known: Known | None = None) -> tuple[Check, ...]:
     """All of `out`, and all gradients where the problem asks for them, against the oracle."""
-    from dilkit.tools.verify.poison import poisoned_memory
+    from dilkit.testing.poison import poisoned_memory
 
     inputs, function = Inputs.random(problem, seed=1), implementation.function(problem)
     if function is not None:
@@ -176,7 +176,7 @@ def _rows_of(implementation: Implementation, inputs: Inputs, problem: Problem, r
     """What the implementation computes: `out` in `rows`, and the gradient of their queries where the problem asks for it."""
     import torch
 
-    from dilkit.tools.verify.poison import poisoned_memory
+    from dilkit.testing.poison import poisoned_memory
 
     with poisoned_memory():
         result = implementation.once(inputs, problem)

@@ -46,7 +46,7 @@ WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
 _MOST_MARKERS = 60
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dilkit",
     "text.parse_math": False,

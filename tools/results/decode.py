@@ -68,7 +68,7 @@ def encode(value: Any) -> Any:
 
 
 @cache
-def _fields(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], str, Any]]:
+def _fields(kind: Any) -> list[tuple[dataclasses.Field[Any], str, Any]]:
     """(field, its name in JSON, its type) of each field that the constructor takes."""
     hints = get_type_hints(kind)
     return [
@@ -135,5 +135,5 @@ def _refuse(what: str, value: Any, place: str) -> Any:
 
 
 def _mismatch(what: str, value: Any, place: str) -> DecodeError:
-    shown = {list: "a list", dict: "an object"}.get(type(value)) or visible(repr(value), 60)
+    shown = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else visible(repr(value), 60)
     return DecodeError(f"{place or 'the file'}: {shown} where {what} is needed")

@@ -71,8 +71,8 @@ class Check:
     @classmethod
     def of(cls, what: str, seq: int, error: float, plain_error: float, allowed: float) -> Check:
         """Passed where the error is within what is allowed; NaN is not."""
-        shown = (x if math.isfinite(x) else str(x) for x in (error, plain_error, allowed))
-        return cls(what, seq, *shown, passed=error <= allowed)
+        errors = [x if math.isfinite(x) else str(x) for x in (error, plain_error, allowed)]
+        return cls(what, seq, errors[0], errors[1], errors[2], error <= allowed)
 
     @property
     def ratio(self) -> float:

@@ -11,8 +11,8 @@ from helpers.on_host import FP32, TENSOR_CORES, OnHost
 from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE
 from dilkit.device import Capability
-from dilkit.tools.verify.conformance import Result, check
-from dilkit.tools.verify.problems import PROBLEMS, Case
+from dilkit.testing.conformance import Result, check
+from dilkit.testing.problems import PROBLEMS, Case
 
 
 @contextmanager

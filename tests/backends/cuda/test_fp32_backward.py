@@ -15,9 +15,9 @@ from dilkit import Pattern
 from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.cuda.table import STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import schedule
-from dilkit.tools.verify.conformance import LIMITS, expected
-from dilkit.tools.verify.problems import NESTED, PROBLEMS, Case
-from dilkit.tools.verify.tensors import Tensors, make_tensors
+from dilkit.testing.conformance import LIMITS, expected
+from dilkit.testing.problems import NESTED, PROBLEMS, Case
+from dilkit.testing.tensors import Tensors, make_tensors
 
 BLOCKS = 3
 MAXWELL = 5, 2

@@ -16,9 +16,9 @@ from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.problem import Problem
-from dilkit.tools.verify.conformance import LIMITS, expected
-from dilkit.tools.verify.problems import PROBLEMS, Case
-from dilkit.tools.verify.tensors import make_tensors
+from dilkit.testing.conformance import LIMITS, expected
+from dilkit.testing.problems import PROBLEMS, Case
+from dilkit.testing.tensors import make_tensors
 
 AMPERE, TURING = (8, 0), (7, 5)
 ROLES = {"dquery": ("dq",), "dkeyvalue": ("dk", "dv")}

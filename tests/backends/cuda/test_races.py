@@ -8,8 +8,8 @@ from helpers.on_host import FP32, TENSOR_CORES, OnHost
 from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backends.cuda.table import HEAD_DIMS
 from dilkit.device import Capability
-from dilkit.tools.verify.conformance import check
-from dilkit.tools.verify.problems import Case
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
 
 TURING: Capability = (7, 5)
 KINDS = [(FP32, "float32"), (FP32, "float16"), (FP32, "bfloat16"), (TURING, "float16"), (TENSOR_CORES, "bfloat16")]

@@ -10,7 +10,7 @@ from helpers.host_launcher import HostLauncher
 
 from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.cuda.table import STORAGE, kernel_for
-from dilkit.tools.verify.problems import Case
+from dilkit.testing.problems import Case
 
 ROUNDINGS = 8
 

@@ -8,8 +8,8 @@ import pytest
 
 from dilkit import Pattern, plan
 from dilkit.backends.native.backend import _chunks
-from dilkit.tools.verify.conformance import check
-from dilkit.tools.verify.problems import Case
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
 
 PATTERNS = {
     "nested": Pattern([32, 64, 256], [1, 2, 4]),

@@ -10,8 +10,8 @@ import torch
 
 from dilkit import Pattern, dilated_attention
 from dilkit.backends.native import _native
-from dilkit.tools.verify.conformance import check
-from dilkit.tools.verify.problems import LAYOUTS, PROBLEMS, Case
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import LAYOUTS, PROBLEMS, Case
 
 LONG = {
     "nested": dict(pattern=Pattern([128, 256, 512], [1, 2, 4]), heads=2),

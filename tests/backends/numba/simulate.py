@@ -32,8 +32,8 @@ from dilkit.backends.numba.arguments import Tiling  # noqa: E402
 from dilkit.backends.numba.backend import NumbaCuda  # noqa: E402
 from dilkit.backends.numba.kernels import compiled  # noqa: E402
 from dilkit.backends.numba.tilings import TABLE, tiling_for  # noqa: E402
-from dilkit.tools.verify.conformance import Result, check  # noqa: E402
-from dilkit.tools.verify.problems import PROBLEMS, Case  # noqa: E402
+from dilkit.testing.conformance import Result, check  # noqa: E402
+from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
 
 SHORT_WAIT = 1e-4
 """Seconds."""

@@ -17,13 +17,13 @@ from dilkit.backends.reference import Reference
 from dilkit.tools import cli
 from dilkit.tools.bench import gpu as suite
 from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.measure.one_kernel import one_kernel_backends
 from dilkit.tools.report.kinds.gpu import document, sentence
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.kinds.gpu import GpuResult
 from dilkit.tools.results.record import Entry
 from dilkit.tools.site import figures
-from dilkit.tools.verify.one_kernel import one_kernel_backends
 
 TINY = {
     "A": Configuration(128, (16, 32, 128), (1, 2, 16)),

@@ -19,11 +19,11 @@ from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
 from dilkit.selection.preference_table import TABLE
+from dilkit.testing import conformance
+from dilkit.testing.problems import LARGE, PROBLEMS
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands import verify
 from dilkit.tools.console.terminal import coloured
-from dilkit.tools.verify import conformance
-from dilkit.tools.verify.problems import LARGE, PROBLEMS
 
 
 class Picky(Reference):

@@ -11,13 +11,13 @@ from helpers.measuring import SMALL, reference, wrong_by
 
 from dilkit import Pattern, Problem
 from dilkit.oracle import oracle_attention
+from dilkit.testing.poison import poisoned_memory
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness, memory
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner, _work, with_speed
 from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.results.record import Entry, Samples
-from dilkit.tools.verify.poison import poisoned_memory
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 

@@ -46,7 +46,7 @@ def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int],
 
 
 def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> list[BenchCase]:
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     from dilkit.tools.bench.ranks.case import RanksRunner
 

@@ -22,9 +22,9 @@ from dilkit.device import probe
 from dilkit.op.operators import lse_dtype
 from dilkit.oracle import oracle_attention
 from dilkit.selector import Decision, explain
-from dilkit.tools.verify.poison import poisoned_memory
-from dilkit.tools.verify.problems import Case
-from dilkit.tools.verify.tensors import Tensors, make_tensors
+from dilkit.testing.poison import poisoned_memory
+from dilkit.testing.problems import Case
+from dilkit.testing.tensors import Tensors, make_tensors
 
 LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
 """How many times the error of plain torch math is still right."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit.op.operators import lse_dtype
-from dilkit.tools.verify.problems import Case
+from dilkit.testing.problems import Case
 
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
 """Largest (query or key, value) of "large" cases: what plain torch math in the dtype can still multiply without overflow."""

@@ -26,7 +26,7 @@ MIXED = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One problem of the list. Its tensors are made by `dilkit.tools.verify.tensors`, seeded by feature and variant.
+    """One problem of the list. Its tensors are made by `dilkit.testing.tensors`, seeded by feature and variant.
 
     `mask`: which keys are ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
     `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
