@@ -142,7 +142,7 @@ def _in_process(comm: Comm, work: Work) -> int:
     try:
         with _quiet(comm.rank > 0):
             code = work(comm)
-        return max(int(told) for told in comm.share(str(code).encode(), "exit codes"))
+        return max(int(shared) for shared in comm.share(str(code).encode(), "exit codes"))
     except Exception as error:
         if comm.rank and isinstance(error, (ValueError, TypeError)) and not isinstance(error, PlanMismatch):
             time.sleep(_TURN)
@@ -187,11 +187,11 @@ def _threads_shared(sharing: int) -> Iterator[None]:
 def _ranks_beside(comm: Comm) -> int:
     """How many ranks compute on the cores of this one, itself included: mpirun may bind each to cores of its own."""
     if not hasattr(os, "sched_getaffinity"):
-        places = [told.decode() for told in comm.share(platform.node().encode(), "hosts")]
+        places = [shared.decode() for shared in comm.share(platform.node().encode(), "hosts")]
         return places.count(platform.node())
     mine = platform.node(), sum(1 << core for core in os.sched_getaffinity(0))
-    told = comm.share(f"{mine[0]} {mine[1]:x}".encode(), "hosts and cores")
-    return _sharing(mine, [(host, int(cores, 16)) for host, cores in (record.decode().split(" ") for record in told)])
+    shared = comm.share(f"{mine[0]} {mine[1]:x}".encode(), "hosts and cores")
+    return _sharing(mine, [(host, int(cores, 16)) for host, cores in (record.decode().split(" ") for record in shared)])
 
 
 def _sharing(mine: tuple[str, int], all_ranks: Sequence[tuple[str, int]]) -> int:

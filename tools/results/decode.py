@@ -11,7 +11,7 @@ import dataclasses
 import math
 import types
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from dilkit.tools.console.text import visible
 
@@ -38,8 +38,8 @@ def decode(kind: type[T], value: Any, place: str = "") -> T:
     """
     if not isinstance(value, dict):
         raise _mismatch("an object", value, place)
-    found = {}
-    for field, name, hint in _fields(kind):
+    found, record = {}, cast(Any, kind)
+    for field, name, hint in _fields(record):
         inner = f"{place}.{name}" if place else name
         if name in value:
             found[field.name] = _decode(hint, value[name], inner)
@@ -68,11 +68,11 @@ def encode(value: Any) -> Any:
 
 
 @cache
-def _fields(kind: Any) -> list[tuple[dataclasses.Field[Any], str, Any]]:
+def _fields(record: Any) -> list[tuple[dataclasses.Field[Any], str, Any]]:
     """(field, its name in JSON, its type) of each field that the constructor takes."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(record)
     return [
-        (field, field.metadata.get("name", field.name), hints[field.name]) for field in dataclasses.fields(kind) if field.init
+        (field, field.metadata.get("name", field.name), hints[field.name]) for field in dataclasses.fields(record) if field.init
     ]
 
 

@@ -58,7 +58,7 @@ def steps(points: np.ndarray, width: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _palette(count: int) -> np.ndarray:
-    """`(count, 3)`: a colour for each segment; neighbours along the curve are alike but can be told apart."""
+    """`(count, 3)`: a colour for each segment; neighbours along the curve are alike but can be distinguished."""
     from matplotlib.colors import LinearSegmentedColormap
 
     chosen = LinearSegmentedColormap.from_list("segments", COLOURS[1:])

@@ -52,7 +52,7 @@ def _compiled(problem: Problem) -> tuple[Callable[..., Tensor], Tensor]:
 
 
 def _options(problem: Problem, ignored: Tensor) -> dict[str, Any]:
-    """What FlexAttention is told: the count as a mask, and as a change of scores where a key may be seen more than once."""
+    """What FlexAttention is given: the count as a mask, and as a change of scores where a key may be seen more than once."""
     count = _counter(problem, ignored.device)
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -99,7 +99,7 @@ def _counts_above_one(problem: Problem) -> bool:
 
 
 def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device) -> Any:
-    """The blocks in which any query sees any key, told from the rows that each branch keeps: no matrix of `seq**2` is made."""
+    """The blocks in which any query sees any key, from the rows that each branch keeps: no matrix of `seq**2` is made."""
     from torch.nn.attention.flex_attention import BlockMask
 
     some, whole = (x.to(device) for x in _blocks(problem))

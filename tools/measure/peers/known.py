@@ -44,8 +44,8 @@ def peer_implementations(names: Sequence[str] | None = None) -> list[Implementat
 
 def describe() -> list[dict[str, Any]]:
     """Each peer as plain data: its name, what it is, what it computes, its version, and why it is absent where it is."""
-    told = []
+    found = []
     for peer in known().values():
         release = version(peer.name) if peer.name in PACKAGES else torch.__version__
-        told.append(dict(name=peer.name, summary=peer.summary, computes=peer.computes, version=release, absent=peer.absent()))
-    return told
+        found.append(dict(name=peer.name, summary=peer.summary, computes=peer.computes, version=release, absent=peer.absent()))
+    return found
