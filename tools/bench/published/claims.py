@@ -1,8 +1,8 @@
 """The figures that documents of older implementations published, each with the setting that measures it again.
 
-They are data, in `claims.json`; its `groups` name settings that a table compares. What is known to be wrong with a claim is said
-beside it. All were taken on one or two GTX 1080, of the forward pass alone, with 64 dimensions a head. A figure that a
-document's prose repeats appears once.
+They are data, in `claims.json`, where a claim names its settings and its note; `groups` name settings that a table compares.
+What is known to be wrong with a claim is said in its note. All were taken on one or two GTX 1080, of the forward pass alone,
+with 64 dimensions a head. A figure that a document's prose repeats appears once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dilkit.tools.results.decode import decode
 from dilkit.tools.results.kinds.published import Setting
@@ -48,53 +49,32 @@ class Claim:
         return CARD if ranks == 1 else f"{ranks} x {CARD}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """A claim in the file, where setting, base and note are names."""
-
-    figure: str
-    claimed: float
-    quantity: str
-    setting: str | None = None
-    base: str | None = None
-    who: str = "auto"
-    base_who: str = "auto"
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class _File:
-    notes: dict[str, str]
-    settings: dict[str, Setting]
-    groups: dict[str, tuple[str, ...]]
-    documents: dict[str, tuple[_Row, ...]]
-
-
 @cache
-def _file() -> _File:
-    return decode(_File, json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8")))
+def _data() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
+    return found
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
     """All figures of the documents, in their order."""
-    return tuple(_claim(document, row) for document, rows in _file().documents.items() for row in rows)
+    return tuple(_claim(document, row) for document, rows in _data()["documents"].items() for row in rows)
 
 
-def _claim(document: str, row: _Row) -> Claim:
-    known, note = _file().settings, _file().notes[row.note] if row.note else ""
-    setting, base = (known[name] if name else None for name in (row.setting, row.base))
-    values = dict(figure=row.figure, quantity=row.quantity, who=row.who, base_who=row.base_who)
-    return Claim(document=document, claimed=row.claimed, setting=setting, base=base, note=note, **values)
+def _claim(document: str, row: dict[str, Any]) -> Claim:
+    tables = dict(setting="settings", base="settings", note="notes")
+    named = {field: _data()[table][row[field]] for field, table in tables.items() if field in row}
+    return decode(Claim, {**row, **named, "document": document}, row["figure"])
 
 
 @cache
 def settings() -> tuple[Setting, ...]:
     """What has to be measured for all claims, the shortest first."""
-    return tuple(sorted(_file().settings.values(), key=lambda s: (s.ranks, s.tokens, s.seq, s.heads, s.segment_lengths)))
+    found = (decode(Setting, setting, name) for name, setting in _data()["settings"].items())
+    return tuple(sorted(found, key=lambda s: (s.ranks, s.tokens, s.seq, s.heads, s.segment_lengths)))
 
 
 @cache
 def group(name: str) -> dict[str, Setting]:
     """The settings of a group, by name."""
-    return {one: _file().settings[one] for one in _file().groups[name]}
+    return {one: decode(Setting, _data()["settings"][one], one) for one in _data()["groups"][name]}

@@ -46,21 +46,24 @@ def _none(problem: Problem) -> tuple[str, ...]:
 
 
 def _auto(inputs: Inputs, problem: Problem) -> Tensor:
-    from dilkit.nn import DilatedAttention
-
-    return _out(DilatedAttention(problem.pattern), inputs, problem)
-
-
-def _out(attention: nn.Module, inputs: Inputs, problem: Problem) -> Tensor:
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask)
-    out: Tensor = attention(inputs.query, inputs.key, inputs.value, **options)
-    return out
+    return _attention(inputs, problem, problem.pattern)
 
 
 def _head_split(inputs: Inputs, problem: Problem) -> Tensor:
+    return _attention(inputs, problem, _split(problem.pattern, problem.heads))
+
+
+def _ordered(inputs: Inputs, problem: Problem) -> Tensor:
+    """Attention along the curve through the grid of the tokens, which are given and come back row by row."""
+    return _attention(inputs, problem, problem.pattern, grid_order(problem.seq))
+
+
+def _attention(inputs: Inputs, problem: Problem, pattern: Pattern, order: TokenOrder | None = None) -> Tensor:
     from dilkit.nn import DilatedAttention
 
-    return _out(DilatedAttention(_split(problem.pattern, problem.heads)), inputs, problem)
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask)
+    out: Tensor = DilatedAttention(pattern, order=order)(inputs.query, inputs.key, inputs.value, **options)
+    return out
 
 
 def _split(pattern: Pattern, heads: int) -> Pattern:
@@ -73,13 +76,6 @@ def grid_order(seq: int) -> TokenOrder:
 
     rows = next(side for side in range(math.isqrt(seq), 0, -1) if seq % side == 0)
     return order((rows, seq // rows))
-
-
-def _ordered(inputs: Inputs, problem: Problem) -> Tensor:
-    """Attention along the curve through the grid of the tokens, which are given and come back row by row."""
-    from dilkit.nn import DilatedAttention
-
-    return _out(DilatedAttention(problem.pattern, order=grid_order(problem.seq)), inputs, problem)
 
 
 def _out_of_order(inputs: Inputs, problem: Problem) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dilkit.problem import Problem
@@ -13,35 +13,29 @@ from dilkit.tools.measure.implementation import Implementation, Inputs
 from dilkit.tools.results.kinds.published import Longest, Trial
 
 
-@dataclass(frozen=True)
-class Search:
-    """How it is searched. `limit`: bytes, inputs counted; `grain`: the answer is a multiple of it; `budget`: seconds."""
+def longest(implementation: Implementation, problem: Problem, limit: int, grain: int, budget: float) -> Longest:
+    """The longest `seq` of `problem` of which a call fits into `limit` bytes, inputs counted, as a multiple of `grain`; 0: none.
 
-    limit: int
-    grain: int
-    budget: float
+    No call is made that is expected to take more than `budget` seconds.
+    """
+    tried: list[Trial] = []
 
-    def longest(self, implementation: Implementation, problem: Problem) -> Longest:
-        """The longest `seq` of `problem` that fits (0: none), and every length tried."""
-        tried: list[Trial] = []
+    def fits(seq: int) -> bool:
+        tried.append(_try(implementation, replace(problem, seq=seq)))
+        return tried[-1].bytes is not None and tried[-1].bytes <= limit
 
-        def fits(seq: int) -> bool:
-            tried.append(_try(implementation, replace(problem, seq=seq)))
-            return tried[-1].bytes is not None and tried[-1].bytes <= self.limit
+    def too_slow(seq: int) -> bool:
+        if not tried or tried[-1].seconds is None:
+            return False
+        return tried[-1].seconds * (seq / tried[-1].seq) ** (2 if implementation.quadratic else 1) > budget
 
-        def too_slow(seq: int) -> bool:
-            if not tried or tried[-1].seconds is None:
-                return False
-            power = 2 if implementation.quadratic else 1
-            return tried[-1].seconds * (seq / tried[-1].seq) ** power > self.budget
-
-        found = Longest(who=implementation.name, backward=problem.requires_grad, limit_bytes=self.limit)
-        try:
-            seq, slow = bisect(fits, self.grain, too_slow)
-        except memory.MeasureError as error:
-            return replace(found, stopped=str(error))
-        stopped = f"a call would take more than {self.budget:g} s (--budget)" if slow else None
-        return replace(found, seq=seq, tried=tuple(tried), stopped=stopped)
+    found = Longest(who=implementation.name, backward=problem.requires_grad, limit_bytes=limit)
+    try:
+        seq, slow = bisect(fits, grain, too_slow)
+    except memory.MeasureError as error:
+        return replace(found, stopped=str(error))
+    stopped = f"a call would take more than {budget:g} s (--budget)" if slow else None
+    return replace(found, seq=seq, tried=tuple(tried), stopped=stopped)
 
 
 def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bool]) -> tuple[int, bool]:
@@ -56,10 +50,7 @@ def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bo
             return low, True
     while high - low > grain:
         middle = (low + high) // (2 * grain) * grain
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low, False
 
 

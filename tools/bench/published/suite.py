@@ -16,7 +16,7 @@ from dilkit.tools.bench.published import judge, settings
 from dilkit.tools.bench.published.claims import group
 from dilkit.tools.bench.published.claims import settings as published_settings
 from dilkit.tools.bench.published.implementations import implementation
-from dilkit.tools.bench.published.longest import Search
+from dilkit.tools.bench.published.longest import longest
 from dilkit.tools.bench.published.ranks import LONG_CALL, RanksCalls, fields_of, samples_of
 from dilkit.tools.bench.ranks.rank import run
 from dilkit.tools.bench.suite import Step, Suite
@@ -104,6 +104,11 @@ class PublishedSuite(Suite[PublishedResult]):
         return self.device
 
     @property
+    def divisor(self) -> int:
+        """By what lengths and memory are divided."""
+        return self.DIVISOR if self.quick else 1
+
+    @property
     def measured(self) -> Settings:
         """What is measured."""
         return self.settings or Settings.published(self.full, self.quick)
@@ -165,7 +170,7 @@ class PublishedSuite(Suite[PublishedResult]):
     def problem(self, setting: Setting, backward: bool = False) -> Problem:
         """What is measured: with --quick a shorter one."""
         kind, _, index = self.device.partition(":")
-        fields = fields_of(setting.divided(self.DIVISOR if self.quick else 1), backward)
+        fields = fields_of(setting.divided(self.divisor), backward)
         return replace(fields.problem, device=probe(kind, int(index or 0)))
 
     def who(self, setting: Setting, backward: bool) -> tuple[str, ...]:
@@ -222,7 +227,7 @@ class PublishedSuite(Suite[PublishedResult]):
     def over_ranks(self, ranks: int, calls: tuple[tuple[Setting, bool], ...], kind: str) -> Job:
         """Ranks beside one rank that has all cores, in turns; memory of each rank; of a job that fails, why."""
         cores = max(1, min(max(SIZES), usable_cores()))
-        task = RanksCalls(kind, calls, self.DIVISOR if self.quick else 1, cores, self.repeats)
+        task = RanksCalls(kind, calls, self.divisor, cores, self.repeats)
         try:
             return run(kind, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
         except Exception as error:  # one job that fails is one entry: the others go on
@@ -230,12 +235,12 @@ class PublishedSuite(Suite[PublishedResult]):
 
     def longest(self, who: str, backward: bool) -> Longest:
         """The longest sequence of which a call fits into the memory budget, inputs counted."""
-        limit = self.measured.memory // (self.DIVISOR if self.quick else 1)
+        limit = self.measured.memory // self.divisor
         setting = group("orders")["multi-segment"]
         problem, one = self.problem(setting, backward), implementation(who, setting.heads)
         one.once(Inputs.random(problem), problem)  # what is loaded at the first call is no part of a call
-        found = Search(limit, max(1, limit // self.measured.grains), self.patience).longest(one, problem)
-        return replace(found, setting=setting)
+        grain = max(1, limit // self.measured.grains)
+        return replace(longest(one, problem, limit, grain, self.patience), setting=setting)
 
 
 def _in_dtype(problem: Problem, who: str) -> Problem:

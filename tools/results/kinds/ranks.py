@@ -11,8 +11,9 @@ from dilkit.tools.results.record import Case, Check, Measurement, SuiteResult, o
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A measurement; `failed` is why there is none."""
+    """A measurement over ranks, which the transport moves rows between; `failed` is why there is none."""
 
+    transport: str = ""
     failed: str | None = None
 
 
@@ -62,7 +63,6 @@ class Sent:
 class SentCalls(Step):
     """Calls whose bytes were counted."""
 
-    transport: str = ""
     ranks: int = 0
     calls: tuple[Sent, ...] = ()
 
@@ -80,7 +80,6 @@ class Agreement:
 class AgreementCalls(Step):
     """Calls whose results were compared."""
 
-    transport: str = ""
     ranks: int = 0
     calls: tuple[Agreement, ...] = ()
 
@@ -89,7 +88,6 @@ class AgreementCalls(Step):
 class Fault(Step):
     """What became of a fault: the seconds until the last of the other ranks knew, and what they said."""
 
-    transport: str = ""
     kind: str = ""
     timeout: float = 0.0
     options: str = ""
@@ -111,7 +109,6 @@ class Memory(Step):
     """Peak bytes of each rank, and what a rank's part of the tensors alone takes. `config`: empty at fixed tokens a rank."""
 
     config: str = ""
-    transport: str = ""
     seq: int = 0
     ranks: int = 1
     threads: int = 1
@@ -132,7 +129,6 @@ class Memory(Step):
 class Race(Step, Case):
     """Ranks of one thread each ("ranks"), and one rank of several ("one rank"), timed in turns."""
 
-    transport: str = ""
     ranks: int = 0
     one_rank_threads: int = 0
     check: tuple[Check, ...] = ()
@@ -159,7 +155,6 @@ class RankTime:
 class Timeline(Step):
     """One forward and backward pass, rank by rank."""
 
-    transport: str = ""
     seq: int = 0
     ranks: tuple[RankTime, ...] = ()
 
