@@ -6,12 +6,9 @@ from pathlib import Path
 
 from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import document_markdown, escaped, table_markdown
-from dilkit.tools.report.picture import write_png
 from dilkit.tools.results.file import read_json
 
 NOTHING = "Nothing has been measured for this version yet."
-MOST_PLOTS = 6
-"""Of a suite, in the picture on its page."""
 MOST_ROWS = 24
 """Of a table that stands on docs/measurements.md beside a link to the whole."""
 
@@ -59,8 +56,3 @@ def gpu_suites(folder: Path) -> str:
     if not paths:
         return f"{NOTHING} Where there is a GPU: `dilkit bench --suite gpu`."
     return "\n\n".join(f"## {path.stem}\n\n{document_markdown(registry.document_of(path), level=3)}" for path in paths)
-
-
-def draw_suite(folder: Path, name: str, path: Path) -> None:
-    """The picture of a suite's result. Raises ImportError where matplotlib is missing."""
-    write_png(registry.document_of(folder / f"{name}.json").plots[:MOST_PLOTS], path)

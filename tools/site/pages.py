@@ -30,6 +30,8 @@ from dilkit.selection.preference_table import table_preference
 from dilkit.selector import ranked
 from dilkit.tools import cli
 from dilkit.tools.measure.peers import known as peers
+from dilkit.tools.report import registry
+from dilkit.tools.report.picture import write_png
 from dilkit.tools.site import figures
 from dilkit.tools.site.order_figures import locality_table
 
@@ -37,8 +39,8 @@ BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULT
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
-PICTURED = ("ring", "orders", "seeds")
-"""Suites whose page shows their picture."""
+PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6}
+"""Results that a page shows a picture of: how many plots of each."""
 _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {
     "pattern.png": (*_DRAWN, "--out"),
@@ -88,9 +90,9 @@ def draw(folder: Path) -> int:
 
 def draw_results(results_folder: Path, folder: Path) -> None:
     """Draw the pictures of the results whose pages show one into `folder`, anew from their files."""
-    for name in PICTURED:
+    for name, most in PICTURED.items():
         if (results_folder / f"{name}.json").exists():
-            figures.draw_suite(results_folder, name, folder / f"{name}.png")
+            write_png(registry.document_of(results_folder / f"{name}.json").plots[:most], folder / f"{name}.png")
 
 
 def _block(match: re.Match[str], page: Path, root: Path) -> str:
