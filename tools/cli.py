@@ -44,7 +44,7 @@ exit codes:
   2    bad arguments, bad input, or a part of the installation is missing
   130  interrupted
 
-`dilkit COMMAND --help` tells more; `--json` makes any command print one JSON object with a "schema" number instead."""
+`dilkit COMMAND --help` says more; `--json` makes any command print one JSON object with a "schema" number instead."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -108,7 +108,7 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _fail(prog: str, message: str, code: int) -> int:
-    """Only the first rank tells. The others give it time: a launcher ends the whole job as soon as one rank has failed."""
+    """Only the first rank prints. The others give it time: a launcher ends the whole job as soon as one rank has failed."""
     if environment.first_of_all():
         print(f"{prog}: {message}", file=sys.stderr)
     else:

@@ -61,19 +61,12 @@ def _mask(case: Case, draw: torch.Generator) -> Tensor | None:
     """Bool `(batch, seq)`, True = ignored."""
     if case.mask == "none":
         return None
-    mask = torch.zeros(case.batch, case.seq, dtype=torch.bool)
-    third = (case.seq + 2) // 3
     if case.mask == "random":
-        return torch.rand(mask.shape, generator=draw) < 0.4
-    if case.mask == "left":
-        mask[:, :third] = True
-    elif case.mask == "right":
-        mask[:, case.seq - third :] = True
-    elif case.mask == "element":
-        mask[-1] = True
-    else:
-        mask[:] = True
-    return mask
+        return torch.rand(case.batch, case.seq, generator=draw) < 0.4
+    element, token = torch.arange(case.batch)[:, None], torch.arange(case.seq)
+    third = (case.seq + 2) // 3
+    masked = dict(left=token < third, right=token >= case.seq - third, element=element == case.batch - 1, all=token >= 0)
+    return masked[case.mask].expand(case.batch, case.seq).clone()
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:

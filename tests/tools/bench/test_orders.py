@@ -163,7 +163,7 @@ def test_adapters_of_packages_compute_what_they_say(peer: Peer, ndim: int, bits:
     points = np.random.default_rng(0).integers(0, 1 << bits, (500, ndim)).astype(np.uint16)
     codes = peer.encoder(points, bits).result()
     assert np.array_equal(peer.decoder(codes, ndim, bits).result(), points)
-    findings = [*checks.curve(peer, ndim, bits), *checks.walk(permutation, (1 << bits,) * ndim)]
+    findings = [*checks.curve(peer, ndim, bits), *checks.visits(permutation, (1 << bits,) * ndim)]
     assert all(finding.passed for finding in (*findings, *checks.sorting(peer.sorter(points, bits).result(), codes)))
 
 
@@ -178,7 +178,7 @@ def test_adapters_of_packages_compute_what_they_say(peer: Peer, ndim: int, bits:
     ],
 )
 def test_the_check_of_a_curve_can_fail(indices: list[int], shape: tuple[int, ...], passed: list[bool]) -> None:
-    assert [finding.passed for finding in checks.walk(np.array(indices), shape)] == passed
+    assert [finding.passed for finding in checks.visits(np.array(indices), shape)] == passed
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def curve(peer: Peer, ndim: int, bits: int) -> list[Finding]:
     ]
 
 
-def walk(indices: Array, shape: Sequence[int]) -> list[Finding]:
+def visits(indices: Array, shape: Sequence[int]) -> list[Finding]:
     """Row-major `indices` are distinct cells of the grid, all of them if there are as many, by steps of one cell.
 
     Where a side is odd a curve may have to jump: then the number of jumps is only reported.

@@ -33,11 +33,11 @@ def _cube(shape: Sequence[int], out: Array) -> Implementations:
     def check(count: int, cells: Array) -> list[Finding]:
         decoded = Dilkit().decoder(np.arange(count, dtype=np.uint32), ndim, bits).result()
         equal = same("equal to decode of 0, 1, 2, ...", cells, row_major(decoded.T, bits, dtype))
-        return checks.walk(cells, shape) + equal
+        return checks.visits(cells, shape) + equal
 
     def other(peer: Peer) -> OrderImplementation:
         def check(_: int, cells: Array) -> list[Finding]:
-            return checks.curve(peer, ndim, bits) + checks.walk(cells, shape)
+            return checks.curve(peer, ndim, bits) + checks.visits(cells, shape)
 
         return OrderImplementation(lambda count: peer.permutation(ndim, bits, count, dtype), check, whole=False)
 
@@ -47,7 +47,7 @@ def _cube(shape: Sequence[int], out: Array) -> Implementations:
 
 def _generalised(shape: tuple[int, ...], out: Array) -> Implementations:
     """Packages have codes on cubes of a power of two alone: sorted codes are what they offer here, a curve with jumps."""
-    ours = OrderImplementation(lambda _: Dilkit().generalised(shape, out), lambda _, cells: checks.walk(cells, shape))
+    ours = OrderImplementation(lambda _: Dilkit().generalised(shape, out), lambda _, cells: checks.visits(cells, shape))
     coords = np.stack(np.unravel_index(np.arange(len(out)), shape), 1).astype(np.uint16)
     others = _packages(partial(_sorter, coords=coords, bits=bits_of(shape))) if out.dtype == np.int32 else {}
     return {OURS: ours} | others

@@ -123,7 +123,7 @@ class OrdersSuite(Suite[OrdersResult]):
         inverse = checks.same("rank[perm] is 0, 1, 2, ...", rank[perm], np.arange(len(perm)))
         calls = dict(permutation=lambda: order(shape), both=lambda: order(shape).rank)
         times = time_interleaved(calls, self.repeats, before=_forget)
-        return ColdOrder(grid=name, shape=shape, check=(*checks.walk(perm, shape), *inverse), times=times)
+        return ColdOrder(grid=name, shape=shape, check=(*checks.visits(perm, shape), *inverse), times=times)
 
     def warm(self, name: str) -> WarmOrder:
         """`order(...)` when it is in the cache."""

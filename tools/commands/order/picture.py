@@ -27,7 +27,7 @@ class View:
         self.colours = _palette(int(self.segment[-1]) + 1)[self.segment]
         self.token = tuple(min(3 * side // 8 + 1, side - 1) for side in order.shape)
         self.inside = self.segment == self.segment[(self.cells == self.token).all(1)]
-        """The cells in the segment of this one token, which is neither at the edge nor where halves meet."""
+        """The cells in the segment of this one token, which is neither at the edge nor on the border of two halves."""
 
 
 def save_picture(pictured: list[tuple[TokenOrder, LocalityReport]], length: int, rate: int, path: Path) -> None:

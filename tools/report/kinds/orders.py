@@ -30,9 +30,10 @@ METHOD = (
     "would take longer than the budget (--budget, seconds a call) is given fewer points of the same row; what counts is "
     "time a point. Packages have codes and coordinates on cubes of a power of two: their permutation is that of decoded "
     "coordinates, their ranks are the codes of all cells, and on other grids their codes are sorted, which makes a curve "
-    "with jumps. Before it is timed everyone must walk a small grid, visiting each cell once by steps of one cell, and know "
-    "its own codes again; in the row itself, give each cell once, ascending codes, or the inputs back. Distances to the "
-    "nearest kept key are means over the tokens of a grid of 256 x 256 in segments of 4,096, and depend on no machine."
+    "with jumps. Before it is timed, everyone is checked: on a small grid each cell must be visited once, by steps of one "
+    "cell, and codes and cells must be each other's inverse; in the row itself, each cell must occur once, codes must "
+    "ascend, or the inputs must come back. Distances to the nearest kept key are means over the tokens of a grid of 256 x "
+    "256 in segments of 4,096, and depend on no machine."
 )
 _NS, _NAMES = Axis("nanoseconds a point", "number"), Axis("", "number")
 Bars = dict[str, list[Point]]
