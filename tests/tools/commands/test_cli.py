@@ -58,13 +58,9 @@ def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
     text = output(capsys, "--help")
     assert all(f"\n  {name} " in text for name in COMMANDS)
     assert all(f"\n  {code} " in text for code in (0, 1, 2, 130))
+    assert all("--json" in output(capsys, command, "--help") for command in COMMANDS)
     assert "commands:" in output(capsys, code=2)
     assert output(capsys, "--version").startswith("dilkit 0.")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert "--json" in output(capsys, command, "--help")
 
 
 def test_a_command_that_cannot_be_loaded_hides_no_other(
@@ -329,7 +325,6 @@ def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
 
     with registered(WrongWhenLarge()) as name:
         report = json_output(capsys, "verify", "--backend", name, "--repeats", "2", code=1)
-    assert report["cases"] == few_problems + 1
     assert [failure["case"] for failure in report["backends"]["wrong_when_large"]["failures"]] == ["large-causal-float32"]
 
 
