@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from dilkit.tools.bench import run as suite_run
 from dilkit.tools.bench.ranks import faults, rank, targets
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.suite import SMALL, RanksSuite
-from dilkit.tools.bench.ranks.tasks import CountBytes
+from dilkit.tools.bench.ranks.tasks import count_bytes
 from dilkit.tools.console import launcher, ranks
 from dilkit.tools.console.launcher import JobError
 from dilkit.tools.report.kinds.ranks import document, sentence
@@ -220,14 +221,14 @@ class TestSuite:
         assert RanksSuite(processes=()).wrong(failed)
 
     def test_a_task_on_processes(self) -> None:
-        (call,) = rank.run("gloo", 2, CountBytes(SMALL[:1], ("auto",))).calls
+        (call,) = rank.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("auto",))).calls
         assert call.sent_bytes == call.planned_bytes
         assert sum(call.sent_bytes) > 0
 
     def test_a_job_that_fails_says_why(self) -> None:
-        complaint = r"(?s)CountBytes on 2 ranks of gloo ended with 1:.*\[rank [01]\] ValueError: .*star"
+        complaint = r"(?s)2 ranks of gloo: the job ended with 1:.*\[rank [01]\] ValueError: .*star"
         with pytest.raises(JobError, match=complaint):
-            rank.run("gloo", 2, CountBytes(SMALL[:1], ("star",)), limit=60.0)
+            rank.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("star",)), limit=60.0)
 
     def test_a_job_that_does_not_end_is_killed(self) -> None:
         ended = launcher.launch("gloo", 2, ["-c", "import time; print('up', flush=True); time.sleep(100)"], limit=2.0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dilkit.problem import Problem
 from dilkit.tools.bench.published.longest import inputs_of
-from dilkit.tools.bench.ranks.call import ProblemFields, RanksCall
-from dilkit.tools.bench.ranks.rank import Task
-from dilkit.tools.bench.ranks.tasks import peaks_of, race
-from dilkit.tools.measure import memory
+from dilkit.tools.bench.ranks.call import RanksCall
+from dilkit.tools.bench.ranks.case import memory_note
+from dilkit.tools.bench.ranks.tasks import beside_one_rank, peaks_of
 from dilkit.tools.results.kinds.published import Job, RanksCase, Setting
 
 if TYPE_CHECKING:
@@ -20,69 +21,33 @@ LONG_CALL = 1e11
 """FLOPs of a call of which fewer samples are taken."""
 
 
-@dataclass(frozen=True)
-class RanksCalls(Task[Job]):
+def over_ranks(
+    comm: Comm, transport: str, calls: Sequence[tuple[Setting, bool]], divisor: int, one_rank_threads: int, repeats: int
+) -> Job:
     """Settings and passes: ranks beside one rank that has all cores, in turns, and the peak memory of each rank.
 
     `divisor` divides lengths. `repeats` is for calls that are short: `samples_of`.
     """
-
-    RESULT = Job
-
-    transport: str
-    calls: tuple[tuple[Setting, bool], ...]
-    divisor: int
-    one_rank_threads: int
-    repeats: int
-
-    def run(self, comm: Comm) -> Job:
-        note = _memory_note(self.transport)
-        rows = tuple(self._row(comm, setting, backward, note) for setting, backward in self.calls)
-        return Job(ranks=comm.size, transport=self.transport, rows=rows)
-
-    def _row(self, comm: Comm, setting: Setting, backward: bool, note: str | None) -> RanksCase:
-        call = RanksCall(comm, fields_of(setting.divided(self.divisor), backward).problem)
-        checks, entries = race(call, self.one_rank_threads, samples_of(call.flops, self.repeats))
-        return RanksCase(
-            setting=setting,
-            backward=backward,
-            tokens=setting.divided(self.divisor).tokens,
-            transport=self.transport,
-            check=checks,
-            entries=entries,
-            peak_bytes=None if note else _peaks(call),
-            memory_note=note,
-        )
+    note, rows = memory_note(transport != "threads"), []
+    for setting, backward in calls:
+        call = RanksCall(comm, problem_of(setting, divisor, backward))
+        checks, entries = beside_one_rank(call, one_rank_threads, samples_of(call.flops, repeats))
+        tokens, peaks = setting.divided(divisor).tokens, None if note else _peaks(call)
+        row = RanksCase(setting=setting, backward=backward, tokens=tokens, transport=transport, check=checks, entries=entries)
+        rows.append(replace(row, peak_bytes=peaks, memory_note=note))
+    return Job(ranks=comm.size, transport=transport, rows=tuple(rows))
 
 
-def fields_of(setting: Setting, backward: bool) -> ProblemFields:
-    """The problem of a setting."""
-    return ProblemFields(
-        lengths=setting.segment_lengths,
-        rates=setting.dilation_rates,
-        seq=setting.seq,
-        heads=setting.heads,
-        head_dim=HEAD_DIM,
-        batch=setting.batch,
-        dtype=setting.dtype,
-        requires_grad=backward,
-    )
+def problem_of(setting: Setting, divisor: int, backward: bool) -> Problem:
+    """The problem of a setting, its lengths divided."""
+    s = setting.divided(divisor)
+    sizes: dict[str, Any] = dict(seq=s.seq, batch=s.batch, heads=s.heads, head_dim=HEAD_DIM, dtype=s.dtype)
+    return Problem(pattern=s.pattern, **sizes, requires_grad=backward)
 
 
 def samples_of(flops: float, repeats: int) -> int:
     """How many samples of a call of so many FLOPs: fewer where calls are long."""
     return repeats if flops < LONG_CALL else min(3 if flops < 3 * LONG_CALL else 2, repeats)
-
-
-def _memory_note(transport: str) -> str | None:
-    """Why the memory of a rank cannot be measured."""
-    if transport == "threads":
-        return "all ranks are in one process"
-    try:
-        memory.check_peak_memory()
-    except memory.MeasureError as error:
-        return str(error)
-    return None
 
 
 def _peaks(call: RanksCall) -> tuple[int, ...]:

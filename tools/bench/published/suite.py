@@ -13,11 +13,12 @@ from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.bench.published import judge, settings
+from dilkit.tools.bench.published import ranks as ranks_task
 from dilkit.tools.bench.published.claims import group
 from dilkit.tools.bench.published.claims import settings as published_settings
 from dilkit.tools.bench.published.implementations import implementation
 from dilkit.tools.bench.published.longest import longest
-from dilkit.tools.bench.published.ranks import LONG_CALL, RanksCalls, fields_of, samples_of
+from dilkit.tools.bench.published.ranks import LONG_CALL, problem_of, samples_of
 from dilkit.tools.bench.ranks.rank import run
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.commands.bench import PEERS
@@ -170,8 +171,7 @@ class PublishedSuite(Suite[PublishedResult]):
     def problem(self, setting: Setting, backward: bool = False) -> Problem:
         """What is measured: with --quick a shorter one."""
         kind, _, index = self.device.partition(":")
-        fields = fields_of(setting.divided(self.divisor), backward)
-        return replace(fields.problem, device=probe(kind, int(index or 0)))
+        return replace(problem_of(setting, self.divisor, backward), device=probe(kind, int(index or 0)))
 
     def who(self, setting: Setting, backward: bool) -> tuple[str, ...]:
         """Which implementations are compared at a setting, by name."""
@@ -227,7 +227,8 @@ class PublishedSuite(Suite[PublishedResult]):
     def over_ranks(self, ranks: int, calls: tuple[tuple[Setting, bool], ...], kind: str) -> Job:
         """Ranks beside one rank that has all cores, in turns; memory of each rank; of a job that fails, why."""
         cores = max(1, min(max(SIZES), usable_cores()))
-        task = RanksCalls(kind, calls, self.divisor, cores, self.repeats)
+        how: dict[str, Any] = dict(divisor=self.divisor, one_rank_threads=cores, repeats=self.repeats)
+        task = partial(ranks_task.over_ranks, transport=kind, calls=calls, **how)
         try:
             return run(kind, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
         except Exception as error:  # one job that fails is one entry: the others go on

@@ -5,41 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.measure import correctness
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
 from dilkit.tools.measure.ranks import gather
-from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.record import Check
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dilkit.comm import Comm, ExchangePlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProblemFields:
-    """A problem on the CPU as plain data, which a job is started with."""
-
-    lengths: tuple[int, ...]
-    rates: tuple[int, ...]
-    seq: int
-    heads: int
-    head_dim: int
-    kv_heads: int | None = None
-    batch: int = 1
-    dtype: str = "float32"
-    is_causal: bool = False
-    requires_grad: bool = False
-    key_padding_mask: bool = False
-
-    @property
-    def problem(self) -> Problem:
-        """The problem of the whole sequence."""
-        fields = {name: value for name, value in vars(self).items() if name not in ("lengths", "rates")}
-        return Problem(pattern=Pattern(self.lengths, self.rates), **fields)
 
 
 @dataclass(frozen=True)
@@ -118,7 +93,7 @@ class RanksCall:
         tensors = [unshard(x, self.comm) for x in short.once(short.part(whole))]
         pattern, alone = short.problem.pattern, self.comm.rank == 0
         found = correctness.check_tensors(tensors, short.problem, pattern, whole) if alone else ()
-        return tuple(decode(Check, check) for check in gather(self.comm, encode(found))[0])
+        return gather(self.comm, found)[0]
 
 
 def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True) -> ExchangePlan:

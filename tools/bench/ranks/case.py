@@ -84,22 +84,24 @@ class RanksRunner:
 
     def _with_memory(self, entry: Entry, call: RanksCall, inputs: Inputs) -> Entry:
         """`entry` with the peak extra bytes of a call on the rank that needs most; or why they are not known."""
-        if not self.alone:
-            return replace(entry, memory_note="memory is not measured: all ranks are in one process")
-        problem, peaks = call.problem, gather(self.comm, _peak(call, inputs))
-        if notes := [peak for peak in peaks if isinstance(peak, str)]:
-            return replace(entry, memory_note=notes[0])
+        problem, device = call.problem, call.problem.device.type
+        if notes := list(filter(None, gather(self.comm, memory_note(self.alone, device)))):
+            return replace(entry, memory_note=f"memory is not measured: {notes[0]}")
         forward = replace(call, problem=replace(problem, requires_grad=False))
-        alone = max(gather(self.comm, _peak(forward, inputs))) if problem.requires_grad else None
-        kb_per_token = max(peaks) / 1000 / (problem.batch * problem.seq / self.comm.size)
-        return replace(entry, peak_bytes=max(peaks), forward_peak_bytes=alone, kb_per_token=kb_per_token)
+        peak, alone = (
+            max(gather(self.comm, memory.peak_memory(partial(one.once, inputs), device))) if wanted else None
+            for one, wanted in ((call, True), (forward, problem.requires_grad))
+        )
+        kb_per_token = (peak or 0) / 1000 / (problem.batch * problem.seq / self.comm.size)
+        return replace(entry, peak_bytes=peak, forward_peak_bytes=alone, kb_per_token=kb_per_token)
 
 
-def _peak(call: RanksCall, inputs: Inputs) -> int | str:
-    """Bytes, or why they cannot be measured. The call is made in any case: others take part in it."""
+def memory_note(alone: bool, device: str = "cpu") -> str | None:
+    """Why the memory of a rank cannot be measured. `alone`: no other rank is in its process."""
+    if not alone:
+        return "all ranks are in one process"
     try:
-        memory.check_peak_memory(call.problem.device.type)
+        memory.check_peak_memory(device)
     except memory.MeasureError as error:
-        call.once(inputs)
         return str(error)
-    return memory.peak_memory(partial(call.once, inputs), call.problem.device.type)
+    return None

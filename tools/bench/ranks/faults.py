@@ -9,13 +9,13 @@ import re
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.bench.ranks.rank import Task
 from dilkit.tools.console.launcher import Ended
 from dilkit.tools.results.kinds.ranks import Fault
 
@@ -30,40 +30,28 @@ _FAULT = re.compile(rf"{_SPOKEN} fault at ([\d.]+)")
 _KNOWS = re.compile(rf"{_SPOKEN} rank (\d) knows at ([\d.]+): (.*)")
 
 
-@dataclass(frozen=True)
-class Fail(Task[None]):
+def fail(comm: Comm, kind: str, seconds: float, signals: bool = True) -> None:
     """One call that goes well; then rank 1 fails, and the others, who wait for `seconds`, print when they know, and what.
 
     `signals`: ranks are processes, which are killed and frozen by signals.
     """
-
-    kind: str
-    seconds: float
-    signals: bool = True
-
-    def run(self, comm: Comm) -> None:
-        call = _good_call(comm)
-        comm.timeout = self.seconds
-        if comm.rank == AT_FAULT:
-            _speak(f"fault at {time.monotonic()}")
-            call = self._fail(call)
-        try:
-            call.once(call.shard())
-        except Exception as error:
-            _speak(f"rank {comm.rank} knows at {time.monotonic()}: {type(error).__name__}: {error}")
-            raise
-
-    def _fail(self, call: RanksCall) -> RanksCall:
-        """What rank 1 does, and what it calls after that; a thread is killed by `Scripted`."""
-        if self.kind == "raises":
+    call = _good_call(comm)
+    comm.timeout = seconds
+    if comm.rank == AT_FAULT:
+        _speak(f"fault at {time.monotonic()}")
+        if kind == "raises":
             raise ZeroDivisionError("this rank's own fault")
-        if self.kind == "disagrees":
-            return replace(call, problem=replace(call.problem, pattern=Pattern([16, 64], [1, 2])))
-        if self.signals:
-            os.kill(os.getpid(), signal.SIGKILL if self.kind == "killed" else signal.SIGSTOP)
-        elif self.kind == "frozen":
-            time.sleep(3 * self.seconds)
-        return call
+        if kind == "disagrees":
+            call = replace(call, problem=replace(call.problem, pattern=Pattern([16, 64], [1, 2])))
+        elif signals:
+            os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+        elif kind == "frozen":
+            time.sleep(3 * seconds)
+    try:
+        call.once(call.shard())
+    except Exception as error:
+        _speak(f"rank {comm.rank} knows at {time.monotonic()}: {type(error).__name__}: {error}")
+        raise
 
 
 def on_threads(kind: str, timeout: float) -> Fault:
@@ -76,7 +64,8 @@ def on_threads(kind: str, timeout: float) -> Fault:
     printed, began, raised = io.StringIO(), time.monotonic(), ""
     with contextlib.redirect_stdout(printed):
         try:
-            run_threads(RANKS, Fail(kind, timeout, signals=False).run, timeout=timeout, faults=script)
+            task = partial(fail, kind=kind, seconds=timeout, signals=False)
+            run_threads(RANKS, task, timeout=timeout, faults=script)
         except BaseException as error:
             raised = f"{type(error).__name__}: {error}"
     ended = time.monotonic()
@@ -84,7 +73,7 @@ def on_threads(kind: str, timeout: float) -> Fault:
 
 
 def read(kind: str, ended: Ended) -> Fault:
-    """What became of a job of `Fail`."""
+    """What became of a job of `fail`."""
     at = [float(text) for text in _FAULT.findall(ended.text)]
     if not at:
         return Fault(failed=f"the fault did not come about: {ended.text[-500:]}")

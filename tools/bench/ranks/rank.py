@@ -1,81 +1,74 @@
-"""One rank of a job: `python -m dilkit.tools.bench.ranks.rank mpi|gloo FILE MODULE:TASK '{"field": ...}'`.
+"""One rank of a job: `python -m dilkit.tools.bench.ranks.rank mpi|gloo FOLDER`, which does the task in that folder.
 
-`run` starts such a job, or the same task on threads, and returns what its rank 0 found.
+`run` starts such a job, or the same task on threads, and returns what its rank 0 found. A task is a function of the transport,
+or a `functools.partial` of one; it and what it returns are pickled.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
+import pickle
 import sys
 import tempfile
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dilkit.tools.console import launcher, ranks
 from dilkit.tools.console.launcher import Ended, JobError
-from dilkit.tools.results.decode import decode, encode
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
 TIMEOUT = 60.0
 """Seconds that a rank waits for another: others may take long to compute."""
+TASK, FOUND = "task", "found"
 R = TypeVar("R")
 
 
-class Task(ABC, Generic[R]):
-    """What every rank of a job does: a dataclass, sent to the ranks as JSON, whose result is a record of type `RESULT`."""
-
-    RESULT: ClassVar[type[Any]]
-
-    @abstractmethod
-    def run(self, comm: Comm) -> R:
-        """Do it; rank 0's result counts."""
-
-
-def run(kind: str, size: int, task: Task[R], *, threads: int = 1, limit: float = 120.0) -> R:
+def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, limit: float = 120.0) -> R:
     """What a task found on rank 0 of `size` ranks of a `kind`: "threads", "gloo" or "mpi".
 
     Raises `JobError` with what the job printed if it fails or takes more than `limit` seconds.
     """
     if kind == "threads":
         return _on_threads(size, task)
-    with tempfile.TemporaryDirectory() as folder:
-        file, name = Path(folder) / "found.json", type(task).__name__
-        ended = start(kind, size, task, str(file), threads=threads, limit=limit)
-        if ended.code or not file.exists():
-            why = f"took more than {limit:g} s" if ended.code == launcher.LATE else f"ended with {ended.code}"
-            raise JobError(f"{name} on {size} ranks of {kind} {why}:\n{ended.text[-2000:]}")
-        found: R = decode(task.RESULT, json.loads(file.read_text()))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = _ended(kind, size, task, folder, threads=threads, limit=limit)
+        if job.code or not (folder / FOUND).exists():
+            why = f"took more than {limit:g} s" if job.code == launcher.LATE else f"ended with {job.code}"
+            raise JobError(f"{size} ranks of {kind}: the job {why}:\n{job.text[-2000:]}")
+        found: R = pickle.loads((folder / FOUND).read_bytes())
         return found
 
 
-def start(kind: str, size: int, task: Task[Any], file: str = "", **options: Any) -> Ended:
+def ended(kind: str, size: int, task: Callable[[Comm], Any], **options: Any) -> Ended:
     """Run such a job to its end, however it ends; `options` are those of `launcher.launch`."""
-    name = f"{type(task).__module__}:{type(task).__name__}"
-    command = ["-m", "dilkit.tools.bench.ranks.rank", kind, file, name, json.dumps(encode(task))]
-    return launcher.launch(kind, size, command, **options)
+    with tempfile.TemporaryDirectory() as name:
+        return _ended(kind, size, task, Path(name), **options)
 
 
-def _on_threads(size: int, task: Task[R]) -> R:
+def _ended(kind: str, size: int, task: Callable[[Comm], Any], folder: Path, **options: Any) -> Ended:
+    (folder / TASK).write_bytes(pickle.dumps(task))
+    return launcher.launch(kind, size, ["-m", "dilkit.tools.bench.ranks.rank", kind, str(folder)], **options)
+
+
+def _on_threads(size: int, task: Callable[[Comm], R]) -> R:
     from dilkit.comm import run_threads
     from dilkit.tools.measure.threads import torch_threads
 
     with torch_threads(1):
-        return run_threads(size, task.run, timeout=TIMEOUT)[0]
+        return run_threads(size, task, timeout=TIMEOUT)[0]
 
 
 def main() -> int:
     """What the processes of a job run."""
-    kind, file, name, fields = sys.argv[1:]
-    module, _, task = name.partition(":")
-    made: Task[Any] = decode(getattr(importlib.import_module(module), task), json.loads(fields))
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    task = pickle.loads((folder / TASK).read_bytes())
     comm = ranks.connect("mpi" if kind == "mpi" else "torch", TIMEOUT)
-    found = made.run(comm)
+    found = task(comm)
     if comm.rank == 0:
-        Path(file).write_text(json.dumps(encode(found)))
+        (folder / FOUND).write_bytes(pickle.dumps(found))
     comm.share(b"", "the end")  # of one must not look like its death to the others
     return 0
 

@@ -9,10 +9,12 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
+from dilkit.pattern import Pattern
+from dilkit.problem import Problem
 from dilkit.tools.bench.cpu import CONFIGURATIONS
 from dilkit.tools.bench.ranks import faults, tasks
-from dilkit.tools.bench.ranks.call import ProblemFields, plan_of
-from dilkit.tools.bench.ranks.rank import run, start
+from dilkit.tools.bench.ranks.call import plan_of
+from dilkit.tools.bench.ranks.rank import ended, run
 from dilkit.tools.bench.ranks.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
@@ -28,9 +30,9 @@ SHORTER = 4
 """By how much sequence and segments are shorter where memory is measured: the same ratios, a sixteenth of the work."""
 SECONDS_PER_FLOP = 1 / 100e9
 SMALL = (
-    ProblemFields(lengths=(32, 64, 256), rates=(1, 2, 8), seq=256, heads=8, head_dim=16, is_causal=True, dtype="bfloat16"),
-    ProblemFields(lengths=(30, 50, 211), rates=(1, 3, 5), seq=211, heads=4, head_dim=8, batch=2, key_padding_mask=True),
-    ProblemFields(lengths=(64, 192), rates=(2, 4), seq=190, heads=8, kv_heads=2, head_dim=16, is_causal=True, dtype="float64"),
+    Problem(pattern=Pattern([32, 64, 256], [1, 2, 8]), seq=256, heads=8, head_dim=16, is_causal=True, dtype="bfloat16"),
+    Problem(pattern=Pattern([30, 50, 211], [1, 3, 5]), seq=211, heads=4, head_dim=8, batch=2, key_padding_mask=True),
+    Problem(pattern=Pattern([64, 192], [2, 4]), seq=190, heads=8, kv_heads=2, head_dim=16, is_causal=True, dtype="float64"),
 )
 """Problems whose bytes and results are compared: aligned and causal; odd lengths, two sequences, a mask; grouped heads. Bytes
 are counted in these dtypes, results compared in fp32."""
@@ -91,7 +93,7 @@ class RanksSuite(Suite[RanksResult]):
 
     def volumes(self) -> records.Volumes:
         """Forward bytes of the busiest rank by the plan, for each schedule and number of ranks; beside a ring of all keys."""
-        problem = self.fields("million", dtype="bfloat16").problem
+        problem = self.problem("million", dtype="bfloat16")
         sizes = (2, 4, 8) if self.quick else tuple(2**i for i in range(1, 7))
         found = {
             name: tuple(
@@ -106,7 +108,7 @@ class RanksSuite(Suite[RanksResult]):
         """Causal work of the busiest rank over the mean, where the ranks of every segment divide the heads."""
         found = []
         for config, ranks in product(("A", "million"), (2, 4, 8)):
-            plan = plan_of(self.fields(config, is_causal=True).problem, ranks)
+            plan = plan_of(self.problem(config, is_causal=True), ranks)
             work = [plan.work(rank) for rank in range(ranks)]
             found.append(records.Share(config, ranks, max(work) * ranks / sum(work)))
         return records.Work(tuple(found))
@@ -114,13 +116,15 @@ class RanksSuite(Suite[RanksResult]):
     def bytes(self, kind: str, ranks: int) -> records.SentCalls:
         """Bytes counted beside those of the plan, forward and backward, for every schedule."""
         problems = tuple(replace(small, requires_grad=True) for small in SMALL)
-        return replace(run(kind, ranks, tasks.CountBytes(problems, SCHEDULES)), transport=kind)
+        task = partial(tasks.count_bytes, problems=problems, schedules=SCHEDULES)
+        return replace(run(kind, ranks, task), transport=kind)
 
     def agreement(self, kind: str, ranks: int) -> records.AgreementCalls:
         """Results of all ranks beside those of one rank, for every schedule."""
         some = SMALL[:1] if self.quick else SMALL
         problems = tuple(replace(small, requires_grad=True, dtype="float32") for small in some)
-        return replace(run(kind, ranks, tasks.Compare(problems, SCHEDULES), limit=300.0), transport=kind)
+        task = partial(tasks.compare, problems=problems, schedules=SCHEDULES)
+        return replace(run(kind, ranks, task, limit=300.0), transport=kind)
 
     def fault(self, transport: str, kind: str, options: tuple[str, ...] = ()) -> records.Fault:
         """Seconds until the others know, and what they say."""
@@ -128,53 +132,54 @@ class RanksSuite(Suite[RanksResult]):
         if transport == "threads":
             found = faults.on_threads(kind, timeout)
         else:
-            found = faults.read(kind, start(transport, faults.RANKS, faults.Fail(kind, timeout), "", limit=60.0, options=options))
+            task = partial(faults.fail, kind=kind, seconds=timeout)
+            found = faults.read(kind, ended(transport, faults.RANKS, task, limit=60.0, options=options))
         return replace(found, transport=transport, kind=kind, timeout=timeout, options=" ".join(options))
 
     def memory(self, config: str, ranks: int, part: int = 1) -> records.Memory:
         """Peak memory of each rank, forward and backward, inputs counted; each rank a fresh process."""
-        fields = self.fields(config, requires_grad=True)
-        return self._peak(replace(fields, seq=fields.seq // part), ranks, config)
+        problem = self.problem(config, requires_grad=True)
+        return self._peak(replace(problem, seq=problem.seq // part), ranks, config)
 
     def growth(self, ranks: int) -> records.Memory:
         """The same for a sequence that is as many times longer as there are ranks."""
-        fields = self.fields("long", requires_grad=True)
-        return self._peak(replace(fields, seq=fields.seq // 8 * ranks), ranks)
+        problem = self.problem("long", requires_grad=True)
+        return self._peak(replace(problem, seq=problem.seq // 8 * ranks), ranks)
 
-    def _peak(self, fields: ProblemFields, ranks: int, config: str = "") -> records.Memory:
-        threads = self.threads(ranks)
-        found = run(self.processes[0], ranks, tasks.PeakMemory(fields), threads=threads, limit=600.0)
-        return replace(found, config=config, transport=self.processes[0], seq=fields.seq, threads=threads)
+    def _peak(self, problem: Problem, ranks: int, config: str = "") -> records.Memory:
+        kind, threads = self.processes[0], self.threads(ranks)
+        found = run(kind, ranks, partial(tasks.memory, problem=problem), threads=threads, limit=600.0)
+        return replace(found, config=config, transport=kind, seq=problem.seq, threads=threads)
 
     def race(self) -> records.Race:
         """Four ranks with a thread each, and one with four threads, in turns in one job."""
-        task = tasks.TimeRace(self.fields("A", requires_grad=True), self.threads(1), self.repeats)
-        found = run(self.processes[0], 2 if self.quick else 4, task, limit=600.0)
-        return replace(found, transport=self.processes[0])
+        problem, threads = self.problem("A", requires_grad=True), self.threads(1)
+        task = partial(tasks.race, problem=problem, one_rank_threads=threads, repeats=self.repeats)
+        return replace(run(self.processes[0], 2 if self.quick else 4, task, limit=600.0), transport=self.processes[0])
 
     def timeline(self) -> records.Timeline:
         """What each rank does in one forward and backward pass."""
-        task = tasks.TimeStep(self.fields("A", requires_grad=True, is_causal=True))
+        task = partial(tasks.timeline, problem=self.problem("A", requires_grad=True, is_causal=True))
         return replace(run(self.processes[0], 2 if self.quick else 4, task, limit=300.0), transport=self.processes[0])
 
     def million(self) -> records.Million:
         """Forward bytes by rank of one million tokens over eight ranks, planned, and counted over threads if time allows."""
-        fields, ranks = self.fields("million", dtype="bfloat16"), 8
-        counts = plan_of(fields.problem, ranks).all_bytes("forward", head_dim=DIM, dtype="bfloat16")
-        found = records.Million(seq=fields.seq, ranks=ranks, planned_bytes=tuple(int(count) for count in counts))
-        expected = fields.problem.flops() * SECONDS_PER_FLOP
+        problem, ranks = self.problem("million", dtype="bfloat16"), 8
+        counts = plan_of(problem, ranks).all_bytes("forward", head_dim=DIM, dtype="bfloat16")
+        found = records.Million(seq=problem.seq, ranks=ranks, planned_bytes=tuple(int(count) for count in counts))
+        expected = problem.flops() * SECONDS_PER_FLOP
         if expected > self.budget:
             why = f"a run would take about {expected:.0f} s; the budget is {self.budget:g} s (--budget)"
             return replace(found, why=why)
-        (call,) = run("threads", ranks, tasks.CountBytes((fields,), ("auto",))).calls
+        (call,) = run("threads", ranks, partial(tasks.count_bytes, problems=(problem,), schedules=("auto",))).calls
         return replace(found, sent_bytes=call.sent_bytes)
 
-    def fields(self, config: str, **more: Any) -> ProblemFields:
-        """The problem of a configuration; "long" is a quarter of the million."""
+    def problem(self, config: str, **more: Any) -> Problem:
+        """Of a configuration; "long" is a quarter of the million."""
         seq, lengths, rates = CONFIGURATIONS["million" if config == "long" else config]
         divisor = (SHORTER if config == "long" else 1) * (self.DIVISOR if self.quick else 1)
-        shorter = tuple(max(w // divisor, r) for w, r in zip(lengths, rates, strict=True))
-        return ProblemFields(lengths=shorter, rates=rates, seq=seq // divisor, heads=HEADS, head_dim=DIM, **more)
+        pattern = Pattern([max(w // divisor, r) for w, r in zip(lengths, rates, strict=True)], rates)
+        return Problem(pattern=pattern, seq=seq // divisor, heads=HEADS, head_dim=DIM, **more)
 
     def threads(self, ranks: int) -> int:
         """Threads of each rank where all cores are shared out."""

@@ -1,23 +1,21 @@
-"""What the ranks of the suite's jobs do."""
+"""What the ranks of the suite's jobs do: functions of the transport, called on every rank; rank 0's result counts."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import DTYPE_BYTES, Problem
-from dilkit.tools.bench.ranks.call import ProblemFields, RanksCall
-from dilkit.tools.bench.ranks.rank import Task
+from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure import correctness
 from dilkit.tools.measure.implementation import Inputs, backend_implementations
 from dilkit.tools.measure.memory import check_peak_memory, peak_memory
 from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
-from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.kinds import ranks as records
 from dilkit.tools.results.record import Check, Entry
 
@@ -30,18 +28,10 @@ BEYOND = 1e300
 """In the place of a ratio of errors that is no number, which JSON has not."""
 
 
-@dataclass(frozen=True)
-class CountBytes(Task[records.SentCalls]):
+def count_bytes(comm: Comm, problems: Sequence[Problem], schedules: Sequence[str]) -> records.SentCalls:
     """Bytes that each rank sent in a call, beside what the plan says, for each problem and schedule."""
-
-    RESULT = records.SentCalls
-
-    problems: tuple[ProblemFields, ...]
-    schedules: tuple[str, ...]
-
-    def run(self, comm: Comm) -> records.SentCalls:
-        calls = [RanksCall(comm, fields.problem, schedule) for fields in self.problems for schedule in self.schedules]
-        return records.SentCalls(ranks=comm.size, calls=tuple(map(_count, calls)))
+    calls = [RanksCall(comm, problem, schedule) for problem in problems for schedule in schedules]
+    return records.SentCalls(ranks=comm.size, calls=tuple(map(_count, calls)))
 
 
 def _count(call: RanksCall) -> records.Sent:
@@ -51,25 +41,17 @@ def _count(call: RanksCall) -> records.Sent:
     return records.Sent(schedule=call.schedule, sent_bytes=sent, planned_bytes=call.planned_bytes())
 
 
-@dataclass(frozen=True)
-class Compare(Task[records.AgreementCalls]):
+def compare(comm: Comm, problems: Sequence[Problem], schedules: Sequence[str]) -> records.AgreementCalls:
     """Results of all ranks put together, beside those of one rank, for each problem and schedule."""
-
-    RESULT = records.AgreementCalls
-
-    problems: tuple[ProblemFields, ...]
-    schedules: tuple[str, ...]
-
-    def run(self, comm: Comm) -> records.AgreementCalls:
-        found: list[records.Agreement] = []
-        for problem in (fields.problem for fields in self.problems):
-            whole = Inputs.random(problem, seed=1)
-            for schedule in self.schedules:
-                tensors = _together(RanksCall(comm, problem, schedule), whole)
-                ratio = _ratio(tensors, problem, whole) if comm.rank == 0 else None
-                found.append(records.Agreement(schedule=schedule, ratio=ratio))
-            found.append(records.Agreement(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
-        return records.AgreementCalls(ranks=comm.size, calls=tuple(found))
+    found: list[records.Agreement] = []
+    for problem in problems:
+        whole = Inputs.random(problem, seed=1)
+        for schedule in schedules:
+            tensors = _together(RanksCall(comm, problem, schedule), whole)
+            ratio = _ratio(tensors, problem, whole) if comm.rank == 0 else None
+            found.append(records.Agreement(schedule=schedule, ratio=ratio))
+        found.append(records.Agreement(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
+    return records.AgreementCalls(ranks=comm.size, calls=tuple(found))
 
 
 def _together(call: RanksCall, whole: Inputs) -> list[Tensor]:
@@ -112,25 +94,17 @@ def _bitwise(comm: Comm, problem: Problem, whole: Inputs) -> bool:
     return all(gather(comm, all(torch.equal(a, b) for a, b in zip(many, one, strict=True))))
 
 
-@dataclass(frozen=True)
-class PeakMemory(Task[records.Memory]):
+def memory(comm: Comm, problem: Problem) -> records.Memory:
     """Peak bytes of each rank over what it held before its tensors were made: inputs, results, gradients and all between."""
+    warm = RanksCall(comm, replace(problem, seq=min(problem.seq, 1024 * comm.size)))
+    warm.once(warm.shard())  # what is loaded and kept at the first call is no part of a call
+    call = RanksCall(comm, problem)
 
-    RESULT = records.Memory
+    def step() -> Any:
+        inputs = call.shard()
+        return inputs, call.once(inputs)
 
-    fields: ProblemFields
-
-    def run(self, comm: Comm) -> records.Memory:
-        real = self.fields.problem
-        warm = RanksCall(comm, replace(real, seq=min(real.seq, 1024 * comm.size)))
-        warm.once(warm.shard())  # what is loaded and kept at the first call is no part of a call
-        call = RanksCall(comm, real)
-        peaks = peaks_of(comm, lambda: _with(call.shard(), call))
-        return records.Memory(ranks=comm.size, peak_bytes=peaks, tensors_bytes=tensor_bytes(real) // comm.size)
-
-
-def _with(inputs: Inputs, call: RanksCall) -> Any:
-    return inputs, call.once(inputs)
+    return records.Memory(ranks=comm.size, peak_bytes=peaks_of(comm, step), tensors_bytes=tensor_bytes(problem) // comm.size)
 
 
 def peaks_of(comm: Comm, step: Callable[[], Any]) -> tuple[int, ...]:
@@ -147,23 +121,13 @@ def tensor_bytes(problem: Problem) -> int:
     return p.batch * p.seq * (by_query + p.kv_heads * row * (4 if p.requires_grad else 2))
 
 
-@dataclass(frozen=True)
-class TimeRace(Task[records.Race]):
+def race(comm: Comm, problem: Problem, one_rank_threads: int, repeats: int) -> records.Race:
     """All ranks with a thread each beside rank 0 alone with more, in turns; checked at a shortened length before."""
-
-    RESULT = records.Race
-
-    fields: ProblemFields
-    one_rank_threads: int
-    repeats: int
-
-    def run(self, comm: Comm) -> records.Race:
-        call = RanksCall(comm, self.fields.problem)
-        checks, entries = race(call, self.one_rank_threads, self.repeats)
-        return records.Race(ranks=comm.size, one_rank_threads=self.one_rank_threads, check=checks, entries=entries)
+    checks, entries = beside_one_rank(RanksCall(comm, problem), one_rank_threads, repeats)
+    return records.Race(ranks=comm.size, one_rank_threads=one_rank_threads, check=checks, entries=entries)
 
 
-def race(call: RanksCall, one_rank_threads: int, repeats: int) -> tuple[tuple[Check, ...], dict[str, Entry]]:
+def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> tuple[tuple[Check, ...], dict[str, Entry]]:
     """The check of a call over ranks, and its times beside those of rank 0 alone; where there is but one rank, its own."""
     comm, checks, inputs = call.comm, call.check(), call.shard()
     calls: dict[str, Callable[[], Any]] = {"ranks": partial(call.once, inputs)}
@@ -188,26 +152,18 @@ def _alone(problem: Problem, whole: Inputs | None, threads: int) -> None:
     torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class TimeStep(Task[records.Timeline]):
+def timeline(comm: Comm, problem: Problem) -> records.Timeline:
     """When each rank posted rows and waited for them in one forward and backward pass, in seconds from the common start."""
-
-    RESULT = records.Timeline
-
-    fields: ProblemFields
-
-    def run(self, comm: Comm) -> records.Timeline:
-        call = RanksCall(comm, self.fields.problem)
-        inputs = call.shard()
+    call = RanksCall(comm, problem)
+    inputs = call.shard()
+    call.once(inputs)
+    comm.share(b"", "beginning together")
+    start = time.monotonic()
+    with _noted(comm) as waits:
         call.once(inputs)
-        comm.share(b"", "beginning together")
-        start = time.monotonic()
-        with _noted(comm) as waits:
-            call.once(inputs)
-        seconds = time.monotonic() - start
-        mine = [replace(wait, begin=wait.begin - start, end=wait.end - start) for wait in waits]
-        found = gather(comm, encode(records.RankTime(seconds, tuple(mine))))
-        return records.Timeline(seq=call.problem.seq, ranks=tuple(decode(records.RankTime, rank) for rank in found))
+    seconds = time.monotonic() - start
+    mine = tuple(replace(wait, begin=wait.begin - start, end=wait.end - start) for wait in waits)
+    return records.Timeline(seq=problem.seq, ranks=tuple(gather(comm, records.RankTime(seconds, mine))))
 
 
 @contextmanager

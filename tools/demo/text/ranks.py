@@ -13,7 +13,6 @@ from dilkit.comm import Comm, copy_from_rank, shard_cuts
 from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig
 from dilkit.tools.measure.memory import MeasureError, PeakMeter
 from dilkit.tools.measure.ranks import gather
-from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.kinds.demo import RankFacts, Sent, World
 
 
@@ -67,5 +66,5 @@ def world_of(comm: Comm, config: ModelConfig, memory: Memory) -> World:
 def gather_facts(comm: Comm, sent: Mapping[int, Sent], memory: Memory) -> tuple[RankFacts, ...]:
     """What each rank sends and holds; all of them have to call this."""
     process = f"{platform.node()}:{os.getpid()}"
-    found = gather(comm, encode(dict(process=process, sent=sent, peak_bytes=memory.peak())))
-    return tuple(decode(RankFacts, dict(rank=rank, **facts)) for rank, facts in enumerate(found))
+    by_tokens = {str(tokens): bytes_sent for tokens, bytes_sent in sent.items()}
+    return tuple(gather(comm, RankFacts(rank=comm.rank, process=process, sent=by_tokens, peak_bytes=memory.peak())))
