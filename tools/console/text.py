@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -66,9 +67,23 @@ def in_thousands(number: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns, however wide."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Lines with aligned columns, however wide; below the first row, its head, columns of numbers end at the same place.
+
+    >>> print(*aligned([("tokens", "who", "time"), ("256", "sdpa", "9.5 ms"), ("1,024", "native", "-")]), sep="\\n")
+    tokens  who       time
+       256  sdpa    9.5 ms
+     1,024  native       -
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    sides = [">" if _are_numbers(column[1:]) else "<" for column in columns]
+    return ["  ".join(f"{cell:{s}{w}}" for cell, s, w in zip(row, sides, widths, strict=True)).rstrip() for row in rows]
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Whether each is an amount, or a sign that there is none; ranges and limits in words are not."""
+    amounts = [cell for cell in cells if cell not in ("", "-", "?")]
+    return bool(amounts) and all(re.fullmatch(r"-?[\d,.]+(e[+-]?\d+)?[%x]?( [A-Za-z/]+)?", cell) for cell in amounts)
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:

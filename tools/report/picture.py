@@ -38,12 +38,16 @@ VARIABLES = {
 }
 """The CSS variable of each colour; where it is not set, the colour itself."""
 MARKERS = "osD^v"
+DASHES = ((5, 2), (1, 1.5), (6, 2, 1, 2))
+"""Of the series that are no measurements, in turns: on and off, in widths of the line."""
 LYING = ("bars", "spans")
 """Kinds of plots that have a row for each label."""
 _BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
 """Behind a bar's value: no line goes through it."""
 WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
+LETTERS = 62
+"""Of a headline: as many as a picture is wide."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
 _MOST_MARKERS = 60
 _STYLE: Any = {
@@ -77,19 +81,28 @@ def _drawn(plot: Plot) -> str:
 
 
 def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -> None:
-    """All plots of a document as one picture, two in a row, each under its title, below the lines of `headline`."""
-    rows = [plots[i : i + 2] for i in range(0, len(plots), 2)]
-    heights = [max(_height(_drawable(plot)) for plot in row) + 0.3 for row in rows]
-    columns, lines = min(2, max(len(plots), 1)), _fitted(headline, 62 * min(2, max(len(plots), 1)))
-    with new_figure(WIDTH * columns, (sum(heights) or 1.0) + 0.2 * len(lines)) as figure:
+    """All plots of a document as one picture, in two columns of equal length, below the lines of `headline`."""
+    columns = _columns(plots)
+    lines = _fitted(headline, LETTERS * len(columns))
+    height = max(sum(high for _, high in column) for column in columns)
+    with new_figure(WIDTH * len(columns), height + 0.19 * len(lines) + 0.1) as figure:
         if lines:
             figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=9, color=INK)
-        panels = figure.subfigures(max(len(rows), 1), min(2, max(len(plots), 1)), squeeze=False, height_ratios=heights or None)
-        for row, line in zip(rows, panels, strict=False):
-            for plot, panel in zip(row, line, strict=False):
-                _draw(panel, plot)
-                panel.axes[0].set_title(plot.title, fontsize=10, loc="right")
+        for column, place in zip(columns, figure.subfigures(1, len(columns), squeeze=False)[0], strict=True):
+            heights = [high for _, high in column]
+            panels = place.subfigures(len(column) + 1, 1, squeeze=False, height_ratios=[*heights, height - sum(heights) + 0.01])
+            for (plot, _), (panel,) in zip(column, panels, strict=False):
+                _draw(panel, plot, plot.title)
         save(figure, path, dpi=150)
+
+
+def _columns(plots: Sequence[Plot]) -> list[list[tuple[Plot, float]]]:
+    """The plots with their heights in inches, each in the column that is the shortest until then: two, if there are so many."""
+    columns: list[list[tuple[Plot, float]]] = [[] for _ in plots[:2]] or [[]]
+    for plot in plots:
+        shortest = min(columns, key=lambda column: sum(high for _, high in column))
+        shortest.append((plot, _height(_drawable(plot)) + 0.4))
+    return columns
 
 
 def _fitted(lines: Sequence[str], letters: int) -> list[str]:
@@ -113,13 +126,13 @@ def save(figure: Any, file: Path | io.StringIO, **options: Any) -> None:
     figure.savefig(file, **options)
 
 
-def _draw(figure: Any, plot: Plot) -> None:
-    """A plot into a figure, or into a part of one."""
+def _draw(figure: Any, plot: Plot, title: str = "") -> None:
+    """A plot into a figure, or into a part of one, below its title."""
     plot = _drawable(plot)
     axes = figure.subplots()
     axes.set_facecolor("none")
     {"bars": _bars, "spans": _spans}.get(plot.kind, _lines)(axes, plot)
-    _dress(axes, figure, plot)
+    _dress(axes, figure, plot, title)
 
 
 def describe(plot: Plot) -> str:
@@ -161,17 +174,25 @@ def _labels(plot: Plot) -> list[str]:
 def _height(plot: Plot) -> float:
     """Inches: of bars as many as there are, and a line of legend for every series."""
     named = len(plot.series) if len(plot.series) > 1 else 0
+    legend = 0.17 * -(-named // _legend_columns(plot))
     if plot.kind not in LYING:
-        return 2.7 + 0.17 * named
+        return 2.7 + legend
     beside = len(plot.series) if plot.kind == "bars" else 1
-    return 0.75 + 0.17 * -(-named // 2) + len(_labels(plot)) * (0.07 + 0.17 * beside)
+    return 0.75 + legend + len(_labels(plot)) * (0.07 + 0.17 * beside)
+
+
+def _legend_columns(plot: Plot) -> int:
+    """As many as there is room for beside each other."""
+    longest = max((len(series.name) for series in plot.series), default=0)
+    return 4 if longest <= 9 else 2 if longest <= 28 else 1
 
 
 def _lines(axes: Any, plot: Plot) -> None:
     for i, series in enumerate(plot.series):
         x, y = ([getattr(p, name) for p in series.points] for name in ("x", "y"))
         if series.dashed:
-            axes.plot(x, y, linestyle=(0, (4, 3)), linewidth=1.3, color=PALE, label=series.name)
+            dashes = DASHES[sum(one.dashed for one in plot.series[:i]) % len(DASHES)]
+            axes.plot(x, y, linestyle=(0, dashes), linewidth=1.3, color=PALE, label=series.name)
             continue
         marker = dict(marker=None if len(x) > _MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4.5 - 0.3 * i)
         width = max(1.4, 2.2 - 0.3 * i)  # lines that lie on each other all show
@@ -229,7 +250,7 @@ def _name_rows(axes: Any, labels: Sequence[str]) -> None:
     axes.set_ylim(len(labels) - 0.5, -0.5)
 
 
-def _dress(axes: Any, figure: Any, plot: Plot) -> None:
+def _dress(axes: Any, figure: Any, plot: Plot, title: str) -> None:
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0, colors=INK, labelsize=8.5)
     axes.grid(axis="x" if plot.kind in LYING else "both", color=FAINT, linewidth=0.8)
@@ -239,9 +260,11 @@ def _dress(axes: Any, figure: Any, plot: Plot) -> None:
     elif len(plot.series) > 1:
         handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
         ordered = [handles[series.name] for series in plot.series]
-        columns = 2 if plot.kind in LYING else 1
-        style = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6)
-        figure.legend(handles=ordered, loc="outside upper left", ncols=columns, **style)
+        style: dict[str, Any] = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6, columnspacing=1.4)
+        style |= dict(title=title, alignment="left", title_fontproperties=dict(size=10, weight="bold")) if title else {}
+        figure.legend(handles=ordered, loc="outside upper left", ncols=_legend_columns(plot), **style)
+    if title and len(plot.series) < 2:
+        figure.suptitle(title, x=0.02, ha="left", fontsize=10, fontweight="bold", color=INK)
 
 
 def _as_element(drawn: str, plot: Plot, number: int) -> str:

@@ -26,7 +26,7 @@ SENTENCES = {
 """Figures by name, and the words that README.md has for the worst value of each."""
 METHOD = (
     "Medians of up to {} samples (three where calls are long), taken in turns, each one checked against fp64 arithmetic before. "
-    "GFLOP/s count the pattern's nominal FLOPs, keys of several branches each time; the matmul is torch's in fp32, 4096 "
+    "GFLOP/s count the pattern's nominal FLOPs, keys of several branches each time; the matmul is torch's in fp32, {} "
     "square, timed in the same rounds. gather is LongNet's published procedure in plain PyTorch: gather each branch by reshaping "
     "and taking diagonals, one call of torch's flash attention a branch, scatter into zeros, weights from the softmax "
     "denominators; its gradient is exact, where the published code detaches the weights. The fraction of the peak is that of "
@@ -54,7 +54,7 @@ def document(result: CpuResult) -> Document:
             *speed_up_bars("native", found), roofline("Roofline: speed beside the measured matmul", work), _halves(result)
         ),
         notes=tuple(_notes(result)),
-        method=METHOD.format(result.repeats),
+        method=METHOD.format(result.repeats, next((case.matmul.size for case in result.cases if case.matmul), 4096)),
     )
 
 
