@@ -22,7 +22,7 @@ from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import longest as search
 from dilkit.tools.bench.published.claims import claims, group, settings
 from dilkit.tools.bench.published.implementations import SUMMARIES, implementation
-from dilkit.tools.bench.published.settings import held_lengths, implementations, lengths
+from dilkit.tools.bench.published.settings import held_lengths
 from dilkit.tools.bench.published.suite import PublishedSuite, Settings
 from dilkit.tools.bench.suite import Step
 from dilkit.tools.measure import memory
@@ -34,9 +34,10 @@ from dilkit.tools.results.kinds.published import CacheCase, Job, Longest, Publis
 from dilkit.tools.results.record import Entry, MatmulRate, Samples
 from dilkit.tools.results.statistics import exponent
 
+GROUPS = ("lengths", "implementations", "as published", "heads", "batches", "configurations")
 CASES = (
-    *(lengths()[0], held_lengths(False)[0], implementations()[0], group("orders")["multi-segment"]),
-    *(next(iter(group(name).values())) for name in ("as published", "heads", "batches", "configurations")),
+    *(next(iter(group(name).values())) for name in GROUPS),
+    *(held_lengths(False)[0], group("orders")["multi-segment"]),
 )
 TWO = Setting(2048, (512, 1024), (1, 2), 2, ranks=2)
 TINY = Settings(
@@ -73,7 +74,7 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
     for case in result.cases:
         assert case.timed("auto", "head-split")
         assert {entry.verdict for entry in case.entries.values()} <= {"measured", "refused", "absent"}, case
-    half = result.case(lengths()[0])
+    half = result.case(CASES[0])
     assert half.entries["float32"].memory_bytes == 2 * half.entries["auto"].memory_bytes
     assert half.matmul.dtype == "float32"
     rows = [row for job in result.ranks for row in job.rows]

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dilkit.tools.bench.published.claims import Claim, claims
-from dilkit.tools.bench.published.settings import lengths
+from dilkit.tools.bench.published.claims import Claim, claims, group
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.results.kinds.published import PublishedFigure, PublishedResult, RanksCase, Setting
 from dilkit.tools.results.record import Case
@@ -88,7 +87,7 @@ class Reading:
 
     def exponent(self, setting: Setting, base: Setting) -> float | None:
         """Of time in the length, over all lengths between the two."""
-        between = [s for s in lengths() if base.seq <= s.seq <= setting.seq]
+        between = [s for s in group("lengths").values() if base.seq <= s.seq <= setting.seq]
         times = {s.seq: seconds for s in between if (seconds := self.seconds(s))}
         return exponent(list(times), list(times.values())) if len(times) > 1 else None
 

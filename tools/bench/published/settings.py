@@ -13,19 +13,9 @@ HELD = Setting(2048, (512, 1024), (1, 2))
 """Segments that users keep, whatever the length."""
 
 
-def implementations() -> tuple[Setting, ...]:
-    """Where all implementations are compared side by side, the shortest first."""
-    return tuple(group("implementations").values())
-
-
-def lengths() -> tuple[Setting, ...]:
-    """The published scaling, whose segments grow with the sequence, the shortest first."""
-    return tuple(group("lengths").values())
-
-
 def held_lengths(full: bool) -> tuple[Setting, ...]:
     """The lengths of the published scaling, and longer ones, in fp32 with segments that stay as they are."""
-    published = [setting.seq for setting in lengths() if setting.seq > 1024]
+    published = [setting.seq for setting in group("lengths").values() if setting.seq > 1024]
     return tuple(replace(HELD, seq=seq) for seq in (*published, 32768, *(LONG if full else ())))
 
 

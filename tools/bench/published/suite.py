@@ -159,7 +159,7 @@ class PublishedSuite(Suite[PublishedResult]):
 
     def samples(self, setting: Setting, backward: bool = False) -> int:
         """How many of each implementation; beside the reference, its dense work in many steps decides."""
-        if setting in settings.implementations():
+        if setting in group("implementations").values():
             dense = replace(self.problem(setting, backward), pattern=Pattern.dense())
             return samples_of(4 * dense.flops() * (1 + BACKWARD_FLOPS * backward), self.repeats)
         return samples_of(self._flops(setting, backward), self.repeats)
@@ -176,14 +176,14 @@ class PublishedSuite(Suite[PublishedResult]):
     def who(self, setting: Setting, backward: bool) -> tuple[str, ...]:
         """Which implementations are compared at a setting, by name."""
         names = ["auto", *(["head-split"] if len(setting.segment_lengths) > 1 else [])]
-        if setting in settings.implementations():
+        if setting in group("implementations").values():
             from dilkit.registry import list_backends
 
             backends = sorted(set(list_backends()) - {"reference"})
             names = ["reference", *names, "multihead", *backends, *self.measured.peers]
-        if setting in (*settings.implementations(), *group("orders").values()):
+        if setting in (*group("implementations").values(), *group("orders").values()):
             names.append("ordered")
-        twins = setting in settings.lengths() and (self.full or setting.seq <= HALF_TO)
+        twins = setting in group("lengths").values() and (self.full or setting.seq <= HALF_TO)
         return (*names, *(TWINS if twins else ()))
 
     def case(self, setting: Setting, backward: bool) -> PublishedCase:

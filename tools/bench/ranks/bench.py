@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dilkit.problem import Problem
 from dilkit.tools.console import ranks
@@ -18,6 +18,8 @@ from dilkit.tools.results.problem import ProblemFacts
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
+BUDGET = 20.0
+"""Seconds that one call may take."""
 SUMMARIES = {
     "auto": "for each branch what moves the fewest rows through the busiest rank",
     "scatter": "the ranks of a segment deal out its heads",
@@ -50,23 +52,14 @@ def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[in
 
     from dilkit.tools.bench.ranks.case import RanksRunner
 
-    found: list[BenchCase] = []
     with tqdm(total=len(set(lengths)), unit="length", disable=True if comm.rank else None) as bar:
+        how = dict(backend=args.backend, repeats=repeats, budget=args.budget or BUDGET, alone=args.comm != "threads")
+        runner = RanksRunner(comm, args.schedules, say=bar.set_description, **how)
+        found: list[BenchCase] = []
         for seq in sorted(set(lengths)):
-            say = partial(_say, bar, seq)
-            runner = RanksRunner(comm, args.schedules, args.backend, repeats, budget_of(args), args.comm != "threads", say)
             found.append(runner.run(replace(problem, seq=seq)))
             bar.update()
     return found
-
-
-def _say(bar: Any, seq: int, text: str) -> None:
-    bar.set_description(f"{seq:,} tokens: {text}")
-
-
-def budget_of(args: Namespace) -> float:
-    """Seconds that one call may take."""
-    return float(args.budget or 20.0)
 
 
 def _result(comm: Comm, args: Namespace, problem: Problem, found: list[BenchCase], repeats: int) -> BenchResult:
@@ -76,7 +69,7 @@ def _result(comm: Comm, args: Namespace, problem: Problem, found: list[BenchCase
         BenchResult,
         problem.device,
         problem=ProblemFacts.of(problem),
-        method=Method(repeats=repeats, min_time_s=0.0, budget_s=budget_of(args)),
+        method=Method(repeats=repeats, min_time_s=0.0, budget_s=args.budget or BUDGET),
         implementations=tuple(Described(name=name, kind="schedule", summary=SUMMARIES[name]) for name in args.schedules),
         lengths=tuple(found),
         scaling=scaling(found),

@@ -45,7 +45,7 @@ class RanksRunner:
         inputs = calls[self.schedules[0]].shard()
         entries = {name: self._admit(call, inputs) for name, call in calls.items()}
         able = {name: call for name, call in calls.items() if entries[name].verdict == "measured"}
-        self.say("time")
+        self.say(f"{problem.seq:,} tokens: time")
         size, multiply = self._matmul(problem)
         timed = time_in_turns(
             self.comm, {_MATMUL: multiply, **{n: partial(c.once, inputs) for n, c in able.items()}}, self.repeats
@@ -53,7 +53,7 @@ class RanksRunner:
         one = ceilings.matmul_rate(size, problem.dtype, timed[_MATMUL])
         matmul: MatmulRate = replace(one, gflops=self.comm.size * one.gflops)
         for name, call in able.items():
-            self.say(f"memory of {name}")
+            self.say(f"{problem.seq:,} tokens: memory of {name}")
             entry = with_speed(entries[name], timed[name], call.flops, problem.batch * problem.seq, matmul.gflops)
             entries[name] = self._with_memory(entry, call, inputs)
         return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), matmul=matmul, entries=entries)
@@ -69,7 +69,7 @@ class RanksRunner:
             plan, planned = call.plan, call.planned_bytes()
         except ValueError as error:
             return Entry(verdict="refused", reasons=(str(error),))
-        self.say(f"check of {call.schedule}")
+        self.say(f"{call.problem.seq:,} tokens: check of {call.schedule}")
         checks, before = call.check(), self.comm.sent_bytes
         seconds = seconds_of(self.comm, partial(call.once, inputs))
         sent = tuple(gather(self.comm, self.comm.sent_bytes - before))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from dilkit.tools.bench.target import MIB, Target, Values
 from dilkit.tools.results.kinds.ranks import Fault, RanksResult, good
@@ -11,7 +11,6 @@ from dilkit.tools.results.kinds.ranks import Fault, RanksResult, good
 SLACK = 2.0
 """Seconds beyond the timeout within which an error must come."""
 Read = Callable[[RanksResult], Values]
-T = TypeVar("T")
 
 
 def _figure(
@@ -25,33 +24,26 @@ def _figure(
     return Target(name, must, None, found, unit, lower, exact)
 
 
-def _by_transport(
-    steps: tuple[Any, ...], value: Callable[[Any], float | None], combine: Callable[[list[float]], float]
-) -> Values:
+def _by_transport(of: str, value: Callable[[Any], float | None], combine: Callable[[list[float]], float]) -> Read:
     """`combine` of the values of all calls of a list that have one, by transport."""
-    found: dict[str, list[float]] = {}
-    for step in steps:
-        found.setdefault(step.transport, []).extend(x for call in step.calls if (x := value(call)) is not None)
-    return {transport: combine(values) for transport, values in found.items() if values}
+
+    def read(result: RanksResult) -> Values:
+        found: dict[str, list[float]] = {}
+        for step in getattr(result, of):
+            found.setdefault(step.transport, []).extend(x for call in step.calls if (x := value(call)) is not None)
+        return {transport: combine(values) for transport, values in found.items() if values}
+
+    return read
 
 
-def _differing(result: RanksResult) -> Values:
-    return _by_transport(result.bytes, lambda call: call.sent_bytes != call.planned_bytes, sum)
-
-
-def _errors(result: RanksResult) -> Values:
-    return _by_transport(result.agreement, lambda call: call.ratio, max)
-
-
-def _other_bits(result: RanksResult) -> Values:
-    return _by_transport(result.agreement, lambda call: None if call.bitwise is None else not call.bitwise, sum)
+_differing = _by_transport("bytes", lambda call: call.sent_bytes != call.planned_bytes, sum)
+_errors = _by_transport("agreement", lambda call: call.ratio, max)
+_other_bits = _by_transport("agreement", lambda call: None if call.bitwise is None else not call.bitwise, sum)
 
 
 def _million(result: RanksResult) -> Values:
-    counts = (
-        (name, bytes_) for one in result.million for name, bytes_ in (("plan", one.planned_bytes), ("counted", one.sent_bytes))
-    )
-    return {name: max(bytes_) / MIB for name, bytes_ in counts if bytes_}
+    counts = [pair for one in result.million for pair in (("plan", one.planned_bytes), ("counted", one.sent_bytes))]
+    return {name: max(sent) / MIB for name, sent in counts if sent}
 
 
 def _shrinks(config: str, ranks: int) -> Read:
@@ -81,26 +73,21 @@ def _race(result: RanksResult) -> Values:
     return {f"{race.ranks} ranks, {race.transport}": race.ratio("one rank", "ranks") for race in result.race}
 
 
-def _faults(value: Callable[[Fault], float], combine: Callable[[float, float], float]) -> Read:
-    """By what the ranks are."""
+def _faults(value: Callable[[Fault], float], combine: Callable[[list[float]], float]) -> Read:
+    """`combine` of the values of all faults, by what the ranks are."""
 
     def read(result: RanksResult) -> Values:
-        found: dict[str, float] = {}
+        found: dict[str, list[float]] = {}
         for fault in result.faults:
-            who, one = fault.ranks_are, value(fault)
-            found[who] = combine(found[who], one) if who in found else one
-        return found
+            found.setdefault(fault.ranks_are, []).append(value(fault))
+        return {who: combine(values) for who, values in found.items()}
 
     return read
 
 
-def _sum(a: float, b: float) -> float:
-    return a + b
-
-
 _late = _faults(lambda fault: fault.seconds - fault.timeout, max)
-_unnamed = _faults(lambda fault: not (fault.names_rank and fault.names_step), _sum)
-_left = _faults(lambda fault: fault.left_behind, _sum)
+_unnamed = _faults(lambda fault: not (fault.names_rank and fault.names_step), sum)
+_left = _faults(lambda fault: fault.left_behind, sum)
 BYTES = "one million tokens, p=8, bf16, forward: bytes that a rank sends"
 SPEED = "A, forward + backward: ranks of one thread, in units of one rank's speed"
 TARGETS = (

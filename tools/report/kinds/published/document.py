@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dilkit.tools.bench.published.claims import CARD, CARD_TFLOPS
-from dilkit.tools.bench.published.settings import implementations
+from dilkit.tools.bench.published.claims import CARD, CARD_TFLOPS, group
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Document, plots, tables
 from dilkit.tools.report.headline import placed, suite_headline
@@ -29,7 +28,7 @@ METHOD = (
 
 def sentence(result: PublishedResult) -> str:
     """For README.md: the longest comparison with the reference, and how many published figures were measured again."""
-    found = [case for setting in implementations() if (case := result.case(setting)) and case.timed("reference")]
+    found = [case for setting in group("implementations").values() if (case := result.case(setting)) and case.timed("reference")]
     parts = [_comparison(max(found, key=lambda case: case.setting.seq))] if found else []
     ours = sum(figure.ours is not None for figure in result.figures)
     counted = f"{ours} of the {len(result.figures)} figures that older implementations published were measured again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from dilkit.tools.bench.published.claims import group
-from dilkit.tools.bench.published.settings import held_lengths, implementations, lengths
+from dilkit.tools.bench.published.settings import held_lengths
 from dilkit.tools.report.document import Axis, Plot, Point, Series
 from dilkit.tools.report.points import plain, sampled, series_of, speed_up
 from dilkit.tools.report.roofline import Work, roofline
@@ -41,7 +41,7 @@ def _per_token(case: PublishedCase, entry: Entry) -> Point | None:
 
 def _over_lengths(result: PublishedResult, title: str, axis: Axis, read: Read) -> Plot:
     lines: dict[str, list[Point]] = {}
-    for label, settings in (("grow", lengths()), ("stay", held_lengths(full=True))):
+    for label, settings in (("grow", group("lengths").values()), ("stay", held_lengths(full=True))):
         for who, backward, name in (("auto", False, FORWARD), ("auto", True, TRAINING), ("head-split", False, FORWARD)):
             cases = [case for setting in settings if (case := result.case(setting, backward)) and case.timed(who)]
             points = (read(case, case.entries[who]) for case in cases)
@@ -52,7 +52,7 @@ def _over_lengths(result: PublishedResult, title: str, axis: Axis, read: Read) -
 def _over_reference(result: PublishedResult, backward: bool, name: str) -> Plot:
     """Bars by length: how many times faster than the reference everyone is."""
     bars: dict[str, list[Point]] = {}
-    for setting in implementations():
+    for setting in group("implementations").values():
         case = result.case(setting, backward)
         for who in case.entries if case and case.timed("reference") else ():
             if case and who != "reference" and case.timed(who):
@@ -74,7 +74,7 @@ def _along_the_curve(result: PublishedResult) -> Plot:
 def _halves(result: PublishedResult) -> Plot:
     """Both half types beside fp32, by setting."""
     bars: dict[str, list[Point]] = {}
-    for setting in lengths():
+    for setting in group("lengths").values():
         for backward, name in BOTH:
             base = result.entry(setting, "float32", backward)
             for who, dtype in (("bfloat16", "bfloat16"), ("auto", "float16")):
@@ -90,7 +90,7 @@ def _ratios(title: str, what: str, bars: dict[str, list[Point]]) -> Plot:
 
 def _roofline(result: PublishedResult) -> Plot:
     """Of those that are compared side by side, in fp32 like the matmul."""
-    found = (result.case(setting, backward) for setting in implementations() for backward, _ in BOTH)
+    found = (result.case(setting, backward) for setting in group("implementations").values() for backward, _ in BOTH)
     return roofline("Roofline: speed beside the measured matmul", [Work(c, c.output_bytes, c.backward) for c in found if c])
 
 

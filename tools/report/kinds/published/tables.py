@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from dilkit.tools.bench.published import settings as measured_settings
 from dilkit.tools.bench.published.claims import claims, group
 from dilkit.tools.bench.published.implementations import SUMMARIES
+from dilkit.tools.bench.published.settings import held_lengths
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Row, Table
 from dilkit.tools.results.kinds.published import Longest, PublishedFigure, PublishedResult, RanksCase, Setting
@@ -34,8 +34,8 @@ def all_tables(result: PublishedResult) -> Iterator[Table]:
     yield _document_table(result)
     for title, found, size in (
         ("Lengths: batch as published", group("as published").values(), ""),
-        ("Lengths: batch 1, segments that grow with the sequence", measured_settings.lengths(), "seq"),
-        ("Lengths: segments that stay as they are", measured_settings.held_lengths(full=True), "seq"),
+        ("Lengths: batch 1, segments that grow with the sequence", group("lengths").values(), "seq"),
+        ("Lengths: segments that stay as they are", held_lengths(full=True), "seq"),
         ("Heads", group("heads").values(), "heads"),
         ("Batches", group("batches").values(), "batch"),
         ("Configurations", group("configurations").values(), ""),
@@ -103,7 +103,7 @@ def _exponents(result: PublishedResult, settings: Collection[Setting], size: str
 def _implementation_table(result: PublishedResult) -> Table:
     """Who computes a setting how fast, beside the reference."""
     rows: list[Row] = []
-    for setting in measured_settings.implementations():
+    for setting in group("implementations").values():
         case = result.case(setting)
         bases = result.entry(setting, "reference"), result.entry(setting, "reference", True)
         for who in case.entries if case else ():
