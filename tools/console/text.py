@@ -86,14 +86,6 @@ def _are_numbers(cells: Sequence[str]) -> bool:
     return bool(amounts) and all(re.fullmatch(r"-?[\d,.]+(e[+-]?\d+)?[%x]?( [A-Za-z/]+)?", cell) for cell in amounts)
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; the first row is its head."""
-    names, *rest = rows
-    return [
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (names, ("---",) * len(names), *rest)
-    ]
-
-
 def visible(text: str, most: int | None = None) -> str:
     """`text` in one line, with what a terminal would obey instead of showing written as an escape; `most` characters of it."""
     cut = text if most is None or len(text) <= most else f"{text[:most]}..."

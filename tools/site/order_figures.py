@@ -8,7 +8,7 @@ from pathlib import Path
 from dilkit.orders.locality import locality_report
 from dilkit.tools.commands.order.command import orders_of
 from dilkit.tools.commands.order.report import compactness_cells, distance_cell, label
-from dilkit.tools.console.text import markdown_table
+from dilkit.tools.report.markdown import rows_markdown
 
 CASES = (
     ((256, 256), 4096),
@@ -27,7 +27,7 @@ BLOCK = 128
 def locality_table(root: Path) -> str:
     """One row a grid, segment length and curve."""
     names = ("near 48", "diameter", "near 48, shifted", "diameter, shifted", *(f"r={rate}" for rate in RATES), "blocks")
-    return "\n".join(markdown_table([("grid, segment", "curve", *names), *_rows()]))
+    return rows_markdown([("grid, segment", "curve", *names), *_rows()])
 
 
 def _rows() -> Iterator[tuple[str, ...]]:
