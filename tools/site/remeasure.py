@@ -22,7 +22,7 @@ BENCH = {
     "overhead": "--overhead --segments dense --heads 2 --dim 8",
     "orders": "--suite orders",
     "sdpa-against-gather": "--seq 16384 --backend sdpa --baseline gather --backward --budget 100 --repeats 9",
-    "lengths": f"--seqs {LENGTHS} --segments 1024,2048,4096 --backend native,sdpa --baseline dense,gather --budget 20 --repeats 5",
+    "lengths": f"--seqs {LENGTHS} --segments 1024,2048,4096 --backend native,sdpa --baseline dense,gather --repeats 5",
     "ring": "--suite ring",
     "cpu": "--suite cpu",
     "seeds": "--suite seeds",
