@@ -17,12 +17,12 @@ from pathlib import Path
 from dilkit.tools.report import registry
 from dilkit.tools.results.file import write_result
 
-LENGTHS = "1024,2048,4096,8192,16384,32768,65536,131072"
+LENGTHS = "1024,2048,4096,8192,16384,32768"
 BENCH = {
     "overhead": "--overhead --segments dense --heads 2 --dim 8",
     "orders": "--suite orders",
     "sdpa-against-gather": "--seq 16384 --backend sdpa --baseline gather --backward --budget 100 --repeats 9",
-    "lengths": f"--seqs {LENGTHS} --segments 1024,2048,4096 --backend native,sdpa --baseline dense,gather --repeats 5",
+    "lengths": f"--seqs {LENGTHS} --segments 1024,2048,4096 --backend native,sdpa --baseline dense,gather --budget 5 --repeats 5",
     "ring": "--suite ring",
     "cpu": "--suite cpu",
     "seeds": "--suite seeds",
