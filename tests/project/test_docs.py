@@ -183,11 +183,3 @@ def test_the_site_is_built_of_every_page(tmp_path):
     names = {*dilkit.__all__, *dilkit.comm.__all__} - {"__version__"}
     assert not [name for name in names if not re.search(rf'<h2 id="[\w.]+\.{name}"', api)]
     assert "one softmax" in api or "softmax_j" in api, "docstrings are missing"
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/adding-a-backend.md", "docs/backends.md"])
-def test_paths_that_a_page_names_are_there(page):
-    """Paths of the packages and of tests, such as `dilkit/op/rules.py`; the backend `dense` is the reader's to write."""
-    named = re.findall(r"`((?:dilkit|backends|comm|tools|tests)/[\w./-]+)`", (ROOT / page).read_text())
-    assert named
-    assert [path for path in named if not (ROOT / path).exists() and "dense" not in path] == []
