@@ -180,9 +180,10 @@ def test_the_wheel_has_everything_and_works_alone(tmp_path):
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     for package, folder in packages(source).items():
         expected |= {f"{package.replace('.', '/')}/{path.stem}{suffix}" for path in (source / folder).glob("*.pyx")}
-    kernels = {f"dilkit/backends/cuda/{path.name}" for path in (source / "backends" / "cuda").glob("*.cu*")}
-    assert "dilkit/backends/cuda/dilated.cuh" in kernels
-    assert expected | kernels | {"dilkit/py.typed"} <= names
+    kernels = {f"dilkit/backends/cuda/kernels/{path.name}" for path in (source / "backends/cuda/kernels").glob("*.cu*")}
+    assert "dilkit/backends/cuda/kernels/dilated.cuh" in kernels
+    data = {"dilkit/py.typed", "dilkit/tools/report/page.html", "dilkit/tools/bench/published/claims.json"}
+    assert expected | kernels | data <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "backends", "tools", "comm"))]
     pip_install(wheel, tmp_path / "site")
     shown = python(
