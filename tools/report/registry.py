@@ -1,4 +1,4 @@
-"""Every kind of result: its record, the document that is made of it, and the sentence that README.md has of it."""
+"""Every kind of result: its record, the document that is made of it, and the sentence that docs/measurements.md has of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ KINDS = {
         Kind(KernelsResult, kernels.document, kernels.sentence),
     )
 }  # fmt: skip
-"""By name, in the order in which README.md lists them."""
+"""By name, in the order in which docs/measurements.md lists them."""
 
 
 def read(path: Path) -> tuple[Kind, Result]:

@@ -1,4 +1,4 @@
-"""Figures beside their targets: the table of them, and the sentence that README.md has of a suite."""
+"""Figures beside their targets: the table of them, and the sentence that docs/measurements.md has of a suite."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SENTENCES = {
     "forward: sdpa's time over native's, worst of A-D": "torch's own kernels on strided views at least {}",
     "one million tokens, forward: memory in all": "a forward pass of a million tokens needs {} of memory in all",
 }
-"""Figures by name, and the words that README.md has for the worst value of each."""
+"""Figures by name, and the words that docs/measurements.md has for the worst value of each."""
 METHOD = (
     "Medians of up to {} samples (three where calls are long), taken in turns, each one checked against fp64 arithmetic before. "
     "GFLOP/s count the pattern's nominal FLOPs, keys of several branches each time; the matmul is torch's in fp32, {} "

@@ -25,7 +25,7 @@ SENTENCES = {
     "A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's": "in bf16 torch's fastest {}",
     "the longest sequence, bf16 forward on one GPU": "the longest sequence measured has {}",
 }
-"""Figures by name, and the words that README.md has for the worst value of each."""
+"""Figures by name, and the words that docs/measurements.md has for the worst value of each."""
 METHOD = (
     "CUDA events around each call by itself, the L2 cache flushed before it, implementations in turns, medians; a matmul of the "
     "same dtype, 4096 square, and a copy of 1 GiB are timed in the same rounds. Each implementation is checked against fp64 "

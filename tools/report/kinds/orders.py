@@ -21,7 +21,7 @@ SENTENCES = {
     "a warm order(...), from the cache": "one that is in the cache {}",
     "time of hilbertsfc over dilkit's, the least of all rows": "hilbertsfc, the fastest other package, at least {} as long",
 }
-"""Figures by name, and the words that README.md has for the worst value of each."""
+"""Figures by name, and the words that docs/measurements.md has for the worst value of each."""
 METHOD = (
     "Medians of all samples, on one thread, everyone in a row timed in turns; a sample is as many calls as last 20 ms, and "
     "a ratio the median of those within a round. dilkit's permutations, ranks and codes go into arrays that were written to "

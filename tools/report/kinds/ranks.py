@@ -25,7 +25,7 @@ SENTENCES = {
     "configuration A: p=1 over p=4": "of configuration A, which is shorter, {} as much as each of four",
     "one million tokens, p=8, bf16, forward: bytes that a rank sends": "of a million tokens each of eight ranks sends {}",
 }
-"""Figures by name, and the words that README.md has for the worst value of each."""
+"""Figures by name, and the words that docs/measurements.md has for the worst value of each."""
 METHOD = (
     "Bytes are those that the transport counted in a forward and backward pass, beside the plan's formula, for each schedule: "
     "threads with p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a mask in fp32, "
