@@ -1,6 +1,6 @@
 """Jobs of several processes for tests: ranks under `mpirun` of either MPI wheel, or of torch.distributed with gloo.
 
-Jobs are those of the tools' launcher; ranks of gloo are forked by `fork_ranks.py`. After each job the test knows what it printed
+Jobs are those of `comm/launch/`; ranks of gloo are forked by `fork_ranks.py`. After each job the test knows what it printed
 and how it ended, and that none of its processes is left; a failing test shows all of it.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dilkit.tools.console import launcher as tools_launcher
-from dilkit.tools.console.launcher import LATE, Ended
+from dilkit.comm.launch import processes
+from dilkit.comm.launch.processes import LATE, Ended
 
 HERE = Path(__file__).parent
 LIMIT = 120.0
@@ -30,7 +30,7 @@ class Job:
     """A job that has ended, or that is being watched."""
 
     name: str
-    running: tools_launcher.Job
+    running: processes.Job
     ended: Ended | None = None
 
     @property
@@ -84,11 +84,11 @@ def start(launcher: str, size: int, folder: Path, *program: str, options: Sequen
     if launcher == "gloo":
         variables |= {"DILKIT_TEST_MEETING": str(folder / f"meeting-{uuid.uuid4().hex}")}
         command = [sys.executable, str(HERE / "fork_ranks.py"), str(size), *arguments]
-        return Job(name, tools_launcher.start_processes(command, [variables]))
+        return Job(name, processes.start_processes(command, [variables]))
     if launcher == "mpich":
         variables |= {"MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")}
     mpirun = str(_mpirun(launcher))
-    return Job(name, tools_launcher.start("mpi", size, arguments, options=options, mpirun=mpirun, variables=variables))
+    return Job(name, processes.start("mpi", size, arguments, options=options, mpirun=mpirun, variables=variables))
 
 
 def _mpirun(launcher: str) -> Path:

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
 from dilkit.comm import Comm, MPIComm, RingDilatedAttention, TorchComm, shard, sum_over_ranks
+from dilkit.comm.launch import ranks
 from dilkit.tools import cli
-from dilkit.tools.console import ranks as job
 from dilkit.tools.demo.text.model import ModelConfig
 from dilkit.tools.demo.text.task import RECIPE, TextTask, held_out_windows
 from dilkit.tools.demo.trainer import Trainer
@@ -174,7 +174,7 @@ def run_demo(launcher: str, folder: str, *more: str) -> int:
     """`dilkit demo --comm ...` on a small text."""
     kind = "torch" if launcher == "gloo" else "mpi"
     if kind == "torch":  # as under torchrun, but ranks meet at a file
-        job.connect = lambda kind, timeout: connect(launcher, timeout)
+        ranks.connect = lambda kind, timeout: connect(launcher, timeout)
     paths = ["--text", str(Path(folder, "text")), "--out", str(Path(folder, "out"))]
     length = more or ("--steps", "3")
     return cli.main(["demo", "--comm", kind, "--context", "256", "--threads", "1", "--timeout", "20", *paths, *length])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.yardsticks import shrink
 
-from dilkit.tools.measure.threads import torch_threads
+from dilkit.threads import torch_threads
 
 
 @pytest.fixture

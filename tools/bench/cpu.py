@@ -11,6 +11,7 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import GIB, MIB, Target, Values, least
@@ -19,9 +20,7 @@ from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
-from dilkit.tools.measure.threads import torch_threads
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.environment import usable_cores
 from dilkit.tools.results.kinds.cpu import CpuCase, CpuResult, DimCase, InnerLoops, Memory, Million
 from dilkit.tools.results.record import Case, Entry, Samples
 

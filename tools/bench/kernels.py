@@ -21,7 +21,7 @@ from dilkit.backends.cuda import report as cuda_report
 from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.backend import ROLES
 from dilkit.device import Capability, probe
-from dilkit.tools.results.environment import usable_cores
+from dilkit.threads import usable_cores
 from dilkit.tools.results.file import new_result, write_result
 from dilkit.tools.results.kinds.kernels import KernelsResult, KernelUse
 

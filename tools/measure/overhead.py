@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
-from dilkit.tools.measure.threads import torch_threads
+from dilkit.threads import torch_threads
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.kinds.overhead import Calls, OverheadResult

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from datetime import datetime, timezone
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import dilkit
 from dilkit.device import Device, probe
+from dilkit.threads import usable_cores
 from dilkit.tools.results.record import Environment
 
 
@@ -43,13 +43,6 @@ def environment(device: Device) -> Environment:
         git_revision=revision,
         git_dirty=dirty,
     )
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 _WRITTEN = ("docs", "README.md")

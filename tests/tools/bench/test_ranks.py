@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dilkit import environment
 from dilkit.comm import Comm
+from dilkit.comm.launch import processes
+from dilkit.comm.launch.processes import JobError
 from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
@@ -18,8 +19,7 @@ from dilkit.tools.bench.ranks import faults, rank, targets
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.suite import SMALL, RanksSuite
 from dilkit.tools.bench.ranks.tasks import count_bytes
-from dilkit.tools.console import launcher, ranks
-from dilkit.tools.console.launcher import JobError
+from dilkit.tools.console import ranks
 from dilkit.tools.report.kinds.ranks import document, sentence
 from dilkit.tools.results.file import new_result, read_result
 from dilkit.tools.results.kinds.ranks import Fault, Memory, RanksResult
@@ -41,22 +41,6 @@ def asked(comm: str | None = None, world_size: int | None = None, timeout: float
 
 
 class TestWhichRanks:
-    @pytest.mark.parametrize(
-        ("variables", "found"),
-        [
-            ({}, None),
-            (TORCHRUN, environment.Launch("torchrun", 1, 4, 1, 2)),
-            (OPEN_MPI, environment.Launch("mpirun", 2, 3, 2, 3)),
-            (MPICH, environment.Launch("mpirun", 0, 3, 0, 3)),
-            ({"RANK": "1"}, None),
-        ],
-    )
-    def test_launchers_are_known_by_their_variables(self, variables, found, monkeypatch) -> None:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        assert environment.launch() == found
-        assert environment.first_of_all() == (found is None or found.rank == 0)
-
     @pytest.mark.parametrize(
         ("args", "variables", "complaint"),
         [
@@ -108,28 +92,6 @@ class TestWhichRanks:
         with pytest.raises(ZeroDivisionError, match="rank 1: mine"):
             ranks.run(asked("threads", 3, 5.0), work)
 
-    def test_cores_are_shared_by_ranks_that_are_bound_to_the_same(self) -> None:
-        all_ranks = [("a", 0b0011), ("a", 0b0011), ("a", 0b1100), ("b", 0b0011)]
-        assert [ranks._sharing(one, all_ranks) for one in all_ranks] == [2, 2, 1, 1]
-
-    def test_an_error_of_a_process_is_shown_once_and_ends_all(self) -> None:
-        program = (
-            "import sys; from argparse import Namespace; from dilkit.tools.console import ranks\n"
-            "def work(comm):\n"
-            "    print('said by', comm.rank)\n"
-            "    comm.agree(b'begin')\n"
-            "    if comm.rank == 1: raise ZeroDivisionError('mine')\n"
-            "    comm.agree(b'go on')\n"
-            "    return 0\n"
-            "sys.exit(ranks.run(Namespace(comm='torch', world_size=None, timeout=20.0), work))"
-        )
-        ended = launcher.launch("gloo", 2, ["-c", program], limit=60.0)
-        assert ended.code == 1, ended.text
-        assert "said by 0" in ended.text
-        assert "said by 1" not in ended.text
-        assert ended.text.count("Traceback") == ended.text.count("[rank 1] ZeroDivisionError: mine") == 1, ended.text
-        assert not ended.left_behind
-
 
 def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", "--out", str(out), *arguments])
@@ -179,10 +141,10 @@ class TestBench:
         assert not list(tmp_path.iterdir())
 
     def test_under_mpirun(self, tmp_path) -> None:
-        if not launcher.mpi_version():
+        if not processes.mpi_version():
             pytest.skip("mpirun and mpi4py are not installed, or do not belong together")
         command = ["-m", "dilkit", "bench", "--comm", "mpi", "--schedules", "auto", *TINY, "--out", str(tmp_path)]
-        ended = launcher.launch("mpi", 2, command, limit=120.0)
+        ended = processes.launch("mpi", 2, command, limit=120.0)
         assert ended.code == 0, ended.text
         assert ended.text.count("forward + backward, 1 x tokens") == 1, ended.text
         result = json.loads((tmp_path / "bench.json").read_text())
@@ -230,24 +192,12 @@ class TestSuite:
         with pytest.raises(JobError, match=complaint):
             rank.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("star",)), limit=60.0)
 
-    def test_a_job_that_does_not_end_is_killed(self) -> None:
-        ended = launcher.launch("gloo", 2, ["-c", "import time; print('up', flush=True); time.sleep(100)"], limit=2.0)
-        assert ended.code == launcher.LATE
-        assert ended.text.count("up") == 2
-        assert ended.seconds < 20
-        assert not ended.left_behind
-
-    def test_a_process_that_outlives_its_launcher_is_found_and_killed(self) -> None:
-        inner = "import time; time.sleep(60)"
-        code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True)"
-        assert launcher.launch("gloo", 1, ["-c", code], limit=20.0).left_behind == 1
-
     def test_what_a_job_of_faults_said_is_read(self) -> None:
         words = "CommTimeout: exchange 4 (arguments of ring_dilated_attention): nothing from rank 1"
         knows = "".join(f"fault suite: rank {one} knows at {at}: {words}\n" for one, at in ((0, 11.5), (2, 12.0)))
-        read = faults.read("frozen", launcher.Ended(1, f"fault suite: fault at 10.0\n{knows}", 3.0, 13.0, 0))
+        read = faults.read("frozen", processes.Ended(1, f"fault suite: fault at 10.0\n{knows}", 3.0, 13.0, 0))
         assert read == Fault(seconds=2.0, error=words, exit_code=1, names_rank=True, names_step=True)
         text = "fault suite: fault at 10.0\nprocess rank 1 on signal 9"
-        silent = faults.read("killed", launcher.Ended(137, text, 3.0, 13.0, 0))
+        silent = faults.read("killed", processes.Ended(137, text, 3.0, 13.0, 0))
         assert (silent.seconds, silent.names_rank, silent.names_step) == (3.0, True, False)
-        assert faults.read("killed", launcher.Ended(1, "nothing at all", 3.0, 13.0, 0)).failed
+        assert faults.read("killed", processes.Ended(1, "nothing at all", 3.0, 13.0, 0)).failed

@@ -9,9 +9,11 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from dilkit.comm.launch.processes import mpi_version, transports
 from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.threads import usable_cores
 from dilkit.tools.bench.published import judge, settings
 from dilkit.tools.bench.published import ranks as ranks_task
 from dilkit.tools.bench.published.claims import group
@@ -22,12 +24,10 @@ from dilkit.tools.bench.published.ranks import LONG_CALL, problem_of, samples_of
 from dilkit.tools.bench.ranks.rank import run
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.commands.bench import PEERS
-from dilkit.tools.console import launcher
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.case import CaseRunner, output_bytes
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.environment import usable_cores
 from dilkit.tools.results.kinds.published import (
     TWINS,
     CacheCase,
@@ -77,7 +77,7 @@ class Settings:
             over_ranks=settings.over_ranks(sizes),
             growing=settings.growing(sizes, full),
             memory=CARD_MEMORY if full else MEMORY,
-            processes=launcher.transports(),
+            processes=transports(),
         )
 
 
@@ -99,7 +99,7 @@ class PublishedSuite(Suite[PublishedResult]):
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
         processes = self.measured.processes
-        return nullcontext(dict(mpi=launcher.mpi_version() if processes else "", processes=processes))
+        return nullcontext(dict(mpi=mpi_version() if processes else "", processes=processes))
 
     def where(self) -> str:
         return self.device

@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dilkit.comm.launch.processes import Ended
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.console.launcher import Ended
 from dilkit.tools.results.kinds.ranks import Fault
 
 if TYPE_CHECKING:

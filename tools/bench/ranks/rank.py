@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dilkit.tools.console import launcher, ranks
-from dilkit.tools.console.launcher import Ended, JobError
+from dilkit.comm.launch import processes
+from dilkit.comm.launch.processes import Ended, JobError
+from dilkit.comm.launch.ranks import connect
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -36,26 +37,26 @@ def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, li
         folder = Path(name)
         job = _ended(kind, size, task, folder, threads=threads, limit=limit)
         if job.code or not (folder / FOUND).exists():
-            why = f"took more than {limit:g} s" if job.code == launcher.LATE else f"ended with {job.code}"
+            why = f"took more than {limit:g} s" if job.code == processes.LATE else f"ended with {job.code}"
             raise JobError(f"{size} ranks of {kind}: the job {why}:\n{job.text[-2000:]}")
         found: R = pickle.loads((folder / FOUND).read_bytes())
         return found
 
 
 def ended(kind: str, size: int, task: Callable[[Comm], Any], **options: Any) -> Ended:
-    """Run such a job to its end, however it ends; `options` are those of `launcher.launch`."""
+    """Run such a job to its end, however it ends; `options` are those of `processes.launch`."""
     with tempfile.TemporaryDirectory() as name:
         return _ended(kind, size, task, Path(name), **options)
 
 
 def _ended(kind: str, size: int, task: Callable[[Comm], Any], folder: Path, **options: Any) -> Ended:
     (folder / TASK).write_bytes(pickle.dumps(task))
-    return launcher.launch(kind, size, ["-m", "dilkit.tools.bench.ranks.rank", kind, str(folder)], **options)
+    return processes.launch(kind, size, ["-m", "dilkit.tools.bench.ranks.rank", kind, str(folder)], **options)
 
 
 def _on_threads(size: int, task: Callable[[Comm], R]) -> R:
     from dilkit.comm import run_threads
-    from dilkit.tools.measure.threads import torch_threads
+    from dilkit.threads import torch_threads
 
     with torch_threads(1):
         return run_threads(size, task, timeout=TIMEOUT)[0]
@@ -65,7 +66,7 @@ def main() -> int:
     """What the processes of a job run."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
     task = pickle.loads((folder / TASK).read_bytes())
-    comm = ranks.connect("mpi" if kind == "mpi" else "torch", TIMEOUT)
+    comm = connect("mpi" if kind == "mpi" else "torch", TIMEOUT)
     found = task(comm)
     if comm.rank == 0:
         (folder / FOUND).write_bytes(pickle.dumps(found))

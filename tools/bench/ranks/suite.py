@@ -9,8 +9,10 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
+from dilkit.comm.launch.processes import JobError, mpi_version, transports
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.threads import usable_cores
 from dilkit.tools.bench.cpu import CONFIGURATIONS
 from dilkit.tools.bench.ranks import faults, tasks
 from dilkit.tools.bench.ranks.call import plan_of
@@ -18,9 +20,6 @@ from dilkit.tools.bench.ranks.rank import ended, run
 from dilkit.tools.bench.ranks.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
-from dilkit.tools.console import launcher
-from dilkit.tools.console.launcher import JobError
-from dilkit.tools.results.environment import usable_cores
 from dilkit.tools.results.kinds import ranks as records
 from dilkit.tools.results.kinds.ranks import RanksResult
 
@@ -49,10 +48,10 @@ class RanksSuite(Suite[RanksResult]):
     DIVISOR = 32
 
     budget: float = 90.0
-    processes: tuple[str, ...] = field(default_factory=lambda: launcher.transports(), metadata=dict(option=False))
+    processes: tuple[str, ...] = field(default_factory=transports, metadata=dict(option=False))
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        return nullcontext(dict(mpi=launcher.mpi_version() if self.processes else "", processes=self.processes))
+        return nullcontext(dict(mpi=mpi_version() if self.processes else "", processes=self.processes))
 
     def targets(self) -> tuple[Target[RanksResult], ...]:
         return TARGETS
@@ -76,7 +75,7 @@ class RanksSuite(Suite[RanksResult]):
         for kind, transport in product(faults.KINDS, ("threads", *self.processes)):
             if not self.quick or transport == "threads" or kind == "killed":
                 yield _step("faults", f"{kind}, {transport}", records.Fault, partial(self.fault, transport, kind))
-        if not self.quick and self.processes[:1] == ("mpi",) and "Open MPI" in launcher.mpi_version():
+        if not self.quick and self.processes[:1] == ("mpi",) and "Open MPI" in mpi_version():
             ulfm = partial(self.fault, "mpi", "killed", ("--with-ft", "ulfm"))
             yield _step("faults", "killed, mpi with ULFM", records.Fault, ulfm)
 

@@ -1,0 +1,33 @@
+"""How many cores this process has, and how many threads torch computes with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[int]:
+    """Within the block, torch computes with `count` threads; yields how many these are.
+
+    >>> import torch
+    >>> with torch_threads(1):
+    ...     torch.get_num_threads()
+    1
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield count
+    finally:
+        torch.set_num_threads(before)
