@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
-from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.plan.routes import SCHEDULES
-from dilkit.pattern import Pattern
-from dilkit.tools.commands.plan.facts import Schedule, Speed
 from dilkit.tools.commands.plan.report import Report, document
 from dilkit.tools.console.arguments import add_call_arguments, add_pattern_arguments, pattern_of, problem_of, set_series, whole
 from dilkit.tools.console.quantities import bandwidth, flops
@@ -30,10 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_call_arguments(parser, dim=128, dtype="bfloat16", train=False)
     group = parser.add_argument_group("job")
     group.add_argument("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
-    how, rate = (
-        "how branches are computed over ranks (default %(default)s)",
-        "operations a second of a rank (default %(default)s)",
-    )
+    how = "how branches are computed over ranks (default %(default)s)"
+    rate = "operations a second of a rank (default %(default)s)"
     each_way = "of a rank, each way, as 400Gbit/s (default %(default)s)"
     group.add_argument("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=how)
     group.add_argument("--bandwidth", type=bandwidth, default="50GB/s", metavar="B", help=each_way)
@@ -59,20 +55,14 @@ def collect(args: argparse.Namespace) -> Report:
         raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
     set_series(args)
     pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), Speed(args.bandwidth, args.flops)
-    plans, refused = _plans(args, pattern, shard_cuts(args.seq, args.world_size, pattern))
-    return Report(
-        problem_of(args), speed, {name: Schedule(plan, rows, speed) for name, plan in plans.items()}, refused, args.rank
-    )
-
-
-def _plans(args: argparse.Namespace, pattern: Pattern, cuts: tuple[int, ...]) -> tuple[dict[str, ExchangePlan], dict[str, str]]:
-    """The plans that were asked for; of all schedules those that there can be, and for the others why not."""
-    plans, refused = {}, {}
+    cuts, shape = shard_cuts(args.seq, args.world_size, pattern), (args.heads, args.kv_heads)
+    found, refused = {}, {}
     for name in SCHEDULES if args.schedule == ALL else (args.schedule,):
         try:
-            plans[name] = exchange_plan(pattern, cuts, args.heads, args.kv_heads, is_causal=args.causal, schedule=name)
+            plan = exchange_plan(pattern, cuts, *shape, is_causal=args.causal, schedule=name)
+            found[name] = Forecast(plan, rows, speed)
         except ValueError as error:
             if args.schedule != ALL or name == SCHEDULES[0]:
                 raise
             refused[name] = str(error)
-    return plans, refused
+    return Report(problem_of(args), found, refused, args.rank)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.explain import branch_facts, explanation
+from dilkit.comm.plan.forecast import Forecast, Numbers, baselines
 from dilkit.problem import Problem
-from dilkit.tools.commands.plan.facts import Schedule, Speed, baselines, choice
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, wrapped
 from dilkit.tools.report.document import Document, Table, tables
 
@@ -21,74 +22,123 @@ TIMES = {
     "sequential": "one after the other",
 }
 NAMES = {"full_ring": "ring of all keys and values", "segment_all_gather": "all-gather within segments, as LongNet's"}
+CALL = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "key_padding_mask")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The problem, its schedules by name, why others are refused, and the rank that is looked at, if any."""
+    """The problem, a forecast for each schedule, why others are refused, and the rank that is looked at, if any."""
 
     problem: Problem
-    speed: Speed
-    schedules: dict[str, Schedule]
+    schedules: dict[str, Forecast]
     refused: dict[str, str]
     rank: int | None
 
     @property
-    def first(self) -> Schedule:
-        """Of the schedules."""
+    def first(self) -> Forecast:
+        """That of the first schedule."""
         return next(iter(self.schedules.values()))
 
     @property
     def baselines(self) -> dict[str, tuple[int, float]]:
         """Bytes that others would send, and the seconds that they take."""
         sent = baselines(self.first.plan, self.first.rows)
-        return {name: (count, count / self.speed.bandwidth) for name, count in sent.items()}
+        return {name: (count, count / self.first.speed.bandwidth) for name, count in sent.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
-        names = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "key_padding_mask")
-        call = {name: getattr(self.problem, name) for name in names}
-        problem = dict(pattern=str(self.problem.pattern), world_size=self.first.plan.world_size, **call)
+        call = {name: getattr(self.problem, name) for name in CALL}
         elsewhere = {name: dict(forward_bytes=count, seconds=seconds) for name, (count, seconds) in self.baselines.items()}
-        schedules = {name: one.to_dict() for name, one in self.schedules.items()}
-        found = dict(problem=problem, **vars(self.speed), schedules=schedules, refused=self.refused, baselines=elsewhere)
-        found["choice"] = choice(self.schedules)
+        found: dict[str, Any] = dict(
+            problem=dict(pattern=str(self.problem.pattern), world_size=self.first.plan.world_size, **call),
+            **vars(self.first.speed),
+            schedules={name: _plain(one) for name, one in self.schedules.items()},
+            refused=self.refused,
+            baselines=elsewhere,
+            choice=choice(self.schedules),
+        )
         if self.rank is not None:
-            found["rank"] = {name: one.rank_dict(self.rank) for name, one in self.schedules.items()}
+            found["rank"] = {name: _plain_rank(one, self.rank) for name, one in self.schedules.items()}
         return found
+
+
+def _plain(one: Forecast) -> dict[str, Any]:
+    """The smallest, the mean and the largest number of all ranks, and the times of the slowest."""
+    sent, work = {phase: traffic.sent for phase, traffic in one.traffic.items()}, one.flops["total"]
+    by_rank = {**{f"{phase}_bytes": found for phase, found in sent.items()}, "flops": work}
+    by_rank["exchange_bytes"] = one.memory["exchange buffers"]
+    return dict(
+        explanation=explanation(one.plan, one.rows).split("\n"),
+        branches=[branch.to_dict() for branch in branch_facts(one.plan, one.rows)],
+        sent_bytes={phase: _spread(counts) for phase, counts in sent.items()},
+        flops=_spread(work) | dict(balance=one.balance),
+        memory_bytes={name: _spread(counts) for name, counts in one.memory.items()},
+        seconds={name: float(found[one.slowest]) for name, found in one.seconds.items()},
+        by_rank={name: counts.tolist() for name, counts in by_rank.items()},
+    )
+
+
+def _spread(counts: Numbers) -> dict[str, float]:
+    return dict(min=int(counts.min()), mean=float(counts.sum() / len(counts)), max=int(counts.max()))
+
+
+def _plain_rank(one: Forecast, rank: int) -> dict[str, Any]:
+    where = one.plan.positions(rank)
+    return dict(
+        rank=rank,
+        positions=[where.start, where.stop],
+        **{f"{way}_bytes": one.bytes_of(rank, way) for way in ("sent", "received")},
+        flops={name: int(counts[rank]) for name, counts in one.flops.items()},
+        memory_bytes={name: int(counts[rank]) for name, counts in one.memory.items()},
+        seconds={name: float(found[rank]) for name, found in one.seconds.items()},
+    )
+
+
+def choice(schedules: Mapping[str, Forecast]) -> str:
+    """What the automatic choice is, and why, in one line."""
+    if "auto" not in schedules:
+        return ""
+    kinds = [route.kind for route in schedules["auto"].plan.routes]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    if set(kinds) == {"local"}:
+        return f"auto: {counts}: every segment is within one rank, and nothing is sent"
+    most = {name: in_bytes(int(one.traffic["forward"].sent.max())) for name, one in schedules.items()}
+    others = ", ".join(f"{name} {sent}" for name, sent in most.items() if name != "auto")
+    reason = "the fewest rows through the busiest rank, branch by branch"
+    return f"auto: {counts}: {reason}; {most['auto']} sent forward{f' ({others})' * bool(others)}"
 
 
 def document(report: Report) -> Document:
     """The report for people."""
-    schedules, speed, world_size = list(report.schedules.values()), report.speed, report.first.plan.world_size
+    forecasts, first, world_size = list(report.schedules.values()), report.first, report.first.plan.world_size
     ranks = f"{world_size:,} rank{'s' * (world_size > 1)}"
-    where = f"{ranks}, {speed.bandwidth / 1e9:,.4g} GB/s each way, {speed.flops / 1e12:,.4g} TFLOP/s"
-    elsewhere = ((NAMES[name], in_bytes(count), in_seconds(seconds)) for name, (count, seconds) in report.baselines.items())
+    where = f"{ranks}, {first.speed.bandwidth / 1e9:,.4g} GB/s each way, {first.speed.flops / 1e12:,.4g} TFLOP/s"
+    elsewhere = tuple((NAMES[name], in_bytes(count), in_seconds(seconds)) for name, (count, seconds) in report.baselines.items())
+    why, names = explanation(first.plan, first.rows), ("", *report.schedules)
+    found = [
+        Table(f"branches, schedule {names[1]}", BRANCHES, tuple(_branches(first)), why),
+        Table("a rank, by schedule", names, tuple(_all_ranks(forecasts))),
+        Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), elsewhere),
+    ]
+    if report.rank is not None:
+        there = first.plan.positions(report.rank)
+        title = f"rank {report.rank}: positions {there.start:,} to {there.stop - 1:,}"
+        found.append(Table(title, names, tuple(_one_rank(forecasts, report.rank))))
     return Document(
         headline=tuple(line for text in (str(report.problem), where) for line in wrapped("", text)),
-        tables=tables(
-            Table(
-                f"branches, schedule {next(iter(report.schedules))}",
-                BRANCHES,
-                tuple(_branches(report.first)),
-                report.first.explanation,
-            ),
-            Table("a rank, by schedule", ("", *report.schedules), tuple(_all_ranks(schedules))),
-            Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), tuple(elsewhere)),
-            *([] if report.rank is None else [_rank_table(report, report.rank)]),
-        ),
+        tables=tables(*found),
         notes=(*(f"{name} is refused: {why}" for name, why in report.refused.items()), *filter(None, [choice(report.schedules)])),
     )
 
 
-def _branches(schedule: Schedule) -> Iterator[tuple[str, ...]]:
-    for b in schedule.branches:
+def _branches(forecast: Forecast) -> Iterator[tuple[str, ...]]:
+    for b in branch_facts(forecast.plan, forecast.rows):
         sizes = (f"{b.segment_length:,}", f"{b.dilation_rate:,}", b.route, f"{b.ranks:,}", f"{b.group_size:,}")
         sent = (in_thousands(b.rows_moved), in_bytes(b.forward_bytes), in_bytes(b.backward_bytes))
         yield "all" if b.branch is None else str(b.branch), *sizes, *sent
 
 
-def _all_ranks(found: list[Schedule]) -> Iterator[tuple[str, ...]]:
+def _all_ranks(found: list[Forecast]) -> Iterator[tuple[str, ...]]:
     for phase, which in product(PHASES, ("min", "mean", "max")):
         yield f"sent {phase}, {which}", *(in_bytes(round(getattr(s.traffic[phase].sent, which)())) for s in found)
     yield "forward GFLOP, max", *(in_thousands(s.flops["total"].max() / 1e9) for s in found)
@@ -99,13 +149,7 @@ def _all_ranks(found: list[Schedule]) -> Iterator[tuple[str, ...]]:
         yield f"time: {text}", *(in_seconds(s.seconds[name][s.slowest]) for s in found)
 
 
-def _rank_table(report: Report, rank: int) -> Table:
-    where = report.first.plan.positions(rank)
-    rows = tuple(_one_rank(list(report.schedules.values()), rank))
-    return Table(f"rank {rank}: positions {where.start:,} to {where.stop - 1:,}", ("", *report.schedules), rows)
-
-
-def _one_rank(found: list[Schedule], rank: int) -> Iterator[tuple[str, ...]]:
+def _one_rank(found: list[Forecast], rank: int) -> Iterator[tuple[str, ...]]:
     for way in ("sent", "received"):
         sent = [s.bytes_of(rank, way) for s in found]
         for phase, leg in product(PHASES, ("there", "back", "ring", "total")):

@@ -1,8 +1,7 @@
-"""The numbers of `dilkit plan`, out of exchange plans: bytes, work, memory and predicted times of ranks."""
+"""What a call by an exchange plan will move, compute, hold and take on each rank, worked out without running it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,12 +11,9 @@ from numpy.typing import NDArray
 
 from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, ring_buffer_bytes
 from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
-from dilkit.comm.plan.explain import BranchFacts, branch_facts, explanation
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import segment_shards
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows
-from dilkit.tools.console.text import in_bytes
-from dilkit.tools.results.decode import encode
 
 BACKWARD = 2.5
 """Nominal FLOPs of a backward pass, in those of a forward pass."""
@@ -33,8 +29,16 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What a plan moves, computes, holds and takes: arrays `(world_size,)`, a number for each rank."""
+class Forecast:
+    """What a plan moves, computes, holds and takes: arrays `(world_size,)`, a number for each rank.
+
+    >>> from dilkit import Pattern
+    >>> from dilkit.comm import Rows, exchange_plan
+    >>> plan = exchange_plan(Pattern([4, 16], [1, 2]), cuts=(0, 8, 16), heads=2)
+    >>> forecast = Forecast(plan, Rows(head_dim=64, dtype="float32"), Speed(bandwidth=50e9, flops=400e12))
+    >>> forecast.traffic["forward"].sent.tolist(), forecast.flops["total"].tolist()
+    ([4112, 4112], [32768, 32768])
+    """
 
     plan: ExchangePlan
     rows: Rows
@@ -97,30 +101,6 @@ class Schedule:
         work = self.flops["total"]
         return float(work.max() / (work.sum() / len(work))) if work.any() else 1.0
 
-    @property
-    def branches(self) -> list[BranchFacts]:
-        """How each branch is computed."""
-        return branch_facts(self.plan, self.rows)
-
-    @property
-    def explanation(self) -> str:
-        """Why, a line a branch."""
-        return explanation(self.plan, self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data: the smallest, the mean and the largest number of all ranks, and the times of the slowest."""
-        sent, work = {phase: traffic.sent for phase, traffic in self.traffic.items()}, self.flops["total"]
-        exchange, by_phase = self.memory["exchange buffers"], {f"{phase}_bytes": found.tolist() for phase, found in sent.items()}
-        return dict(
-            explanation=self.explanation.split("\n"),
-            branches=encode(self.branches),
-            sent_bytes={phase: _spread(counts) for phase, counts in sent.items()},
-            flops=_spread(work) | dict(balance=self.balance),
-            memory_bytes={name: _spread(counts) for name, counts in self.memory.items()},
-            seconds={name: float(found[self.slowest]) for name, found in self.seconds.items()},
-            by_rank=by_phase | dict(flops=work.tolist(), exchange_bytes=exchange.tolist()),
-        )
-
     def bytes_of(self, rank: int, way: str) -> dict[str, dict[str, int]]:
         """What a rank has "sent" or "received", by phase and by what it is."""
         found = {}
@@ -129,42 +109,15 @@ class Schedule:
             found[phase] = legs | dict(total=sum(legs.values()))
         return found
 
-    def rank_dict(self, rank: int) -> dict[str, Any]:
-        """One rank as plain data."""
-        where = self.plan.positions(rank)
-        return dict(
-            rank=rank,
-            positions=[where.start, where.stop],
-            **{f"{way}_bytes": self.bytes_of(rank, way) for way in ("sent", "received")},
-            flops={name: int(counts[rank]) for name, counts in self.flops.items()},
-            memory_bytes={name: int(counts[rank]) for name, counts in self.memory.items()},
-            seconds={name: float(found[rank]) for name, found in self.seconds.items()},
-        )
-
-
-def _spread(counts: Numbers) -> dict[str, float]:
-    return dict(min=int(counts.min()), mean=float(counts.sum() / len(counts)), max=int(counts.max()))
-
 
 def baselines(plan: ExchangePlan, rows: Rows) -> dict[str, int]:
-    """Bytes that others would send in a forward pass, from the rank that sends most, beside what they would keep."""
+    """Bytes that other ways would have the busiest rank send in a forward pass.
+
+    "full_ring": all keys and values go round; "segment_all_gather": LongNet's, of the kept keys and values of each segment.
+    """
     shard = int(np.diff(np.array(plan.cuts, np.int64)).max()) * plan.kv_heads * rows.batch * rows.key_value_bytes
     pattern, shape = plan.pattern, (plan.cuts, plan.heads, plan.kv_heads)
     branches = [segment_shards(pattern, branch, *shape) for branch in range(len(pattern.branches))]
     keys = sum(RowCounts(shards, plan.world_size, 1, False).keys_sent for shards in branches)
     sparse = int(np.max(rows.batch * rows.key_value_bytes * keys))
     return {"full_ring": (plan.world_size - 1) * shard, "segment_all_gather": sparse}
-
-
-def choice(schedules: Mapping[str, Schedule]) -> str:
-    """What the automatic choice is, and why, in one line."""
-    if "auto" not in schedules:
-        return ""
-    kinds = [route.kind for route in schedules["auto"].plan.routes]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    if set(kinds) == {"local"}:
-        return f"auto: {counts}: every segment is within one rank, and nothing is sent"
-    most = {name: in_bytes(int(one.traffic["forward"].sent.max())) for name, one in schedules.items()}
-    others = ", ".join(f"{name} {sent}" for name, sent in most.items() if name != "auto")
-    reason = "the fewest rows through the busiest rank, branch by branch"
-    return f"auto: {counts}: {reason}; {most['auto']} sent forward{f' ({others})' * bool(others)}"
