@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -66,24 +65,22 @@ def svg(plot: Plot, number: int = 0) -> str:
 
     Of very many series, bars or points the first ones are drawn. Raises ImportError where matplotlib is missing.
     """
-    return _as_element(_drawn(plot), plot, number)
-
-
-@lru_cache(maxsize=64)
-def _drawn(plot: Plot) -> str:
-    """The file that matplotlib writes; drawing takes longer than all else in a report."""
-    file = io.StringIO()
-    with new_figure(WIDTH, _height(_drawable(plot))) as figure:
+    file, plot = io.StringIO(), _drawable(plot)
+    with new_figure(WIDTH, _height(plot)) as figure:
         figure.set_facecolor("none")
         _draw(figure, plot)
-        save(figure, file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        save(figure, file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    drawn = file.getvalue()
+    body = re.sub(r' (width|height)="[^"]*"', "", drawn[drawn.index("<svg") :].removeprefix("<svg"), count=2)
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>p{number}-", body)
+    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _variable, body)
+    return f'<svg role="img" aria-label="{escape(_described(plot))}"{body}'
 
 
 def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -> None:
     """All plots of a document as one picture, in two columns of equal length, below the lines of `headline`."""
-    columns = _columns(plots)
-    lines = _fitted(headline, LETTERS * len(columns))
+    columns = _columns([_drawable(plot) for plot in plots])
+    lines = [part for line in headline for part in textwrap.wrap(visible(line), LETTERS * len(columns))]
     height = max(sum(high for _, high in column) for column in columns)
     with new_figure(WIDTH * len(columns), height + 0.19 * len(lines) + 0.1) as figure:
         if lines:
@@ -101,13 +98,8 @@ def _columns(plots: Sequence[Plot]) -> list[list[tuple[Plot, float]]]:
     columns: list[list[tuple[Plot, float]]] = [[] for _ in plots[:2]] or [[]]
     for plot in plots:
         shortest = min(columns, key=lambda column: sum(high for _, high in column))
-        shortest.append((plot, _height(_drawable(plot)) + 0.4))
+        shortest.append((plot, _height(plot) + 0.4))
     return columns
-
-
-def _fitted(lines: Sequence[str], letters: int) -> list[str]:
-    """Lines that are no longer than a picture is wide."""
-    return [part for line in lines for part in textwrap.wrap(visible(line), letters)]
 
 
 @contextmanager
@@ -128,14 +120,13 @@ def save(figure: Any, file: Path | io.StringIO, **options: Any) -> None:
 
 def _draw(figure: Any, plot: Plot, title: str = "") -> None:
     """A plot into a figure, or into a part of one, below its title."""
-    plot = _drawable(plot)
     axes = figure.subplots()
     axes.set_facecolor("none")
     {"bars": _bars, "spans": _spans}.get(plot.kind, _lines)(axes, plot)
     _dress(axes, figure, plot, title)
 
 
-def describe(plot: Plot) -> str:
+def _described(plot: Plot) -> str:
     """The plot in words, for those who do not see it."""
     x, y = (UNITS[axis.unit] for axis in plot.axes)
     shown = []
@@ -265,18 +256,6 @@ def _dress(axes: Any, figure: Any, plot: Plot, title: str) -> None:
         figure.legend(handles=ordered, loc="outside upper left", ncols=_legend_columns(plot), **style)
     if title and len(plot.series) < 2:
         figure.suptitle(title, x=0.02, ha="left", fontsize=10, fontweight="bold", color=INK)
-
-
-def _as_element(drawn: str, plot: Plot, number: int) -> str:
-    """Without what only a file needs; ids of its own; colours as variables; a description."""
-    body = drawn[drawn.index("<svg") :]
-    body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>p{number}-", body)
-    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _variable, body)
-    head = f'<svg role="img" aria-label="{escape(describe(_drawable(plot)))}"'
-    body = re.sub(r'^<svg (.*?)width="[^"]*"', r"<svg \g<1>", body, count=1, flags=re.DOTALL)
-    body = re.sub(r'^<svg (.*?)height="[^"]*"', r"<svg \g<1>", body, count=1, flags=re.DOTALL)
-    return head + body.removeprefix("<svg")
 
 
 def _variable(found: re.Match[str]) -> str:
