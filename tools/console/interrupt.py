@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 INTERRUPTED = 130
@@ -22,15 +22,8 @@ _SAME = 1.0
 
 def load_torch() -> None:
     """Import torch; an interruption meanwhile ends the process at once. Raises ImportError where torch is missing or broken."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    with _handled(_end, signal.SIGINT):
         importlib.import_module("torch")
-        return
-    signal.signal(signal.SIGINT, _end)
-    try:
-        importlib.import_module("torch")
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(*_: Any) -> None:
@@ -42,13 +35,9 @@ def _end(*_: Any) -> None:
 def stopping() -> Iterator[threading.Event]:
     """Within the block, Ctrl-C sets the event and interrupts nothing; so does SIGTERM, which launchers make of it for ranks.
 
-    A later Ctrl-C interrupts as usual. Where Ctrl-C is ignored or handled by others, or outside the main thread, nothing changes.
+    A later Ctrl-C interrupts as usual.
     """
     event = threading.Event()
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield event
-        return
     asked: list[float] = []
 
     def ask(*_: Any) -> None:
@@ -57,9 +46,19 @@ def stopping() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _handled(ask, signal.SIGINT, signal.SIGTERM):
         yield event
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[..., None], *numbers: int) -> Iterator[None]:
+    """Within the block these signals call `handler`; not where Ctrl-C is ignored or handled by others, or in another thread."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        numbers = ()
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)

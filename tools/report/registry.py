@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[Kind, Result]:
     """The result in `path` and its kind. Raises `ResultError`."""
     name = read_json(path)["kind"]
     if name not in KINDS:
-        raise ResultError(path, f"a result of kind {visible(name, 40)!r}; known are {', '.join(KINDS)}")
+        raise ResultError(path, f"a result of kind {name[:40]!r}; known are {', '.join(KINDS)}")
     kind = KINDS[name]
     return kind, read_result(path, kind.record)
 

@@ -11,12 +11,17 @@ import dataclasses
 import math
 import types
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
-
-from dilkit.tools.console.text import visible
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_PLAIN: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_NAMES: dict[Any, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 class DecodeError(ValueError):
@@ -36,13 +41,11 @@ def decode(kind: type[T], value: Any, place: str = "") -> T:
     Traceback (most recent call last):
     dilkit.tools.results.decode.DecodeError: tokens: 'many' where a whole number is needed
     """
-    if not isinstance(value, dict):
-        raise _mismatch("an object", value, place)
-    found, record = {}, cast(Any, kind)
-    for field, name, hint in _fields(record):
+    found, data = {}, _needed(dict, value, place)
+    for field, name, hint in _fields(kind):
         inner = f"{place}.{name}" if place else name
-        if name in value:
-            found[field.name] = _decode(hint, value[name], inner)
+        if name in data:
+            found[field.name] = _decode(hint, data[name], inner)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise DecodeError(f"{inner}: missing")
     try:
@@ -71,69 +74,46 @@ def encode(value: Any) -> Any:
 def _fields(record: Any) -> list[tuple[dataclasses.Field[Any], str, Any]]:
     """(field, its name in JSON, its type) of each field that the constructor takes."""
     hints = get_type_hints(record)
-    return [
-        (field, field.metadata.get("name", field.name), hints[field.name]) for field in dataclasses.fields(record) if field.init
-    ]
+    fields = [field for field in dataclasses.fields(record) if field.init]
+    return [(field, field.metadata.get("name", field.name), hints[field.name]) for field in fields]
 
 
 def _decode(hint: Any, value: Any, place: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
-        return _printable(value)
+        return value
     if origin in (Union, types.UnionType):
-        return None if value is None and type(None) in inner else _decode(inner[0], value, place)
+        return None if value is None else _decode(inner[0], value, place)
+    if origin is Literal and value not in inner:
+        raise _mismatch(f"one of {', '.join(map(repr, inner))}", value, place)
     if origin is Literal:
-        return value if value in inner else _refuse(f"one of {', '.join(map(repr, inner))}", value, place)
+        return value
     if origin is dict:
-        return _decode_dict(inner[1], value, place)
+        return {name: _decode(inner[1], found, f"{place}.{name}") for name, found in _needed(dict, value, place).items()}
     if origin is tuple:
-        return _decode_tuple(inner, value, place)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _decode_tuple(inner, _needed(list, value, place), place)
+    if dataclasses.is_dataclass(hint):
         return decode(hint, value, place)
-    return _decode_plain(hint, value, place)
+    if hint is float and type(value) is int:
+        value = float(value) if abs(value) < 2**1000 else math.inf
+    if hint is float and not math.isfinite(_needed(float, value, place)):
+        raise _mismatch("a finite number", value, place)
+    return _needed(hint, value, place)
 
 
-def _decode_dict(inner: Any, value: Any, place: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _mismatch("an object", value, place)
-    return {visible(name): _decode(inner, found, f"{place}.{visible(name, 40)}") for name, found in value.items()}
-
-
-def _decode_tuple(inner: tuple[Any, ...], value: Any, place: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise _mismatch("a list", value, place)
+def _decode_tuple(inner: tuple[Any, ...], value: list[Any], place: str) -> tuple[Any, ...]:
     hints = [inner[0]] * len(value) if inner[1:] == (...,) else list(inner)
     if len(hints) != len(value):
         raise DecodeError(f"{place}: a list of {len(value)} where {len(hints)} are needed")
     return tuple(_decode(hint, found, f"{place}[{i}]") for i, (hint, found) in enumerate(zip(hints, value, strict=True)))
 
 
-def _decode_plain(hint: type[Any], value: Any, place: str) -> Any:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if hint is float and (whole or isinstance(value, float)):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        return number if math.isfinite(number) else _refuse("a finite number", value, place)
-    if type(value) is not hint:
-        raise _mismatch(_PLAIN.get(hint, str(hint)), value, place)
-    return visible(value) if hint is str else value
-
-
-def _printable(value: Any) -> Any:
-    """Data of any kind, its texts without what a terminal would obey."""
-    if isinstance(value, dict):
-        return {visible(name): _printable(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_printable(inner) for inner in value]
-    return visible(value) if isinstance(value, str) else value
-
-
-def _refuse(what: str, value: Any, place: str) -> Any:
-    raise _mismatch(what, value, place)
+def _needed(kind: Any, value: Any, place: str) -> Any:
+    if type(value) is not kind:
+        raise _mismatch(_NAMES[kind], value, place)
+    return value
 
 
 def _mismatch(what: str, value: Any, place: str) -> DecodeError:
-    shown = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else visible(repr(value), 60)
-    return DecodeError(f"{place or 'the file'}: {shown} where {what} is needed")
+    shown = _NAMES[type(value)] if isinstance(value, (list, dict)) else repr(value)
+    return DecodeError(f"{place or 'the file'}: {shown:.60} where {what} is needed")

@@ -17,7 +17,6 @@ from dilkit.tools.results.environment import environment, now
 from dilkit.tools.results.record import Result
 
 SCHEMA = 1
-MOST_BYTES = 16 * 2**20
 R = TypeVar("R", bound=Result)
 
 
@@ -44,7 +43,7 @@ def read_result(path: Path, record: type[R]) -> R:
     """The result in `path`, which must be of this kind. Raises `ResultError` for a file that is truncated, foreign or damaged."""
     found = read_json(path)
     if found["kind"] != record.KIND:
-        raise ResultError(path, f"a result of kind {visible(found['kind'], 40)!r}; {record.KIND!r} is needed")
+        raise ResultError(path, f"a result of kind {found['kind'][:40]!r}; {record.KIND!r} is needed")
     try:
         return decode(record, found)
     except DecodeError as error:
@@ -52,29 +51,27 @@ def read_result(path: Path, record: type[R]) -> R:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, which says of which schema and kind it is. Raises `ResultError`."""
+    """The JSON object in `path`, which says of which schema and kind it is; its texts are printable. Raises `ResultError`."""
     try:
-        if path.is_dir():
-            raise ResultError(path, "a folder; name the files in it")
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES:
-            raise ResultError(path, f"larger than {MOST_BYTES // 2**20} MiB, which no result is")
-        found = json.loads(raw.decode("utf-8"))
+        found = _printable(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ResultError(path, f"cannot be read: {error.strerror or error}") from None
-    except RecursionError:
-        raise ResultError(path, "nested too deep for a result") from None
-    except ResultError:
-        raise
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultError(path, f"not a whole JSON file ({error}); truncated? run the command again") from None
     if not isinstance(found, dict) or "schema" not in found or not isinstance(found.get("kind"), str):
         raise ResultError(path, "no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
-    if type(found["schema"]) is not int or found["schema"] != SCHEMA:
-        shown = visible(repr(found["schema"]), 20)
-        raise ResultError(path, f"schema {shown}; this dilkit reads schema {SCHEMA}, run the command again")
+    if found["schema"] is True or found["schema"] != SCHEMA:
+        raise ResultError(path, f"schema {found['schema']!r:.20}; this dilkit reads schema {SCHEMA}, run the command again")
     return found
+
+
+def _printable(value: Any) -> Any:
+    """Plain data, its texts without what a terminal would obey."""
+    if isinstance(value, dict):
+        return {visible(name): _printable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_printable(inner) for inner in value]
+    return visible(value) if isinstance(value, str) else value
 
 
 def write_text(path: Path, text: str) -> None:

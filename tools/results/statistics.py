@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,34 +20,24 @@ Interval = tuple[float, float]
 Array = Any
 
 
-def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE, resamples: int = RESAMPLES) -> Interval:
-    """Where the median of `samples` lies with this confidence: quantiles of the medians of `resamples` resampled lists.
+def median_interval(samples: Sequence[float]) -> Interval:
+    """Where the median of `samples` lies with this confidence: quantiles of the medians of resampled lists.
 
-    Of fewer than three samples, the least and the largest. Raises ValueError for no samples and for a confidence that is no
-    share.
+    Of fewer than three samples, the least and the largest.
     """
-    values = _checked(samples, "samples", confidence)
-    if len(values) < LEAST:
-        return float(values.min()), float(values.max())
-    return _between(_medians(values, resamples, seed=0), confidence)
+    medians = _medians(samples, seed=0)
+    return _between(medians) if len(samples) >= LEAST else (float(medians.min()), float(medians.max()))
 
 
-def ratio_interval(
-    above: Sequence[float], below: Sequence[float], confidence: float = CONFIDENCE, resamples: int = RESAMPLES
-) -> Interval:
-    """Where median(above) / median(below) lies with this confidence, each list resampled by itself.
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """Where median(above) / median(below) lies with this confidence, each list of positive samples resampled by itself.
 
-    Of fewer than three samples, every ratio that they allow. Raises ValueError as `median_interval`, and for samples of
-    `below` that are not positive.
+    Of fewer than three samples, every ratio that they allow.
     """
-    over, under = _checked(above, "above", confidence), _checked(below, "below", confidence)
-    if under.min() <= 0:
-        raise ValueError(f"below: {under.min()} among the samples; a ratio needs positive ones")
-    medians = [_medians(over, resamples, seed=0), _medians(under, resamples, seed=1)]
-    if min(len(over), len(under)) < LEAST:
-        ends = [_ends(values, found) for values, found in zip((over, under), medians, strict=True)]
-        return float(ends[0].min() / ends[1].max()), float(ends[0].max() / ends[1].min())
-    return _between(medians[0] / medians[1], confidence)
+    over, under = _medians(above, seed=0), _medians(below, seed=1)
+    if min(len(above), len(below)) < LEAST:
+        return float(over.min() / under.max()), float(over.max() / under.min())
+    return _between(over / under)
 
 
 def middle(samples: Sequence[float]) -> float:
@@ -60,35 +51,24 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of the least-squares line through (log size, log value). Raises ValueError for fewer than two sizes."""
-    if len(set(sizes)) < 2 or len(sizes) != len(values):
-        raise ValueError(f"sizes={list(sizes)}, values={list(values)}: values at two different sizes at least are needed")
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    """The slope of the least-squares line through (log size, log value), of two different sizes at least.
+
+    >>> exponent([1, 2, 4], [5.0, 20.0, 80.0])
+    2.0
+    """
+    return statistics.linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values]).slope
 
 
-def _checked(samples: Sequence[float], name: str, confidence: float) -> Array:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: a share between 0 and 1 is needed, such as {CONFIDENCE}")
-    values = np.asarray(samples, dtype=np.float64)
-    if not values.size:
-        raise ValueError(f"{name}: no samples; one at least is needed")
-    return values
-
-
-def _medians(values: Array, resamples: int, seed: int) -> Array:
-    """The medians of `resamples` lists drawn from `values` with replacement."""
-    rng, count = np.random.default_rng(seed), len(values)
-    at_once = max(1, _AT_ONCE // count)
-    parts = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
+def _medians(samples: Sequence[float], seed: int) -> Array:
+    """The medians of lists drawn from `samples` with replacement; of too few, the samples themselves."""
+    values, count = np.asarray(samples, dtype=np.float64), len(samples)
+    if count < LEAST:
+        return values
+    rng, at_once = np.random.default_rng(seed), max(1, _AT_ONCE // count)
+    parts = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
     return np.concatenate([np.median(values[rng.integers(0, count, (rows, count))], axis=1) for rows in parts])
 
 
-def _ends(values: Array, medians: Array) -> Array:
-    return values if len(values) < LEAST else medians
-
-
-def _between(found: Array, confidence: float) -> Interval:
-    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
+def _between(found: Array) -> Interval:
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
