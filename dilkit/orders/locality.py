@@ -85,6 +85,11 @@ class LocalityReport:
     blocks_measured: int
     """Query blocks that `active_blocks` comes from, likewise."""
 
+    @property
+    def name(self) -> str:
+        """The curve, with its tile."""
+        return f"{self.curve} {'x'.join(map(str, self.tile))}" if self.tile else self.curve
+
 
 @dataclass(frozen=True)
 class _CellGroups:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dilkit.orders.comparison import curve_orders
 from dilkit.orders.locality import locality_report
-from dilkit.tools.commands.order.command import orders_of
-from dilkit.tools.commands.order.report import compactness_cells, distance_cell, label
+from dilkit.tools.commands.order.report import compactness_cells, distance_cell
 from dilkit.tools.report.markdown import rows_markdown
 
 CASES = (
@@ -33,8 +33,8 @@ def locality_table(root: Path) -> str:
 def _rows() -> Iterator[tuple[str, ...]]:
     for shape, length in CASES:
         case = f"{' x '.join(map(str, shape))}, {length:,}"
-        for order in orders_of(shape, length, BLOCK).values():
+        for order in curve_orders(shape, length, block=BLOCK).values():
             found = locality_report(order, length, RATES, window=WINDOWS[len(shape)], block=BLOCK)
             compact = [cell for part in (found.aligned, found.shifted) for cell in compactness_cells(part)[1:]]
-            yield case, label(found), *compact, *map(distance_cell, found.kept), f"{found.active_blocks:.2f}"
+            yield case, found.name, *compact, *map(distance_cell, found.kept), f"{found.active_blocks:.2f}"
             case = ""

@@ -1,39 +1,32 @@
-"""`dilkit order`: the table side by side, the sentence on it, the picture, JSON, and bad arguments."""
+"""`dilkit order`: the table side by side, the picture, JSON, and bad arguments."""
 
 from __future__ import annotations
 
 import sys
-from math import prod
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.command_line import json_output, output
 
-from dilkit import LocalityReport, locality_report, order
+from dilkit import locality_report, order
 from dilkit.orders import locality
+from dilkit.orders.comparison import curve_orders
 from dilkit.tools.cli import main
-from dilkit.tools.commands.order.command import CURVES, segment_tile, sides
-from dilkit.tools.commands.order.report import label, reading
+from dilkit.tools.commands.order.command import sides
 from dilkit.tools.results.decode import encode
 from dilkit.tools.site import order_figures
 
 SMALL = ("order", "--shape", "16x16", "--segments", "64")
 
 
-def figures(shape: tuple[int, ...], length: int, rates: tuple[int, ...] = (2, 8), **options: Any) -> dict[str, LocalityReport]:
-    tiles = {curve: segment_tile(shape, length) if curve == "tile" else None for curve in CURVES}
-    return {c: locality_report(order(shape, c, tile=tile), length, rates, **options) for c, tile in tiles.items()}
-
-
 def test_curves_are_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     lines = output(capsys, *SMALL, "--rates", "2,4").splitlines()
     assert lines[0] == "16x16 cells: 256 tokens; > marks hilbert"
     assert lines[2] == "segments of 64 tokens: 4"
-    found = figures((16, 16), 64, (2, 4))
+    found = {curve: locality_report(one, 64, (2, 4)) for curve, one in curve_orders((16, 16), 64).items()}
     for table, cells in (
-        (lines[4:9], [f"{found[c].aligned.near_48:.3f}" for c in CURVES]),
-        (lines[12:17], [f"{found[c].kept[1].mean:.2f} ({found[c].kept[1].max:.1f})" for c in CURVES]),
+        (lines[4:9], [f"{one.aligned.near_48:.3f}" for one in found.values()]),
+        (lines[12:17], [f"{one.kept[1].mean:.2f} ({one.kept[1].max:.1f})" for one in found.values()]),
     ):
         marks, names = zip(*((line[2], line[4:15].strip()) for line in table), strict=True)
         assert names == ("row-major", "snake", "tile 8x8", "morton", "hilbert")
@@ -68,35 +61,6 @@ def test_the_report_fits_in_100_columns(capsys: pytest.CaptureFixture[str], opti
     assert sum(line.startswith("  > ") for line in lines) >= 2
 
 
-@pytest.mark.parametrize(
-    ("shape", "length", "rates", "chosen", "verdict"),
-    [
-        ((16, 16), 64, (1,), "morton", "Plain tiles are enough here, morton brings nothing more"),
-        ((64, 64), 256, (1,), "hilbert", "Plain tiles are enough as long as segments stay aligned: "),
-        ((64, 64), 256, (16,), "hilbert", "Plain tiles are enough as long as segments stay aligned and undilated: "),
-        ((64, 64), 256, (16,), "tile", "Plain tiles are enough as long as segments stay aligned and undilated: "),
-        ((64, 64), 100, (16,), "hilbert", "Hilbert is the better choice here: "),
-        ((64, 64), 256, (1,), "row-major", "Plain tiles are the better choice here, beside row-major: "),
-        ((500,), 100, (4,), "hilbert", "In one dimension the sequence's own order is the best there is"),
-    ],
-)
-def test_the_reading_goes_by_the_figures(shape: Any, length: int, rates: Any, chosen: str, verdict: str) -> None:
-    found = figures(shape, length, rates)
-    sentence = reading(found, chosen)
-    assert sentence.startswith(verdict)
-    if len(shape) > 1:
-        assert f"tiles of {'x'.join(map(str, found['tile'].tile or ()))} are " in sentence
-        assert f"{found['tile'].shifted.near_48:.3f}" in sentence
-        assert sentence.endswith(".")
-        assert ". " not in sentence
-
-
-def test_the_reading_names_the_blocks_of_a_window() -> None:
-    found = figures((16, 16), 64, window=(5, 5), block=16)
-    blocks = [f"{found[curve].active_blocks:.2f} for {label(found[curve])}" for curve in ("tile", "hilbert", "row-major")]
-    assert f"blocks for the window: {', '.join(blocks)}" in reading(found, "hilbert")
-
-
 def test_what_is_sampled_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locality, "WORK", 1)
     text = output(capsys, *SMALL, "--window", "3", "--block", "16")
@@ -104,24 +68,6 @@ def test_what_is_sampled_is_said(capsys: pytest.CaptureFixture[str], monkeypatch
     assert "row-major: blocks come from 1 blocks of queries drawn at random" in text
     monkeypatch.undo()
     assert "drawn at random" not in output(capsys, *SMALL, "--window", "3", "--block", "16")
-
-
-@pytest.mark.parametrize(
-    ("shape", "length", "tile"),
-    [
-        ((64, 64), 256, (16, 16)),
-        ((256, 256), 1500, (30, 50)),
-        ((32, 64, 64), 4096, (16, 16, 16)),
-        ((64, 64), 100, (10, 10)),  # 4 x 25 would fill the rows, but is too long for it
-        ((48, 96), 96, (8, 12)),
-        ((100,), 30, (30,)),
-        ((5, 7), 1000, (5, 7)),
-        ((10, 10), 11, (3, 3)),  # no tile of 11 fits
-    ],
-)
-def test_tiles_hold_a_segment(shape: tuple[int, ...], length: int, tile: tuple[int, ...]) -> None:
-    assert segment_tile(shape, length) == tile
-    assert prod(tile) <= prod(shape)
 
 
 @pytest.mark.parametrize(

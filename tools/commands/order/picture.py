@@ -1,7 +1,11 @@
-"""A curve through a grid as a picture: its segments, and the keys that a rate keeps. matplotlib is imported when one is drawn."""
+"""A curve through a grid as a picture: its segments, and the keys that a rate keeps. matplotlib is imported when one is drawn.
+
+Cells are squares in the colours of their segments; a grid in space is drawn layer by layer, side by side.
+"""
 
 from __future__ import annotations
 
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -9,52 +13,107 @@ import numpy as np
 
 from dilkit.orders.locality import LocalityReport
 from dilkit.orders.token_order import TokenOrder
-from dilkit.tools.commands.order.report import label
 from dilkit.tools.console.terminal import COLOURS
 
 INK, GREY = "#33333b", "#6b6b76"
+LINE_CELLS = 128
+"""Up to so many cells along a side the curve itself is drawn."""
+FLATTEST, TALLEST = 0.1, 1.6
+"""Height over width of a panel: cells of a grid beyond are drawn higher than wide, or the panel is left wide."""
 
 
 class View:
-    """The cells of an order along the curve, the segment of each, its colour, and which are kept."""
+    """The cells of an order along the curve: where each is drawn, its segment with its colour, and whether it is kept."""
 
     def __init__(self, order: TokenOrder, length: int, rate: int) -> None:
-        places = np.arange(order.extra_tokens, len(order))
-        self.shape = order.shape
-        self.cells = order.coordinates()
+        places, cells = np.arange(order.extra_tokens, len(order)), order.coordinates()
+        depth, rows, columns = (1, 1, *order.shape)[-3:]
+        across = ceil(sqrt(depth))
+        self.layer, row, column = np.unravel_index(order.perm[order.extra_tokens :] - order.extra_tokens, (depth, rows, columns))
+        self.shape = ceil(depth / across) * (rows + 1) - 1, across * (columns + 1) - 1
+        self.at = self.layer // across * (rows + 1) + row, self.layer % across * (columns + 1) + column
         self.segment = places // length
         self.kept = places % length % rate == 0
         self.colours = _palette(int(self.segment[-1]) + 1)[self.segment]
-        self.token = tuple(min(3 * side // 8 + 1, side - 1) for side in order.shape)
-        self.inside = self.segment == self.segment[(self.cells == self.token).all(1)]
+        token = (cells == [min(3 * side // 8 + 1, side - 1) for side in order.shape]).all(1)
+        self.token = self.at[1][token], self.at[0][token]
+        self.inside = self.segment == self.segment[token]
         """The cells in the segment of this one token, which is neither at the edge nor on the border of two halves."""
 
+    def image(self, strength: Any) -> np.ndarray:
+        """`(rows, columns, 3)`: the segments' colours, mixed with white."""
+        image = np.ones((*self.shape, 3))
+        image[self.at] = 1 - strength * (1 - self.colours)
+        return image
 
-def save_picture(pictured: list[tuple[TokenOrder, LocalityReport]], length: int, rate: int, path: Path) -> None:
-    """Draw orders, one a row, each with its figures: on the left its segments, on the right the keys kept."""
-    from dilkit.tools.commands.order import flat, solid
+
+def save_picture(pictured: list[tuple[TokenOrder, LocalityReport]], path: Path) -> None:
+    """Draw orders, one a row, each with its figures: on the left its segments, on the right the keys that the last rate keeps."""
     from dilkit.tools.report.picture import new_figure, save
 
-    deep = len(pictured[0][0].shape) == 3
-    drawing: Any = solid if deep else flat
-    flatness = drawing.flatness(pictured[0][0].shape)
-    begin = 0.5 - 0.5 / flatness if deep else 0.0  # axes in space are square, in the middle of their panel
+    views = [View(order, found.segment_length, found.kept[-1].rate) for order, found in pictured]
+    rows, columns = views[0].shape
+    flatness = min(TALLEST, max(FLATTEST, rows / columns))
     with new_figure(10.4, len(pictured) * (5.0 * flatness + 0.75)) as figure:
         figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.14, rect=(0, 0, 1, 1 - 0.08 / figure.get_figheight()))
-        axes = figure.subplots(len(pictured), 2, squeeze=False, subplot_kw={"projection": "3d"} if deep else {})
-        for (order, found), (left, right) in zip(pictured, axes, strict=True):
-            view = View(order, length, rate)
-            drawing.segments(left, view)
-            drawing.kept(right, view)
-            for ax, texts in ((left, _of_segments(found)), (right, _of_kept(found, rate))):
-                _title(ax, begin, *texts)
+        axes = figure.subplots(len(pictured), 2, squeeze=False)
+        for view, (_, found), (left, right) in zip(views, pictured, axes, strict=True):
+            _draw_segments(left, view, found)
+            _draw_kept(right, view, found)
         save(figure, path, dpi=160)
 
 
-def steps(points: np.ndarray, width: float) -> tuple[np.ndarray, np.ndarray]:
-    """The curve's steps as lines, and their widths: jumps are thin, or they would hide the rest."""
-    jumps = np.abs(points[1:] - points[:-1]).sum(1) > 1
-    return np.stack([points[:-1], points[1:]], 1), np.where(jumps, 0.25, 1.0) * width
+def _draw_segments(ax: Any, view: View, found: LocalityReport) -> None:
+    """The curve over its segments; its jumps are thin, and steps to another layer not drawn, or they would hide the rest."""
+    from matplotlib.collections import LineCollection
+
+    fine = max(view.shape) <= LINE_CELLS
+    ax.imshow(view.image(0.30 if fine else 0.85), interpolation="nearest")
+    if fine:
+        points = np.stack(view.at[::-1], 1)
+        jumps = np.abs(np.diff(points, axis=0)).sum(1) > 1
+        widths = np.where(jumps, 0.25, 1.0) * (np.diff(view.layer) == 0) * min(2.6, 130 / max(view.shape))
+        lines = list(np.stack([points[:-1], points[1:]], 1))
+        ax.add_collection(LineCollection(lines, colors=view.colours[:-1], linewidths=widths, capstyle="round"))
+    _draw_borders(ax, view, view.segment, "white")
+    compact = found.aligned
+    across = f"{compact.diameter:.1f} cells across, {compact.near_48:.0%} of the 48 nearest neighbours inside"
+    _dress(ax, view, f"{found.name}: segments of {found.segment_length:,} tokens", across)
+
+
+def _draw_kept(ax: Any, view: View, found: LocalityReport) -> None:
+    """The keys that are kept, those of one token's segment in full."""
+    strength = np.where(view.kept, np.where(view.inside, 1.0, 0.42), np.where(view.inside, 0.22, 0.07))
+    ax.imshow(view.image(strength[:, None]), interpolation="nearest")
+    _draw_borders(ax, view, view.inside, INK)
+    ax.plot(*view.token, "o", markersize=7, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=1.4, zorder=4)
+    kept = found.kept[-1]
+    far = "none" if kept.mean is None else f"{kept.mean:.2f} cells away, at most {kept.max:.1f}"
+    _dress(ax, view, f"{found.name}: keys kept at rate {kept.rate}", f"nearest key {far}; in full: one token's segment")
+
+
+def _draw_borders(ax: Any, view: View, of: np.ndarray, colour: str) -> None:
+    """Lines, beneath the curve, between cells whose values in `of` differ, and around what is not 0 at the grid's edge."""
+    from matplotlib.collections import LineCollection
+
+    grid = np.zeros([side + 2 for side in view.shape], int)
+    grid[view.at[0] + 1, view.at[1] + 1] = of
+    lines: list[Any] = []
+    for down, right in ((1, 0), (0, 1)):
+        r, c = np.nonzero(grid[down:, right:] != grid[: grid.shape[0] - down, : grid.shape[1] - right])
+        begin = np.stack([c - 1.5 + right, r - 1.5 + down], 1)
+        lines += list(np.stack([begin, begin + np.array([down, right])], 1))
+    ax.add_collection(LineCollection(lines, colors=colour, linewidths=1.2, capstyle="projecting", zorder=1.5))
+
+
+def _dress(ax: Any, view: View, title: str, figures: str) -> None:
+    rows, columns = view.shape
+    ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xticks=[], yticks=[])
+    ax.set_aspect("equal" if rows >= FLATTEST * columns else "auto")
+    for spine in ax.spines.values():
+        spine.set(color=GREY, linewidth=0.6)
+    ax.set_title(title, loc="left", x=0.0, fontsize=11, weight="bold", color=INK, pad=20)
+    ax.annotate(figures, (0.0, 1), (0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=9, color=GREY)
 
 
 def _palette(count: int) -> np.ndarray:
@@ -63,20 +122,3 @@ def _palette(count: int) -> np.ndarray:
 
     chosen = LinearSegmentedColormap.from_list("segments", COLOURS[1:])
     return np.asarray(chosen(np.linspace(0, 1, max(count, 2))))[:count, :3]
-
-
-def _of_segments(found: LocalityReport) -> tuple[str, str]:
-    compact = found.aligned
-    across = f"{compact.diameter:.1f} cells across, {compact.near_48:.0%} of the 48 nearest neighbours inside"
-    return f"{label(found)}: segments of {found.segment_length:,} tokens", across
-
-
-def _of_kept(found: LocalityReport, rate: int) -> tuple[str, str]:
-    kept = next(kept for kept in found.kept if kept.rate == rate)
-    far = "none" if kept.mean is None else f"{kept.mean:.2f} cells away, at most {kept.max:.1f}"
-    return f"{label(found)}: keys kept at rate {rate}", f"nearest key {far}; in full: one token's segment"
-
-
-def _title(ax: Any, begin: float, title: str, figures: str) -> None:
-    ax.set_title(title, loc="left", x=begin, fontsize=11, weight="bold", color=INK, pad=20)
-    ax.annotate(figures, (begin, 1), (0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=9, color=GREY)
