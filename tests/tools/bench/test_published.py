@@ -20,9 +20,8 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run, suites
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import longest as search
-from dilkit.tools.bench.published.claims import claims, group, settings
+from dilkit.tools.bench.published.claims import HELD, claims, group, settings
 from dilkit.tools.bench.published.implementations import SUMMARIES, implementation
-from dilkit.tools.bench.published.settings import held_lengths
 from dilkit.tools.bench.published.suite import PublishedSuite, Settings
 from dilkit.tools.bench.suite import Step
 from dilkit.tools.measure import memory
@@ -30,14 +29,13 @@ from dilkit.tools.measure.correctness import check
 from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.report.kinds.published.document import document, sentence
 from dilkit.tools.results.file import new_result, read_result
-from dilkit.tools.results.kinds.published import CacheCase, Job, Longest, PublishedCase, PublishedResult, RanksCase, Setting
+from dilkit.tools.results.kinds.published import Job, Longest, PublishedCase, PublishedResult, Setting
 from dilkit.tools.results.record import Entry, MatmulRate, Samples
-from dilkit.tools.results.statistics import exponent
 
 GROUPS = ("lengths", "implementations", "as published", "heads", "batches", "configurations")
 CASES = (
     *(next(iter(group(name).values())) for name in GROUPS),
-    *(held_lengths(False)[0], group("orders")["multi-segment"]),
+    *(HELD[0], group("orders")["multi-segment"]),
 )
 TWO = Setting(2048, (512, 1024), (1, 2), 2, ranks=2)
 TINY = Settings(
@@ -66,7 +64,7 @@ def held(found: Any) -> int:
 
 
 def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
-    suite = PublishedSuite(quick=True, repeats=2, settings=TINY)
+    suite = PublishedSuite(quick=True, repeats=2, given=TINY)
     result = run.measure(suite, {}, tmp_path, resume=False)
     assert not suite.wrong(result)
     assert result == read_result(tmp_path / "suite.json", PublishedResult)
@@ -104,18 +102,18 @@ class Toy(PublishedSuite):
     def steps(self) -> Iterator[Step]:
         yield from (Step("cache", f"step {i}", partial(self.measure, i)) for i in range(5))
 
-    def measure(self, number: int) -> CacheCase:
+    def measure(self, number: int) -> PublishedCase:
         if number == 2 and self.error is not None:
             raise self.error
         entries = {name: Entry(time=Samples.of([1.0])) for name in ("auto", "no cache")}
-        return CacheCase(setting=CASES[0], seq=number, entries=entries)
+        return PublishedCase(setting=CASES[0], seq=number, entries=entries)
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
-    begun = run.measure(Toy(settings=TINY, error=KeyboardInterrupt()), {}, tmp_path, resume=False)
+    begun = run.measure(Toy(given=TINY, error=KeyboardInterrupt()), {}, tmp_path, resume=False)
     assert (begun.interrupted, begun.done) == (True, 2)
     assert "INTERRUPTED: later measurements are missing" in document(begun).headline
-    result = run.measure(Toy(settings=TINY), {}, tmp_path, resume=True)
+    result = run.measure(Toy(given=TINY), {}, tmp_path, resume=True)
     assert (result.interrupted, result.done) == (False, 5)
     assert [case.seq for case in result.cache] == [0, 1, 2, 3, 4]
     assert [session.date for session in result.earlier] == [begun.date]
@@ -124,7 +122,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
 
 def test_what_a_run_that_dies_had_measured_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out of luck"):
-        run.measure(Toy(settings=TINY, error=ValueError("out of luck")), {}, tmp_path, resume=False)
+        run.measure(Toy(given=TINY, error=ValueError("out of luck")), {}, tmp_path, resume=False)
     kept = read_result(tmp_path / "suite.json", PublishedResult)
     assert (kept.interrupted, len(kept.cache)) == (True, 2)
 
@@ -142,13 +140,13 @@ def test_what_a_run_that_dies_had_measured_is_kept(tmp_path: Path) -> None:
 )
 def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str, Any] | None, complaint: str) -> None:
     if change is not None:
-        run.measure(Toy(settings=TINY), {}, tmp_path, resume=False)
+        run.measure(Toy(given=TINY), {}, tmp_path, resume=False)
         path = tmp_path / "suite.json"
         found = json.loads(path.read_text())
         found["environment"]["device_name"] = change.pop("device_name", found["environment"]["device_name"])
         path.write_text(json.dumps(found | change))
     with pytest.raises(ValueError, match=complaint):
-        run.measure(Toy(settings=TINY), {}, tmp_path, resume=True)
+        run.measure(Toy(given=TINY), {}, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +211,9 @@ def result_of(seconds: Callable[[Setting, str], float], nbytes: Callable[[Settin
         found = entries(s, "auto", "reference", "ordered", "multihead")
         return PublishedCase(setting=s, backward=False, tokens=s.tokens, seq=s.seq, matmul=matmul, entries=found)
 
-    def row(s: Setting) -> RanksCase:
+    def row(s: Setting) -> PublishedCase:
         times, peaks = entries(s, "ranks", "one rank"), (nbytes(s) // s.ranks,)
-        return RanksCase(setting=s, backward=False, tokens=s.tokens, transport="mpi", entries=times, peak_bytes=peaks)
+        return PublishedCase(setting=s, backward=False, tokens=s.tokens, transport="mpi", entries=times, peak_bytes=peaks)
 
     both = [replace(s, ranks=ranks) for s in settings() if s.ranks == 2 for ranks in (1, 2)]
     return new_result(
@@ -277,10 +275,3 @@ def test_published_tables_agree_with_themselves() -> None:
         name = claim.figure.removesuffix(", over the first")
         first = next(ms for figure, ms in times.items() if figure.endswith(name.split(maxsplit=1)[1]))
         assert claim.claimed == pytest.approx(times[name] / first, rel=0.05)
-
-
-def test_segments_held_scale_with_length_alone() -> None:
-    found = held_lengths(full=True)
-    assert found[-1].seq >= 1 << 20
-    flops = [s.pattern.flops(s.seq, s.heads, 64) for s in found]
-    assert exponent([s.seq for s in found], flops) == pytest.approx(1.0, abs=0.01)

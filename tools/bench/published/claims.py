@@ -19,6 +19,9 @@ from dilkit.tools.results.kinds.published import Setting
 CARD, CARD_TFLOPS = "GTX 1080", 8.9
 """The hardware of all claims (sm_61, 8 GB), and its fp32 arithmetic by its data sheet."""
 
+HELD = tuple(Setting(1 << power, (512, 1024), (1, 2)) for power in range(11, 22))
+"""The lengths of the published scaling, and longer ones, with segments that stay as they are, as users would have them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
@@ -69,9 +72,8 @@ def _claim(document: str, row: dict[str, Any]) -> Claim:
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """What has to be measured for all claims, the shortest first."""
-    found = (decode(Setting, setting, name) for name, setting in _data()["settings"].items())
-    return tuple(sorted(found, key=lambda s: (s.ranks, s.tokens, s.seq, s.heads, s.segment_lengths)))
+    """What has to be measured for all claims."""
+    return tuple(decode(Setting, setting, name) for name, setting in _data()["settings"].items())
 
 
 @cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
@@ -30,44 +30,38 @@ def implementation(name: str, heads: int) -> Implementation:
     """The implementation of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend. KeyError else."""
     from dilkit.tools.measure.peers.known import peer_implementations
 
-    if name in TWINS:
-        return Implementation(name, "dtype", f"the automatic choice in {name}", _auto, _none)
-    if name not in SUMMARIES:
-        (found,) = peer_implementations([name]) if name in PEERS else backend_implementations([name])
-        return found
-    attend = {"auto": _auto, "head-split": _head_split, "multihead": _multihead, "ordered": _ordered}[name]
-    computed = (lambda pattern: _split(pattern, heads)) if name == "head-split" else (lambda pattern: pattern)
-    found = Implementation(name, "way", SUMMARIES[name], attend, _none, computed, computes=SUMMARIES[name])
-    return replace(found, checked=replace(found, attend=_out_of_order)) if name == "ordered" else found
-
-
-def _none(problem: Problem) -> tuple[str, ...]:
-    return ()
-
-
-def _auto(inputs: Inputs, problem: Problem) -> Tensor:
-    return _attention(inputs, problem, problem.pattern)
-
-
-def _head_split(inputs: Inputs, problem: Problem) -> Tensor:
-    return _attention(inputs, problem, _split(problem.pattern, problem.heads))
-
-
-def _ordered(inputs: Inputs, problem: Problem) -> Tensor:
-    """Attention along the curve through the grid of the tokens, which are given and come back row by row."""
-    return _attention(inputs, problem, problem.pattern, grid_order(problem.seq))
-
-
-def _attention(inputs: Inputs, problem: Problem, pattern: Pattern, order: TokenOrder | None = None) -> Tensor:
-    from dilkit.nn import DilatedAttention
-
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask)
-    out: Tensor = DilatedAttention(pattern, order=order)(inputs.query, inputs.key, inputs.value, **options)
-    return out
+    if name in PEERS:
+        return peer_implementations([name])[0]
+    if name not in (*SUMMARIES, *TWINS):
+        return backend_implementations([name])[0]
+    summary = SUMMARIES.get(name, f"the automatic choice in {name}")
+    found = Implementation(name, "way", summary, _attention, lambda problem: (), computes=summary)
+    if name == "head-split":
+        split = partial(_split, heads=heads)
+        return replace(found, attend=lambda inputs, problem: _attention(inputs, problem, split(problem.pattern)), computed=split)
+    if name == "multihead":
+        return replace(found, attend=_multihead)
+    if name == "ordered":
+        return replace(found, attend=_ordered, checked=replace(found, attend=_out_of_order))
+    return found
 
 
 def _split(pattern: Pattern, heads: int) -> Pattern:
     return Pattern.head_split(pattern.segment_lengths, pattern.dilation_rates, heads)
+
+
+def _attention(inputs: Inputs, problem: Problem, pattern: Pattern | None = None, order: TokenOrder | None = None) -> Tensor:
+    from dilkit.nn import DilatedAttention
+
+    module = DilatedAttention(pattern or problem.pattern, order=order)
+    mask = inputs.key_padding_mask
+    out: Tensor = module(inputs.query, inputs.key, inputs.value, is_causal=problem.is_causal, key_padding_mask=mask)
+    return out
+
+
+def _ordered(inputs: Inputs, problem: Problem) -> Tensor:
+    """Attention along the curve through the grid of the tokens, which are given and come back row by row."""
+    return _attention(inputs, problem, order=grid_order(problem.seq))
 
 
 def grid_order(seq: int) -> TokenOrder:

@@ -25,9 +25,8 @@ def longest(implementation: Implementation, problem: Problem, limit: int, grain:
         return tried[-1].bytes is not None and tried[-1].bytes <= limit
 
     def too_slow(seq: int) -> bool:
-        if not tried or tried[-1].seconds is None:
-            return False
-        return tried[-1].seconds * (seq / tried[-1].seq) ** (2 if implementation.quadratic else 1) > budget
+        last = tried[-1]
+        return (last.seconds or 0.0) * (seq / last.seq) ** (2 if implementation.quadratic else 1) > budget
 
     found = Longest(who=implementation.name, backward=problem.requires_grad, limit_bytes=limit)
     try:

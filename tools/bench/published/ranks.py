@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dilkit.problem import Problem
 from dilkit.tools.bench.published.longest import inputs_of
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.case import memory_note
 from dilkit.tools.bench.ranks.tasks import beside_one_rank, peaks_of
-from dilkit.tools.results.kinds.published import Job, RanksCase, Setting
+from dilkit.tools.results.kinds.published import Job, PublishedCase, Setting
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
-HEAD_DIM = 64
 LONG_CALL = 1e11
 """FLOPs of a call of which fewer samples are taken."""
 
@@ -30,19 +28,12 @@ def over_ranks(
     """
     note, rows = memory_note(transport != "threads"), []
     for setting, backward in calls:
-        call = RanksCall(comm, problem_of(setting, divisor, backward))
-        checks, entries = beside_one_rank(call, one_rank_threads, samples_of(call.flops, repeats))
-        tokens, peaks = setting.divided(divisor).tokens, None if note else _peaks(call)
-        row = RanksCase(setting=setting, backward=backward, tokens=tokens, transport=transport, check=checks, entries=entries)
-        rows.append(replace(row, peak_bytes=peaks, memory_note=note))
+        call = RanksCall(comm, setting.problem(backward, divisor))
+        check, entries = beside_one_rank(call, one_rank_threads, samples_of(call.flops, repeats))
+        tokens, memory = setting.divided(divisor).tokens, dict(peak_bytes=None if note else _peaks(call), memory_note=note)
+        fields: dict[str, Any] = dict(backward=backward, tokens=tokens, transport=transport, check=check, entries=entries)
+        rows.append(PublishedCase(setting=setting, **fields, **memory))
     return Job(ranks=comm.size, transport=transport, rows=tuple(rows))
-
-
-def problem_of(setting: Setting, divisor: int, backward: bool) -> Problem:
-    """The problem of a setting, its lengths divided."""
-    s = setting.divided(divisor)
-    sizes: dict[str, Any] = dict(seq=s.seq, batch=s.batch, heads=s.heads, head_dim=HEAD_DIM, dtype=s.dtype)
-    return Problem(pattern=s.pattern, **sizes, requires_grad=backward)
 
 
 def samples_of(flops: float, repeats: int) -> int:

@@ -14,13 +14,13 @@ from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.published import judge, settings
+from dilkit.registry import list_backends
+from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import ranks as ranks_task
-from dilkit.tools.bench.published.claims import group
-from dilkit.tools.bench.published.claims import settings as published_settings
+from dilkit.tools.bench.published.claims import HELD, group, settings
 from dilkit.tools.bench.published.implementations import implementation
 from dilkit.tools.bench.published.longest import longest
-from dilkit.tools.bench.published.ranks import LONG_CALL, problem_of, samples_of
+from dilkit.tools.bench.published.ranks import LONG_CALL, samples_of
 from dilkit.tools.bench.ranks.rank import run
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.commands.bench import PEERS
@@ -29,8 +29,8 @@ from dilkit.tools.measure.case import CaseRunner, output_bytes
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.published import (
+    PASSES,
     TWINS,
-    CacheCase,
     Job,
     Longest,
     PublishedCase,
@@ -69,13 +69,16 @@ class Settings:
 
     @classmethod
     def published(cls, full: bool, quick: bool) -> Settings:
-        """Those of the documents, the same lengths as users would have them, and numbers of ranks."""
+        """Those of the documents, the same lengths as users would have them, and numbers of ranks; the shortest first."""
         sizes = SIZES[:2] if quick else SIZES
+        held, grown = HELD if full else HELD[:5], HELD[7 if full else 0]
+        alone = dict.fromkeys([*(s for s in settings() if s.ranks == 1), *held])
+        sequences = sorted({replace(s, ranks=1) for s in group("ranks").values()}, key=lambda s: (s.tokens, s.seq))
         return cls(
-            alone=settings.alone(full),
+            alone=tuple(sorted(alone, key=lambda s: (s.tokens * max(s.segment_lengths), s.seq, s.heads))),
             cached=tuple(group("orders").values()),
-            over_ranks=settings.over_ranks(sizes),
-            growing=settings.growing(sizes, full),
+            over_ranks=tuple(replace(s, ranks=ranks) for s in sequences for ranks in sizes),
+            growing=tuple(replace(grown, seq=grown.seq * ranks, ranks=ranks) for ranks in sizes),
             memory=CARD_MEMORY if full else MEMORY,
             processes=transports(),
         )
@@ -83,7 +86,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class PublishedSuite(Suite[PublishedResult]):
-    """The steps of a run. `full`: on to a million tokens and more; `settings`: in place of those of the documents."""
+    """The steps of a run. `full`: on to a million tokens and more; `given`: in place of those of the documents."""
 
     NAME = "seeds"
     SUMMARY = "the tables that older implementations published, each figure beside what they claim"
@@ -93,7 +96,7 @@ class PublishedSuite(Suite[PublishedResult]):
     budget: float = 12.0
     full: bool = False
     device: str = "cpu"
-    settings: Settings | None = field(default=None, metadata=dict(option=False))
+    given: Settings | None = field(default=None, metadata=dict(option=False))
     last: dict[str, tuple[float, float]] = field(default_factory=dict, metadata=dict(option=False))
     """How long a call took in earlier steps, as in `CaseRunner`."""
 
@@ -112,7 +115,7 @@ class PublishedSuite(Suite[PublishedResult]):
     @property
     def measured(self) -> Settings:
         """What is measured."""
-        return self.settings or Settings.published(self.full, self.quick)
+        return self.given or Settings.published(self.full, self.quick)
 
     def figures(self, result: PublishedResult) -> tuple[PublishedFigure, ...]:
         return judge.figures(result)
@@ -127,31 +130,28 @@ class PublishedSuite(Suite[PublishedResult]):
     def steps(self) -> Iterator[Step]:
         measured = self.measured
         for setting, backward in self._fitting(measured.alone):
-            text = f"{setting}, {'forward + backward' if backward else 'forward'}"
-            weight = self._weight(setting, backward) * len(self.who(setting, backward))
-            yield Step("cases", text, partial(self.case, setting, backward), weight)
+            weight = self._weight(setting, backward) * len(self.who(setting))
+            yield Step("cases", f"{setting}, {PASSES[backward]}", partial(self.case, setting, backward), weight)
         for setting in measured.cached:
             if self.full or self._flops(setting) <= LONG_CALL:  # in a longer one, making a plan anew is lost in the noise
                 yield Step("cache", f"cache of plans, {setting}", partial(self.cache, setting), self._weight(setting))
+        kind = next(iter(measured.processes), "threads")
         for name, found in (("ranks", measured.over_ranks), ("growth", measured.growing)) if self.device == "cpu" else ():
-            for ranks in dict.fromkeys(setting.ranks for setting in found):
-                yield from self._job(name, ranks, tuple(call for call in self._fitting(found) if call[0].ranks == ranks))
+            calls = list(self._fitting(found))
+            for ranks in dict.fromkeys(setting.ranks for setting, _ in calls):
+                of_job = tuple(call for call in calls if call[0].ranks == ranks)
+                text = f"{name}, {ranks} of {kind}: {len(of_job)} calls, the last {of_job[-1][0]}"
+                weight = 5 + sum(self._weight(*call) for call in of_job)
+                yield Step(name, text, partial(self.over_ranks, ranks, of_job, kind), weight)
         for who, backward in product(("auto", "reference"), (False, True)):
             text = f"longest sequence, {who}{', training' * backward}"
             yield Step("longest", text, partial(self.longest, who, backward), 10.0)
-
-    def _job(self, name: str, ranks: int, calls: tuple[tuple[Setting, bool], ...]) -> Iterator[Step]:
-        kind = next(iter(self.measured.processes), "threads")
-        weight = 5 + sum((1.4 if ranks > 1 else 0.7) * self._weight(*call) for call in calls)
-        if calls:
-            text = f"{name}, {ranks} of {kind}: {len(calls)} calls, the last {calls[-1][0]}"
-            yield Step(name, text, partial(self.over_ranks, ranks, calls, kind), weight)
 
     def _fitting(self, found: tuple[Setting, ...]) -> Iterator[tuple[Setting, bool]]:
         """Settings with and without a backward pass. What takes long, and nobody published, is left to --full."""
         for setting, backward in product(found, (False, True)):
             long = self._flops(setting, backward) > (LONGEST_BACKWARD if backward else LONGEST_EXTRA)
-            if self.full or not long or (not backward and setting in published_settings()):
+            if self.full or not long or (not backward and setting in settings()):
                 yield setting, backward
 
     def _flops(self, setting: Setting, backward: bool = False) -> float:
@@ -165,23 +165,21 @@ class PublishedSuite(Suite[PublishedResult]):
         return samples_of(self._flops(setting, backward), self.repeats)
 
     def _weight(self, setting: Setting, backward: bool = False) -> float:
-        """About how many seconds a measurement of one implementation takes, for the progress bar."""
-        return 0.5 + (self.samples(setting, backward) + 5) * self._flops(setting, backward) / 4e11
+        """About how long a measurement of one implementation takes, for the progress bar."""
+        return 0.5 + self._flops(setting, backward) / 4e10
 
     def problem(self, setting: Setting, backward: bool = False) -> Problem:
         """What is measured: with --quick a shorter one."""
         kind, _, index = self.device.partition(":")
-        return replace(problem_of(setting, self.divisor, backward), device=probe(kind, int(index or 0)))
+        return replace(setting.problem(backward, self.divisor), device=probe(kind, int(index or 0)))
 
-    def who(self, setting: Setting, backward: bool) -> tuple[str, ...]:
+    def who(self, setting: Setting) -> tuple[str, ...]:
         """Which implementations are compared at a setting, by name."""
-        names = ["auto", *(["head-split"] if len(setting.segment_lengths) > 1 else [])]
-        if setting in group("implementations").values():
-            from dilkit.registry import list_backends
-
-            backends = sorted(set(list_backends()) - {"reference"})
-            names = ["reference", *names, "multihead", *backends, *self.measured.peers]
-        if setting in (*group("implementations").values(), *group("orders").values()):
+        names = ["auto", *["head-split"] * (len(setting.segment_lengths) > 1)]
+        compared = setting in group("implementations").values()
+        if compared:
+            names = ["reference", *names, "multihead", *sorted({*list_backends()} - {"reference"}), *self.measured.peers]
+        if compared or setting in group("orders").values():
             names.append("ordered")
         twins = setting in group("lengths").values() and (self.full or setting.seq <= HALF_TO)
         return (*names, *(TWINS if twins else ()))
@@ -190,7 +188,7 @@ class PublishedSuite(Suite[PublishedResult]):
         """All implementations of a setting, checked, timed in turns beside a matmul in fp32; memory with the inputs counted."""
         problem, samples = self.problem(setting, backward), self.samples(setting, backward)
         found = CaseRunner(
-            [implementation(name, setting.heads) for name in self.who(setting, backward)],
+            [implementation(name, setting.heads) for name in self.who(setting)],
             samples,
             min_time=0.0 if self.quick or samples < self.repeats else 0.03,
             budget=self.patience,
@@ -199,11 +197,15 @@ class PublishedSuite(Suite[PublishedResult]):
             forward_memory=False,
             last=self.last,
         ).run(problem)
-        entries = {name: _with_inputs(entry, _in_dtype(problem, name)) for name, entry in found.entries.items()}
+        for name, entry in found.entries.items():
+            if entry.peak_bytes is not None:
+                own = replace(problem, dtype=name) if name in TWINS else problem
+                inputs = (4 if backward else 3) * output_bytes(own)  # query, key, value, in training the output's gradient
+                found.entries[name] = replace(entry, memory_bytes=entry.peak_bytes + inputs)
         tokens = problem.batch * problem.seq
-        return PublishedCase(setting=setting, backward=backward, tokens=tokens, **{**vars(found), "entries": entries})
+        return PublishedCase(setting=setting, backward=backward, tokens=tokens, **vars(found))
 
-    def cache(self, setting: Setting) -> CacheCase:
+    def cache(self, setting: Setting) -> PublishedCase:
         """A call with the cache of plans emptied before it, beside one whose plan is there: the second one after it."""
         from dilkit.plan import cache_clear
 
@@ -217,7 +219,7 @@ class PublishedSuite(Suite[PublishedResult]):
         calls: dict[str, Callable[[], Any]] = {"no cache": without, "refill": call, "auto": call}
         timed = time_interleaved(calls, self.repeats, device=problem.device.type)
         entries = {name: Entry(time=timed[name]) for name in ("no cache", "auto")}
-        return CacheCase(setting=setting, seq=problem.seq, entries=entries)
+        return PublishedCase(setting=setting, seq=problem.seq, entries=entries)
 
     @property
     def patience(self) -> float:
@@ -242,14 +244,3 @@ class PublishedSuite(Suite[PublishedResult]):
         one.once(Inputs.random(problem), problem)  # what is loaded at the first call is no part of a call
         grain = max(1, limit // self.measured.grains)
         return replace(longest(one, problem, limit, grain, self.patience), setting=setting)
-
-
-def _in_dtype(problem: Problem, who: str) -> Problem:
-    return replace(problem, dtype=who) if who in TWINS else problem
-
-
-def _with_inputs(entry: Entry, problem: Problem) -> Entry:
-    """`entry` with its memory, query, key, value and in training the output's gradient counted."""
-    if entry.peak_bytes is None:
-        return entry
-    return replace(entry, memory_bytes=entry.peak_bytes + (4 if problem.requires_grad else 3) * output_bytes(problem))

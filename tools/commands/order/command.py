@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report. Raises ValueError naming the argument that does not fit."""
     _check(args)
     window = args.window if args.window is None or len(args.window) > 1 else args.window[0]
-    segments = []
+    segments: list[Segments] = []
     for length in args.segments:
         orders = curve_orders(
             args.shape, length, block=args.block if window else None, tile=args.tile, extra_tokens=args.extra_tokens

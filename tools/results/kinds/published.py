@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dilkit.pattern import Pattern
+from dilkit.problem import Problem
 from dilkit.tools.results.record import Case, Check, Entry, Measurement, SuiteResult, of_case
 
+HEAD_DIM = 64
+PASSES = ("forward", "forward + backward")
+"""Those of a call without a backward pass, and with one."""
 TWINS = ("float32", "bfloat16")
 """Implementations that are the automatic choice with tensors of another dtype than the setting's."""
 
@@ -41,6 +45,12 @@ class Setting:
         """Tokens of all sequences."""
         return self.batch * self.seq
 
+    def problem(self, backward: bool = False, divisor: int = 1) -> Problem:
+        """What is computed at the setting, its lengths divided."""
+        s = self.divided(divisor)
+        sizes = dict(seq=s.seq, batch=s.batch, heads=s.heads, head_dim=HEAD_DIM)
+        return Problem(pattern=s.pattern, dtype=s.dtype, **sizes, requires_grad=backward)
+
     def divided(self, by: int) -> Setting:
         """The setting with lengths divided by `by`; rates stay, and no segment is shorter than its rate."""
         pairs = zip(self.segment_lengths, self.dilation_rates, strict=True)
@@ -49,38 +59,21 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCase(Case):
-    """Implementations at a setting; `tokens` and `seq` are those that were measured, shorter ones with --quick."""
+    """Implementations at a setting; `tokens` and `seq` are those that were measured, shorter ones with --quick.
+
+    Over ranks: "ranks", and "one rank" that has all cores, timed in turns; `peak_bytes` of each rank, inputs counted. Of the
+    cache: a call whose plan is there, "auto", and one for which it is made anew, "no cache".
+    """
 
     setting: Setting
-    backward: bool
-    tokens: int
-    seq: int
+    backward: bool = False
+    tokens: int = 0
+    seq: int = 0
     output_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheCase(Case):
-    """A call whose plan is in the cache ("auto"), and one for which it is made anew ("no cache")."""
-
-    setting: Setting
-    seq: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RanksCase(Case):
-    """Ranks, and one rank that has all cores, timed in turns. `peak_bytes`: of each rank, inputs counted."""
-
-    setting: Setting
-    backward: bool
-    tokens: int
-    transport: str
+    transport: str = ""
     check: tuple[Check, ...] = ()
     peak_bytes: tuple[int, ...] | None = None
     memory_note: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.peak_bytes == ():
-            raise ValueError("peak_bytes: empty; a number of bytes for each rank is needed")
 
     @property
     def peak(self) -> int | None:
@@ -94,7 +87,7 @@ class Job:
 
     ranks: int
     transport: str
-    rows: tuple[RanksCase, ...] = ()
+    rows: tuple[PublishedCase, ...] = ()
     failed: str | None = None
 
 
@@ -148,7 +141,7 @@ class PublishedResult(SuiteResult):
     mpi: str = ""
     processes: tuple[str, ...] = ()
     cases: tuple[PublishedCase, ...] = ()
-    cache: tuple[CacheCase, ...] = ()
+    cache: tuple[PublishedCase, ...] = ()
     ranks: tuple[Job, ...] = ()
     growth: tuple[Job, ...] = ()
     longest: tuple[Longest, ...] = ()
@@ -170,13 +163,9 @@ class PublishedResult(SuiteResult):
 
     def measurements(self) -> Iterator[Measurement]:
         for case in self.cases:
-            yield from of_case(f"{case.setting}{_pass(case.backward)}", case)
+            yield from of_case(f"{case.setting}, {PASSES[case.backward]}", case)
         for cached in self.cache:
             yield from of_case(f"cache of plans, {cached.setting}", cached)
         for name, jobs in (("fixed length", self.ranks), ("fixed tokens a rank", self.growth)):
             for row in (row for job in jobs for row in job.rows):
-                yield from of_case(f"{name}, {row.setting}, {row.transport}{_pass(row.backward)}", row)
-
-
-def _pass(backward: bool) -> str:
-    return f", {'forward + backward' if backward else 'forward'}"
+                yield from of_case(f"{name}, {row.setting}, {row.transport}, {PASSES[row.backward]}", row)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dilkit.tools.bench.published.claims import group
-from dilkit.tools.bench.published.settings import held_lengths
+from dilkit.tools.bench.published.claims import HELD, group
 from dilkit.tools.report.document import Axis, Plot, Point, Series
 from dilkit.tools.report.points import plain, sampled, series_of, speed_up
 from dilkit.tools.report.roofline import Work, roofline
@@ -41,7 +40,7 @@ def _per_token(case: PublishedCase, entry: Entry) -> Point | None:
 
 def _over_lengths(result: PublishedResult, title: str, axis: Axis, read: Read) -> Plot:
     lines: dict[str, list[Point]] = {}
-    for label, settings in (("grow", group("lengths").values()), ("stay", held_lengths(full=True))):
+    for label, settings in (("grow", group("lengths").values()), ("stay", HELD)):
         for who, backward, name in (("auto", False, FORWARD), ("auto", True, TRAINING), ("head-split", False, FORWARD)):
             cases = [case for setting in settings if (case := result.case(setting, backward)) and case.timed(who)]
             points = (read(case, case.entries[who]) for case in cases)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import product
+from typing import Any
 
-from dilkit.tools.bench.published.claims import claims, group
+from dilkit.tools.bench.published.claims import HELD, claims, group
 from dilkit.tools.bench.published.implementations import SUMMARIES
-from dilkit.tools.bench.published.settings import held_lengths
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Row, Table
-from dilkit.tools.results.kinds.published import Longest, PublishedFigure, PublishedResult, RanksCase, Setting
+from dilkit.tools.results.kinds.published import PASSES, Job, PublishedCase, PublishedFigure, PublishedResult, Setting
 from dilkit.tools.results.record import Entry
-from dilkit.tools.results.statistics import exponent, median_interval, ratio, ratio_interval
+from dilkit.tools.results.statistics import exponent, median_interval, middle, ratio, ratio_interval
 
 UNITS = {
     **{name: f" {name}" for name in ("ms", "MiB", "KiB/token", "tokens/s", "tokens", "GB", "%")},
@@ -35,15 +36,15 @@ def all_tables(result: PublishedResult) -> Iterator[Table]:
     for title, found, size in (
         ("Lengths: batch as published", group("as published").values(), ""),
         ("Lengths: batch 1, segments that grow with the sequence", group("lengths").values(), "seq"),
-        ("Lengths: segments that stay as they are", held_lengths(full=True), "seq"),
+        ("Lengths: segments that stay as they are", HELD, "seq"),
         ("Heads", group("heads").values(), "heads"),
         ("Batches", group("batches").values(), "batch"),
         ("Configurations", group("configurations").values(), ""),
     ):
         yield _scaling_table(result, title, found, size)
     yield _implementation_table(result)
-    yield _ranks_table(result, "Ranks at a fixed length", [row for job in result.ranks for row in job.rows], grows=False)
-    yield _ranks_table(result, "Ranks at fixed tokens a rank", [row for job in result.growth for row in job.rows], grows=True)
+    yield _ranks_table("Ranks at a fixed length", result.ranks, grows=False)
+    yield _ranks_table("Ranks at fixed tokens a rank", result.growth, grows=True)
     yield from (_order_table(result), _cache_table(result), _half_table(result), _longest_table(result))
     yield Table("Every published figure", CLAIMS, tuple(map(_claim_row, result.figures)))
 
@@ -60,15 +61,20 @@ def _document_table(result: PublishedResult) -> Table:
 def _scaling_table(result: PublishedResult, title: str, settings: Collection[Setting], size: str) -> Table:
     """Time and memory of settings, each beside the first; `size` is the attribute that they differ in."""
     rows: list[Row] = []
-    firsts: dict[str, float] = {}
-    for setting in settings:
-        for who in ("auto", "head-split"):
-            entry, both = result.entry(setting, who), result.entry(setting, who, True)
-            if entry and entry.time:
-                times = entry.time.median_s / firsts.setdefault(who, entry.time.median_s)
-                cells = time(entry), f"{times:.1f}x", _tokens_per_s(entry), *_memory_cells(result, setting, entry)
-                published = claimed(setting, ("ms", "MiB", "tokens/s", "slowdown"), ("auto",)) if who == "auto" else ""
-                rows.append((*_size(setting), setting.dtype, who, *cells, time(both), memory(both), published))
+    firsts: dict[str, tuple[float, ...]] = {}
+    for setting, who in product(settings, ("auto", "head-split")):
+        case, entry, both = result.case(setting), result.entry(setting, who), result.entry(setting, who, True)
+        if case and entry:
+            times = ratio(entry.seconds, firsts.setdefault(who, entry.seconds))
+            cells = (
+                time(entry),
+                f"{times:.1f}x",
+                speed(entry),
+                memory(entry.memory_bytes),
+                per_token(entry.memory_bytes, case.tokens),
+            )
+            published = claimed(setting, ("ms", "MiB", "tokens/s", "slowdown"), ("auto",)) if who == "auto" else ""
+            rows.append((*_size(setting), setting.dtype, who, *cells, time(both), memory_of(both), published))
     note = "; ".join(_exponents(result, settings, size)) if size else ""
     return Table(title, (*SCALING, "its memory", "claimed, forward"), tuple(rows), note)
 
@@ -77,27 +83,17 @@ def _size(setting: Setting) -> Row:
     return f"{setting.seq:,}", str(setting.batch), str(setting.heads), _pattern(setting)
 
 
-def _tokens_per_s(entry: Entry) -> str:
-    return f"{entry.tokens_per_s or 0:,.0f}"
-
-
-def _memory_cells(result: PublishedResult, setting: Setting, entry: Entry) -> tuple[str, str]:
-    case = result.case(setting)
-    per_token = f"{entry.memory_bytes / 1024 / case.tokens:.2f}" if case and entry.memory_bytes else "-"
-    return memory(entry), per_token
-
-
 def _exponents(result: PublishedResult, settings: Collection[Setting], size: str) -> Iterator[str]:
     """How time and memory grow with an attribute of the settings, fitted, and the FLOPs beside."""
     for who, backward in (("auto", False), ("auto", True), ("head-split", False)):
         found = [(float(getattr(s, size)), entry) for s in settings if (entry := result.entry(s, who, backward))]
         sizes, entries = [x for x, _ in found], [entry for _, entry in found]
         if len(set(sizes)) > 1:
-            fitted = {"time": [e.time.median_s for e in entries if e.time], "FLOPs": [e.flops or 0.0 for e in entries]}
+            fitted = {"time": [middle(e.seconds) for e in entries], "FLOPs": [e.flops or 0.0 for e in entries]}
             if all(e.memory_bytes for e in entries):
                 fitted["memory"] = [float(e.memory_bytes or 0) for e in entries]
             fits = ", ".join(f"{name} ~ {size}^{exponent(sizes, values):.2f}" for name, values in fitted.items())
-            yield f"{who}, {passes(backward)}: {fits}"
+            yield f"{who}, {PASSES[backward]}: {fits}"
 
 
 def _implementation_table(result: PublishedResult) -> Table:
@@ -105,62 +101,53 @@ def _implementation_table(result: PublishedResult) -> Table:
     rows: list[Row] = []
     for setting in group("implementations").values():
         case = result.case(setting)
-        bases = result.entry(setting, "reference"), result.entry(setting, "reference", True)
         for who in case.entries if case else ():
-            one, both = result.entry(setting, who), result.entry(setting, who, True)
-            if one or both:
-                cells = *_beside(bases[0], one), *_beside(bases[1], both), _off(one, both)
-                rows.append((f"{setting.seq:,}", who, *cells, claimed(setting, ("ms", "speedup"), (who,))))
+            cells: list[str] = []
+            passes = [result.entry(setting, who, backward) for backward in (False, True)]
+            for backward, entry in enumerate(passes):
+                base = result.entry(setting, "reference", bool(backward))
+                cells += time(entry), times_faster(base, entry), memory_of(entry)
+            if any(passes):
+                rows.append((f"{setting.seq:,}", who, *cells, _off(passes), claimed(setting, ("ms", "speedup"), (who,))))
     who = "; ".join(f"{name}: {summary}" for name, summary in SUMMARIES.items())
     return Table("Implementations side by side", (*IMPLEMENTATIONS, "off the pattern by", "claimed, forward"), tuple(rows), who)
 
 
-def _beside(base: Entry | None, entry: Entry | None) -> tuple[str, str, str]:
-    return time(entry), times_faster(base, entry), memory(entry)
-
-
-def _off(*entries: Entry | None) -> str:
+def _off(entries: Iterable[Entry | None]) -> str:
     """How far from the attention of the pattern, in units of its largest value, where another function is computed."""
-    differ = [entry.differs for entry in entries if entry and entry.differs]
-    names = dict(out_relative="result", dquery_relative="gradient")
-    far = {name: getattr(one, key) for one in differ for key, name in names.items() if getattr(one, key) is not None}
+    far: dict[str, float] = {}
+    for differs in (entry.differs for entry in entries if entry and entry.differs):
+        far["result"] = differs.out_relative
+        if differs.dquery_relative is not None:
+            far["gradient"] = differs.dquery_relative
     return ", ".join(f"{name} {value:.1%}" for name, value in far.items() if value > 1e-3) or "-"
 
 
-def _ranks_table(result: PublishedResult, title: str, found: list[RanksCase], grows: bool) -> Table:
+def _ranks_table(title: str, jobs: tuple[Job, ...], grows: bool) -> Table:
     """Ranks beside one rank with all cores, and in memory. `grows`: the length goes by the number of ranks."""
 
-    def job(row: RanksCase) -> tuple[int | str | bool | tuple[int, ...], ...]:
+    def job(row: PublishedCase) -> tuple[Any, ...]:
         """By what one rank is found to compare more with."""
         length = row.setting.seq // (row.setting.ranks if grows else 1)
         return length, row.setting.batch, row.setting.segment_lengths, row.backward, row.transport
 
-    found = sorted(found, key=lambda row: (job(row), row.setting.ranks))
+    found = sorted((row for one in jobs for row in one.rows), key=lambda row: (job(row), row.setting.ranks))
     alone = {job(row): row.peak for row in found if row.setting.ranks == 1}
-    rows = [(*_race_cells(row), *_shares(row, alone.get(job(row)), grows), _claimed_of_ranks(row)) for row in found]
-    return Table(title, (*RANKS, "KiB/token", "of p=1", "efficiency", "claimed, forward"), tuple(rows))
+    rows = tuple(_ranks_row(row, alone.get(job(row)), grows) for row in found)
+    return Table(title, (*RANKS, "KiB/token", "of p=1", "efficiency", "claimed, forward"), rows)
 
 
-def _race_cells(row: RanksCase) -> Row:
+def _ranks_row(row: PublishedCase, alone: int | None, grows: bool) -> Row:
+    """Times, and the memory of a rank beside that of one rank alone, and beside what that could be at best."""
     s, ranks, one = row.setting, row.entries.get("ranks"), row.entries.get("one rank")
-    rate = f"{row.tokens / ranks.time.median_s:,.0f}" if ranks and ranks.time else "-"
-    size = f"{s.seq:,}", str(s.batch), passes(row.backward), str(s.ranks), row.transport
-    return (*size, time(ranks), time(one), times_faster(one, ranks), rate)
-
-
-def _claimed_of_ranks(row: RanksCase) -> str:
-    return "-" if row.backward else claimed(row.setting, ("ms", "tokens/s", "MiB", "speedup", "reduction"))
-
-
-def _shares(row: RanksCase, alone: int | None, grows: bool) -> Row:
-    """Memory of a rank, by token, beside that of one rank alone, and of what that could be at best."""
-    if row.peak is None:
-        return "-", "-", "-", "-"
-    cells, ranks = (in_bytes(row.peak), f"{row.peak / 1024 / row.tokens:.2f}"), row.setting.ranks
-    if alone is None or ranks == 1:
-        return *cells, "-", "-"
-    share = alone / row.peak
-    return *cells, f"{share:.2f}x", f"{share / (1 if grows else ranks):.1%}"
+    rate = f"{row.tokens / middle(ranks.seconds):,.0f}" if ranks and ranks.time else "-"
+    of_one = efficiency = "-"
+    if alone and row.peak and s.ranks > 1:
+        of_one, efficiency = f"{alone / row.peak:.2f}x", f"{alone / row.peak / (1 if grows else s.ranks):.1%}"
+    size = f"{s.seq:,}", str(s.batch), PASSES[row.backward], str(s.ranks), row.transport
+    times = time(ranks), time(one), times_faster(one, ranks), rate
+    published = "-" if row.backward else claimed(s, ("ms", "tokens/s", "MiB", "speedup", "reduction"))
+    return *size, *times, memory(row.peak), per_token(row.peak, row.tokens), of_one, efficiency, published
 
 
 def _order_table(result: PublishedResult) -> Table:
@@ -169,8 +156,8 @@ def _order_table(result: PublishedResult) -> Table:
         plain, ordered = (result.entry(setting, who) for who in ("auto", "ordered"))
         if plain and ordered:
             both = times_faster(result.entry(setting, "auto", True), result.entry(setting, "ordered", True))
-            cells = time(plain), _tokens_per_s(plain), time(ordered), _tokens_per_s(ordered), times_faster(plain, ordered), both
-            tail = memory(plain), memory(ordered), claimed(setting, ("tokens/s", "speedup", "MiB"))
+            cells = time(plain), speed(plain), time(ordered), speed(ordered), times_faster(plain, ordered), both
+            tail = memory_of(plain), memory_of(ordered), claimed(setting, ("tokens/s", "speedup", "MiB"))
             rows.append((name, f"{setting.seq:,}", _pattern(setting), *cells, *tail))
     more = "the same, forward + backward", "memory", "along the curve", "claimed"
     return Table("Along a Hilbert curve", (*ORDERS, *more), tuple(rows))
@@ -190,34 +177,30 @@ def _half_table(result: PublishedResult) -> Table:
         single, brain, half = (result.entry(case.setting, who, case.backward) for who in ("float32", "bfloat16", "auto"))
         if case.setting.dtype == "float16" and half and (single or brain):
             times = time(single), time(brain), time(half), times_faster(single, brain), times_faster(single, half)
-            rows.append((*_size(case.setting), passes(case.backward), *times, memory(single), memory(half)))
+            rows.append((*_size(case.setting), PASSES[case.backward], *times, memory_of(single), memory_of(half)))
     return Table("Half precision", (*HALVES, "float16"), tuple(rows))
 
 
 def _longest_table(result: PublishedResult) -> Table:
-    header = ("who", "pass", "memory", "tokens", "KiB/token", "tried", "")
-    return Table("The longest sequence that fits", header, tuple(map(_longest_row, result.longest)))
-
-
-def _longest_row(e: Longest) -> Row:
-    fitting = [trial.bytes for trial in e.tried if trial.seq == e.seq and trial.bytes]
-    per_token = f"{fitting[0] / 1024 / e.seq:.2f}" if fitting and e.seq else "-"
-    length = "-" if e.seq is None else f"{e.seq:,}"
-    name = "training" if e.backward else "forward"
-    return e.who, name, in_bytes(e.limit_bytes), length, per_token, str(len(e.tried)), e.stopped or ""
+    rows: list[Row] = []
+    for e in result.longest:
+        fitting = next((trial.bytes for trial in e.tried if trial.seq == e.seq), None)
+        length, name = "-" if e.seq is None else f"{e.seq:,}", "training" if e.backward else "forward"
+        tail = per_token(fitting, e.seq or 1), str(len(e.tried)), e.stopped or ""
+        rows.append((e.who, name, in_bytes(e.limit_bytes), length, *tail))
+    return Table("The longest sequence that fits", ("who", "pass", "memory", "tokens", "KiB/token", "tried", ""), tuple(rows))
 
 
 def _claim_row(figure: PublishedFigure) -> Row:
-    quantity, found = figure.quantity, (figure.ours, figure.per_tflops)
-    ours, per_tflops = (None if value is None else _measured(value, quantity) for value in found)
+    unit, found = UNITS[figure.quantity], (figure.ours, figure.per_tflops)
+    ours, per_tflops = (None if value is None else f"{_rounded(value)}{unit}" for value in found)
     here = ", ".join(filter(None, (ours, figure.why)))
-    name = f"{figure.document}: {figure.figure}"
-    return name, figure.hardware, _as_published(figure.claimed, quantity), here, per_tflops or "-", figure.note
+    name, published = f"{figure.document}: {figure.figure}", _as_published(figure.claimed, figure.quantity)
+    return name, figure.hardware, published, here, per_tflops or "-", figure.note
 
 
-def _measured(value: float, quantity: str) -> str:
-    digits = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
-    return f"{digits}{UNITS[quantity]}"
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 
 def _as_published(value: float, quantity: str) -> str:
@@ -248,14 +231,24 @@ def time(entry: Entry | None) -> str:
     return f"{in_seconds(entry.time.median_s)} ({in_seconds(low)} - {in_seconds(high)})"
 
 
-def memory(entry: Entry | None) -> str:
+def speed(entry: Entry) -> str:
+    """Tokens a second."""
+    return f"{entry.tokens_per_s or 0:,.0f}"
+
+
+def memory(peak: int | None) -> str:
     """Peak memory, inputs counted."""
-    return in_bytes(entry.memory_bytes) if entry and entry.memory_bytes else "-"
+    return in_bytes(peak) if peak else "-"
 
 
-def passes(backward: bool) -> str:
-    """Which passes a call makes."""
-    return "forward + backward" if backward else "forward"
+def memory_of(entry: Entry | None) -> str:
+    """That of an implementation, if it was measured."""
+    return memory(entry.memory_bytes if entry else None)
+
+
+def per_token(peak: int | None, tokens: int) -> str:
+    """KiB."""
+    return f"{peak / 1024 / tokens:.2f}" if peak else "-"
 
 
 def _pattern(setting: Setting) -> str:
