@@ -30,9 +30,9 @@ def over_ranks(
     for setting, backward in calls:
         call = RanksCall(comm, setting.problem(backward, divisor))
         check, entries = beside_one_rank(call, one_rank_threads, samples_of(call.flops, repeats))
-        tokens, memory = setting.divided(divisor).tokens, dict(peak_bytes=None if note else _peaks(call), memory_note=note)
+        tokens, peaks = setting.divided(divisor).tokens, None if note else _peaks(call)
         fields: dict[str, Any] = dict(backward=backward, tokens=tokens, transport=transport, check=check, entries=entries)
-        rows.append(PublishedCase(setting=setting, **fields, **memory))
+        rows.append(PublishedCase(setting=setting, **fields, peak_bytes=peaks, memory_note=note))
     return Job(ranks=comm.size, transport=transport, rows=tuple(rows))
 
 

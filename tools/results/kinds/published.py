@@ -48,8 +48,15 @@ class Setting:
     def problem(self, backward: bool = False, divisor: int = 1) -> Problem:
         """What is computed at the setting, its lengths divided."""
         s = self.divided(divisor)
-        sizes = dict(seq=s.seq, batch=s.batch, heads=s.heads, head_dim=HEAD_DIM)
-        return Problem(pattern=s.pattern, dtype=s.dtype, **sizes, requires_grad=backward)
+        return Problem(
+            pattern=s.pattern,
+            seq=s.seq,
+            batch=s.batch,
+            heads=s.heads,
+            head_dim=HEAD_DIM,
+            dtype=s.dtype,
+            requires_grad=backward,
+        )
 
     def divided(self, by: int) -> Setting:
         """The setting with lengths divided by `by`; rates stay, and no segment is shorter than its rate."""

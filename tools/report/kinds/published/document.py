@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dilkit.tools.bench.published.claims import CARD, CARD_TFLOPS, group
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Document, plots, tables
+from dilkit.tools.report.entries import grouped
 from dilkit.tools.report.headline import placed, suite_headline
 from dilkit.tools.report.kinds.published.plots import all_plots
 from dilkit.tools.report.kinds.published.tables import all_tables
@@ -63,15 +64,14 @@ def _headline(result: PublishedResult) -> tuple[str, ...]:
 
 def _notes(result: PublishedResult) -> Iterator[str]:
     """Who was not timed and why, who computes another function, and what failed."""
-    places: dict[str, list[str]] = {}
+    places: list[tuple[str, str]] = []
     for case in result.cases:
         for who, entry in case.entries.items():
             notes = [f"{who} {entry.verdict}: {reason}" for reason in entry.reasons]
             if entry.differs:
                 notes.append(f"{who} computes another function: {entry.differs.computes}")
-            for note in notes:
-                places.setdefault(note, []).append(f"{case.seq:,}")
-    yield from (f"{note} (at {', '.join(dict.fromkeys(seqs))} tokens)" for note, seqs in places.items())
+            places += [(note, f"{case.seq:,}") for note in notes]
+    yield from grouped(places, "(at {} tokens)")
     yield from (f"FAILED, {job.ranks} ranks, {job.transport}: {job.failed}" for job in result.jobs if job.failed is not None)
     memory = {entry.memory_note for case in result.cases for entry in case.entries.values()}
     memory |= {row.memory_note for job in result.jobs for row in job.rows}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 from dilkit.tools.bench.published.claims import HELD, group
 from dilkit.tools.report.document import Axis, Plot, Point, Series
@@ -12,84 +13,77 @@ from dilkit.tools.results.kinds.published import Job, PublishedCase, PublishedRe
 from dilkit.tools.results.record import Entry
 
 RANKS, NAMES, TOKENS = Axis("ranks", "number"), Axis("", "number"), Axis("tokens", "tokens")
-FORWARD, TRAINING = "forward", "training"
-BOTH = ((False, FORWARD), (True, TRAINING))
-Read = Callable[[PublishedCase, Entry], Point | None]
+PASSES = ((False, "forward"), (True, "training"))
+Read = Callable[[PublishedCase, Entry], Point]
+Pair = tuple[str, str, Entry | None, Entry | None]
 
 
 def all_plots(result: PublishedResult) -> Iterator[Plot]:
     """Those over lengths first."""
     title = "Time of a call; segments that grow with the length, or stay"
     yield _over_lengths(result, title, Axis("time", "seconds"), lambda case, entry: sampled(case.setting.seq, entry.seconds))
-    yield _over_lengths(result, "Peak memory, inputs counted", Axis("memory", "bytes"), _memory)
+    peak = Axis("memory", "bytes"), lambda case, entry: plain(case.setting.seq, entry.memory_bytes or 0)
+    yield _over_lengths(result, "Peak memory, inputs counted", *peak)
     yield _published(result)
-    yield _over_lengths(result, "Memory a token, inputs counted", Axis("memory a token", "kb"), _per_token)
-    yield from (_over_reference(result, *one) for one in BOTH)
-    yield from (_along_the_curve(result), _halves(result), _roofline(result))
+    by_token = (
+        Axis("memory a token", "kb"),
+        lambda case, entry: plain(case.setting.seq, (entry.memory_bytes or 0) / 1000 / case.tokens),
+    )
+    yield _over_lengths(result, "Memory a token, inputs counted", *by_token)
+    for backward, name in PASSES:
+        title = f"Speed-up over the reference, {name}, with 95% intervals"
+        yield _ratios(title, "times faster", _over_reference(result, backward))
+    title = "Speed-up by a Hilbert order, moving of rows counted, with 95% intervals"
+    yield _ratios(title, "times faster", _along_the_curve(result))
+    yield _ratios("Half types beside fp32", "times fp32's speed", _halves(result))
+    yield _roofline(result)
     yield _ranks(result.ranks, "fixed length", grows=False)
     yield _ranks(result.growth, "fixed tokens a rank", grows=True)
-
-
-def _memory(case: PublishedCase, entry: Entry) -> Point | None:
-    return plain(case.setting.seq, entry.memory_bytes) if entry.memory_bytes else None
-
-
-def _per_token(case: PublishedCase, entry: Entry) -> Point | None:
-    return plain(case.setting.seq, entry.memory_bytes / 1000 / case.tokens) if entry.memory_bytes else None
 
 
 def _over_lengths(result: PublishedResult, title: str, axis: Axis, read: Read) -> Plot:
     lines: dict[str, list[Point]] = {}
     for label, settings in (("grow", group("lengths").values()), ("stay", HELD)):
-        for who, backward, name in (("auto", False, FORWARD), ("auto", True, TRAINING), ("head-split", False, FORWARD)):
+        for who, (backward, name) in (("auto", PASSES[0]), ("auto", PASSES[1]), ("head-split", PASSES[0])):
             cases = [case for setting in settings if (case := result.case(setting, backward)) and case.timed(who)]
-            points = (read(case, case.entries[who]) for case in cases)
-            lines[f"{who}, {name}, {label}"] = [point for point in points if point]
+            points = [read(case, case.entries[who]) for case in cases]
+            lines[f"{who}, {name}, {label}"] = [point for point in points if point.y]
     return Plot(title, "lines", series_of(lines), (TOKENS, axis))
 
 
-def _over_reference(result: PublishedResult, backward: bool, name: str) -> Plot:
-    """Bars by length: how many times faster than the reference everyone is."""
+def _ratios(title: str, what: str, pairs: Iterable[Pair]) -> Plot:
+    """Bars: how many times faster the second of a pair is, by the name of a series and a label."""
     bars: dict[str, list[Point]] = {}
+    for series, label, slow, fast in pairs:
+        if slow and fast:
+            bars.setdefault(series, []).append(speed_up(label, slow.seconds, fast.seconds))
+    return Plot(title, "bars", series_of(bars), (NAMES, Axis(what, "times")), mark=1.0)
+
+
+def _over_reference(result: PublishedResult, backward: bool) -> Iterator[Pair]:
     for setting in group("implementations").values():
         case = result.case(setting, backward)
-        for who in case.entries if case and case.timed("reference") else ():
-            if case and who != "reference" and case.timed(who):
-                slow, fast = case.entries["reference"].seconds, case.entries[who].seconds
-                bars.setdefault(who, []).append(speed_up(f"{setting.seq:,} tokens", slow, fast))
-    return _ratios(f"Speed-up over the reference, {name}, with 95% intervals", "times faster", bars)
+        for who in (who for who in (case.entries if case else ()) if who != "reference"):
+            label = f"{setting.seq:,} tokens"
+            yield who, label, result.entry(setting, "reference", backward), result.entry(setting, who, backward)
 
 
-def _along_the_curve(result: PublishedResult) -> Plot:
-    bars: dict[str, list[Point]] = {}
-    for label, setting in group("orders").items():
-        for backward, name in BOTH:
-            slow, fast = (result.entry(setting, who, backward) for who in ("auto", "ordered"))
-            if slow and fast:
-                bars.setdefault(name, []).append(speed_up(label, slow.seconds, fast.seconds))
-    return _ratios("Speed-up by a Hilbert order, moving of rows counted, with 95% intervals", "times faster", bars)
+def _along_the_curve(result: PublishedResult) -> Iterator[Pair]:
+    for (label, setting), (backward, name) in product(group("orders").items(), PASSES):
+        yield name, label, result.entry(setting, "auto", backward), result.entry(setting, "ordered", backward)
 
 
-def _halves(result: PublishedResult) -> Plot:
+def _halves(result: PublishedResult) -> Iterator[Pair]:
     """Both half types beside fp32, by setting."""
-    bars: dict[str, list[Point]] = {}
-    for setting in group("lengths").values():
-        for backward, name in BOTH:
-            base = result.entry(setting, "float32", backward)
-            for who, dtype in (("bfloat16", "bfloat16"), ("auto", "float16")):
-                if base and (entry := result.entry(setting, who, backward)):
-                    point = speed_up(f"{setting.seq:,} tokens", base.seconds, entry.seconds)
-                    bars.setdefault(f"{dtype}, {name}", []).append(point)
-    return _ratios("Half types beside fp32", "times fp32's speed", bars)
-
-
-def _ratios(title: str, what: str, bars: dict[str, list[Point]]) -> Plot:
-    return Plot(title, "bars", series_of(bars), (NAMES, Axis(what, "times")), mark=1.0)
+    for setting, (backward, name) in product(group("lengths").values(), PASSES):
+        for who, dtype in (("bfloat16", "bfloat16"), ("auto", "float16")):
+            series, label = f"{dtype}, {name}", f"{setting.seq:,} tokens"
+            yield series, label, result.entry(setting, "float32", backward), result.entry(setting, who, backward)
 
 
 def _roofline(result: PublishedResult) -> Plot:
     """Of those that are compared side by side, in fp32 like the matmul."""
-    found = (result.case(setting, backward) for setting in group("implementations").values() for backward, _ in BOTH)
+    found = (result.case(setting, backward) for setting in group("implementations").values() for backward, _ in PASSES)
     return roofline("Roofline: speed beside the measured matmul", [Work(c, c.output_bytes, c.backward) for c in found if c])
 
 
@@ -99,7 +93,7 @@ def _ranks(jobs: tuple[Job, ...], what: str, grows: bool) -> Plot:
     for row in (row for job in jobs for row in job.rows):
         s = row.setting
         length, batch = s.seq // (s.ranks if grows else 1), f"{s.batch} x " if s.batch > 1 else ""
-        label = f"{batch}{length:,} tokens{' a rank' * grows}, {TRAINING if row.backward else FORWARD}"
+        label = f"{batch}{length:,} tokens{' a rank' * grows}, {PASSES[row.backward][1]}"
         if row.peak is not None:
             lines.setdefault(label, {})[s.ranks] = row.peak
     series = series_of({label: [plain(p, peaks[p]) for p in sorted(peaks)] for label, peaks in lines.items() if len(peaks) > 1})

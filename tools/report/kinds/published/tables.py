@@ -70,11 +70,11 @@ def _scaling_table(result: PublishedResult, title: str, settings: Collection[Set
                 time(entry),
                 f"{times:.1f}x",
                 speed(entry),
-                memory(entry.memory_bytes),
+                memory(entry),
                 per_token(entry.memory_bytes, case.tokens),
             )
             published = claimed(setting, ("ms", "MiB", "tokens/s", "slowdown"), ("auto",)) if who == "auto" else ""
-            rows.append((*_size(setting), setting.dtype, who, *cells, time(both), memory_of(both), published))
+            rows.append((*_size(setting), setting.dtype, who, *cells, time(both), memory(both), published))
     note = "; ".join(_exponents(result, settings, size)) if size else ""
     return Table(title, (*SCALING, "its memory", "claimed, forward"), tuple(rows), note)
 
@@ -106,7 +106,7 @@ def _implementation_table(result: PublishedResult) -> Table:
             passes = [result.entry(setting, who, backward) for backward in (False, True)]
             for backward, entry in enumerate(passes):
                 base = result.entry(setting, "reference", bool(backward))
-                cells += time(entry), times_faster(base, entry), memory_of(entry)
+                cells += time(entry), times_faster(base, entry), memory(entry)
             if any(passes):
                 rows.append((f"{setting.seq:,}", who, *cells, _off(passes), claimed(setting, ("ms", "speedup"), (who,))))
     who = "; ".join(f"{name}: {summary}" for name, summary in SUMMARIES.items())
@@ -147,7 +147,7 @@ def _ranks_row(row: PublishedCase, alone: int | None, grows: bool) -> Row:
     size = f"{s.seq:,}", str(s.batch), PASSES[row.backward], str(s.ranks), row.transport
     times = time(ranks), time(one), times_faster(one, ranks), rate
     published = "-" if row.backward else claimed(s, ("ms", "tokens/s", "MiB", "speedup", "reduction"))
-    return *size, *times, memory(row.peak), per_token(row.peak, row.tokens), of_one, efficiency, published
+    return *size, *times, in_bytes(row.peak) if row.peak else "-", per_token(row.peak, row.tokens), of_one, efficiency, published
 
 
 def _order_table(result: PublishedResult) -> Table:
@@ -157,7 +157,7 @@ def _order_table(result: PublishedResult) -> Table:
         if plain and ordered:
             both = times_faster(result.entry(setting, "auto", True), result.entry(setting, "ordered", True))
             cells = time(plain), speed(plain), time(ordered), speed(ordered), times_faster(plain, ordered), both
-            tail = memory_of(plain), memory_of(ordered), claimed(setting, ("tokens/s", "speedup", "MiB"))
+            tail = memory(plain), memory(ordered), claimed(setting, ("tokens/s", "speedup", "MiB"))
             rows.append((name, f"{setting.seq:,}", _pattern(setting), *cells, *tail))
     more = "the same, forward + backward", "memory", "along the curve", "claimed"
     return Table("Along a Hilbert curve", (*ORDERS, *more), tuple(rows))
@@ -177,7 +177,7 @@ def _half_table(result: PublishedResult) -> Table:
         single, brain, half = (result.entry(case.setting, who, case.backward) for who in ("float32", "bfloat16", "auto"))
         if case.setting.dtype == "float16" and half and (single or brain):
             times = time(single), time(brain), time(half), times_faster(single, brain), times_faster(single, half)
-            rows.append((*_size(case.setting), PASSES[case.backward], *times, memory_of(single), memory_of(half)))
+            rows.append((*_size(case.setting), PASSES[case.backward], *times, memory(single), memory(half)))
     return Table("Half precision", (*HALVES, "float16"), tuple(rows))
 
 
@@ -236,14 +236,9 @@ def speed(entry: Entry) -> str:
     return f"{entry.tokens_per_s or 0:,.0f}"
 
 
-def memory(peak: int | None) -> str:
+def memory(entry: Entry | None) -> str:
     """Peak memory, inputs counted."""
-    return in_bytes(peak) if peak else "-"
-
-
-def memory_of(entry: Entry | None) -> str:
-    """That of an implementation, if it was measured."""
-    return memory(entry.memory_bytes if entry else None)
+    return in_bytes(entry.memory_bytes) if entry and entry.memory_bytes else "-"
 
 
 def per_token(peak: int | None, tokens: int) -> str:
