@@ -13,8 +13,8 @@ from dilkit.comm.launch.processes import mpi_version, transports
 from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.threads import usable_cores
 from dilkit.registry import list_backends
+from dilkit.threads import usable_cores
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import ranks as ranks_task
 from dilkit.tools.bench.published.claims import HELD, group, settings
