@@ -101,14 +101,6 @@ class Forecast:
         work = self.flops["total"]
         return float(work.max() / (work.sum() / len(work))) if work.any() else 1.0
 
-    def bytes_of(self, rank: int, way: str) -> dict[str, dict[str, int]]:
-        """What a rank has "sent" or "received", by phase and by what it is."""
-        found = {}
-        for phase, traffic in self.traffic.items():
-            legs = {name: int(getattr(getattr(traffic, name), way)[rank]) for name in ("there", "back", "ring")}
-            found[phase] = legs | dict(total=sum(legs.values()))
-        return found
-
 
 def baselines(plan: ExchangePlan, rows: Rows) -> dict[str, int]:
     """Bytes that other ways would have the busiest rank send in a forward pass.

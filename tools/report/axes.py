@@ -22,7 +22,8 @@ def scale(axes: Any, name: str, axis: Axis, ticks: list[float], color: str, most
     one, binary = getattr(axes, f"{name}axis"), axis.unit in ("bytes", "tokens")
     if axis.log:
         getattr(axes, f"set_{name}scale")("log", base=2 if binary else 10)
-        one.set_ticks(ticks or log_ticks(*one.get_view_interval(), binary=binary, most=most))
+        low, high = one.get_view_interval()
+        one.set_ticks(ticks or log_ticks(low, high, binary, most))
         one.minorticks_off()
     else:
         if name == "y":

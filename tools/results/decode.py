@@ -41,8 +41,9 @@ def decode(kind: type[T], value: Any, place: str = "") -> T:
     Traceback (most recent call last):
     dilkit.tools.results.decode.DecodeError: tokens: 'many' where a whole number is needed
     """
+    record: Any = kind
     found, data = {}, _needed(dict, value, place)
-    for field, name, hint in _fields(kind):
+    for field, name, hint in _fields(record):
         inner = f"{place}.{name}" if place else name
         if name in data:
             found[field.name] = _decode(hint, data[name], inner)
@@ -92,7 +93,7 @@ def _decode(hint: Any, value: Any, place: str) -> Any:
         return {name: _decode(inner[1], found, f"{place}.{name}") for name, found in _needed(dict, value, place).items()}
     if origin is tuple:
         return _decode_tuple(inner, _needed(list, value, place), place)
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return decode(hint, value, place)
     if hint is float and type(value) is int:
         value = float(value) if abs(value) < 2**1000 else math.inf

@@ -119,7 +119,6 @@ BAD = {
     "draw --heads 100": "--heads: 100 is more than a picture can show; at most 64",
     "draw --out x.jpg": "--out: 'x.jpg' must end in .png, .svg, .pdf",
     "draw --out no/such/folder/x.png": "--out: the folder 'no/such/folder' does not exist",
-    "plan --rank 8": "--rank: 8 is not there; --world-size 8 has ranks 0 to 7",
     "plan --seq 5": "--world-size: 8 ranks cannot share out --seq 5",
     "plan --rates 1,2": "--rates: without --segments",
     "plan --bandwidth fast": "--bandwidth: 'fast' is not a bandwidth; write",

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=how)
     group.add_argument("--bandwidth", type=bandwidth, default="50GB/s", metavar="B", help=each_way)
     group.add_argument("--flops", type=flops, default="400T", metavar="F", help=rate)
-    group.add_argument("--rank", type=whole(0), metavar="R", help="also show one rank: its positions, bytes, work and memory")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
 
 def collect(args: argparse.Namespace) -> Report:
     """The whole report. Raises ValueError naming the argument that does not fit."""
-    if args.rank is not None and args.rank >= args.world_size:
-        raise ValueError(f"--rank: {args.rank} is not there; --world-size {args.world_size} has ranks 0 to {args.world_size - 1}")
     if args.seq < args.world_size:
         raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
     set_series(args)
@@ -65,4 +62,4 @@ def collect(args: argparse.Namespace) -> Report:
             if args.schedule != ALL or name == SCHEDULES[0]:
                 raise
             refused[name] = str(error)
-    return Report(problem_of(args), found, refused, args.rank)
+    return Report(problem_of(args), found, refused)

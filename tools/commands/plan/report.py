@@ -27,12 +27,11 @@ CALL = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "
 
 @dataclass(frozen=True)
 class Report:
-    """The problem, a forecast for each schedule, why others are refused, and the rank that is looked at, if any."""
+    """The problem, a forecast for each schedule, and why others are refused."""
 
     problem: Problem
     schedules: dict[str, Forecast]
     refused: dict[str, str]
-    rank: int | None
 
     @property
     def first(self) -> Forecast:
@@ -49,7 +48,7 @@ class Report:
         """As plain data, for JSON."""
         call = {name: getattr(self.problem, name) for name in CALL}
         elsewhere = {name: dict(forward_bytes=count, seconds=seconds) for name, (count, seconds) in self.baselines.items()}
-        found: dict[str, Any] = dict(
+        return dict(
             problem=dict(pattern=str(self.problem.pattern), world_size=self.first.plan.world_size, **call),
             **vars(self.first.speed),
             schedules={name: _plain(one) for name, one in self.schedules.items()},
@@ -57,9 +56,6 @@ class Report:
             baselines=elsewhere,
             choice=choice(self.schedules),
         )
-        if self.rank is not None:
-            found["rank"] = {name: _plain_rank(one, self.rank) for name, one in self.schedules.items()}
-        return found
 
 
 def _plain(one: Forecast) -> dict[str, Any]:
@@ -80,18 +76,6 @@ def _plain(one: Forecast) -> dict[str, Any]:
 
 def _spread(counts: Numbers) -> dict[str, float]:
     return dict(min=int(counts.min()), mean=float(counts.sum() / len(counts)), max=int(counts.max()))
-
-
-def _plain_rank(one: Forecast, rank: int) -> dict[str, Any]:
-    where = one.plan.positions(rank)
-    return dict(
-        rank=rank,
-        positions=[where.start, where.stop],
-        **{f"{way}_bytes": one.bytes_of(rank, way) for way in ("sent", "received")},
-        flops={name: int(counts[rank]) for name, counts in one.flops.items()},
-        memory_bytes={name: int(counts[rank]) for name, counts in one.memory.items()},
-        seconds={name: float(found[rank]) for name, found in one.seconds.items()},
-    )
 
 
 def choice(schedules: Mapping[str, Forecast]) -> str:
@@ -120,10 +104,6 @@ def document(report: Report) -> Document:
         Table("a rank, by schedule", names, tuple(_all_ranks(forecasts))),
         Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), elsewhere),
     ]
-    if report.rank is not None:
-        there = first.plan.positions(report.rank)
-        title = f"rank {report.rank}: positions {there.start:,} to {there.stop - 1:,}"
-        found.append(Table(title, names, tuple(_one_rank(forecasts, report.rank))))
     return Document(
         headline=tuple(line for text in (str(report.problem), where) for line in wrapped("", text)),
         tables=tables(*found),
@@ -147,16 +127,3 @@ def _all_ranks(found: list[Forecast]) -> Iterator[tuple[str, ...]]:
         yield f"memory: {kind}, max", *(in_bytes(int(s.memory[kind].max())) for s in found)
     for name, text in TIMES.items():
         yield f"time: {text}", *(in_seconds(s.seconds[name][s.slowest]) for s in found)
-
-
-def _one_rank(found: list[Forecast], rank: int) -> Iterator[tuple[str, ...]]:
-    for way in ("sent", "received"):
-        sent = [s.bytes_of(rank, way) for s in found]
-        for phase, leg in product(PHASES, ("there", "back", "ring", "total")):
-            yield f"{way} {phase}: {leg}", *(in_bytes(counts[phase][leg]) for counts in sent)
-    for kind in found[0].flops:
-        yield f"forward GFLOP: {kind}", *(in_thousands(s.flops[kind][rank] / 1e9) for s in found)
-    for kind in found[0].memory:
-        yield f"memory: {kind}", *(in_bytes(int(s.memory[kind][rank])) for s in found)
-    for name, text in TIMES.items():
-        yield f"time: {text}", *(in_seconds(s.seconds[name][rank]) for s in found)
