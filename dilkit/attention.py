@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import boolean, real
+from dilkit.op.boundary import check_shapes
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.pattern import Pattern
@@ -116,19 +117,12 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, ke
     _check_tensor("query", query, query)
     _check_tensor("key", key, query)
     _check_tensor("value", value, query)
-    shape, kv_shape = query.shape, key.shape
-    if kv_shape != value.shape:
-        raise ValueError(f"key has shape {tuple(kv_shape)} and value {tuple(value.shape)}; they must be equal")
-    if kv_shape != shape:
-        for name, at in (("batch", 0), ("seq", 1), ("head_dim", 3)):
-            if kv_shape[at] != shape[at]:
-                raise ValueError(f"key has {name} {kv_shape[at]} and query {shape[at]}; they must be equal")
-        if kv_shape[2] < 1 or shape[2] % kv_shape[2]:
-            raise ValueError(f"key has {kv_shape[2]} heads, which does not divide the {shape[2]} heads of query")
-    if shape[2] < 1 or shape[3] < 1:
-        raise ValueError(f"query has shape {tuple(shape)}; at least one head and head_dim 1 are needed")
+    check_shapes(query.shape, key.shape, value.shape)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(f"{name} has stride {x.stride(3)} in its last dimension; 1 is needed ({name}.contiguous())")
     if pattern.heads is not None or pattern.head_shard is not None:
-        pattern.check_heads(shape[2], kv_shape[2])
+        pattern.check_heads(query.shape[2], key.shape[2])
     if key_padding_mask is not None:
         _check_mask(key_padding_mask, query)
 
@@ -139,16 +133,15 @@ def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
         raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
     if x.dtype not in _DTYPES:
         raise TypeError(f"{name} is {x.dtype}; one of {', '.join(DTYPES)} is needed")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{name} has layout {x.layout}; torch.strided is needed ({name}.to_dense())")
-    if x.dim() != 4:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, seq, heads, head_dim) is needed")
+    if x.layout is not torch.strided or x.is_nested:
+        found, way = (
+            ("is nested", f"{name}.to_padded_tensor(0.0)") if x.is_nested else (f"has layout {x.layout}", f"{name}.to_dense()")
+        )
+        raise TypeError(f"{name} {found}; a plain tensor, torch.strided, is needed ({way})")
     if x.device != query.device or (x.dtype != query.dtype and not _autocast(query.device.type)):
         raise ValueError(
             f"{name} is {x.dtype} on {x.device} but query {query.dtype} on {query.device}; make them equal with {name}.to(query)"
         )
-    if x.stride(-1) != 1 and x.shape[-1] > 1:
-        raise ValueError(f"{name} has stride {x.stride(-1)} in its last dimension; 1 is needed ({name}.contiguous())")
 
 
 def _autocast(device: str) -> bool:

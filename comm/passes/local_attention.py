@@ -14,7 +14,8 @@ from dilkit.comm.passes.partial_results import PartialResults
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.local_segments import local_range
 from dilkit.comm.plan.sharded_segments import segment_tokens
-from dilkit.op.operators import backward_op, forward_op, lse_dtype
+from dilkit.op.boundary import lse_dtype
+from dilkit.op.operators import backward_op, forward_op
 from dilkit.pattern import Pattern
 
 

@@ -14,22 +14,30 @@ from torch import Tensor
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.device import probe
+from dilkit.op import boundary
 from dilkit.op import rules as op_rules
+from dilkit.op._facts import facts_of
 from dilkit.op.schema import backends_asked, backward_op, decode_call, encode_call, forward_op, library
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select, state
 
-__all__ = ["backward_op", "encode_call", "forward_op", "lse_dtype"]
+__all__ = ["backward_op", "encode_call", "forward_op"]
 
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, scale: float, call: str
 ) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` of checked tensors; `call` as `encode_call` writes it."""
-    chosen, problem = _choose(query, key, key_padding_mask, scale, call)
+    """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other."""
+    tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
+    prepared = _prepared(boundary.INPUTS, tensors, scale, call)
     if query.numel() == 0:
         return _empty_outputs(query)
-    return chosen.forward(query, key, value, problem, key_padding_mask)
+    inputs = boundary.admit(tensors, prepared.admission)
+    returned = prepared.backend.forward(*inputs[:3], prepared.problem, key_padding_mask)
+    if prepared.foreign:
+        out, lse = _empty_outputs(query.new_empty(query.shape, device="meta"))
+        boundary.check_returned(prepared.backend.name, returned, dict(out=out, lse=lse), tensors)
+    return returned
 
 
 def _backward(
@@ -43,67 +51,70 @@ def _backward(
     scale: float,
     call: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`(dquery, dkey, dvalue)` given the `out` and `lse` of the whole softmax."""
+    """`(dquery, dkey, dvalue)` given the `out` and `lse` of the whole softmax; raises as `_forward` does."""
+    tensors = (dout, query, key, value, out, lse) + (() if key_padding_mask is None else (key_padding_mask,))
+    prepared = _prepared(boundary.SAVED, tensors, scale, call)
     if query.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    chosen, problem = _choose(query, key, key_padding_mask, scale, call)
-    return chosen.backward(dout, query, key, value, out, lse, problem, key_padding_mask)
+    inputs = boundary.admit(tensors, prepared.admission)
+    returned = prepared.backend.backward(*inputs[:6], prepared.problem, key_padding_mask)
+    if prepared.foreign:
+        boundary.check_returned(prepared.backend.name, returned, dict(dquery=query, dkey=key, dvalue=value), tensors)
+    return returned
 
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """What was chosen and worked out for calls with the same facts."""
+    """What was chosen and worked out for calls with the same facts. `foreign`: the backend is none of dilkit's own."""
 
     backend: Backend
     problem: Problem
+    admission: boundary.Admission
+    foreign: bool
     nbytes: int
 
 
-def _choose(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, call: str) -> tuple[Backend, Problem]:
-    """The backend that computes this call, and its problem: one look-up in the pattern cache by the facts of the call."""
-    names = backends_asked(call)
-    requested = requested_backends(names.split(",") if names else None)
-    facts = requested, query.shape, key.shape[2], query.dtype, query.device, mask is not None, scale, call
-    prepared = plan.cached(("call", state(), facts), _prepare, *facts)
-    return prepared.backend, prepared.problem
+def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str) -> PreparedCall:
+    """What the pattern cache has for these tensors: one look-up by the facts of the call."""
+    asked = backends_asked(call)
+    requested = requested_backends(asked.split(",") if asked else None)
+    facts = names, facts_of(tensors), requested, scale, call
+    return plan.cached(("call", state(), facts), _prepare, *facts)
 
 
-def _prepare(
-    requested: tuple[str, ...],
-    shape: torch.Size,
-    kv_heads: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    has_mask: bool,
-    scale: float,
-    call: str,
-) -> PreparedCall:
+def _prepare(names: tuple[str, ...], facts: tuple[Any, ...], requested: tuple[str, ...], scale: float, call: str) -> PreparedCall:
+    """Check the facts of the tensors, and choose the backend."""
+    admission = boundary.prepare(names, facts)
+    at = 4 * names.index("query")
+    shape, _, dtype, device = facts[at : at + 4]
     pattern, is_causal, requires_grad = decode_call(call)
     problem = Problem(
         pattern=pattern,
         batch=shape[0],
         seq=shape[1],
         heads=shape[2],
-        kv_heads=kv_heads,
+        kv_heads=facts[at + 4][2],
         head_dim=shape[3],
         dtype=str(dtype).removeprefix("torch."),
         device=probe(device.type, device.index or 0),
         is_causal=is_causal,
-        key_padding_mask=has_mask,
+        key_padding_mask=boundary.MASK in admission.names,
         requires_grad=requires_grad,
         scale=scale,
     )
-    return PreparedCall(select(problem, requested), problem, nbytes=len(call))
+    backend = select(problem, requested)
+    foreign = not type(backend).__module__.startswith("dilkit.backends.")
+    return PreparedCall(backend, problem, admission, foreign, nbytes=len(call) + _FACT_BYTES * len(facts))
 
 
-def lse_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of `lse` for tensors of `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+_FACT_BYTES = 100
+"""What a fact takes, about."""
 
 
 def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
     batch, seq, heads, head_dim = query.shape
-    return query.new_empty(batch, seq, heads, head_dim), query.new_empty(batch, heads, seq, dtype=lse_dtype(query.dtype))
+    dtype = boundary.lse_dtype(query.dtype)
+    return query.new_empty(batch, seq, heads, head_dim), query.new_empty(batch, heads, seq, dtype=dtype)
 
 
 def _fake_backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,7 +36,6 @@ class Differentiable(torch.autograd.Function):
         query, key, value, mask, out, lse = ctx.saved_tensors
         dquery = dkey = dvalue = None
         if dout is not None:
-            dout = dout if dout.stride(-1) == 1 else dout.contiguous()
             dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call)
         if dlse is not None:
             by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call)

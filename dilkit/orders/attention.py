@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dilkit.attention import check_inputs, encode_arguments
 from dilkit.checks import boolean
-from dilkit.op.operators import forward_op, lse_dtype
+from dilkit.op.boundary import lse_dtype
+from dilkit.op.operators import forward_op
 from dilkit.op.schema import with_pattern
 from dilkit.orders.heads import as_orders, check_orders, first_head, head_texts, move_heads
 from dilkit.orders.token_order import TokenOrder

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dilkit import dilated_attention
 from dilkit.device import probe
-from dilkit.op.operators import lse_dtype
+from dilkit.op.boundary import lse_dtype
 from dilkit.oracle import oracle_attention
 from dilkit.selector import Decision, explain
 from dilkit.testing.poison import poisoned_memory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilkit.op.operators import lse_dtype
+from dilkit.op.boundary import lse_dtype
 from dilkit.testing.problems import Case
 
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}

@@ -1,0 +1,6 @@
+from typing import Any
+
+from torch import Tensor
+
+def facts_of(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]: ...
+def first_beyond(tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> int: ...

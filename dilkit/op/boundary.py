@@ -1,0 +1,134 @@
+"""The boundary between torch and the kernels: what the tensors of a call must be before a kernel takes their addresses.
+
+Nothing about the tensors is taken for granted here. They may come from `torch.ops` directly, and those of a backward pass from
+`saved_tensors_hooks`. Whatever depends on shapes, strides, dtypes and devices alone is worked out once and kept (`prepare`);
+what is left for each call is that the memory of each tensor still is as large as its shape says (`admit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.op._facts import first_beyond
+from dilkit.problem import DTYPES
+
+Facts = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+"""Shape, strides, dtype and device of a tensor. `facts_of` has those of all tensors one after the other."""
+
+INPUTS = ("query", "key", "value")
+SAVED = ("dout", "query", "key", "value", "out", "lse")
+"""The tensors of the backward operator; those after `dout` were saved by the forward pass."""
+MASK = "key_padding_mask"
+
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What remains to be done for the tensors of a call whose facts fit.
+
+    `spans`: bytes from the first element of each tensor to the end of the last. `copied`: whether a kernel needs a copy, because
+    the last dimension is not contiguous.
+    """
+
+    names: tuple[str, ...]
+    spans: tuple[int, ...]
+    copied: tuple[bool, ...]
+    any_copied: bool
+
+
+def prepare(names: Sequence[str], facts: tuple[Any, ...]) -> Admission:
+    """Check the facts of a call's tensors. Raises TypeError or ValueError that names the tensor.
+
+    `names` are `INPUTS` or `SAVED`; the mask may follow as one tensor more.
+    """
+    found: list[Facts] = [facts[i : i + 4] for i in range(0, len(facts), 4)]
+    names = (*names, MASK)[: len(found)]
+    by_name = dict(zip(names, found, strict=True))
+    check_shapes(*(by_name[name][0] for name in INPUTS))
+    hint = "" if "dout" not in by_name else "; with saved_tensors_hooks, unpacking must give back what was packed"
+    first = names[0]
+    _, _, dtype, device = by_name[first]
+    if dtype not in _DTYPES:
+        raise TypeError(f"{first} is {dtype}; one of {', '.join(DTYPES)} is needed")
+    dtypes = {"lse": lse_dtype(dtype), MASK: torch.bool}
+    shapes = _shapes(by_name["query"][0])
+    for name, (shape, _, its_dtype, its_device) in by_name.items():
+        if (its_dtype, its_device) != (dtypes.get(name, dtype), device):
+            needed = f"{dtypes.get(name, dtype)} on {device} is needed beside {first}, which is {dtype}"
+            raise TypeError(f"{name} is {its_dtype} on {its_device}; {needed}{hint}")
+        if shape != shapes.get(name, shape):
+            raise ValueError(f"{name} has shape {tuple(shape)}; {tuple(shapes[name])} is needed{hint}")
+    copied = tuple(name not in ("lse", MASK) and size[-1] > 1 and steps[-1] != 1 for name, (size, steps, *_) in by_name.items())
+    return Admission(names, tuple(_span(*one[:3]) for one in found), copied, any(copied))
+
+
+def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
+    """Raise ValueError unless query, key and value of these shapes go together."""
+    for name, shape in (("query", query), ("key", key), ("value", value)):
+        if len(shape) != 4:
+            raise ValueError(f"{name} has shape {tuple(shape)}; (batch, seq, heads, head_dim) is needed")
+    if key != value:
+        raise ValueError(f"key has shape {tuple(key)} and value {tuple(value)}; they must be equal")
+    if key != query:
+        for name, at in (("batch", 0), ("seq", 1), ("head_dim", 3)):
+            if key[at] != query[at]:
+                raise ValueError(f"key has {name} {key[at]} and query {query[at]}; they must be equal")
+        if key[2] < 1 or query[2] % key[2]:
+            raise ValueError(f"key has {key[2]} heads, which does not divide the {query[2]} heads of query")
+    if query[2] < 1 or query[3] < 1:
+        raise ValueError(f"query has shape {tuple(query)}; at least one head and head_dim 1 are needed")
+
+
+def _shapes(query: torch.Size) -> dict[str, torch.Size]:
+    """The shapes that follow from the query's."""
+    return {"dout": query, "out": query, "lse": torch.Size((query[0], query[2], query[1])), MASK: query[:2]}
+
+
+def _span(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes from the first element to the end of the last; 0 of an empty tensor."""
+    if 0 in shape:
+        return 0
+    return (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))) * dtype.itemsize
+
+
+def admit(tensors: tuple[Tensor, ...], admission: Admission) -> tuple[Tensor, ...]:
+    """The tensors as kernels may read them. Raises ValueError where a tensor reaches beyond its memory."""
+    beyond = first_beyond(tensors, admission.spans)
+    if beyond >= 0:
+        x = tensors[beyond]
+        raise ValueError(
+            f"{admission.names[beyond]} has shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}, "
+            f"beyond the {x.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
+        )
+    if not admission.any_copied:
+        return tensors
+    return tuple(x.contiguous() if copied else x for x, copied in zip(tensors, admission.copied, strict=True))
+
+
+def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> None:
+    """Raise TypeError or ValueError unless a backend `returned` tensors like those `wanted`, each in memory of its own."""
+    found = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+    if len(found) != len(wanted) or not all(isinstance(x, Tensor) for x in found):
+        kinds = ", ".join(type(x).__name__ for x in found)
+        raise TypeError(f"backend {backend!r} returned {kinds}; the tensors {', '.join(wanted)} are needed")
+    taken = {x.untyped_storage().data_ptr(): "an input" for x in inputs}
+    for (name, want), x in zip(wanted.items(), found, strict=True):
+        if (x.shape, x.dtype, x.device.type) != (want.shape, want.dtype, inputs[0].device.type):
+            raise ValueError(
+                f"backend {backend!r} returned {name} as {x.dtype} {tuple(x.shape)} on {x.device}; "
+                f"{want.dtype} {tuple(want.shape)} on {inputs[0].device} is needed"
+            )
+        other = taken.setdefault(x.untyped_storage().data_ptr(), name)
+        if other != name:
+            raise ValueError(f"backend {backend!r} returned {name} in the memory of {other}; a tensor of its own is needed")
+
+
+def lse_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of `lse` for tensors of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,156 @@
+"""What the operators do with tensors that `dilated_attention` never saw: from `torch.ops`, from hooks, from another backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.calls import PATTERN, tensors
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from dilkit import dilated_attention, register_backend, unregister_backend
+from dilkit.backends.reference import Reference
+from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import PROBLEMS
+
+BACKENDS = ("native", "sdpa", "reference")
+Q, K, V = tensors()
+OUT, LSE = torch.zeros_like(Q), torch.zeros(2, 4, 20)
+
+
+def call(backend: str) -> tuple[None, float, str]:
+    """The arguments of an operator after its tensors."""
+    return None, 0.3, encode_call(PATTERN, False, True, backend)
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values with another stride in the last dimension."""
+    return x.mT.contiguous().mT if x.dim() == 4 else x
+
+
+def shrunk(x: Tensor) -> Tensor:
+    """A tensor whose memory is gone, as that of a sharded parameter outside of its layer."""
+    x = x.clone()
+    x.untyped_storage().resize_(100)
+    return x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("odd", [strided, lambda x: torch._efficientzerotensor(x.shape)], ids=["strided", "zero"])
+def test_the_forward_reads_any_layout(backend: str, at: int, odd: Callable[[Tensor], Tensor]) -> None:
+    inputs = [odd(x) if i == at else x for i, x in enumerate((Q, K, V))]
+    plain = [torch.zeros_like(x) + y for x, y in zip((Q, K, V), inputs, strict=True)]
+    for found, right in zip(forward_op(*inputs, *call(backend)), forward_op(*plain, *call(backend)), strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("odd", [strided, lambda x: torch._efficientzerotensor(x.shape)], ids=["strided", "zero"])
+def test_the_backward_reads_any_layout(backend: str, at: int, odd: Callable[[Tensor], Tensor]) -> None:
+    out, lse = forward_op(Q, K, V, *call(backend))
+    given = [torch.randn_like(out), Q, K, V, out]
+    inputs = [odd(x) if i == at else x for i, x in enumerate(given)]
+    plain = [torch.zeros_like(x) + y for x, y in zip(given, inputs, strict=True)]
+    for found, right in zip(backward_op(*inputs, lse, *call(backend)), backward_op(*plain, lse, *call(backend)), strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
+WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "shorter": (lambda x: x[:, :3], "shape|seq"),
+    "fewer dimensions": (lambda x: x[0], "shape"),
+    "dtype": (lambda x: x.double(), "float64"),
+    "memory gone": (shrunk, "beyond the 100 bytes of its storage"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("at", range(9))
+def test_an_operator_refuses_tensors_that_do_not_fit(at: int, change: Callable[[Tensor], Tensor], text: str) -> None:
+    given = (Q, K, V) if at < 3 else (OUT, Q, K, V, OUT, LSE)
+    inputs = [change(x) if i == at - 3 * (at >= 3) else x for i, x in enumerate(given)]
+    operator = forward_op if at < 3 else backward_op
+    with pytest.raises((ValueError, TypeError, RuntimeError, NotImplementedError), match=text):
+        operator(*inputs, *call("native"))
+
+
+def test_an_operator_refuses_a_mask_that_does_not_fit() -> None:
+    for mask in (torch.zeros(2, 19, dtype=torch.bool), torch.zeros(2, 20)):
+        with pytest.raises((ValueError, TypeError), match="key_padding_mask"):
+            forward_op(Q, K, V, mask, *call("native")[1:])
+
+
+def gradients(backend: str, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> tuple[Tensor, ...]:
+    inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
+    with saved_tensors_hooks(pack, unpack):
+        out = dilated_attention(*inputs, PATTERN, backend=backend)
+    return torch.autograd.grad(out.sin().sum(), inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hooks_may_change_the_layout_of_what_is_saved(backend: str) -> None:
+    plain = gradients(backend, lambda x: x, lambda x: x)
+    for found, right in zip(gradients(backend, lambda x: x, strided), plain, strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hooks_that_change_the_dtype_of_what_is_saved_are_refused(backend: str) -> None:
+    with pytest.raises(TypeError, match=r"query is torch.bfloat16.*saved_tensors_hooks"):
+        gradients(backend, lambda x: x.bfloat16() if x.is_floating_point() else x, lambda x: x)
+
+
+RETURNS: dict[str, Callable[..., Any]] = {
+    "an alias": lambda query, out, lse: (query, lse),
+    "a view of an input": lambda query, out, lse: (query[:], lse),
+    "one tensor twice": lambda query, out, lse: (out, out.view(-1)[: lse.numel()].view(lse.shape)),
+    "another shape": lambda query, out, lse: (out[:, :-1], lse),
+    "another dtype": lambda query, out, lse: (out.double(), lse),
+    "transposed lse": lambda query, out, lse: (out, lse.mT),
+    "one tensor": lambda query, out, lse: out,
+    "nothing": lambda query, out, lse: None,
+    "three tensors": lambda query, out, lse: (out, lse, lse),
+}
+
+
+class Sloppy(Reference):
+    """A backend that returns something else than what it computed."""
+
+    def __init__(self, change: Callable[..., Any]) -> None:
+        super().__init__(name="sloppy")
+        self.change = change
+
+    def forward(self, query: Tensor, *arguments: Any) -> Any:
+        return self.change(query, *super().forward(query, *arguments))
+
+    def backward(self, dout: Tensor, query: Tensor, *arguments: Any) -> Any:
+        dquery, dkey, _ = super().backward(dout, query, *arguments)
+        return dquery, dkey, dkey
+
+
+@pytest.mark.parametrize("change", RETURNS.values(), ids=RETURNS)
+def test_what_a_foreign_backend_returns_is_checked(change: Callable[..., Any]) -> None:
+    register_backend(Sloppy(change))
+    try:
+        with pytest.raises((ValueError, TypeError), match="backend 'sloppy' returned"):
+            dilated_attention(Q, K, V, PATTERN, backend="sloppy")
+        judged = check("sloppy", PROBLEMS[0])
+        assert (judged.verdict, "backend 'sloppy' returned" in judged.reasons[0]) == ("failed", True)
+    finally:
+        unregister_backend("sloppy")
+
+
+def test_gradients_of_a_foreign_backend_are_checked() -> None:
+    register_backend(Sloppy(lambda query, out, lse: (out, lse)))
+    try:
+        inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
+        out = dilated_attention(*inputs, PATTERN, backend="sloppy")
+        with pytest.raises(ValueError, match="returned dvalue in the memory of dkey"):
+            out.sum().backward()
+    finally:
+        unregister_backend("sloppy")
