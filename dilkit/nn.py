@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.checks import boolean, integer, real
-from dilkit.nn_checks import accept_only, check_mask, check_rows
+from dilkit.nn_checks import accept_only, bool_mask, check_rows
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
@@ -228,8 +228,10 @@ class MultiheadDilatedAttention(nn.Module):
         - `query`: `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch.
         - `key` (default: `query`) and `value` (default: `key`): the same batch and length, since dilated attention is defined
           within one sequence, with `kdim` and `vdim` columns.
-        - `key_padding_mask`: bool `(batch, seq)`, or `(seq,)`, True = ignored.
-        - `is_causal`: by default that of the constructor.
+        - `key_padding_mask`: bool `(batch, seq)`, or `(seq,)`, True = ignored; or the floating-point numbers 0 and -inf that
+          `nn.TransformerEncoderLayer` makes of it.
+        - `is_causal`: by default that of the constructor. `nn.TransformerEncoderLayer` passes False unless it is called with
+          `is_causal=True`.
         - `positions`: the positions of the rotary embedding, integers `(seq,)` or `(batch, seq)`. By default they are
           0, 1, 2, ..., or the result of the inner attention's method `positions(seq, device)` if it has one, as when a sequence
           is sharded over ranks.
@@ -243,7 +245,7 @@ class MultiheadDilatedAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         check_rows(query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
-        check_mask(key_padding_mask, query)
+        key_padding_mask = bool_mask(key_padding_mask, query)
         if positions is not None and self.rotary is None:
             raise ValueError("positions is given, but this module has no rotary positions; build it with rotary=True")
         q, k, v = self._project(query, key, value)

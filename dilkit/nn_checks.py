@@ -40,17 +40,32 @@ def check_rows(**inputs: tuple[Tensor, int]) -> None:
             )
 
 
-def check_mask(mask: Tensor | None, query: Tensor) -> None:
-    """Raise TypeError or ValueError unless `mask` is None or a bool tensor with one entry a row of `query`."""
+def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """`mask` as bool, True = ignored. Raises TypeError or ValueError unless its entries, one a row of `query`, are bool or 0 and -inf.
+
+    `nn.TransformerEncoderLayer` turns a bool mask into the floating-point numbers that it adds to the scores: 0 and -inf.
+    """
     if mask is None:
-        return
+        return None
     if not isinstance(mask, Tensor):
         raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
-    if mask.dtype != torch.bool:
-        raise TypeError(
-            f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (of an additive mask: mask == -torch.inf)"
-        )
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored")
     if mask.shape != query.shape[:-1]:
         raise ValueError(
             f"key_padding_mask has shape {tuple(mask.shape)}; {tuple(query.shape[:-1])}, query's without embed_dim, is needed"
         )
+    return mask if mask.dtype == torch.bool else _ignored(mask)
+
+
+def _ignored(added: Tensor) -> Tensor:
+    """The keys whose scores become -inf with `added`."""
+    ignored = added == -torch.inf
+    meaningful = (ignored | (added == 0)).all()
+    needed = f"key_padding_mask is {added.dtype} and holds other numbers than 0 and -inf; a bool mask, True = ignored, is needed"
+    if added.is_cpu and not torch.compiler.is_compiling():
+        if not meaningful:
+            raise ValueError(needed)
+    else:  # without waiting for the device
+        torch._assert_async(meaningful, needed)
+    return ignored

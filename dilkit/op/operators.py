@@ -32,8 +32,8 @@ def _forward(
     prepared = _prepared(boundary.INPUTS, tensors, scale, call)
     if query.numel() == 0:
         return _empty_outputs(query)
-    inputs = boundary.admit(tensors, prepared.admission)
-    returned = prepared.backend.forward(*inputs[:3], prepared.problem, key_padding_mask)
+    query, key, value, *_ = boundary.admit(tensors, prepared.admission)
+    returned = prepared.backend.forward(query, key, value, prepared.problem, key_padding_mask)
     if prepared.foreign:
         out, lse = _empty_outputs(query.new_empty(query.shape, device="meta"))
         boundary.check_returned(prepared.backend.name, returned, dict(out=out, lse=lse), tensors)
@@ -56,8 +56,8 @@ def _backward(
     prepared = _prepared(boundary.SAVED, tensors, scale, call)
     if query.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    inputs = boundary.admit(tensors, prepared.admission)
-    returned = prepared.backend.backward(*inputs[:6], prepared.problem, key_padding_mask)
+    dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
+    returned = prepared.backend.backward(dout, query, key, value, out, lse, prepared.problem, key_padding_mask)
     if prepared.foreign:
         boundary.check_returned(prepared.backend.name, returned, dict(dquery=query, dkey=key, dvalue=value), tensors)
     return returned

@@ -365,7 +365,7 @@ X = torch.zeros(2, SEQ, EMBED)
     [
         (dict(need_weights=True), ValueError, "need_weights=True is not supported.*Pattern.count"),
         (dict(attn_mask=causal_mask(SEQ)), ValueError, r"attn_mask=of shape \(11, 11\) is not supported.*is_causal"),
-        (dict(key_padding_mask=torch.zeros(2, SEQ)), TypeError, "key_padding_mask is torch.float32.*torch.inf"),
+        (dict(key_padding_mask=torch.ones(2, SEQ)), ValueError, "key_padding_mask is torch.float32.*0 and -inf"),
         (dict(key_padding_mask=MASK[0]), ValueError, r"key_padding_mask has shape \(11,\); \(2, 11\)"),
         (dict(key_padding_mask=[[False] * SEQ] * 2), TypeError, "key_padding_mask is a list"),
         (
@@ -399,3 +399,21 @@ def test_call_errors_name_the_argument(arguments, error, message):
 def test_dilated_attention_errors_name_the_argument(pattern, options, error, message):
     with pytest.raises(error, match=message):
         DilatedAttention(pattern, **options)
+
+
+def test_a_transformer_encoder_layer_hands_on_its_mask():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(EMBED, HEADS, 32, dropout=0.0, batch_first=True)
+    layer.self_attn = multihead()
+    x, mask = rows(2, SEQ, EMBED, dtype=torch.float32), torch.zeros(2, SEQ, dtype=torch.bool)
+    mask[0, SEQ // 2 :] = True
+    by_hand = layer.self_attn(x, key_padding_mask=mask)[0]
+    assert torch.equal(layer.self_attn(x, key_padding_mask=torch.zeros(2, SEQ).masked_fill(mask, -torch.inf))[0], by_hand)
+    changed = x.clone()
+    changed[mask] = 100.0
+    for module in (
+        layer,
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(),
+        torch.compile(layer, backend="eager"),
+    ):
+        torch.testing.assert_close(module(changed, src_key_padding_mask=mask)[~mask], module(x, src_key_padding_mask=mask)[~mask])

@@ -195,7 +195,7 @@ MODULES = {
     "attn_mask": Case(lambda: LAYER(ROWS, ROWS, ROWS, attn_mask=MASK), ValueError, ("attn_mask", "pattern")),
     "width of the rows": Case(lambda: LAYER(ROWS[..., :31], ROWS, ROWS), ValueError, ("query", "(2, 6, 31)", "32")),
     "mask of a module": Case(
-        lambda: LAYER(ROWS, ROWS, ROWS, key_padding_mask=MASK.float()), TypeError, ("key_padding_mask", "bool")
+        lambda: LAYER(ROWS, ROWS, ROWS, key_padding_mask=MASK.float() - 1), ValueError, ("key_padding_mask", "0 and -inf", "bool")
     ),
 }
 
