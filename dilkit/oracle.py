@@ -31,17 +31,28 @@ def oracle_attention(
     """
     import torch
 
-    kind = getattr(torch, dtype)
-    q, k, v = (x.to(kind).transpose(1, 2) for x in (query, key, value))
+    q, k, v = (x.to(getattr(torch, dtype)).transpose(1, 2) for x in (query, key, value))
     batch, heads, seq, head_dim = q.shape
     group = heads // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     count = pattern.count(seq, heads, kv_heads=heads // group, is_causal=is_causal).to(q.device)
     if key_padding_mask is not None:
         count = count * ~key_padding_mask[:, None, None, :]
-    scores = (head_dim**-0.5 if scale is None else scale) * (q @ k.transpose(-1, -2)) + count.to(kind).log()
+    out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale)
+    return out.transpose(1, 2), lse.expand(batch, heads, seq)
+
+
+def softmax_of_count(q: Tensor, k: Tensor, v: Tensor, count: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The oracle's arithmetic, for any rows of a count.
+
+    `q` is `(..., rows, head_dim)`, `k` and `v` are `(..., seq, head_dim)`, `count` is `(..., rows, seq)`; returns `out` like `q`
+    and `lse` `(..., rows)`.
+    """
+    import torch
+
+    scores = scale * (q @ k.mT) + count.to(q.dtype).log()
     sees_none = (count == 0).all(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none, 0.0)
     # logsumexp of a row of -inf has NaN gradients, so such rows are filled before and after it.
     lse = torch.logsumexp(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none.squeeze(-1), -math.inf)
-    return (weights @ v).transpose(1, 2), lse.expand(batch, heads, seq)
+    return weights @ v, lse

@@ -1,15 +1,8 @@
-"""The conformance suite: one backend on one case of the problem list, judged against the fp64 oracle.
-
-    ratio = max|backend - oracle| / (max|plain - oracle| + atol)        passed: ratio <= 2, gradients <= 3
-
-`plain` is the definition in plain torch math, all of it in the case's dtype. `atol` is a few roundings: plain torch math may hit
-a value exactly where others round.
-"""
+"""The conformance suite: one backend on one case of the problem list, judged against the fp64 oracle as `accuracy` says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import inf, isfinite
 from typing import Any
@@ -20,16 +13,12 @@ from torch import Tensor
 from dilkit import dilated_attention
 from dilkit.device import probe
 from dilkit.op.boundary import lse_dtype
-from dilkit.oracle import oracle_attention
 from dilkit.selector import Decision, explain
+from dilkit.testing import accuracy
+from dilkit.testing.accuracy import LIMITS, Expected, Results, differentiated, distance
 from dilkit.testing.poison import poisoned_memory
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
-
-LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
-"""How many times the error of plain torch math is still right."""
-
-Results = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
     try:
         tensors = make_tensors(case, device)
         with poisoned_memory():
-            found = _differentiated(partial(_call, case, backend), tensors, requires_grad)
+            found = differentiated(partial(_call, case, backend), tensors, requires_grad)
     except Exception as error:
         return Result(backend, case, "failed", reasons=(f"{type(error).__name__}: {error}",))
     complaints = _malformed(found, tensors)
@@ -73,31 +62,15 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
 def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:
     """How many of `repeats` further computations of `case`, forward and gradients, differ in a bit from the first."""
     tensors = make_tensors(case, device)
-    compute = partial(_differentiated, partial(_call, case, backend), tensors, case.gradients)
+    compute = partial(differentiated, partial(_call, case, backend), tensors, case.gradients)
     first = compute()
     return sum(any(not torch.equal(x, first[name]) for name, x in compute().items()) for _ in range(repeats))
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The oracle's results for a case, fp64 on the CPU, and the error that plain torch math in the case's dtype makes."""
-
-    exact: Results
-    error: dict[str, float]
-
-
 @lru_cache(maxsize=1024)
 def expected(case: Case) -> Expected:
-    """What every backend is compared with on `case`; computed once a process."""
-    tensors = make_tensors(case)
-    exact = _differentiated(partial(_oracle, case, "float64"), _in(tensors, torch.float64), case.gradients)
-    if case.dtype == "float64":  # the oracle's own dtype: its error is that of fp32, scaled down
-        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-        single = expected(replace(case, dtype="float32"))
-        return Expected(exact, {name: shrink * error for name, error in single.error.items()})
-    plain = _differentiated(partial(_oracle, case, case.dtype), tensors, case.gradients)
-    tiny = _few_roundings(case, tensors, exact)
-    return Expected(exact, {name: _distance(plain[name], x) + tiny[name] for name, x in exact.items()})
+    """What every backend is compared with on `case`: computed once a process, on the CPU."""
+    return accuracy.expected(case.problem(), make_tensors(case))
 
 
 def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decision:
@@ -109,49 +82,6 @@ def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decis
 def _call(case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
     options: dict[str, Any] = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale)
     return dilated_attention(q, k, v, case.pattern, backend=backend, return_lse=True, **options)
-
-
-def _oracle(case: Case, dtype: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
-    return oracle_attention(q, k, v, case.pattern, is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale, dtype=dtype)
-
-
-def _differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool) -> Results:
-    """`attend(q, k, v, mask) -> (out, lse)` and, with `gradients`, its gradients through both outputs."""
-    qkv = [x.detach().requires_grad_(gradients) for x in tensors.qkv]
-    out, lse = attend(*qkv, tensors.mask)
-    found = dict(out=out.detach(), lse=lse.detach())
-    if gradients:
-        gradients_of = torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse.to(lse.dtype)))
-        found |= zip(("dq", "dk", "dv"), gradients_of, strict=True)
-    return found
-
-
-def _in(tensors: Tensors, dtype: torch.dtype) -> Tensors:
-    q, k, v, dout, dlse = (x.to(dtype) for x in (*tensors.qkv, tensors.dout, tensors.dlse))
-    return Tensors(q, k, v, tensors.mask, dout, dlse)
-
-
-def _few_roundings(case: Case, tensors: Tensors, exact: Results) -> dict[str, float]:
-    """An absolute error that stands for a rounding or two in the accumulating dtype and one half in the result's.
-
-    The accumulating dtype is fp32 for half types. A gradient of scores is a difference of terms as large as |dout| . |v|.
-    Large scores are themselves rounded, and with them `exp(score - lse)`: by which partial results merge, and gradients start.
-    """
-    q, k, v = (x.double().abs() for x in tensors.qkv)
-    largest = {name: x[x.isfinite()].abs().max().item() if x.isfinite().any() else 0.0 for name, x in exact.items()}
-    scale = abs(case.problem().scale)
-    difference = scale * (tensors.dout.double().abs().mean() * v.mean()).item() * case.head_dim
-    most_q, most_k, most_v, most_dout = (x.max().item() for x in (q, k, v, tensors.dout.double().abs()))
-    natural = dict(out=most_v, lse=1.0, dq=difference * most_k, dk=difference * most_q, dv=most_dout)
-    accumulating, result = torch.finfo(torch.float32).eps, torch.finfo(getattr(torch, case.dtype)).eps
-    accumulating *= max(1.0, largest["lse"] / 8)
-    return {name: accumulating * natural[name] + result / 2 * size for name, size in largest.items()}
-
-
-def _distance(found: Tensor, exact: Tensor) -> float:
-    """The largest |found - exact|; infinite where one is finite and the other not, or of another sign of infinity."""
-    found = found.detach().double().cpu()
-    return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=inf).max().item()
 
 
 def _malformed(found: Results, tensors: Tensors) -> list[str]:
@@ -173,7 +103,7 @@ def _malformed(found: Results, tensors: Tensors) -> list[str]:
 
 def _judge(found: Results, want: Expected) -> tuple[dict[str, float], list[str]]:
     """The error ratios of all results, and a text for each that exceeds its limit."""
-    ratios = {name: _ratio(_distance(x, want.exact[name]), want.error[name]) for name, x in found.items()}
+    ratios = {name: _ratio(distance(x, want.exact[name]), want.error[name]) for name, x in found.items()}
     wrong = []
     for name, ratio in ratios.items():
         if not ratio <= LIMITS[name]:

@@ -1,4 +1,4 @@
-"""The tensors of a case: the same numbers for every dtype, rounded to it, laid out in memory as the case says."""
+"""Tensors that backends are tried on: those of a case of the problem list, or random ones for any problem."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit.op.boundary import lse_dtype
+from dilkit.problem import Problem
 from dilkit.testing.problems import Case
 
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
@@ -17,23 +18,51 @@ LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "
 
 @dataclass(frozen=True)
 class Tensors:
-    """Inputs and incoming gradients of one case; `mask` is None for a case without one."""
+    """Inputs, and the incoming gradients of `out` and `lse`; None for a mask or a gradient of `lse` that there is not."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     mask: Tensor | None
     dout: Tensor
-    dlse: Tensor
+    dlse: Tensor | None = None
+
+    @classmethod
+    def random(cls, problem: Problem, seed: int = 0) -> Tensors:
+        """Standard normal tensors on the problem's device; query, key and value ask for gradients where the problem does.
+
+        The mask, where the problem has one, ignores the last eighth of every sequence.
+        """
+        where = torch.device(problem.device.type, problem.device.index)
+        generator = torch.Generator(where).manual_seed(seed)
+
+        def normal(heads: int) -> Tensor:
+            shape = problem.batch, problem.seq, heads, problem.head_dim
+            return torch.randn(shape, generator=generator, device=where).to(getattr(torch, problem.dtype))
+
+        heads, kv_heads = problem.heads, problem.kv_heads
+        query, key, value, dout = normal(heads), normal(kv_heads), normal(kv_heads), normal(heads)
+        for x in (query, key, value):
+            x.requires_grad_(problem.requires_grad)
+        mask = None
+        if problem.key_padding_mask:
+            mask = torch.zeros(problem.batch, problem.seq, dtype=torch.bool, device=where)
+            mask[:, problem.seq - problem.seq // 8 :] = True
+        return cls(query, key, value, mask, dout)
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         """The three inputs that have gradients."""
         return self.query, self.key, self.value
 
+    def to(self, dtype: str) -> Tensors:
+        """The same numbers in `dtype`, which ask for no gradients."""
+        q, k, v, dout = (x.detach().to(getattr(torch, dtype)) for x in (*self.qkv, self.dout))
+        return Tensors(q, k, v, self.mask, dout, self.dlse)
+
 
 def make_tensors(case: Case, device: str = "cpu") -> Tensors:
-    """The tensors of `case` on `device`, the same numbers at every call and on every device."""
+    """The tensors of `case` on `device`, laid out as it says: the same numbers at every call, on every device, in every dtype."""
     draw = torch.Generator().manual_seed(zlib.crc32(f"{case.feature} {case.variant}".encode()))
     kind = getattr(torch, case.dtype)
     by_query = case.batch, case.seq, case.heads, case.head_dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 from dilkit import Pattern
 from dilkit.comm import ExchangePlan, Fault, exchange_plan, ring_dilated_attention, run_threads
 from dilkit.comm.transports.threads import ThreadComm
-from dilkit.testing import conformance
+from dilkit.testing import accuracy, conformance
+from dilkit.testing.accuracy import Expected
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
 
@@ -91,7 +92,7 @@ def assert_right(case: Case, found: Found, slack: float = 1.0) -> None:
     assert not wrong, "; ".join(wrong)
 
 
-def _slackened(want: conformance.Expected, slack: float) -> conformance.Expected:
+def _slackened(want: Expected, slack: float) -> Expected:
     return replace(want, error={name: slack * error for name, error in want.error.items()})
 
 
@@ -109,18 +110,6 @@ def assert_counted(found: Found, tensors: Tensors) -> None:
 
 
 @lru_cache(maxsize=1024)
-def expected(case: Case) -> conformance.Expected:
+def expected(case: Case) -> Expected:
     """As `conformance.expected`, with gradients through `out` alone: over ranks `lse` has none."""
-    tensors = make_tensors(case)
-    tensors = replace(tensors, dlse=torch.zeros_like(tensors.dlse))
-    exact = _oracle(case, "float64", conformance._in(tensors, torch.float64))
-    if case.dtype == "float64":
-        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-        single = expected(replace(case, dtype="float32"))
-        return conformance.Expected(exact, {name: shrink * error for name, error in single.error.items()})
-    plain, tiny = _oracle(case, case.dtype, tensors), conformance._few_roundings(case, tensors, exact)
-    return conformance.Expected(exact, {name: conformance._distance(plain[name], x) + tiny[name] for name, x in exact.items()})
-
-
-def _oracle(case: Case, dtype: str, tensors: Tensors) -> dict[str, Tensor]:
-    return conformance._differentiated(partial(conformance._oracle, case, dtype), tensors, case.gradients)
+    return accuracy.expected(case.problem(), replace(make_tensors(case), dlse=None))

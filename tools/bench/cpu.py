@@ -11,6 +11,7 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import Step, Suite
@@ -19,7 +20,7 @@ from dilkit.tools.measure import memory
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
+from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.kinds.cpu import CpuCase, CpuResult, DimCase, InnerLoops, Memory, Million
 from dilkit.tools.results.record import Case, Entry, Samples
@@ -86,7 +87,7 @@ class CpuSuite(Suite[CpuResult]):
 
     def compare(self, implementations: list[Implementation], problem: Problem) -> CaseFields:
         """Check, then time in turns."""
-        inputs = Inputs.random(problem)
+        inputs = Tensors.random(problem)
         entries = {i.name: self.admit(i, problem, inputs) for i in implementations}
         able = [i for i in implementations if entries[i.name].verdict == "measured"]
         flops = {i.name: i.flops(problem) for i in able}
@@ -99,7 +100,7 @@ class CpuSuite(Suite[CpuResult]):
         repeats = self.repeats if flops < 4e11 else min(self.repeats, 3)
         return time_interleaved(calls, repeats, warmup=0, min_time=0.3 if flops < 1e11 and not self.quick else 0.0)
 
-    def admit(self, implementation: Implementation, problem: Problem, inputs: Inputs) -> Entry:
+    def admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check that it rests on."""
         rate = 60e9 if implementation.name == "gather" else 120e9
         return admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
@@ -107,7 +108,7 @@ class CpuSuite(Suite[CpuResult]):
     def dtypes(self, dim: int) -> DimCase:
         """The kernel in half types beside itself in fp32, on A."""
         problems = {dtype: self.problem("A", dim, dtype=dtype) for dtype in ("float32", "bfloat16", "float16")}
-        inputs = {dtype: Inputs.random(problem) for dtype, problem in problems.items()}
+        inputs = {dtype: Tensors.random(problem) for dtype, problem in problems.items()}
         entries = {dtype: self.admit(native(), problem, inputs[dtype]) for dtype, problem in problems.items()}
         calls = {dtype: partial(native().once, inputs[dtype], problem) for dtype, problem in problems.items()}
         timed = self.time(native().flops(problems["float32"]), calls)
@@ -119,7 +120,7 @@ class CpuSuite(Suite[CpuResult]):
         import torch
 
         problem = self.problem("A", dim)
-        call = partial(native().once, Inputs.random(problem), problem)
+        call = partial(native().once, Tensors.random(problem), problem)
         timed = self.time(native().flops(problem), {"one": on_one_thread(call), "all": call})
         entries = {name: Entry(time=samples) for name, samples in timed.items()}
         return DimCase(head_dim=dim, threads=torch.get_num_threads(), entries=entries)
@@ -127,7 +128,7 @@ class CpuSuite(Suite[CpuResult]):
     def memory(self, dim: int) -> Memory:
         """What a forward pass on A holds beyond out and lse."""
         problem = self.problem("A", dim)
-        call = partial(native().once, Inputs.random(problem), problem)
+        call = partial(native().once, Tensors.random(problem), problem)
         call()
         try:
             return Memory(head_dim=dim, scratch_bytes=memory.peak_memory(call) - results_bytes(problem))
@@ -140,7 +141,7 @@ class CpuSuite(Suite[CpuResult]):
 
         isa, rounds = instruction_set(), 1 << 20
         problem = Problem(pattern=Pattern.dense(), seq=256 if self.quick else 4096, heads=1, head_dim=dim)
-        attention = partial(native().once, Inputs.random(problem), problem)
+        attention = partial(native().once, Tensors.random(problem), problem)
         with torch_threads(1):
             calls = dict(fma=partial(_native.multiply_add, isa, rounds), tile=attention)
             timed = time_interleaved(calls, 2 * self.repeats, min_time=0.02)
@@ -151,7 +152,7 @@ class CpuSuite(Suite[CpuResult]):
     def million(self) -> Million:
         """One forward pass, and what it holds in all: inputs, results, scratch."""
         problem = self.problem("million", HEAD_DIMS[0])
-        inputs = Inputs.random(problem)
+        inputs = Tensors.random(problem)
         entry, call = self.admit(native(), problem, inputs), partial(native().once, inputs, problem)
         time = time_interleaved({"": call}, repeats=2, warmup=0)[""]
         try:

@@ -10,13 +10,14 @@ from itertools import product
 from typing import Any, ClassVar
 
 from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import MIB, Target, Values, least
 from dilkit.tools.measure import memory
 from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, Inputs, backend_implementations
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, backend_implementations
 from dilkit.tools.measure.one_kernel import one_kernel_backends
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.kinds.gpu import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
@@ -110,7 +111,7 @@ class GpuSuite(Suite[GpuResult]):
 
     def compare(self, problem: Problem, in_a_row: bool = False) -> CaseFields:
         """Check, then time in turns, beside a matmul and a copy."""
-        inputs, found = Inputs.random(problem), implementations()
+        inputs, found = Tensors.random(problem), implementations()
         entries = {i.name: self.admit(i, problem, inputs) for i in found}
         calls: dict[str, Call] = {}
         for i in found:
@@ -132,7 +133,7 @@ class GpuSuite(Suite[GpuResult]):
             return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.DEVICE)
         return time_interleaved(calls, self.repeats, warmup=1, device=self.DEVICE, cold=self.DEVICE == "cuda")
 
-    def admit(self, implementation: Implementation, problem: Problem, inputs: Inputs) -> Entry:
+    def admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check that it rests on."""
         rate = LEAST_FLOPS.get(implementation.name, 2e12)
         return admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
@@ -140,7 +141,7 @@ class GpuSuite(Suite[GpuResult]):
     def memory(self, dtype: str) -> Scratch:
         """What a forward pass on A holds beyond out and lse."""
         problem = self.problem("A", 64, dtype=dtype)
-        inputs = Inputs.random(problem)
+        inputs = Tensors.random(problem)
         found: dict[str, int | None] = {}
         for implementation in implementations():
             if implementation.refusals(problem):
@@ -181,7 +182,7 @@ def implementations() -> list[Implementation]:
     return backend_implementations([name for name in list_backends() if name in OURS or name.startswith("sdpa:")])
 
 
-def timed_call(implementation: Implementation, inputs: Inputs, problem: Problem) -> Call:
+def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem) -> Call:
     """The forward pass; or, where the problem asks for gradients, the backward pass alone."""
     import torch
 
@@ -191,7 +192,7 @@ def timed_call(implementation: Implementation, inputs: Inputs, problem: Problem)
     return partial(torch.autograd.grad, out, tensors, inputs.dout, retain_graph=True)
 
 
-def check_ends(ours: Implementation, problem: Problem, inputs: Inputs, out: Any) -> dict[str, int]:
+def check_ends(ours: Implementation, problem: Problem, inputs: Tensors, out: Any) -> dict[str, int]:
     """How many results of the first and the last segments differ from those of these tokens alone."""
     longest = max(problem.pattern.segment_lengths)
     alone = replace(problem, seq=longest)
@@ -199,18 +200,18 @@ def check_ends(ours: Implementation, problem: Problem, inputs: Inputs, out: Any)
     for what, start in (("the first tokens", 0), ("the last tokens", problem.seq // longest * longest - longest)):
         rows = slice(start, start + longest)
         query, key, value, dout = (x[:, rows] for x in (inputs.query, inputs.key, inputs.value, inputs.dout))
-        part = Inputs(query, key, value, dout, None)
+        part = Tensors(query, key, value, None, dout)
         found[what] = int((ours.once(part, alone) != out[:, rows]).sum())
     return found
 
 
-def long_inputs(problem: Problem) -> Inputs:
+def long_inputs(problem: Problem) -> Tensors:
     """Random tensors made in their own dtype: in fp32 first, they would not fit."""
     import torch
 
     shape = problem.batch, problem.seq, problem.heads, problem.head_dim
     query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=problem.device.type) for _ in range(3))
-    return Inputs(query, key, value, query, None)
+    return Tensors(query, key, value, None, query)
 
 
 H100_TFLOPS = 67.0

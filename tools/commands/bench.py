@@ -33,8 +33,8 @@ bench.png (overhead.* with --overhead, suite.* with --suite) into --out, in plac
 so far. Exit code 1 when an implementation was wrong or failed."""
 
 SEQS = (2048, 4096, 8192, 16384)
-PEERS = ("gather", "longnet", "dense", "flex", "torchscale", "dilated-attention-pytorch", "natten")
-"""The names that `peers.known` has, known without torch."""
+PEERS = ("gather", "longnet", "dense", "flex")
+"""The names of `BASELINES`, known without torch."""
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 REPEATS, OVERHEAD_REPEATS = 7, 201
 
@@ -203,16 +203,17 @@ def _say(bar: Any, seq: int, text: str) -> None:
 def _implementations(args: Namespace) -> list[Implementation]:
     from dilkit.registry import list_backends
     from dilkit.selector import requested_backends
+    from dilkit.tools.measure.baselines import BASELINES
     from dilkit.tools.measure.implementation import backend_implementations
-    from dilkit.tools.measure.peers import known as peers
 
-    asked = ("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, (*PEERS, peers.ALL))
+    asked = ("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, (*BASELINES, "all"))
     for option, names, known in asked:
         for name in names:
             if name not in known:
                 raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
     backends = backend_implementations(args.backend or requested_backends() or None)
-    return backends + (peers.peer_implementations(args.baseline) if args.baseline else [])
+    chosen = BASELINES if "all" in args.baseline else args.baseline
+    return backends + [BASELINES[name] for name in chosen]
 
 
 def _schedules(text: str) -> tuple[str, ...]:

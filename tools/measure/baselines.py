@@ -11,9 +11,11 @@ from torch import Tensor, unflatten
 
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure import fused
-from dilkit.tools.measure.implementation import Implementation, Inputs
-from dilkit.tools.measure.peers import functions as peer_functions
+from dilkit.tools.measure.flex import FLEX
+from dilkit.tools.measure.implementation import Implementation
+from dilkit.tools.measure.longnet import detached_weights
 
 
 def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
@@ -30,11 +32,7 @@ def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
 
 
 def longnet_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
-    """LongNet's procedure as published: as `gather_attention`, but the weights of the branches are constants to the gradient.
-
-    Where a segment is cut short by the end of the sequence, or its length is no multiple of the rate, it is filled up with
-    zeros, and without a causal mask the kept rows see these zeros as keys.
-    """
+    """LongNet's procedure as published: as `gather_attention`, but the weights of the branches are constants to the gradient."""
     outs, lses = _branches(query, key, value, problem)
     return _merged(outs, [lse.detach() for lse in lses])
 
@@ -59,8 +57,8 @@ def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch:
     length, rate = min(branch.segment_length, problem.seq), branch.dilation_rate
     by_offset = problem.pattern.offset == "block"
     lacking = -problem.heads % rate  # heads of zeros, so that each offset has as many heads as the others
-    query, key, value = (_filled_up(x, length, rate, lacking) for x in (query, key, value))
-    segment, length = length, length + -length % rate
+    if lacking:
+        query, key, value = (torch.nn.functional.pad(x, (0, 0, 0, lacking)) for x in (query, key, value))
     views = [_kept(x, length, rate, by_offset).permute(0, 1, 5, 3, 2, 4) for x in (query, key, value)]
     q, k, v = (x.reshape(-1, problem.heads + lacking, *x.shape[-2:]).contiguous() for x in views)
     out, lse = fused.attention_and_lse(q, k, v, problem)
@@ -69,26 +67,7 @@ def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch:
     whole_out, whole_lse = torch.zeros_like(query), lse.new_full((*query.shape[:3], 1), -math.inf)
     _kept(whole_out, length, rate, by_offset).copy_(segments)
     _kept(whole_lse, length, rate, by_offset).copy_(lses)
-    out, lse = (_cut_back(x, problem, segment, length) for x in (whole_out, whole_lse))
-    return out, lse.squeeze(-1).transpose(1, 2)
-
-
-def _filled_up(x: Tensor, length: int, rate: int, heads: int) -> Tensor:
-    """`x` with zeros after the sequence up to a whole segment, after each segment up to a multiple of `rate`, and for `heads`
-    more heads."""
-    pad = torch.nn.functional.pad
-    if after := -x.shape[1] % length:
-        x = pad(x, (0, 0, 0, 0, 0, after))
-    if within := -length % rate:
-        x = pad(unflatten(x, 1, (-1, length)), (0, 0, 0, 0, 0, within)).flatten(1, 2)
-    return pad(x, (0, 0, 0, heads)) if heads else x
-
-
-def _cut_back(x: Tensor, problem: Problem, segment: int, length: int) -> Tensor:
-    """`x` without what `_filled_up` added; `length` is that of a segment with its zeros."""
-    if length > segment:
-        x = unflatten(x, 1, (-1, length))[:, :, :segment].flatten(1, 2)
-    return x[:, : problem.seq, : problem.heads]
+    return whole_out[:, :, : problem.heads], whole_lse[:, :, : problem.heads].squeeze(-1).transpose(1, 2)
 
 
 def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
@@ -104,28 +83,19 @@ def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
 
 def _gather_refusals(problem: Problem) -> tuple[str, ...]:
     pattern, seq = problem.pattern, problem.seq
-    found = list(_longnet_refusals(problem))
-    for branch in pattern.branches:
-        length, rate = min(branch.segment_length, seq), branch.dilation_rate
-        if seq % length:
-            found.append(f"seq {seq}: must be a multiple of segment length {length}; it has no short segments")
-        if length % rate:
-            found.append(f"dilation rate {rate}: must divide the segment length {length}")
-    return tuple(found)
-
-
-def _longnet_refusals(problem: Problem) -> tuple[str, ...]:
-    pattern = problem.pattern
+    no_kernel = f"device {problem.device.name}: no fused kernel of torch's can compute {problem.dtype} x {problem.head_dim}"
     asked = {
-        f"device {problem.device.name}: no fused kernel of torch's can compute {problem.dtype} x {problem.head_dim}": not (
-            fused.kernels(problem)
-        ),
+        no_kernel: not fused.kernels(problem),
         "key_padding_mask: not supported": problem.key_padding_mask,
         "grouped heads: not supported": problem.kv_heads != problem.heads,
         "head ranges: not supported": pattern.heads is not None,
         "a shard of heads: not supported": pattern.head_shard is not None,
         "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
     }
+    for branch in pattern.branches:
+        length, rate = min(branch.segment_length, seq), branch.dilation_rate
+        asked[f"seq {seq}: must be a multiple of segment length {length}; it has no short segments"] = bool(seq % length)
+        asked[f"dilation rate {rate}: must divide the segment length {length}"] = bool(length % rate)
     return tuple(reason for reason, wanted in asked.items() if wanted)
 
 
@@ -147,16 +117,16 @@ def _dense_refusals(problem: Problem) -> tuple[str, ...]:
     return ("is_causal with key_padding_mask: torch takes one of them",) if both else ()
 
 
-def _dense(inputs: Inputs, problem: Problem) -> Tensor:
-    return dense_attention(inputs.query, inputs.key, inputs.value, problem, inputs.key_padding_mask)
+def _dense(inputs: Tensors, problem: Problem) -> Tensor:
+    return dense_attention(*inputs.qkv, problem, inputs.mask)
 
 
-def _gather(inputs: Inputs, problem: Problem) -> Tensor:
-    return gather_attention(inputs.query, inputs.key, inputs.value, problem)
+def _gather(inputs: Tensors, problem: Problem) -> Tensor:
+    return gather_attention(*inputs.qkv, problem)
 
 
-def _longnet(inputs: Inputs, problem: Problem) -> Tensor:
-    return longnet_attention(inputs.query, inputs.key, inputs.value, problem)
+def _longnet(inputs: Tensors, problem: Problem) -> Tensor:
+    return longnet_attention(*inputs.qkv, problem)
 
 
 BASELINES = {
@@ -164,11 +134,11 @@ BASELINES = {
     "longnet": Implementation(
         "longnet",
         "baseline",
-        "LongNet's procedure as published: pad, gather, torch's kernel, merge with detached weights",
+        "LongNet's procedure as published: gather, torch's kernel, merge with detached weights",
         _longnet,
-        _longnet_refusals,
-        computes=peer_functions.AS_PUBLISHED,
-        function=peer_functions.longnet,
+        _gather_refusals,
+        computes="the attention of the pattern; its gradients leave out those of the weights of the branches",
+        own_gradients=detached_weights,
     ),
     "dense": Implementation(
         "dense",
@@ -180,5 +150,6 @@ BASELINES = {
         quadratic=True,
         computes="the attention of every token to every token",
     ),
+    "flex": FLEX,
 }
-"""The baselines by name."""
+"""What `dilkit bench --baseline` measures beside backends, by name."""

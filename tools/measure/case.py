@@ -11,10 +11,12 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
+from dilkit.testing.accuracy import shortened
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness, memory
 from dilkit.tools.measure.ceilings import Ceilings, Rates
-from dilkit.tools.measure.implementation import Implementation, Inputs
+from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.kinds.bench import BenchCase
 from dilkit.tools.results.record import Entries, Entry, Samples
@@ -43,10 +45,8 @@ class CaseRunner:
     def run(self, problem: Problem) -> BenchCase:
         """Everything measured at the length of `problem`: an entry for each implementation, whatever became of it."""
         problems = {i.name: replace(problem, dtype=self.dtypes.get(i.name, problem.dtype)) for i in self.implementations}
-        inputs = {own: Inputs.random(own) for own in dict.fromkeys(problems.values())}
-        known: correctness.Known = {}
-        entries = {i.name: self._admit(i, problems[i.name], inputs[problems[i.name]], known) for i in self.implementations}
-        known.clear()
+        inputs = {own: Tensors.random(own) for own in dict.fromkeys(problems.values())}
+        entries = {i.name: self._admit(i, problems[i.name], inputs[problems[i.name]]) for i in self.implementations}
         able = [i for i in self.implementations if entries[i.name].verdict == "measured"]
         self.say("time")
         ceilings = Ceilings(self.matmul_dtype or problem.dtype, problem.device.type)
@@ -62,11 +62,11 @@ class CaseRunner:
             found["entries"][i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
         return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), **found)
 
-    def _admit(self, implementation: Implementation, problem: Problem, inputs: Inputs, known: correctness.Known) -> Entry:
+    def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """As `admit`; whoever computes another function than the pattern's attention is compared with that."""
         self.say(f"check of {implementation.name}")
         expected = partial(self._expected_seconds, implementation, problem)
-        entry = admit(implementation, problem, inputs, self.budget, expected, known)
+        entry = admit(implementation, problem, inputs, self.budget, expected)
         if entry.verdict != "measured":
             return entry
         try:
@@ -82,34 +82,27 @@ class CaseRunner:
         if implementation.name in self.last:
             work, seconds = self.last[implementation.name]
             return seconds * _work(implementation, problem) / work
-        short = correctness.shortened(problem)
+        short = shortened(problem)
         if not implementation.quadratic or implementation.refusals(short):
             return 0.0
-        call = partial(implementation.once, Inputs.random(short), short)
+        call = partial(implementation.once, Tensors.random(short), short)
         timed = time_interleaved({"": call}, repeats=3, device=problem.device.type)[""]
         return timed.median_s * _work(implementation, problem) / _work(implementation, short)
 
 
 def admit(
-    implementation: Implementation,
-    problem: Problem,
-    inputs: Inputs,
-    budget: float,
-    expected: Callable[[], float],
-    known: correctness.Known | None = None,
+    implementation: Implementation, problem: Problem, inputs: Tensors, budget: float, expected: Callable[[], float]
 ) -> Entry:
     """The beginning of an entry: its verdict, with the reasons or the check that it rests on.
 
     `expected()` is how many seconds a call may take; more than `budget` seconds are not spent on one.
     """
-    if missing := implementation.absent():
-        return Entry(verdict="absent", reasons=(missing,))
     if reasons := implementation.refusals(problem):
         return Entry(verdict="refused", reasons=tuple(reasons))
     try:
         if (seconds := expected()) > budget:
             return Entry(verdict="skipped", reasons=(over_budget("would take", seconds, budget),))
-        checks = correctness.check(implementation.checked or implementation, problem, inputs, known)
+        checks = correctness.check(implementation.checked or implementation, problem, inputs)
     except Exception as error:  # out of memory, a kernel that does not build: the others go on
         return failed(error)
     wrong = tuple(check.complaint for check in checks if not check.passed)
@@ -121,7 +114,7 @@ def failed(error: Exception) -> Entry:
     return Entry(verdict="failed", reasons=(error_line(error),))
 
 
-def _seconds(implementation: Implementation, inputs: Inputs, problem: Problem) -> float:
+def _seconds(implementation: Implementation, inputs: Tensors, problem: Problem) -> float:
     """Of one call."""
     start = perf_counter()
     implementation.once(inputs, problem)
@@ -177,7 +170,7 @@ def with_speed(entry: Entry, samples: Samples, flops: float, tokens: int, matmul
     return replace(entry, time=samples, flops=flops, gflops=gflops, matmul_fraction=gflops / matmul_gflops, tokens_per_s=rate)
 
 
-def _with_memory(entry: Entry, implementation: Implementation, problem: Problem, inputs: Inputs, forward: bool) -> Entry:
+def _with_memory(entry: Entry, implementation: Implementation, problem: Problem, inputs: Tensors, forward: bool) -> Entry:
     """`entry` with the peak extra bytes of a call, and with `forward` of its forward pass alone; or why they are not known."""
     device = problem.device.type
     try:

@@ -40,13 +40,13 @@ def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[
 
     from dilkit.attention import dilated_attention
     from dilkit.selector import requested_backends, select
-    from dilkit.tools.measure.implementation import Inputs
+    from dilkit.testing.tensors import Tensors
 
     trained = replace(problem, requires_grad=True)
     chosen = select(trained, requested_backends(backend))
-    inputs = Inputs.random(trained)
+    inputs = Tensors.random(trained)
     graph = inputs.query, inputs.key, inputs.value
-    plain, mask = (graph[0].detach(), graph[1].detach(), graph[2].detach()), inputs.key_padding_mask
+    plain, mask = (graph[0].detach(), graph[1].detach(), graph[2].detach()), inputs.mask
     options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, backend=backend)
 
     def public(tensors: tuple[Tensor, Tensor, Tensor]) -> Any:

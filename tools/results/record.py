@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from dilkit.testing.accuracy import Check
 
 
 @dataclass(frozen=True)
@@ -52,37 +53,6 @@ class FmaRate(Samples):
     """Fused multiply-adds in registers on all threads: a yardstick."""
 
     gflops: float
-
-
-@dataclass(frozen=True)
-class Check:
-    """The largest error of one result against fp64, beside that of plain torch arithmetic and what is allowed.
-
-    An error that is no finite number is written as text.
-    """
-
-    what: str
-    seq: int
-    error: Any
-    plain_error: Any
-    allowed: Any
-    passed: bool
-
-    @classmethod
-    def of(cls, what: str, seq: int, error: float, plain_error: float, allowed: float) -> Check:
-        """Passed where the error is within what is allowed; NaN is not."""
-        errors = [x if math.isfinite(x) else str(x) for x in (error, plain_error, allowed)]
-        return cls(what, seq, errors[0], errors[1], errors[2], error <= allowed)
-
-    @property
-    def ratio(self) -> float:
-        """The error in units of what is allowed."""
-        return float(self.error) / float(self.allowed)
-
-    @property
-    def complaint(self) -> str:
-        """The error and what is allowed, in words."""
-        return f"{self.what} at {self.seq:,} tokens: error {float(self.error):.2g}, at most {float(self.allowed):.2g} allowed"
 
 
 @dataclass(frozen=True)

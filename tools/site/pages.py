@@ -29,7 +29,7 @@ from dilkit.registry import backends
 from dilkit.selection.preference_table import table_preference
 from dilkit.selector import ranked
 from dilkit.tools import cli
-from dilkit.tools.measure.peers import known as peers
+from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.report import registry
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.site import figures
@@ -162,9 +162,9 @@ def _pick(device: Device, dtype: str) -> str:
 
 
 def peer_table(root: Path) -> str:
-    """One row a peer of `dilkit bench`: what it is, what it computes, what it needs beyond torch."""
-    rows = [("peer", "what it is", "what it computes", "needs beyond torch")]
-    rows += [(f"`{p.name}`", p.summary, p.computes, peers.NEEDS.get(p.name, "-")) for p in peers.known().values()]
+    """One row a peer of `dilkit bench`: what it is and what it computes."""
+    rows = [("peer", "what it is", "what it computes")]
+    rows += [(f"`{p.name}`", p.summary, p.computes) for p in BASELINES.values()]
     return table(rows)
 
 

@@ -14,7 +14,8 @@ from dilkit import Pattern
 from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.cuda.table import STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import schedule
-from dilkit.testing.conformance import LIMITS, expected
+from dilkit.testing.accuracy import LIMITS
+from dilkit.testing.conformance import expected
 from dilkit.testing.problems import NESTED, PROBLEMS, Case
 from dilkit.testing.tensors import Tensors, make_tensors
 

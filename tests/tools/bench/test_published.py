@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from helpers.yardsticks import shrink
 
 from dilkit import Pattern, Problem
 from dilkit.device import probe
+from dilkit.testing.tensors import Tensors
 from dilkit.tools import cli
 from dilkit.tools.bench import run, suites
 from dilkit.tools.bench.published import judge
@@ -26,7 +26,6 @@ from dilkit.tools.bench.published.suite import PublishedSuite, Settings
 from dilkit.tools.bench.suite import Step
 from dilkit.tools.measure import memory
 from dilkit.tools.measure.correctness import check
-from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.report.kinds.published.document import document, sentence
 from dilkit.tools.results.file import new_result, read_result
 from dilkit.tools.results.kinds.published import Job, Longest, PublishedCase, PublishedResult, Setting
@@ -43,7 +42,7 @@ TINY = Settings(
     cached=(group("orders")["multi-segment"],),
     over_ranks=tuple(replace(TWO, ranks=ranks) for ranks in (1, 2)),
     growing=tuple(replace(TWO, seq=1024 * ranks, ranks=ranks) for ranks in (1, 2)),
-    peers=("longnet", "torchscale"),
+    peers=("longnet",),
     memory=32 << 20,
     grains=1 << 14,
 )
@@ -59,7 +58,7 @@ def held(found: Any) -> int:
     """Bytes of all tensors in what a call returns: in place of the peak, which takes long to measure."""
     if isinstance(found, torch.Tensor):
         return found.nbytes
-    parts = vars(found).values() if isinstance(found, Inputs) else found if isinstance(found, tuple) else ()
+    parts = vars(found).values() if isinstance(found, Tensors) else found if isinstance(found, tuple) else ()
     return sum(map(held, parts))
 
 
@@ -71,7 +70,7 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
     assert (result.done, len(result.cases)) == (len(list(suite.steps())), 2 * len(CASES))
     for case in result.cases:
         assert case.timed("auto", "head-split")
-        assert {entry.verdict for entry in case.entries.values()} <= {"measured", "refused", "absent"}, case
+        assert {entry.verdict for entry in case.entries.values()} <= {"measured", "refused"}, case
     half = result.case(CASES[0])
     assert half.entries["float32"].memory_bytes == 2 * half.entries["auto"].memory_bytes
     assert half.matmul.dtype == "float32"
@@ -88,7 +87,6 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
     assert "Ranks' memory at fixed length, inputs counted" not in drawn, "threads have no memory of a rank"
     notes = "\n".join(page.notes)
     assert "all ranks are in one process" in notes
-    assert "torchscale absent: module torchscale" in notes or find_spec("torchscale")
     assert "head-split computes another function: the attention of each head in one branch alone" in notes
     assert sentence(result).startswith("forward, 64 tokens, 8 heads, float32: ")
 
@@ -171,14 +169,14 @@ def test_every_suite_is_found_by_its_name() -> None:
 def test_every_implementation_computes_what_is_said(name: str, backward: bool) -> None:
     problem = Problem(pattern=Pattern([16, 32], [1, 2]), seq=64, heads=4, head_dim=8, requires_grad=backward)
     found = implementation(name, problem.heads)
-    checks = check(found.checked or found, problem, Inputs.random(problem))
+    checks = check(found.checked or found, problem, Tensors.random(problem))
     assert checks
     assert all(one.passed for one in checks), checks
 
 
 def test_along_the_curve_other_keys_are_seen() -> None:
     problem = Problem(pattern=Pattern([16], [1]), seq=64, heads=4, head_dim=8)
-    assert not all(one.passed for one in check(implementation("ordered", 4), problem, Inputs.random(problem)))
+    assert not all(one.passed for one in check(implementation("ordered", 4), problem, Tensors.random(problem)))
 
 
 @pytest.mark.parametrize(("limit", "longest"), [(0, 0), (9, 0), (10, 10), (159, 150), (160, 160), (1234, 1230)])

@@ -11,12 +11,13 @@ from helpers.measuring import SMALL, reference, wrong_by
 
 from dilkit import Pattern, Problem
 from dilkit.oracle import oracle_attention
+from dilkit.testing.accuracy import exact_rows, shortened
 from dilkit.testing.poison import poisoned_memory
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness, memory
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner, _work, with_speed
-from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.results.record import Entry, Samples
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
@@ -27,34 +28,35 @@ pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_implementations_pass_their_checks(name, dtype, is_causal) -> None:
     problem = replace(SMALL, dtype=dtype, is_causal=is_causal)
-    checks = correctness.check(BASELINES.get(name, reference()), problem, Inputs.random(problem))
-    assert [check.what for check in checks] == ["out", "dquery", "dkey", "dvalue", "out rows", "dquery rows"]
+    checks = correctness.check(BASELINES.get(name, reference()), problem, Tensors.random(problem))
+    assert [check.what for check in checks] == ["out", "dq", "dk", "dv", "out rows", "dq rows"]
     assert [check for check in checks if not check.passed] == []
 
 
 @pytest.mark.parametrize("error", [1e-4, math.nan])
 def test_wrong_values_are_found_at_both_lengths(error) -> None:
-    checks = correctness.check(wrong_by(error), SMALL, Inputs.random(SMALL))
+    checks = correctness.check(wrong_by(error), SMALL, Tensors.random(SMALL))
     assert [check.what for check in checks if not check.passed] == ["out", "out rows"]
 
 
 @pytest.mark.parametrize("options", [dict(kv_heads=2), dict(key_padding_mask=True), dict(key_padding_mask=True, is_causal=True)])
 def test_rows_are_computed_as_the_oracle_does(options) -> None:
     problem = replace(SMALL, pattern=Pattern([16, 32], [2, 4]), dtype="float64", batch=2, **options)
-    inputs, rows = Inputs.random(problem), torch.tensor([0, 3, 31, 63])
-    flags = dict(is_causal=problem.is_causal, key_padding_mask=inputs.key_padding_mask)
-    out, _ = oracle_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **flags)
+    inputs, rows = Tensors.random(problem), torch.tensor([0, 3, 31, 63])
+    flags = dict(is_causal=problem.is_causal, key_padding_mask=inputs.mask)
+    out, lse = oracle_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **flags)
     (dquery,) = torch.autograd.grad(out, inputs.query, inputs.dout)
-    found = correctness.exact_rows(inputs, problem, problem.pattern, rows, "float64")
-    torch.testing.assert_close(found, (out[:, rows].detach(), dquery[:, rows]), rtol=1e-12, atol=1e-12)
+    found = exact_rows(problem, inputs, rows)
+    exact = dict(out=out[:, rows].detach(), lse=lse[:, :, rows].detach(), dq=dquery[:, rows])
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
 
 
 def test_a_long_problem_is_shortened_with_its_segments() -> None:
-    short = correctness.shortened(replace(SMALL, seq=16384, pattern=Pattern([2048, 16384, 10**9], [1, 8, 200])))
+    short = shortened(replace(SMALL, seq=16384, pattern=Pattern([2048, 16384, 10**9], [1, 8, 200])))
     assert (short.seq, short.pattern.segment_lengths, short.pattern.dilation_rates) == (512, (64, 512, 1600), (1, 8, 200))
-    narrow = correctness.shortened(replace(SMALL, seq=1 << 20, pattern=Pattern([4, 512], [1, 2])))
+    narrow = shortened(replace(SMALL, seq=1 << 20, pattern=Pattern([4, 512], [1, 2])))
     assert narrow.pattern.segment_lengths == (4, 16)
-    assert correctness.shortened(SMALL) == SMALL
+    assert shortened(SMALL) == SMALL
 
 
 @pytest.mark.parametrize("offset", ["modulo", "block"])
@@ -86,7 +88,7 @@ def test_dense_counts_its_own_flops() -> None:
 
 
 def test_every_implementation_has_an_entry_that_says_what_became_of_it() -> None:
-    def broken(inputs: Inputs, problem: Problem) -> torch.Tensor:
+    def broken(inputs: Tensors, problem: Problem) -> torch.Tensor:
         raise RuntimeError("out of order")
 
     implementations = [

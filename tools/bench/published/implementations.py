@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.commands.bench import PEERS
-from dilkit.tools.measure.implementation import Implementation, Inputs, backend_implementations
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.results.kinds.published import TWINS
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ SUMMARIES = {
 
 def implementation(name: str, heads: int) -> Implementation:
     """The implementation of this name for so many heads: one of `SUMMARIES` or `TWINS`, a peer or a backend. KeyError else."""
-    from dilkit.tools.measure.peers.known import peer_implementations
+    from dilkit.tools.measure.baselines import BASELINES
 
-    if name in PEERS:
-        return peer_implementations([name])[0]
+    if name in BASELINES:
+        return BASELINES[name]
     if name not in (*SUMMARIES, *TWINS):
         return backend_implementations([name])[0]
     summary = SUMMARIES.get(name, f"the automatic choice in {name}")
@@ -50,16 +50,16 @@ def _split(pattern: Pattern, heads: int) -> Pattern:
     return Pattern.head_split(pattern.segment_lengths, pattern.dilation_rates, heads)
 
 
-def _attention(inputs: Inputs, problem: Problem, pattern: Pattern | None = None, order: TokenOrder | None = None) -> Tensor:
+def _attention(inputs: Tensors, problem: Problem, pattern: Pattern | None = None, order: TokenOrder | None = None) -> Tensor:
     from dilkit.nn import DilatedAttention
 
     module = DilatedAttention(pattern or problem.pattern, order=order)
-    mask = inputs.key_padding_mask
+    mask = inputs.mask
     out: Tensor = module(inputs.query, inputs.key, inputs.value, is_causal=problem.is_causal, key_padding_mask=mask)
     return out
 
 
-def _ordered(inputs: Inputs, problem: Problem) -> Tensor:
+def _ordered(inputs: Tensors, problem: Problem) -> Tensor:
     """Attention along the curve through the grid of the tokens, which are given and come back row by row."""
     return _attention(inputs, problem, order=grid_order(problem.seq))
 
@@ -72,7 +72,7 @@ def grid_order(seq: int) -> TokenOrder:
     return order((rows, seq // rows))
 
 
-def _out_of_order(inputs: Inputs, problem: Problem) -> Tensor:
+def _out_of_order(inputs: Tensors, problem: Problem) -> Tensor:
     """The same for tokens given along the curve: what comes back is attention as any other, which the oracle knows."""
     order = grid_order(problem.seq)
     query, key, value = (order.restore(x, 1) for x in (inputs.query, inputs.key, inputs.value))
@@ -80,7 +80,7 @@ def _out_of_order(inputs: Inputs, problem: Problem) -> Tensor:
     return out
 
 
-def _multihead(inputs: Inputs, problem: Problem) -> Tensor:
+def _multihead(inputs: Tensors, problem: Problem) -> Tensor:
     """Projections that change nothing but take what any others take, so that the result is that of the attention alone."""
     module = _identity(problem.heads, problem.head_dim, problem.pattern, problem.dtype, problem.device.type)
     out: Tensor = module(*(x.flatten(2) for x in (inputs.query, inputs.key, inputs.value)), need_weights=False)[0]

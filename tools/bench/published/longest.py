@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure import memory
-from dilkit.tools.measure.implementation import Implementation, Inputs
+from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.results.kinds.published import Longest, Trial
 
 
@@ -69,7 +70,7 @@ def _try(implementation: Implementation, problem: Problem) -> Trial:
     return Trial(problem.seq, peak, time.perf_counter() - start)
 
 
-def inputs_of(problem: Problem) -> Inputs:
+def inputs_of(problem: Problem) -> Tensors:
     """Random tensors, without a gradient of the output where the problem asks for none: the inputs and nothing else."""
-    inputs = Inputs.random(problem)
+    inputs = Tensors.random(problem)
     return inputs if problem.requires_grad else replace(inputs, dout=inputs.query.detach())

@@ -14,6 +14,7 @@ from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.registry import list_backends
+from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import ranks as ranks_task
@@ -26,7 +27,7 @@ from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.case import CaseRunner, output_bytes
-from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.published import (
     PASSES,
@@ -210,7 +211,7 @@ class PublishedSuite(Suite[PublishedResult]):
         from dilkit.plan import cache_clear
 
         problem = self.problem(setting)
-        call = partial(implementation("auto", setting.heads).once, Inputs.random(problem), problem)
+        call = partial(implementation("auto", setting.heads).once, Tensors.random(problem), problem)
 
         def without() -> None:
             cache_clear()
@@ -241,6 +242,6 @@ class PublishedSuite(Suite[PublishedResult]):
         limit = self.measured.memory // self.divisor
         setting = group("orders")["multi-segment"]
         problem, one = self.problem(setting, backward), implementation(who, setting.heads)
-        one.once(Inputs.random(problem), problem)  # what is loaded at the first call is no part of a call
+        one.once(Tensors.random(problem), problem)  # what is loaded at the first call is no part of a call
         grain = max(1, limit // self.measured.grains)
         return replace(longest(one, problem, limit, grain, self.patience), setting=setting)

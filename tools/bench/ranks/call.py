@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
-from dilkit.tools.measure import correctness
-from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Inputs
+from dilkit.testing.accuracy import Check, Results, differentiated, expected, shortened
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS
 from dilkit.tools.measure.ranks import gather
-from dilkit.tools.results.record import Check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,43 +37,43 @@ class RanksCall:
         """Nominal FLOPs of the whole problem."""
         return self.problem.flops() * (1 + BACKWARD_FLOPS * self.problem.requires_grad)
 
-    def shard(self) -> Inputs:
+    def shard(self) -> Tensors:
         """Random tensors for the rows of this rank; no rank makes the whole. A mask ignores the last eighth of each shard."""
         rows = len(self.plan.positions(self.comm.rank))
-        return Inputs.random(replace(self.problem, seq=rows), seed=self.comm.rank)
+        return Tensors.random(replace(self.problem, seq=rows), seed=self.comm.rank)
 
-    def part(self, whole: Inputs) -> Inputs:
+    def part(self, whole: Tensors) -> Tensors:
         """This rank's rows of `whole`."""
         from dilkit.comm import shard
 
-        pattern = self.problem.pattern
-        query, key, value = (
-            shard(x.detach(), self.comm, pattern).requires_grad_(x.requires_grad) for x in (whole.query, whole.key, whole.value)
-        )
-        mask = None if whole.key_padding_mask is None else shard(whole.key_padding_mask, self.comm, pattern)
-        return Inputs(query, key, value, shard(whole.dout, self.comm, pattern), mask)
+        pattern, grad = self.problem.pattern, self.problem.requires_grad
+        q, k, v = (shard(x.detach(), self.comm, pattern).requires_grad_(grad) for x in whole.qkv)
+        mask = None if whole.mask is None else shard(whole.mask, self.comm, pattern)
+        return Tensors(q, k, v, mask, shard(whole.dout, self.comm, pattern))
 
-    def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """`out` and `lse` of this rank's rows."""
         from dilkit.comm import ring_dilated_attention
 
         p = self.problem
-        options: dict[str, Any] = dict(is_causal=p.is_causal, key_padding_mask=inputs.key_padding_mask, scale=p.scale)
+        options: dict[str, Any] = dict(is_causal=p.is_causal, key_padding_mask=mask, scale=p.scale, return_lse=True)
         options |= dict(schedule=self.schedule, fuse_branches=self.fuse_branches, backend=self.backend)
-        out, lse = ring_dilated_attention(
-            inputs.query, inputs.key, inputs.value, p.pattern, self.comm, return_lse=True, **options
-        )
+        out, lse = ring_dilated_attention(query, key, value, p.pattern, self.comm, **options)
         return out, lse
 
-    def once(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """`(out,)`; where the problem asks for gradients, `(out, dquery, dkey, dvalue)`."""
+    def once(self, inputs: Tensors) -> Results:
+        """`out` and `lse` of this rank's rows; where the problem asks for gradients, `dq`, `dk` and `dv` too."""
         import torch
 
-        if not self.problem.requires_grad:
-            with torch.no_grad():
-                return self.forward(inputs)[:1]
-        out, _ = self.forward(inputs)
-        return out, *torch.autograd.grad(out, (inputs.query, inputs.key, inputs.value), inputs.dout)
+        with torch.set_grad_enabled(self.problem.requires_grad):
+            return differentiated(self.forward, inputs, self.problem.requires_grad)
+
+    def together(self, whole: Tensors) -> Results:
+        """The results of all ranks for `whole`, put together."""
+        from dilkit.comm import unshard
+
+        found = self.once(self.part(whole))
+        return {name: unshard(x, self.comm, dim=2 if name == "lse" else 1) for name, x in found.items()}
 
     def planned_bytes(self) -> tuple[int, ...]:
         """Bytes that each rank sends in a call, as the plan says."""
@@ -84,16 +84,13 @@ class RanksCall:
 
     def check(self) -> tuple[Check, ...]:
         """The results of all ranks, put together, beside the oracle, which rank 0 asks; the problem is a shortened one."""
-        from dilkit.comm import unshard
-
-        short = replace(self, problem=correctness.shortened(self.problem))
+        short = replace(self, problem=shortened(self.problem))
         if short.problem.seq < self.comm.size:
             return ()
-        whole = Inputs.random(short.problem, seed=1)
-        tensors = [unshard(x, self.comm) for x in short.once(short.part(whole))]
-        pattern, alone = short.problem.pattern, self.comm.rank == 0
-        found = correctness.check_tensors(tensors, short.problem, pattern, whole) if alone else ()
-        return gather(self.comm, found)[0]
+        whole = Tensors.random(short.problem, seed=1)
+        found = short.together(whole)
+        checks = expected(short.problem, whole).checks(found, short.problem.seq) if self.comm.rank == 0 else ()
+        return gather(self.comm, checks)[0]
 
 
 def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True) -> ExchangePlan:

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure import ceilings, memory
 from dilkit.tools.measure.case import output_bytes, over_budget, with_speed
-from dilkit.tools.measure.implementation import Inputs
 from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
 from dilkit.tools.results.kinds.bench import BenchCase
 from dilkit.tools.results.record import Entry, Exchange, MatmulRate
@@ -63,7 +63,7 @@ class RanksRunner:
         size, _ = ceilings.square_matmul(problem.dtype, problem.device.type)
         return ceilings.square_matmul(problem.dtype, problem.device.type, min(gather(self.comm, size)))
 
-    def _admit(self, call: RanksCall, inputs: Inputs) -> Entry:
+    def _admit(self, call: RanksCall, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check and the count of bytes that it rests on."""
         try:
             plan, planned = call.plan, call.planned_bytes()
@@ -82,7 +82,7 @@ class RanksRunner:
         verdict = "wrong" if wrong else "skipped" if late else "measured"
         return Entry(verdict=verdict, reasons=tuple(wrong) or late, check=checks, ranks=exchange)
 
-    def _with_memory(self, entry: Entry, call: RanksCall, inputs: Inputs) -> Entry:
+    def _with_memory(self, entry: Entry, call: RanksCall, inputs: Tensors) -> Entry:
         """`entry` with the peak extra bytes of a call on the rank that needs most; or why they are not known."""
         problem, device = call.problem, call.problem.device.type
         if notes := list(filter(None, gather(self.comm, memory_note(self.alone, device)))):

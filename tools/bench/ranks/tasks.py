@@ -11,17 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import DTYPE_BYTES, Problem
+from dilkit.testing.accuracy import Check, Results, expected
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.measure import correctness
-from dilkit.tools.measure.implementation import Inputs, backend_implementations
+from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.memory import check_peak_memory, peak_memory
 from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
 from dilkit.tools.results.kinds import ranks as records
-from dilkit.tools.results.record import Check, Entry
+from dilkit.tools.results.record import Entry
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dilkit.comm import Comm
 
 BEYOND = 1e300
@@ -45,53 +44,30 @@ def compare(comm: Comm, problems: Sequence[Problem], schedules: Sequence[str]) -
     """Results of all ranks put together, beside those of one rank, for each problem and schedule."""
     found: list[records.Agreement] = []
     for problem in problems:
-        whole = Inputs.random(problem, seed=1)
+        whole = Tensors.random(problem, seed=1)
         for schedule in schedules:
-            tensors = _together(RanksCall(comm, problem, schedule), whole)
-            ratio = _ratio(tensors, problem, whole) if comm.rank == 0 else None
+            results = RanksCall(comm, problem, schedule).together(whole)
+            ratio = _ratio(results, problem, whole) if comm.rank == 0 else None
             found.append(records.Agreement(schedule=schedule, ratio=ratio))
         found.append(records.Agreement(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
     return records.AgreementCalls(ranks=comm.size, calls=tuple(found))
 
 
-def _together(call: RanksCall, whole: Inputs) -> list[Tensor]:
-    """`out, dquery, dkey, dvalue, lse` of all ranks."""
-    from dilkit.comm import unshard
-
-    mine = call.part(whole)
-    _, lse = call.forward(mine)
-    return [*(unshard(x, call.comm) for x in call.once(mine)), unshard(lse, call.comm, dim=2)]
-
-
-def _ratio(tensors: list[Tensor], problem: Problem, whole: Inputs) -> float:
+def _ratio(results: Results, problem: Problem, whole: Tensors) -> float:
     """The largest error of the results of all ranks against fp64, in units of what is allowed."""
-    *results, lse = tensors
-    checks = correctness.check_tensors(results, problem, problem.pattern, whole)
-    ratios = [*(check.ratio for check in checks), _lse_ratio(lse, problem, whole)]
+    ratios = [check.ratio for check in expected(problem, whole).checks(results, problem.seq)]
     return max(ratio if math.isfinite(ratio) else BEYOND for ratio in ratios)
 
 
-def _lse_ratio(lse: Tensor, problem: Problem, whole: Inputs) -> float:
-    from dilkit.oracle import oracle_attention
-
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=whole.key_padding_mask, scale=problem.scale)
-    tensors = whole.query.detach(), whole.key.detach(), whole.value.detach()
-    truth, plain = (oracle_attention(*tensors, problem.pattern, dtype=d, **options)[1] for d in ("float64", problem.dtype))
-    seen = truth.isfinite()
-    if not bool((lse.isfinite() == seen).all()):
-        return math.inf
-    return correctness.check_tensor("lse", lse[seen], plain[seen], truth[seen], replace(problem, dtype="float32")).ratio
-
-
-def _bitwise(comm: Comm, problem: Problem, whole: Inputs) -> bool:
+def _bitwise(comm: Comm, problem: Problem, whole: Tensors) -> bool:
     """Whether the results with `fuse_branches=False` have the same bits as those of one rank with the same option."""
     import torch
 
     from dilkit.comm import run_threads
 
-    many = _together(RanksCall(comm, problem, fuse_branches=False), whole)
-    (one,) = run_threads(1, lambda alone: _together(RanksCall(alone, problem, fuse_branches=False), whole))
-    return all(gather(comm, all(torch.equal(a, b) for a, b in zip(many, one, strict=True))))
+    many = RanksCall(comm, problem, fuse_branches=False).together(whole)
+    (one,) = run_threads(1, lambda alone: RanksCall(alone, problem, fuse_branches=False).together(whole))
+    return all(gather(comm, all(torch.equal(x, one[name]) for name, x in many.items())))
 
 
 def memory(comm: Comm, problem: Problem) -> records.Memory:
@@ -132,14 +108,14 @@ def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> tup
     comm, checks, inputs = call.comm, call.check(), call.shard()
     calls: dict[str, Callable[[], Any]] = {"ranks": partial(call.once, inputs)}
     if comm.size > 1:
-        whole = Inputs.random(call.problem) if comm.rank == 0 else None
+        whole = Tensors.random(call.problem) if comm.rank == 0 else None
         calls["one rank"] = partial(_alone, call.problem, whole, one_rank_threads)
     for warm in calls.values():
         seconds_of(comm, warm)
     return checks, {name: Entry(time=samples) for name, samples in time_in_turns(comm, calls, repeats).items()}
 
 
-def _alone(problem: Problem, whole: Inputs | None, threads: int) -> None:
+def _alone(problem: Problem, whole: Tensors | None, threads: int) -> None:
     """One rank's call on rank 0; nothing on the others, which have `whole` None."""
     import torch
 

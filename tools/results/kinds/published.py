@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.results.record import Case, Check, Entry, Measurement, SuiteResult, of_case
+from dilkit.testing.accuracy import Check
+from dilkit.tools.results.record import Case, Entry, Measurement, SuiteResult, of_case
 
 HEAD_DIM = 64
 PASSES = ("forward", "forward + backward")

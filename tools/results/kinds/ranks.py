@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from dilkit.tools.results.record import Case, Check, Measurement, SuiteResult, of_case
+from dilkit.testing.accuracy import Check
+from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
 
 @dataclass(frozen=True, kw_only=True)

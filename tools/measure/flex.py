@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
-from dilkit.tools.measure.implementation import Implementation, Inputs
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.implementation import Implementation
 
 BLOCK = 128
 """Rows and columns of a block of FlexAttention's mask."""
@@ -24,23 +25,31 @@ BLOCK = 128
 Counter = Callable[[Any, Any, Any], Any]
 
 
-def flex_attention(inputs: Inputs, problem: Problem) -> Tensor:
+def flex_attention(inputs: Tensors, problem: Problem) -> Tensor:
     """The pattern's attention, compiled at the first call of a problem, which takes many seconds."""
-    attend, ignored = _compiled(problem)
-    if inputs.key_padding_mask is not None:
-        ignored.copy_(inputs.key_padding_mask)
-    out: Tensor = attend(*(x.transpose(1, 2) for x in (inputs.query, inputs.key, inputs.value)))
-    return out.transpose(1, 2)
+    return _compiled(problem, inputs.query.device)(*(x.transpose(1, 2) for x in inputs.qkv)).transpose(1, 2)
 
 
 @lru_cache(maxsize=8)
-def _compiled(problem: Problem) -> tuple[Callable[..., Tensor], Tensor]:
-    """The compiled function of query, key and value `(batch, heads, seq, head_dim)`, and its mask of ignored keys."""
+def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
+    """The compiled function of query, key and value `(batch, heads, seq, head_dim)`.
+
+    It is given the count as a mask, and as a change of scores where a key may be seen more than once.
+    """
     from torch.nn.attention import flex_attention as flex
 
-    device = torch.device(problem.device.type, problem.device.index)
-    ignored = torch.zeros(problem.batch, problem.seq, dtype=torch.bool, device=device)
-    options = _options(problem, ignored)
+    count = _counter(problem, device)
+
+    def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
+        seen = count(h, i, j) > 0
+        return seen & (i >= j) if problem.is_causal else seen
+
+    def weigh(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + torch.log(count(h, i, j).to(torch.float32))
+
+    blocks = _block_mask(problem, sees, device)
+    options: dict[str, Any] = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads, block_mask=blocks)
+    options |= dict(score_mod=weigh) if _counts_above_one(problem) else {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = flex.flex_attention(q, k, v, **options)
@@ -48,25 +57,7 @@ def _compiled(problem: Problem) -> tuple[Callable[..., Tensor], Tensor]:
 
     # torch counts compilations by code object and gives up after a few: each problem gets a code object of its own.
     own = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False), ignored
-
-
-def _options(problem: Problem, ignored: Tensor) -> dict[str, Any]:
-    """What FlexAttention is given: the count as a mask, and as a change of scores where a key may be seen more than once."""
-    count = _counter(problem, ignored.device)
-
-    def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
-        seen = count(h, i, j) > 0
-        if problem.is_causal:
-            seen = seen & (i >= j)
-        return seen & ~ignored[b, j] if problem.key_padding_mask else seen
-
-    def weigh(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return score + torch.log(count(h, i, j).to(torch.float32))
-
-    options = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
-    blocks = _block_mask(problem, sees, ignored.device)
-    return dict(options, block_mask=blocks, score_mod=weigh if _counts_above_one(problem) else None)
+    return torch.compile(own, fullgraph=True, dynamic=False)
 
 
 def _counter(problem: Problem, device: torch.device) -> Counter:
@@ -128,7 +119,7 @@ def _blocks(problem: Problem) -> tuple[Tensor, Tensor]:
             whole[head] |= filled @ filled.T > 0
     if problem.is_causal:
         some, whole = some.tril(), whole.tril(-1)
-    return some[None], whole[None] & (not problem.key_padding_mask)
+    return some[None], whole[None]
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +136,7 @@ def _compiler() -> str:
 def _refusals(problem: Problem) -> tuple[str, ...]:
     on_cpu = problem.device.type == "cpu"
     asked = {
+        "key_padding_mask: not supported": problem.key_padding_mask,
         "dtype float64: FlexAttention is not compiled for it": problem.dtype == "float64",
         "backward: FlexAttention has none on the CPU": on_cpu and problem.requires_grad,
         f"C++ compiler {_compiler()!r}: not found, and torch.compile needs one; install it, or name yours in CXX": on_cpu
@@ -154,17 +146,10 @@ def _refusals(problem: Problem) -> tuple[str, ...]:
     return tuple(reason for reason, wanted in asked.items() if wanted)
 
 
-def _absent() -> str | None:
-    if find_spec("torch.nn.attention.flex_attention") is None:
-        return "torch.nn.attention.flex_attention: not in this torch; 2.6 or newer is needed"
-    return None
-
-
 FLEX = Implementation(
     "flex",
     "peer",
     "torch's FlexAttention, compiled: the count as mask_mod and score_mod",
     flex_attention,
     _refusals,
-    absent=_absent,
 )

@@ -1,0 +1,189 @@
+"""How exact a result has to be: the one rule that the conformance suite, benchmarks and ranks go by.
+
+    allowed = limit * (max|plain - exact| + a few roundings)        limit: 2, for gradients 3
+
+`exact` is the oracle in fp64, `plain` the same in plain torch math, all of it in the dtype of the tensors. The few roundings are
+there because plain torch math may hit a value exactly where others round.
+
+The oracle has no room for a long problem: that is checked `shortened`, and in some rows at its real length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dilkit.oracle import oracle_attention, softmax_of_count
+from dilkit.pattern import Pattern
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dilkit.testing.tensors import Tensors
+
+Results = dict[str, "Tensor"]
+"""`out`, `lse`, `dq`, `dk` and `dv`, or some of them, by name."""
+LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+"""How many times the error of plain torch math is still right."""
+SHORT, WIDE, KEYS = 512, 8, 8
+"""Tokens of a shortened problem, at most; heads in all sequences beyond which there are fewer; keys that segments keep."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The largest error of one result against fp64, beside that of plain torch math and what is allowed.
+
+    An error that is no finite number is written as text.
+    """
+
+    what: str
+    seq: int
+    error: Any
+    plain_error: Any
+    allowed: Any
+    passed: bool
+
+    @classmethod
+    def of(cls, what: str, seq: int, error: float, plain_error: float, allowed: float) -> Check:
+        """Passed where the error is within what is allowed."""
+        errors = [x if math.isfinite(x) else str(x) for x in (error, plain_error, allowed)]
+        return cls(what, seq, errors[0], errors[1], errors[2], error <= allowed)
+
+    @property
+    def ratio(self) -> float:
+        """The error in units of what is allowed."""
+        return float(self.error) / float(self.allowed)
+
+    @property
+    def complaint(self) -> str:
+        """The error and what is allowed, in words."""
+        return f"{self.what} at {self.seq:,} tokens: error {float(self.error):.2g}, at most {float(self.allowed):.2g} allowed"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Results in fp64, and the error that plain torch math makes in each of them, a few roundings added."""
+
+    exact: Results
+    error: dict[str, float]
+
+    @classmethod
+    def of(cls, compute: Callable[[str], Results], problem: Problem, tensors: Tensors) -> Expected:
+        """`compute(dtype)` is the definition on `tensors`, all arithmetic in that dtype."""
+        import torch
+
+        single = "float32" if problem.dtype == "float64" else problem.dtype
+        exact, plain = compute("float64"), compute(single)
+        # fp64 is the oracle's own dtype: the error of plain torch math is that of fp32, scaled down.
+        shrink = torch.finfo(getattr(torch, problem.dtype)).eps / torch.finfo(getattr(torch, single)).eps
+        tiny, errors = _few_roundings(problem, tensors, single, exact), {n: distance(plain[n], x) for n, x in exact.items()}
+        # Arithmetic so coarse that it fails by itself is no yardstick.
+        return cls(exact, {n: shrink * (tiny[n] + (error if math.isfinite(error) else 0.0)) for n, error in errors.items()})
+
+    def checks(self, found: Results, seq: int, where: str = "") -> tuple[Check, ...]:
+        """One check of each result in `found`, whose name is followed by `where`."""
+        return tuple(
+            Check.of(f"{name}{where}", seq, distance(x, self.exact[name]), self.error[name], LIMITS[name] * self.error[name])
+            for name, x in found.items()
+        )
+
+
+def expected(problem: Problem, tensors: Tensors) -> Expected:
+    """What any backend is compared with on `tensors`: `out` and `lse`, with gradients where the problem asks for them."""
+
+    def compute(dtype: str) -> Results:
+        options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+            return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, **options)
+
+        return differentiated(attend, tensors.to(dtype), problem.requires_grad)
+
+    return Expected.of(compute, problem, tensors)
+
+
+def expected_rows(problem: Problem, tensors: Tensors, rows: Tensor) -> Expected:
+    """The same for some rows of a problem of any length: `out` and `lse`, and `dq` where the problem asks for gradients."""
+    return Expected.of(partial(exact_rows, problem, tensors, rows), problem, tensors)
+
+
+def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "float64") -> Results:
+    """`out`, `dq` `(batch, rows, heads, head_dim)` and `lse` `(batch, heads, rows)` of the queries in `rows`, head by head."""
+    import torch
+
+    kind, group = getattr(torch, dtype), problem.heads // problem.kv_heads
+    count = problem.pattern.count_rows(rows, problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
+    found: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
+    for head in range(problem.heads):
+        query = tensors.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
+        key, value = (x.detach()[:, :, head // group].to(kind) for x in (tensors.key, tensors.value))
+        seen = count[head] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
+        out, lse = softmax_of_count(query, key, value, seen, problem.scale)
+        if problem.requires_grad:
+            found["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
+        found["out"].append(out.detach())
+        found["lse"].append(lse.detach().expand(problem.batch, len(rows)))
+    return {name: torch.stack(parts, 1 if name == "lse" else 2) for name, parts in found.items()}
+
+
+def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool) -> Results:
+    """`attend(q, k, v, mask) -> (out, lse)` and, with `gradients`, its gradients: through `lse` too where there is a `dlse`."""
+    import torch
+
+    qkv = [x.detach().requires_grad_(gradients) for x in tensors.qkv]
+    out, lse = attend(*qkv, tensors.mask)
+    found = dict(out=out.detach(), lse=lse.detach())
+    if gradients:
+        outputs, incoming = [out], [tensors.dout]
+        if tensors.dlse is not None:
+            outputs, incoming = [out, lse], [tensors.dout, tensors.dlse.to(lse.dtype)]
+        found |= zip(("dq", "dk", "dv"), torch.autograd.grad(outputs, qkv, incoming), strict=True)
+    return found
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    """The largest |found - exact|; infinite where one is finite and the other not, or of another sign of infinity."""
+    import torch
+
+    found = found.detach().double().to(exact.device)
+    return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=math.inf).max().item()
+
+
+def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Results) -> dict[str, float]:
+    """An absolute error that stands for a rounding or two in the accumulating dtype and one half in the result's, `dtype`.
+
+    The accumulating dtype is fp32 for half types. A gradient of scores is a difference of terms as large as |dout| . |v|.
+    Large scores are themselves rounded, and with them `exp(score - lse)`: by which partial results merge, and gradients start.
+    """
+    import torch
+
+    q, k, v, dout = (x.detach().abs() for x in (*tensors.qkv, tensors.dout))
+    largest = {name: x[x.isfinite()].abs().max().item() if x.isfinite().any() else 0.0 for name, x in exact.items()}
+    means = dout.mean(dtype=torch.float64) * v.mean(dtype=torch.float64)
+    difference = abs(problem.scale) * means.item() * problem.head_dim
+    most_q, most_k, most_v, most_dout = (x.max().item() for x in (q, k, v, dout))
+    natural = dict(out=most_v, lse=1.0, dq=difference * most_k, dk=difference * most_q, dv=most_dout)
+    accumulating, result = torch.finfo(torch.float32).eps, torch.finfo(getattr(torch, dtype)).eps
+    accumulating *= max(1.0, largest["lse"] / 8)
+    return {name: accumulating * natural[name] + result / 2 * size for name, size in largest.items()}
+
+
+def shortened(problem: Problem) -> Problem:
+    """`problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are.
+
+    Of many heads and sequences fewer tokens are left, so that the oracle's matrices are no larger than those of `WIDE`. A segment
+    keeps `KEYS` of its keys, as far as it has them: of a single key no query would have a gradient.
+    """
+    most = SHORT * min(1.0, math.sqrt(WIDE / (problem.batch * problem.heads)))
+    divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / most)))
+    pattern = problem.pattern
+    lengths = [
+        max(rate, min(w, KEYS * rate), min(w, problem.seq) // divisor)
+        for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
+    ]
+    scaled = Pattern(lengths, pattern.dilation_rates, pattern.offset, pattern.overlap, pattern.heads, pattern.head_shard)
+    return replace(problem, seq=problem.seq // divisor, pattern=scaled)
