@@ -18,31 +18,22 @@ class Dilkit(Peer):
     name, module = OURS, "dilkit"
     summary = "the engines of dilkit.order, encode, decode and sort_points"
 
-    def encoder(self, coords: Array, bits: int) -> Task:
-        axes = tuple(np.ascontiguousarray(coords.T.astype(narrow(bits))))
-        return Task(partial(points.encode, axes, bits, out=np.zeros(len(coords), np.uint32)))
+    def encoder(self, axes: Array, bits: int) -> Task:
+        out = np.zeros(len(axes[0]), np.uint32)
+        return Task(partial(points.encode, tuple(axes.astype(narrow(bits))), bits, out=out))
 
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
-        axes = tuple(np.zeros((ndim, len(codes)), narrow(bits)))
-        return Task(partial(points.decode, codes.astype(np.uint32), ndim, bits, out=axes), lambda axes: np.stack(axes, 1))
+        out = tuple(np.zeros((ndim, len(codes)), narrow(bits)))
+        return Task(partial(points.decode, codes.astype(np.uint32), ndim, bits, out=out), tuple)
 
-    def permutation(self, ndim: int, bits: int, count: int, dtype: str, out: Array | None = None) -> Task:
-        return _filling(np.zeros(count, dtype) if out is None else out, _curves.hilbert, ndim, bits, 1)
+    def permutation(self, ndim: int, bits: int, out: Array) -> Task:
+        return filling(out, _curves.hilbert, ndim, bits, 1)
 
     def ranks(self, ndim: int, bits: int, count: int) -> Task:
-        return _filling(np.zeros(count, np.int32), _curves.hilbert_rank, ndim, bits, 1)
+        return filling(np.zeros(count, np.int32), _curves.hilbert_rank, ndim, bits, 1)
 
-    def inverse(self, perm: Array) -> Task:
-        """The inverse of `perm`."""
-        out = np.zeros_like(perm)
-        return Task(partial(_curves.invert, perm, out), lambda _: out)
-
-    def generalised(self, shape: tuple[int, ...], out: Array) -> Task:
-        """The generalised curve through a grid of any shape."""
-        return _filling(out, _generalised_hilbert.generalised_hilbert, shape, 1)
-
-    def sorter(self, coords: Array, bits: int) -> Task:
-        return Task(partial(points.sort_points, coords), lambda order: order.perm)
+    def sorter(self, axes: Array, bits: int) -> Task:
+        return Task(partial(points.sort_points, np.ascontiguousarray(axes.T)), lambda order: order.perm)
 
 
 class Interleaved(Dilkit):
@@ -50,18 +41,31 @@ class Interleaved(Dilkit):
 
     name = f"{OURS}, (n, ndim)"
 
-    def encoder(self, coords: Array, bits: int) -> Task:
-        return Task(partial(points.encode, coords.astype(narrow(bits)), bits, out=np.zeros(len(coords), np.uint32)))
+    def encoder(self, axes: Array, bits: int) -> Task:
+        coords = np.ascontiguousarray(axes.T.astype(narrow(bits)))
+        return Task(partial(points.encode, coords, bits, out=np.zeros(len(coords), np.uint32)))
 
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
         out = np.zeros((len(codes), ndim), narrow(bits))
-        return Task(partial(points.decode, codes.astype(np.uint32), ndim, bits, out=out))
+        return Task(partial(points.decode, codes.astype(np.uint32), ndim, bits, out=out), np.transpose)
+
+
+def generalised(shape: tuple[int, ...], out: Array) -> Task:
+    """The generalised curve through a grid of any shape."""
+    return filling(out, _generalised_hilbert.generalised_hilbert, shape, 1)
+
+
+def inverse(perm: Array) -> Task:
+    """The inverse of `perm`."""
+    out = np.zeros_like(perm)
+    return Task(partial(_curves.invert, perm, out), lambda _: out)
 
 
 def store_loop(out: Array) -> Task:
     """`out[i] = i`, a compiled loop."""
-    return _filling(out, _curves.row_major)
+    return filling(out, _curves.row_major)
 
 
-def _filling(out: Array, engine: Any, *arguments: Any) -> Task:
+def filling(out: Array, engine: Any, *arguments: Any) -> Task:
+    """An engine that writes to `out`."""
     return Task(partial(engine, out, *arguments), lambda _: out)

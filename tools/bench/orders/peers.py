@@ -2,6 +2,7 @@
 
 A package computes codes and coordinates on a cube whose sides are a power of two. What it has no function for is put together
 here from what it has, in the fastest way found: a permutation from decoded coordinates, the order of points from sorted codes.
+Coordinates are axes, the first one first: `(ndim, n)`, or a tuple of so many arrays.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import importlib
 import platform
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from importlib import metadata
 from time import perf_counter
 from typing import Any
@@ -29,16 +30,25 @@ Array = NDArray[Any]
 class Task:
     """Work to be timed: `call()`, with inputs and, where a package takes them, buffers made before.
 
-    `read` brings what it returns into the common form: codes `(n,)`, coordinates `(n, ndim)` with the first axis first,
-    row-major indices `(n,)`, or a permutation `(n,)`.
+    `read` brings what it returns into the common form: codes `(n,)`, axes, row-major indices `(n,)`, or a permutation `(n,)`.
     """
 
     call: Callable[[], Any]
-    read: Callable[[Any], Array] = np.asarray
+    read: Callable[[Any], Any] = np.asarray
 
-    def result(self) -> Array:
+    def result(self) -> Any:
         """What one call computes, in the common form."""
         return self.read(self.call())
+
+    def seconds(self) -> float:
+        """The fastest of three calls after a first one, in which a package may still compile."""
+        self.call()
+        taken = []
+        for _ in range(3):
+            start = perf_counter()
+            self.call()
+            taken.append(perf_counter() - start)
+        return min(taken)
 
 
 class Peer(ABC):
@@ -67,33 +77,49 @@ class Peer(ABC):
             return f"cannot be imported: {type(error).__name__}: {error}"
         return None
 
+    def has(self, name: str) -> Any:
+        """A function or class of the package."""
+        return getattr(importlib.import_module(self.module), name)
+
     @abstractmethod
-    def encoder(self, coords: Array, bits: int) -> Task:
-        """The codes of the points `coords`, `(n, ndim)`, all below `2**bits`."""
+    def encoder(self, axes: Array, bits: int) -> Task:
+        """The codes of points, all coordinates below `2**bits`."""
 
     @abstractmethod
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
         """The coordinates of the points with these codes."""
 
-    def permutation(self, ndim: int, bits: int, count: int, dtype: str) -> Task:
-        """The row-major indices of the first `count` cells of the curve through a grid of `2**bits` a side."""
-        decode = self.decoder(np.arange(count, dtype=np.uint32), ndim, bits)
-        return Task(lambda: row_major(decode.result().T, bits, dtype))
+    def permutation(self, ndim: int, bits: int, out: Array) -> Task:
+        """The row-major indices of the first cells of the curve through a grid of `2**bits` a side, as many as `out` holds."""
+        decode = self.decoder(np.arange(len(out), dtype=np.uint32), ndim, bits)
+        return Task(lambda: row_major(decode.result(), bits, out))
 
     def ranks(self, ndim: int, bits: int, count: int) -> Task:
         """The codes of the first `count` cells of that grid, in row-major order."""
-        cells = np.arange(count, dtype=np.uint32)
-        return self.encoder(np.stack(np.unravel_index(cells, (1 << bits,) * ndim), 1).astype(np.uint16), bits)
+        return self.encoder(np.stack(np.unravel_index(np.arange(count), (1 << bits,) * ndim)), bits)
 
-    def sorter(self, coords: Array, bits: int) -> Task:
+    def sorter(self, axes: Array, bits: int) -> Task:
         """The permutation that puts points into the order of their codes."""
-        encode = self.encoder(coords, bits)
+        encode = self.encoder(axes, bits)
         return Task(lambda: np.argsort(encode.result(), kind="stable"))
 
 
-def row_major(axes: Iterable[Any], bits: int, dtype: str) -> Array:
-    """The row-major index of cells in a grid of `2**bits` a side, given their coordinates, axis by axis."""
-    return reduce(lambda index, axis: (index << bits) | axis, (np.asarray(axis).astype(dtype) for axis in axes))
+def row_major(axes: Any, bits: int, out: Array) -> Array:
+    """The row-major index of cells in a grid of `2**bits` a side, written to `out`."""
+    out[:] = axes[0]
+    for axis in axes[1:]:
+        np.left_shift(out, bits, out=out)
+        np.bitwise_or(out, axis, out=out)
+    return out
+
+
+def narrow(bits: int) -> type[np.unsignedinteger[Any]]:
+    """The narrowest type for coordinates of so many bits."""
+    return np.uint8 if bits <= 8 else np.uint16
+
+
+def _axes(points: Any) -> Array:
+    return np.asarray(points).astype(np.int64, copy=False).T
 
 
 class NumpyHilbertCurve(Peer):
@@ -102,13 +128,11 @@ class NumpyHilbertCurve(Peer):
     name, module = "numpy-hilbert-curve", "hilbert"
     summary = "Skilling's transform, vectorised in NumPy over arrays of single bits"
 
-    def encoder(self, coords: Array, bits: int) -> Task:
-        hilbert = importlib.import_module(self.module)
-        return Task(partial(hilbert.encode, coords.astype(np.int64), coords.shape[1], bits))
+    def encoder(self, axes: Array, bits: int) -> Task:
+        return Task(partial(self.has("encode"), np.ascontiguousarray(axes.T, np.int64), len(axes), bits))
 
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
-        hilbert = importlib.import_module(self.module)
-        return Task(partial(hilbert.decode, codes.astype(np.int64), ndim, bits))
+        return Task(partial(self.has("decode"), codes.astype(np.int64), ndim, bits), _axes)
 
 
 class HilbertCurvePackage(Peer):
@@ -117,13 +141,11 @@ class HilbertCurvePackage(Peer):
     name, module = "hilbertcurve", "hilbertcurve.hilbertcurve"
     summary = "Skilling's transform, point by point in Python; lists in, lists out"
 
-    def encoder(self, coords: Array, bits: int) -> Task:
-        curve = importlib.import_module(self.module).HilbertCurve(bits, coords.shape[1])
-        return Task(partial(curve.distances_from_points, coords.tolist()))
+    def encoder(self, axes: Array, bits: int) -> Task:
+        return Task(partial(self.has("HilbertCurve")(bits, len(axes)).distances_from_points, axes.T.tolist()))
 
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
-        curve = importlib.import_module(self.module).HilbertCurve(bits, ndim)
-        return Task(partial(curve.points_from_distances, codes.tolist()))
+        return Task(partial(self.has("HilbertCurve")(bits, ndim).points_from_distances, codes.tolist()), _axes)
 
 
 class HilbertSFC(Peer):
@@ -136,28 +158,17 @@ class HilbertSFC(Peer):
     )
     python = (3, 12)
 
-    def encoder(self, coords: Array, bits: int) -> Task:
-        encode = getattr(importlib.import_module(self.module), f"hilbert_encode_{coords.shape[1]}d")
-        axes = np.ascontiguousarray(coords.T.astype(narrow(bits)))
-        return Task(partial(encode, *axes, nbits=bits, out=np.zeros(len(coords), np.uint32)))
+    def encoder(self, axes: Array, bits: int) -> Task:
+        out = np.zeros(len(axes[0]), np.uint32)
+        return Task(partial(self.has(f"hilbert_encode_{len(axes)}d"), *axes.astype(narrow(bits)), nbits=bits, out=out))
 
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
-        decode = getattr(importlib.import_module(self.module), f"hilbert_decode_{ndim}d")
         outs = {f"out_{axis}": np.zeros(len(codes), narrow(bits)) for axis in "xyz"[:ndim]}
-        return Task(partial(decode, codes.astype(np.uint32), nbits=bits, **outs), lambda axes: np.stack(axes, 1))
+        return Task(partial(self.has(f"hilbert_decode_{ndim}d"), codes.astype(np.uint32), nbits=bits, **outs), tuple)
 
-    def permutation(self, ndim: int, bits: int, count: int, dtype: str) -> Task:
-        decode = self.decoder(np.arange(count, dtype=np.uint32), ndim, bits)
-        out = np.zeros(count, dtype)
-        forms = (
-            Task(lambda: _row_major_into(out, decode.call(), bits)),
-            Task(partial(self._loop(ndim, bits), out), lambda _: out),
-        )
-        return min(forms, key=seconds)
-
-    def _loop(self, ndim: int, bits: int) -> Callable[[Array], None]:
-        """The kernel for one point, compiled into a loop that makes row-major indices of the points."""
-        kernel = getattr(importlib.import_module(self.module), f"get_hilbert_decode_{ndim}d_kernel")(bits)
+    def permutation(self, ndim: int, bits: int, out: Array) -> Task:
+        """By its kernel for one point, compiled into a loop over all, where that is faster."""
+        kernel = self.has(f"get_hilbert_decode_{ndim}d_kernel")(bits)
 
         def fill(out: Array) -> None:
             for d in range(out.shape[0]):
@@ -166,33 +177,8 @@ class HilbertSFC(Peer):
                     index = (index << bits) | axis
                 out[d] = index
 
-        compiled: Callable[[Array], None] = importlib.import_module("numba").njit(fill)
-        return compiled
-
-
-def narrow(bits: int) -> type[np.unsignedinteger[Any]]:
-    """The narrowest type for coordinates of so many bits."""
-    return np.uint8 if bits <= 8 else np.uint16
-
-
-def _row_major_into(out: Array, axes: Iterable[Array], bits: int) -> Array:
-    first, *others = axes
-    out[:] = first
-    for axis in others:
-        np.left_shift(out, bits, out=out)
-        np.bitwise_or(out, axis, out=out)
-    return out
-
-
-def seconds(task: Task) -> float:
-    """The fastest of three calls after a first one, in which a package may still compile."""
-    task.call()
-    taken = []
-    for _ in range(3):
-        start = perf_counter()
-        task.call()
-        taken.append(perf_counter() - start)
-    return min(taken)
+        loop = Task(partial(importlib.import_module("numba").njit(fill), out), lambda _: out)
+        return min(super().permutation(ndim, bits, out), loop, key=Task.seconds)
 
 
 PEERS: tuple[Peer, ...] = (NumpyHilbertCurve(), HilbertCurvePackage(), HilbertSFC())

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from dilkit.tools.bench.orders.peers import Array, Task, seconds
+from dilkit.tools.bench.orders.implementations import Implementations, OrderImplementation
+from dilkit.tools.bench.orders.peers import Task
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.orders import Finding, OrderEntries, OrderEntry
+from dilkit.tools.results.kinds.orders import OrderEntries, OrderEntry
 
 TRIAL = 2048
 """Points of the calls that say how many an implementation gets."""
-
-
-@dataclass(frozen=True)
-class OrderImplementation:
-    """`make(count)` is the task for so many points; `check(count, result)` what is found of its result. `whole`: it gets all."""
-
-    make: Callable[[int], Task]
-    check: Callable[[int, Array], Iterable[Finding]]
-    whole: bool = True
-
-
-Implementations = dict[str, OrderImplementation]
 
 
 @dataclass(frozen=True)
@@ -36,13 +24,14 @@ class OrderCaseRunner:
 
     def run(self, implementations: Implementations, points: int) -> OrderEntries:
         """An entry for each implementation, whatever became of it."""
-        admitted = {name: self._admit(one, points) for name, one in implementations.items()}
-        calls = {name: task.call for name, (_, task) in admitted.items() if task}
-        timed = time_interleaved(calls, self.repeats, min_time=self.min_time)
-        entries = {name: entry for name, (entry, _) in admitted.items()}
-        for name, samples in timed.items():
-            entry = entries[name]
-            entries[name] = replace(entry, time=samples, ns_per_point=1e9 * samples.median_s / entry.points)
+        entries, calls = {}, {}
+        for name, one in implementations.items():
+            entries[name], task = self._admit(one, points)
+            if task:
+                calls[name] = task.call
+        for name, samples in time_interleaved(calls, self.repeats, min_time=self.min_time).items():
+            per_point = 1e9 * samples.median_s / entries[name].points
+            entries[name] = replace(entries[name], time=samples, ns_per_point=per_point)
         return entries
 
     def _admit(self, implementation: OrderImplementation, points: int) -> tuple[OrderEntry, Task | None]:
@@ -60,4 +49,4 @@ class OrderCaseRunner:
     def _count(self, implementation: OrderImplementation, points: int) -> int:
         """As many points as the budget allows, going by calls with few of them."""
         few = min(TRIAL, points)
-        return min(points, max(few, int(self.budget * few / seconds(implementation.make(few)))))
+        return min(points, max(few, int(self.budget * few / implementation.make(few).seconds())))

@@ -20,7 +20,7 @@ from dilkit.plan import cache_clear
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.orders import checks, implementations, peers
 from dilkit.tools.bench.orders.peers import Array
-from dilkit.tools.bench.orders.runner import Implementations, OrderCaseRunner
+from dilkit.tools.bench.orders.runner import OrderCaseRunner
 from dilkit.tools.bench.orders.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
@@ -28,12 +28,10 @@ from dilkit.tools.measure.memory import give_memory_back
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.orders import (
     ColdOrder,
-    GridCase,
     Locality,
     Near,
-    OrderEntries,
+    OrderCase,
     OrdersResult,
-    PointsCase,
     WarmOrder,
 )
 
@@ -67,10 +65,8 @@ class OrdersSuite(Suite[OrdersResult]):
                 yield Step("points", f"{what}: {ndim}-D, {bits} bits", partial(self.points, what, ndim, bits))
         for ndim in POINTS:
             yield Step("sorts", f"sort: {ndim}-D", partial(self.sort, ndim))
-        for name in GRIDS:
-            yield Step("cold", f"cold order: {name}", partial(self.cold, name))
-        for name in GRIDS:
-            yield Step("warm", f"warm order: {name}", partial(self.warm, name))
+        for what, measure in (("cold", self.cold), ("warm", self.warm)):
+            yield from (Step(what, f"{what} order: {name}", partial(measure, name)) for name in GRIDS)
         yield Step("locality", "nearest kept keys", locality)
 
     @contextmanager
@@ -88,33 +84,29 @@ class OrdersSuite(Suite[OrdersResult]):
         ours = any(entry.verdict != "measured" for name, entry in entries if name not in packages)
         return ours or not all(found.passed for row in result.cold for found in row.check)
 
-    def permutation(self, name: str, dtype: str) -> GridCase:
+    def permutation(self, name: str, dtype: str) -> OrderCase:
         """The whole curve through a grid, into an array written to before."""
         shape = self._shape(name)
-        entries = self._run(implementations.permutation(shape, dtype), prod(shape))
-        return GridCase(grid=name, shape=shape, dtype=dtype, points=prod(shape), entries=entries)
+        return self._case(implementations.permutation(shape, dtype), prod(shape), grid=name, shape=shape, dtype=dtype)
 
-    def rank(self, name: str) -> GridCase:
+    def rank(self, name: str) -> OrderCase:
         """The inverse, made directly and from the permutation."""
         shape = self._shape(name)
-        return GridCase(grid=name, shape=shape, points=prod(shape), entries=self._run(implementations.rank(shape), prod(shape)))
+        return self._case(implementations.rank(shape), prod(shape), grid=name, shape=shape)
 
-    def points(self, what: str, ndim: int, bits: int) -> PointsCase:
+    def points(self, what: str, ndim: int, bits: int) -> OrderCase:
         """Codes of random points, or points of random codes."""
-        count = POINTS[ndim][0]
+        count = self._count(POINTS[ndim][0])
         if what == "encode":
-            found = implementations.encode(self._random(count, ndim, bits), bits)
+            found = implementations.encode(_random(count, ndim, bits), bits)
         else:
-            found = implementations.decode(self._random(count, 1, ndim * bits)[:, 0], ndim, bits)
-        return PointsCase(
-            what=what, ndim=ndim, bits=bits, points=self._count(count), entries=self._run(found, self._count(count))
-        )
+            found = implementations.decode(_random(count, 1, ndim * bits)[0], ndim, bits)
+        return self._case(found, count, what=what, ndim=ndim, bits=bits)
 
-    def sort(self, ndim: int) -> PointsCase:
+    def sort(self, ndim: int) -> OrderCase:
         """The order of random points."""
         bits, count = POINTS[ndim][1][-1], self._count(SORTED)
-        entries = self._run(implementations.sort(self._random(SORTED, ndim, bits)), count)
-        return PointsCase(ndim=ndim, bits=bits, points=count, entries=entries)
+        return self._case(implementations.sort(_random(count, ndim, bits)), count, ndim=ndim, bits=bits)
 
     def cold(self, name: str) -> ColdOrder:
         """`order(...)`, and with its ranks, with nothing cached and all memory fresh from the system."""
@@ -123,7 +115,7 @@ class OrdersSuite(Suite[OrdersResult]):
         inverse = checks.same("rank[perm] is 0, 1, 2, ...", rank[perm], np.arange(len(perm)))
         calls = dict(permutation=lambda: order(shape), both=lambda: order(shape).rank)
         times = time_interleaved(calls, self.repeats, before=_forget)
-        return ColdOrder(grid=name, shape=shape, check=(*checks.visits(perm, shape), *inverse), times=times)
+        return ColdOrder(grid=name, shape=shape, check=(*checks.visits(perm, shape), inverse), times=times)
 
     def warm(self, name: str) -> WarmOrder:
         """`order(...)` when it is in the cache."""
@@ -141,12 +133,13 @@ class OrdersSuite(Suite[OrdersResult]):
     def _count(self, count: int) -> int:
         return count // self.DIVISOR**2 if self.quick else count
 
-    def _random(self, count: int, axes: int, bits: int) -> Array:
-        kind = np.uint16 if bits <= 16 else np.uint32
-        return np.random.default_rng(0).integers(0, 1 << bits, (self._count(count), axes), kind)
+    def _case(self, found: implementations.Implementations, points: int, **fields: Any) -> OrderCase:
+        entries = OrderCaseRunner(self.repeats, self.budget, self._min_time).run(found, points)
+        return OrderCase(points=points, entries=entries, **fields)
 
-    def _run(self, found: Implementations, points: int) -> OrderEntries:
-        return OrderCaseRunner(self.repeats, self.budget, self._min_time).run(found, points)
+
+def _random(count: int, axes: int, bits: int) -> Array:
+    return np.random.default_rng(0).integers(0, 1 << bits, (axes, count), np.uint16 if bits <= 16 else np.uint32)
 
 
 def locality() -> Locality:

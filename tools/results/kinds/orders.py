@@ -45,15 +45,32 @@ OrderEntries = dict[str, OrderEntry]
 
 @dataclass(frozen=True, kw_only=True)
 class OrderCase:
-    """A benchmark case: so many points, and the implementations that computed the same for them."""
+    """A benchmark case: so many points, and the implementations that computed the same for them.
+
+    Of a `grid` the permutation of its cells in a `dtype`, or without one its inverse, the ranks. Of random points with
+    coordinates of so many `bits`: `what` is "encode" or "decode", and empty where they are sorted.
+    """
 
     points: int
     entries: OrderEntries
+    grid: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    what: str = ""
+    ndim: int = 0
+    bits: int = 0
+
+    @property
+    def short(self) -> str:
+        """The size of the grid, or of coordinates."""
+        return size(self.shape) if self.grid else f"{self.bits} bits"
 
     @property
     def title(self) -> str:
         """What is computed, and of what."""
-        raise NotImplementedError
+        if self.grid:
+            return f"permutation, {self.short}, {self.dtype}" if self.dtype else f"rank, {self.short}, int32"
+        return f"{self.what or 'sort'}, {self.ndim}-D, {self.short}"
 
     def over(self, name: str, other: str = OURS) -> float | None:
         """The time a point of `name` over that of `other`; None where one of them was not measured.
@@ -62,32 +79,6 @@ class OrderCase:
         """
         both = [self.entries[who].ns for who in (name, other) if who in self.entries and self.entries[who].time]
         return statistics.median(a / b for a, b in zip(*both, strict=True)) if len(both) == 2 else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridCase(OrderCase):
-    """A permutation of a grid's cells, or its inverse, the ranks."""
-
-    grid: str
-    shape: tuple[int, ...]
-    dtype: str = ""
-
-    @property
-    def title(self) -> str:
-        return f"permutation, {size(self.shape)}, {self.dtype}" if self.dtype else f"rank, {size(self.shape)}, int32"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointsCase(OrderCase):
-    """Random points: `what` is "encode" or "decode", and empty where they are sorted."""
-
-    what: str = ""
-    ndim: int
-    bits: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.what or 'sort'}, {self.ndim}-D, {self.bits} bits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +136,10 @@ class OrdersResult(SuiteResult):
 
     isa: str
     packages: tuple[Package, ...]
-    permutations: tuple[GridCase, ...] = ()
-    ranks: tuple[GridCase, ...] = ()
-    points: tuple[PointsCase, ...] = ()
-    sorts: tuple[PointsCase, ...] = ()
+    permutations: tuple[OrderCase, ...] = ()
+    ranks: tuple[OrderCase, ...] = ()
+    points: tuple[OrderCase, ...] = ()
+    sorts: tuple[OrderCase, ...] = ()
     cold: tuple[ColdOrder, ...] = ()
     warm: tuple[WarmOrder, ...] = ()
     locality: tuple[Locality, ...] = ()
