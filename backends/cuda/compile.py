@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dilkit import environment
+from dilkit import environment, files
 from dilkit.backends.cuda.table import CudaKernel
 from dilkit.device import Capability
 
@@ -119,9 +118,12 @@ def _place(source: str, arguments: tuple[str, ...]) -> Path | None:
 
 
 def _read(place: Path) -> bytes | None:
-    """What is kept there; None for nothing, or for what is not as it was written."""
+    """What is kept there; None for nothing, for what is not as it was written, or if another user may have written it."""
+    if refused := files.others_may_write(place.parent) or files.others_may_write(place):
+        _warn_of(refused)
+        return None
     try:
-        found = place.read_bytes()
+        found = files.read_bytes(place)
     except OSError:
         return None
     digest, code = found[:DIGEST], found[DIGEST:]
@@ -129,13 +131,15 @@ def _read(place: Path) -> bytes | None:
 
 
 def _write(place: Path, code: bytes) -> None:
-    """Keep `code` there if that is possible; a reader never sees half of it."""
+    """Keep `code` there if that is possible, in a folder that only this user can write; a reader never sees half of it."""
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=place.parent, suffix=".part")
-        try:
-            with os.fdopen(number, "wb") as file:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not files.others_may_write(place.parent):
+            with files.replacing(place) as file:
                 file.write(hashlib.sha256(code).digest() + code)
-            Path(name).replace(place)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=8)
+def _warn_of(refused: str) -> None:
+    """Say once why kernels are compiled anew in every process."""
+    warnings.warn(f"no compiled CUDA kernels are kept: {refused}; or set {environment.CUDA_CACHE.name}", stacklevel=2)

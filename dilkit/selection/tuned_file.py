@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from dilkit import files
 from dilkit.checks import boolean, integer, one_of, real
 from dilkit.problem import DTYPES
 
@@ -81,7 +82,7 @@ class TunedEntry:
 def load(path: Path) -> tuple[TunedEntry, ...]:
     """The entries in the file `path`, none if there is no such file. Raises `TunedError` for a malformed file."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(files.read_bytes(path))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:

@@ -1,0 +1,82 @@
+"""Files: read only where they are regular and of a sane size, written whole or not at all.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from dilkit import files
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with files.replacing(Path(folder, "new", "greeting")) as file:
+    ...         _ = file.write(b"hello")
+    ...     files.read_bytes(Path(folder, "new", "greeting"))
+    b'hello'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+MOST_BYTES = 256 * 1024**2
+"""The largest file that is read: far more than dilkit writes, and nothing that memory has no room for."""
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of `path`. Raises OSError for anything but a regular file of at most `most` bytes.
+
+    A device such as /dev/zero never ends, and a pipe waits for its other end; neither is opened for longer than to see that.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb", closefd=True) as file:
+        check_regular(path, os.fstat(file.fileno()), most)
+        return file.read(most)
+
+
+def check_regular(path: Path, found: os.stat_result, most: int = MOST_BYTES) -> None:
+    """Raise OSError unless this is the status of a regular file of at most `most` bytes."""
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    if found.st_size > most:
+        raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, and at most {most:,} are read", str(path))
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `path` in one step when the block ends; if the block raises, `path` stays as it was.
+
+    Its folder is made where there is none. A device or a pipe is written to directly, and a symbolic link is followed.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def others_may_write(path: Path) -> str:
+    """Why what is in `path` may have been put there by another user; empty if it cannot, or if there is no such path."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user (uid {found.st_uid})"
+    if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}; chmod go-w it)"
+    return ""
