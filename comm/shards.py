@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.comm.transports.base import Comm
+from dilkit.files import check_regular
 from dilkit.orders.checks import check_tokens, wrong_length
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -93,6 +95,7 @@ def load_shard(
         ...     run_threads(2, lambda comm: load_shard(f"{folder}/tokens.npy", comm).tolist())
         [[0, 1, 2], [3, 4, 5]]
     """
+    check_regular(Path(path), Path(path).stat(), most=sys.maxsize)
     if Path(path).suffix == ".npy":
         if dtype is not None:
             raise ValueError(f"dtype={dtype!r} is for raw files; path={str(path)!r} says itself what is in it")

@@ -1,13 +1,13 @@
 """Files: read only where they are regular and of a sane size, written whole or not at all.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from dilkit import files
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with files.replacing(Path(folder, "new", "greeting")) as file:
-    ...         _ = file.write(b"hello")
-    ...     files.read_bytes(Path(folder, "new", "greeting"))
-    b'hello'
+>>> import tempfile
+>>> from pathlib import Path
+>>> from dilkit import files
+>>> with tempfile.TemporaryDirectory() as folder:
+...     with files.replacing(Path(folder, "new", "greeting")) as file:
+...         _ = file.write(b"hello")
+...     files.read_bytes(Path(folder, "new", "greeting"))
+b'hello'
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def check_rows(**inputs: tuple[Tensor, int]) -> None:
 
 
 def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """`mask` as bool, True = ignored. Raises TypeError or ValueError unless it is bool, or 0 and -inf, shaped like `query`'s rows.
+    """`mask` as bool, True = ignored. Raises TypeError or ValueError unless it is bool, or 0 and -inf, a row of `query` each.
 
     `nn.TransformerEncoderLayer` turns a bool mask into the floating-point numbers that it adds to the scores: 0 and -inf.
     """

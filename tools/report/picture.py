@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dilkit import files
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.axes import MOST_TICKS, bar_ends, bar_foot, scale
 from dilkit.tools.report.document import Plot, Point, Series
@@ -115,7 +116,11 @@ def new_figure(width: float, height: float) -> Iterator[Any]:
 
 def save(figure: Any, file: Path | io.StringIO, **options: Any) -> None:
     """Write a figure: the one place where pictures are written."""
-    figure.savefig(file, **options)
+    if not isinstance(file, Path):
+        figure.savefig(file, **options)
+        return
+    with files.replacing(file) as written:
+        figure.savefig(written, format=file.suffix[1:] or "png", **options)
 
 
 def _draw(figure: Any, plot: Plot, title: str = "") -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dilkit import files
 from dilkit.device import Device
 from dilkit.tools.console.text import visible
 from dilkit.tools.results.decode import DecodeError, decode, encode
@@ -53,7 +52,7 @@ def read_result(path: Path, record: type[R]) -> R:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, which says of which schema and kind it is; its texts are printable. Raises `ResultError`."""
     try:
-        found = _printable(json.loads(path.read_text(encoding="utf-8")))
+        found = _printable(json.loads(files.read_bytes(path)))
     except OSError as error:
         raise ResultError(path, f"cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
@@ -76,13 +75,5 @@ def _printable(value: Any) -> Any:
 
 def write_text(path: Path, text: str) -> None:
     """Put `text` in the place of `path` in one step, making its folder where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with files.replacing(path) as file:
+        file.write(text.encode())

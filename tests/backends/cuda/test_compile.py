@@ -144,6 +144,21 @@ def _compile(files: Mapping[str, str], barrier: Any, results: Any) -> None:
     results.put(cuda_compile.code_of(KERNEL, CAPABILITY))
 
 
+def test_code_that_another_user_may_have_written_is_not_run(folder: Path, compilations: list[Any]) -> None:
+    code = cuda_compile.code_of(KERNEL, CAPABILITY)
+    (kept,) = folder.iterdir()
+    for path, mode in ((folder, 0o777), (folder, 0o770), (kept, 0o666)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        cuda_compile._warn_of.cache_clear()
+        with pytest.warns(UserWarning, match=f"{path} can be written by others.*DILKIT_CUDA_CACHE"):
+            assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
+        path.chmod(before)
+    assert len(compilations) == 4
+    assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
+    assert len(compilations) == 4
+
+
 def test_many_processes_share_a_cache(folder: Path) -> None:
     processes = multiprocessing.get_context("spawn")
     barrier, results = processes.Barrier(3), processes.Queue()
