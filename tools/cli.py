@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import dilkit
-from dilkit import environment
+from dilkit import NoBackendError, environment
 from dilkit.tools.console.interrupt import INTERRUPTED
 
 COMMANDS = {
@@ -104,7 +104,7 @@ def _run(name: str, argv: list[str]) -> int:
     except ImportError as error:
         return _fail(prog, f"a part of the installation cannot be used: {type(error).__name__}: {error}", BAD_INPUT)
     except (ValueError, TypeError, OSError) as error:
-        return _fail(prog, str(error), NO if _is_no_backend(error) else BAD_INPUT)
+        return _fail(prog, str(error), NO if isinstance(error, NoBackendError) else BAD_INPUT)
 
 
 def _fail(prog: str, message: str, code: int) -> int:
@@ -114,12 +114,6 @@ def _fail(prog: str, message: str, code: int) -> int:
     else:
         time.sleep(GRACE)
     return code
-
-
-def _is_no_backend(error: Exception) -> bool:
-    from dilkit.selector import NoBackendError
-
-    return isinstance(error, NoBackendError)
 
 
 def _top_parser(with_help: bool) -> Parser:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dilkit.tools.results.comparison import Comparison, Measured
+from dilkit.tools.console.text import aligned, in_seconds, print_json, visible
+from dilkit.tools.report import registry
+from dilkit.tools.results.comparison import FASTER, FEW, SAME, Comparison, Measured
+from dilkit.tools.results.comparison import compare as compared
+from dilkit.tools.results.file import ResultError
 
 HELP = "compare two result files: exit code 1 if something got slower beyond noise"
 MARGIN = 0.05
@@ -43,26 +45,19 @@ def _share(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print; 1 where something got slower beyond noise, else 0. Raises `ResultError`."""
-    from dilkit.tools.console import text
-    from dilkit.tools.results import comparison
-
     old, new = load(args.old), load(args.new)
     _check_alike(args, old, new)
-    found = comparison.compare(old, new, args.margin)
+    found = compared(old, new, args.margin)
     if args.json:
         report = asdict(found) | dict(regressions=len(found.regressions), margin=args.margin)
-        text.print_json("compare", dict(old=text.visible(str(args.old)), new=text.visible(str(args.new)), **report))
+        print_json("compare", dict(old=visible(str(args.old)), new=visible(str(args.new)), **report))
     else:
-        print("\n".join(lines(found, args)))
+        print("\n".join(_lines(found, args)))
     return 1 if found.regressions else 0
 
 
 def load(path: Path) -> Measured:
     """What was measured in a file. Raises `ResultError`."""
-    from dilkit.tools.report import registry
-    from dilkit.tools.results.comparison import Measured
-    from dilkit.tools.results.file import ResultError
-
     found = Measured.of(registry.read(path)[1])
     if not found.found:
         raise ResultError(path, f"a result of kind {found.kind!r} without samples: nothing in it can be compared")
@@ -70,8 +65,6 @@ def load(path: Path) -> Measured:
 
 
 def _check_alike(args: argparse.Namespace, old: Measured, new: Measured) -> None:
-    from dilkit.tools.results.file import ResultError
-
     if old.kind != new.kind:
         raise ResultError(args.new, f"a result of kind {new.kind!r}, {args.old} is of {old.kind!r}; compare two of a kind")
     if old.quick != new.quick:
@@ -81,11 +74,7 @@ def _check_alike(args: argparse.Namespace, old: Measured, new: Measured) -> None
         raise ResultError(args.new, f"measures nothing that {args.old} measures; run the same command for both")
 
 
-def lines(found: Comparison, args: argparse.Namespace) -> list[str]:
-    """The comparison for the terminal."""
-    from dilkit.tools.console.text import aligned, in_seconds, visible
-    from dilkit.tools.results.comparison import FEW, SAME
-
+def _lines(found: Comparison, args: argparse.Namespace) -> list[str]:
     shown = [c for c in found.changes if args.all or c.verdict != SAME]
     rows = [("new / old", "95% interval", "old", "new", "", "what")]
     for c in shown[: None if args.all else _SHOWN]:
@@ -96,14 +85,6 @@ def lines(found: Comparison, args: argparse.Namespace) -> list[str]:
     text += ["", *aligned(rows)] if len(rows) > 1 else []
     for name, only in (("old", found.only_old), ("new", found.only_new)):
         text += ["", f"only in {name}:", *(f"  {what}" for what in only)] if only else []
-    return [*text, "", _verdict(found, args.margin)]
-
-
-def _verdict(found: Comparison, margin: float) -> str:
-    from dilkit.tools.results.comparison import FASTER, SAME
-
-    counts = {verdict: sum(c.verdict == verdict for c in found.changes) for verdict in (FASTER, SAME)}
-    return (
-        f"{len(found.changes)} measurements in both: {len(found.regressions)} slower, {counts[FASTER]} faster, "
-        f"{counts[SAME]} without a change beyond noise (margin {margin:.0%})"
-    )
+    faster, same = (sum(c.verdict == verdict for c in found.changes) for verdict in (FASTER, SAME))
+    counts = f"{len(found.changes)} measurements in both: {len(found.regressions)} slower, {faster} faster"
+    return [*text, "", f"{counts}, {same} without a change beyond noise (margin {args.margin:.0%})"]

@@ -7,13 +7,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-if TYPE_CHECKING:
-    from dilkit.tools.report.document import Plot, Section
+from dilkit.tools.console.text import print_json
+from dilkit.tools.report import html, registry, terminal
+from dilkit.tools.report.document import Plot, Section
+from dilkit.tools.report.markdown import markdown
+from dilkit.tools.report.picture import svg
+from dilkit.tools.results.file import write_text
 
 HELP = "show what result files say: tables, and plots as HTML or Markdown"
+Draw = Callable[[Plot, int], str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read all files, then write or print; 0. Raises `ResultError` for the first file that is no result."""
-    from dilkit.tools.console import text
-    from dilkit.tools.report import html, registry, terminal
-    from dilkit.tools.results.file import write_text
-
     sections = registry.sections_of(args.files)
-    draw, note = drawing()
+    draw, note = _drawing()
     for option, path in (("--html", args.html), ("--md", args.md)):
         if path is not None and path.is_dir():
             raise ValueError(f"{option}: {path} is a folder; name the file to write in it")
@@ -41,33 +41,27 @@ def run(args: argparse.Namespace) -> int:
         write_text(args.html, html.page(sections, draw, note))
         written.append(args.html)
     if args.md:
-        written += write_markdown(sections, args.md, draw, note)
+        written += _write_markdown(sections, args.md, draw, note)
     if args.json:
-        text.print_json("report", dict(sections=[asdict(one) for one in sections]))
+        print_json("report", dict(sections=[asdict(one) for one in sections]))
     elif not written:
         print(terminal.text(sections))
-    for line in (f"wrote {', '.join(map(str, written))}" if written else "", note if written else ""):
-        if line:
-            print(line, file=sys.stderr)
+    if written:
+        print(f"wrote {', '.join(map(str, written))}", *filter(None, [note]), sep="\n", file=sys.stderr)
     return 0
 
 
-def drawing() -> tuple[Callable[[Plot, int], str] | None, str]:
+def _drawing() -> tuple[Draw | None, str]:
     """What draws plots, and nothing to say of it; without matplotlib None, and what to do about that."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         return None, f"No plots: {error}. `pip install 'dilkit[plot]'` brings what draws them; the tables are whole."
-    from dilkit.tools.report.picture import svg
-
     return svg, ""
 
 
-def write_markdown(sections: Sequence[Section], path: Path, draw: Callable[[Plot, int], str] | None, note: str) -> list[Path]:
+def _write_markdown(sections: Sequence[Section], path: Path, draw: Draw | None, note: str) -> list[Path]:
     """Write the page to `path`, and beside it a picture for each plot. Returns what was written."""
-    from dilkit.tools.report.markdown import markdown
-    from dilkit.tools.results.file import write_text
-
     written: list[Path] = []
 
     def picture(plot: Plot) -> str | None:
