@@ -158,6 +158,16 @@ def probe(kind: str, index: int = 0) -> Device:
     return Device(kind, kind, index=index)
 
 
+def device_named(name: str | None = None) -> Device:
+    """The facts of the device that torch calls `name`, such as "cpu" or "cuda:1"; by default of the first GPU, else of the CPU.
+
+    >>> device_named("cpu").type
+    'cpu'
+    """
+    kind, _, index = (name or ("cuda" if cuda_count() else "cpu")).partition(":")
+    return probe(kind, int(index or 0))
+
+
 def cuda_count() -> int:
     """How many CUDA devices torch sees; 0 with a torch without CUDA."""
     import torch
@@ -172,6 +182,16 @@ def _cuda_facts(index: int) -> Device:
     capability = (properties.major, properties.minor)
     code = torch_has_code(capability, torch.cuda.get_arch_list())
     return Device("cuda", properties.name, capability, features_of(capability), properties.total_memory, index, code)
+
+
+def has_torch_code(device: Device) -> bool | None:
+    """Whether the installed torch has code for `device`, assumed or not; None when that is not known."""
+    if device.torch_code is not None or device.capability is None:
+        return device.torch_code
+    import torch
+
+    flags: str | None = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()  # `get_arch_list` answers only where a GPU is
+    return torch_has_code(device.capability, flags.split() if flags else [])
 
 
 def torch_has_code(capability: Capability, architectures: list[str]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dilkit import dilated_attention
-from dilkit.device import probe
+from dilkit.device import device_named
 from dilkit.op.boundary import lse_dtype
 from dilkit.selector import Decision, explain
 from dilkit.testing import accuracy
@@ -74,8 +74,7 @@ def expected(case: Case) -> Expected:
 
 
 def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decision:
-    kind, _, index = device.partition(":")
-    trace = explain(case.problem(probe(kind, int(index or 0)), requires_grad), backend)
+    trace = explain(case.problem(device_named(device), requires_grad), backend)
     return next(d for d in trace.decisions if d.name == backend)
 
 

@@ -8,7 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from dilkit.device import probe
+from dilkit.device import device_named
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
@@ -67,10 +67,9 @@ def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: boo
 
 def begin(suite: Suite[Any], steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> SuiteResult:
     """The result of a run that has measured nothing yet."""
-    kind, _, index = suite.where().partition(":")
     plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.DIVISOR * suite.quick, chosen=chosen)
     names = tuple((step.goes_to, step.what) for step in steps)
-    return new_result(suite.RECORD, probe(kind, int(index or 0)), **plan, steps=names, **facts)
+    return new_result(suite.RECORD, device_named(suite.where()), **plan, steps=names, **facts)
 
 
 def keep(suite: Suite[Any], result: SuiteResult, folder: Path) -> SuiteResult:

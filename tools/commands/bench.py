@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dilkit.device import device_named
 from dilkit.problem import Problem
 from dilkit.tools.bench import suites
 from dilkit.tools.console import arguments
@@ -156,10 +157,7 @@ def _lengths_of(args: Namespace) -> tuple[int, ...]:
 
 
 def _problem(args: Namespace, seq: int) -> Problem:
-    from dilkit.device import probe
-
-    kind, _, index = args.device.partition(":")
-    return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), probe(kind, int(index or 0)))
+    return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), device_named(args.device))
 
 
 def _measure(args: Namespace, longest: Problem, implementations: list[Implementation]) -> BenchResult:

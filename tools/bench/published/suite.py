@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from dilkit.comm.launch.processes import mpi_version, transports
-from dilkit.device import probe
+from dilkit.device import device_named
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.registry import list_backends
@@ -171,8 +171,7 @@ class PublishedSuite(Suite[PublishedResult]):
 
     def problem(self, setting: Setting, backward: bool = False) -> Problem:
         """What is measured: with --quick a shorter one."""
-        kind, _, index = self.device.partition(":")
-        return replace(setting.problem(backward, self.divisor), device=probe(kind, int(index or 0)))
+        return replace(setting.problem(backward, self.divisor), device=device_named(self.device))
 
     def who(self, setting: Setting) -> tuple[str, ...]:
         """Which implementations are compared at a setting, by name."""

@@ -7,31 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dilkit.device import Device
+from dilkit.device import Device, device_named, has_torch_code
 from dilkit.problem import Problem
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands.info import matrix
-from dilkit.tools.commands.info.facts import (
-    Failure,
-    TorchBuild,
-    VariableFacts,
-    device_named,
-    devices,
-    guarded,
-    has_code,
-    torch_note,
-    variables,
-    versions,
-)
+from dilkit.tools.commands.info.facts import Failure, TorchBuild, VariableFacts, devices, guarded, torch_note, variables, versions
 from dilkit.tools.commands.info.matrix import Cell
-from dilkit.tools.console.arguments import (
-    add_backend_argument,
-    add_call_arguments,
-    add_pattern_arguments,
-    assumed_device,
-    device_here,
-    problem_of,
-)
+from dilkit.tools.console import arguments
 from dilkit.tools.console.text import in_bytes, print_json, table, wrapped
 from dilkit.tools.results.decode import encode
 
@@ -41,14 +23,14 @@ HELP = "show devices, versions and which backend computes a problem, with all re
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what names the device and the problem."""
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--assume", type=assumed_device, metavar="sm_61", help="a GPU that need not be here, or cpu")
+    where.add_argument("--assume", type=arguments.assumed_device, metavar="sm_61", help="a GPU that need not be here, or cpu")
     here = "a device of this machine (default: the first GPU, else the CPU)"
-    where.add_argument("--device", type=device_here, metavar="cuda:0", help=here)
+    where.add_argument("--device", type=arguments.device_here, metavar="cuda:0", help=here)
     every = "also the problem on every known device, for every dtype, and the table of orders behind it"
     parser.add_argument("--all", action="store_true", help=every)
-    add_pattern_arguments(parser)
-    add_call_arguments(parser)
-    add_backend_argument(parser, "names in order of preference (default: DILKIT_BACKEND's, else by capability)")
+    arguments.add_pattern_arguments(parser)
+    arguments.add_call_arguments(parser)
+    arguments.add_backend_argument(parser, "names in order of preference (default: DILKIT_BACKEND's, else by capability)")
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,12 @@ class Report:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report. 0 = a backend was picked, 1 = none was or none can run without torch, 2 = malformed environment."""
-    report = collect(args)
+    here = devices()
+    found = [device for device in here if isinstance(device, Device)]
+    device = args.assume or (device_named(args.device) if args.device else (found[1:] or found)[0])
+    problem = arguments.problem_of(args, device)
+    cells = matrix.matrix(problem, found, args.backend) if args.all else None
+    report = Report(versions(), here, guarded(lambda: explain(problem, args.backend)), variables(), cells)
     if args.json:
         print_json("info", _plain(report))
     else:
@@ -77,14 +64,6 @@ def run(args: argparse.Namespace) -> int:
     if any(variable.error for variable in report.environment):
         return 2
     return 0 if report.picked and not isinstance(report.versions["torch"], Failure) else 1
-
-
-def collect(args: argparse.Namespace) -> Report:
-    """The whole report. Raises ValueError for bad arguments."""
-    here = devices()
-    problem = problem_of(args, args.assume or device_named(args.device, here))
-    cells = matrix.matrix(problem, [d for d in here if isinstance(d, Device)], args.backend) if args.all else None
-    return Report(versions(), here, guarded(lambda: explain(problem, args.backend)), variables(), cells)
 
 
 def _notes(problem: Problem) -> Iterator[str]:
@@ -113,7 +92,12 @@ def _plain_device(device: Device | Failure) -> object:
     if isinstance(device, Failure):
         return device
     facts = dict(device=str(device), type=device.type, name=device.name, capability=device.capability)
-    return facts | dict(features=sorted(device.features), memory=device.memory, torch_code=has_code(device))
+    return facts | dict(features=sorted(device.features), memory=device.memory, torch_code=_has_code(device))
+
+
+def _has_code(device: Device) -> bool | None:
+    known = guarded(lambda: has_torch_code(device))
+    return None if isinstance(known, Failure) else known
 
 
 def _lines(report: Report) -> list[str]:
@@ -131,7 +115,7 @@ def _device_row(device: Device | Failure) -> tuple[str, str]:
         return "GPUs", f"could not be looked for: {device}"
     code = {True: "torch has code for it", False: "torch has NO code for it", None: "not known whether torch has code for it"}
     features = " ".join(sorted(device.features)) or "no features of note"
-    return str(device), f"{in_bytes(device.memory)}; {features}; {code[has_code(device)]}"
+    return str(device), f"{in_bytes(device.memory)}; {features}; {code[_has_code(device)]}"
 
 
 def _problem_lines(trace: Trace | Failure) -> list[str]:

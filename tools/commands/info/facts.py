@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import platform
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import dilkit
 from dilkit import environment
 from dilkit.backend import torch_hint
 from dilkit.backends.native.backend import instruction_set
-from dilkit.device import Device, cuda_count, probe, torch_has_code
+from dilkit.device import Device, cuda_count, has_torch_code, probe
 from dilkit.selector import requested_backends
 
 T = TypeVar("T")
@@ -58,7 +57,7 @@ def versions() -> dict[str, str | TorchBuild | Failure]:
         python=platform.python_version(),
         torch=guarded(lambda: TorchBuild(_torch().__version__, _torch().version.cuda)),
         numpy=guarded(lambda: str(importlib.import_module("numpy").__version__)),
-        plan_module=guarded(_cache_module),
+        plan_module=guarded(lambda: str(importlib.import_module("dilkit._cache").__file__)),
         platform=platform.platform(),
     )
 
@@ -68,14 +67,6 @@ def devices() -> list[Device | Failure]:
     count = guarded(cuda_count)
     gpus = [count] if isinstance(count, Failure) else [guarded(partial(probe, "cuda", i)) for i in range(count)]
     return [guarded(lambda: probe("cpu")), *gpus]
-
-
-def device_named(text: str | None, here: list[Device | Failure] | None = None) -> Device:
-    """The device of this machine called `text`; for None the first GPU, else the CPU. `here`: what `devices` has found."""
-    if text is None:
-        return next((d for d in (here or devices())[1:] if isinstance(d, Device)), None) or probe("cpu")
-    kind, _, index = text.partition(":")
-    return probe(kind, int(index or 0))
 
 
 @dataclass(frozen=True)
@@ -113,36 +104,12 @@ def torch_note(device: Device) -> str | None:
     torch = guarded(_torch)
     if isinstance(torch, Failure):
         return f"torch cannot be imported, so nothing can run here: {torch}"
-    if device.type != "cuda" or has_code(device):
+    if device.type != "cuda" or has_torch_code(device):
         return None
     name = "sm_{}{}".format(*device.capability) if device.capability else str(device)
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return f"the installed torch {torch.__version__}, {build}, has no code for {name}: {torch_hint(device.capability)}"
 
 
-def has_code(device: Device) -> bool | None:
-    """Whether the installed torch has code for `device`, assumed or not; None when that is not known."""
-    torch = guarded(_torch)
-    if isinstance(torch, Failure):
-        return None
-    if device.torch_code is not None or device.capability is None:
-        return device.torch_code
-    return torch_has_code(device.capability, _architectures(torch))
-
-
 def _torch() -> ModuleType:
     return importlib.import_module("torch")
-
-
-def _architectures(torch: ModuleType) -> list[str]:
-    """What torch was built for. `torch.cuda.get_arch_list` answers only where a GPU is."""
-    flags: str | None = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()
-    return flags.split() if flags else []
-
-
-def _cache_module() -> str:
-    spec = importlib.util.find_spec("dilkit._cache")
-    if spec is None or spec.origin is None:
-        raise ImportError("dilkit._cache is not built; install dilkit again (pip install -e . in a checkout)")
-    importlib.import_module("dilkit._cache")
-    return spec.origin

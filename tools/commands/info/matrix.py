@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +29,7 @@ class Cell:
     label: str
     dtype: str
     trace: Trace | Failure
-    row: int | None = None
+    row: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
@@ -47,30 +49,24 @@ def matrix(problem: Problem, here: Iterable[Device], backend: Sequence[str] | No
 
 
 def _judged(problem: Problem, backend: Sequence[str] | None) -> Cell:
-    label, trace, row = _label(problem.device), guarded(partial(explain, problem, backend)), row_of(problem)
-    if isinstance(trace, Failure) or row is None or trace.picked is None or trace.why != row.preference.why(trace.picked):
-        return Cell(label, problem.dtype, trace)
-    return Cell(label, problem.dtype, trace, TABLE.index(row) + 1)
-
-
-def _label(device: Device) -> str:
+    trace, row, device = guarded(partial(explain, problem, backend)), row_of(problem), problem.device
+    decided = row and isinstance(trace, Trace) and trace.picked and trace.why == row.preference.why(trace.picked)
     kind = device.type if device.capability is None else "sm_{}{}".format(*device.capability)
     where = "" if device.assumed or device.type == "cpu" else f" {device.type}:{device.index}"
-    text = f"{kind}{where} {device.name}"
-    return text if len(text) <= _LABEL else f"{text[: _LABEL - 3]}..."
+    label = textwrap.shorten(f"{kind}{where} {device.name}", _LABEL, placeholder="...")
+    return Cell(label, problem.dtype, trace, TABLE.index(row) + 1 if row and decided else None)
 
 
 def lines(cells: Sequence[Cell]) -> list[str]:
     """Who is picked where, each with the number of the row that decided, and the rows; other reasons have letters."""
-    traces = [cell.trace for cell in cells if not isinstance(cell.trace, Failure)]
     why = dict.fromkeys(str(c.trace.why) for c in cells if isinstance(c.trace, Trace) and c.trace.picked and not c.row)
-    letters = {reason: chr(ord("a") + i) if i < 26 else f"z{i}" for i, reason in enumerate(why)}
+    letters = dict(zip(why, string.ascii_letters, strict=False))
     by_device: dict[str, list[str]] = {}
     for cell in cells:
         by_device.setdefault(cell.label, []).append(_shown(cell, letters))
     shown = table([("", *DTYPES), *((label, *found) for label, found in by_device.items())])
     shown += table(dict.fromkeys((cell.trace.error,) for cell in cells if isinstance(cell.trace, Failure)))
-    shown += table(dict.fromkeys(_missing(traces)))
+    shown += table(dict.fromkeys(_missing(cell.trace for cell in cells if isinstance(cell.trace, Trace))))
     if letters:
         shown += ["", "picked for other reasons than the table's", *table((letter, reason) for reason, letter in letters.items())]
     head = f"the table of orders; the first row that fits decides. Of GPUs it holds {BY_DESIGN}: nothing was measured there"

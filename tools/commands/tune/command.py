@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dilkit import environment
-from dilkit.device import Device
+from dilkit.device import Device, device_named
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
 from dilkit.tools.commands.bench import SEQS
-from dilkit.tools.commands.info.facts import device_named, devices
+from dilkit.tools.commands.info.facts import devices
 from dilkit.tools.commands.tune import report as tune_report
 from dilkit.tools.commands.tune.report import Found
 from dilkit.tools.console import arguments
