@@ -29,7 +29,7 @@ COMMANDS = {
     "report": "report",
     "compare": "compare",
     "tune": "tune.command",
-    "draw": "draw.command",
+    "draw": "draw",
     "demo": "demo",
 }
 """Each command with its module in `dilkit.tools.commands`."""

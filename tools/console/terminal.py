@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dilkit.viz.colours import SCALE
+
 SHADES = " .:+*#%@"
 """The characters of counts 0, 1, 2, ...; the last one also stands for more."""
-
-COLOURS = ("#f2f1ec", "#93d3c1", "#2b93b6", "#2c3d9c", "#641b78", "#b8266a", "#ee6d3b", "#f6c445")
-"""The colours of counts 0, 1, 2, ...; the last one also stands for more. Neighbours differ in lightness or in hue."""
 
 Matrix = Sequence[Sequence[int]]
 
@@ -43,5 +42,5 @@ def side_by_side(panels: list[list[str]], width: int, room: int, gap: int = 3) -
 
 
 def _rgb(count: int) -> str:
-    colour = COLOURS[min(count, len(COLOURS) - 1)]
+    colour = SCALE[min(count, len(SCALE) - 1)]
     return ";".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))

@@ -104,7 +104,7 @@ def _columns(plots: Sequence[Plot]) -> list[list[tuple[Plot, float]]]:
 
 
 @contextmanager
-def new_figure(width: float, height: float) -> Iterator[Any]:
+def new_figure(width: float = 6.4, height: float = 4.8) -> Iterator[Any]:
     """A figure of so many inches, in dilkit's style. Within this context it is drawn and saved."""
     import matplotlib
     from matplotlib.figure import Figure

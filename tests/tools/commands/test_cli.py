@@ -67,7 +67,7 @@ def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
 def test_a_command_that_cannot_be_loaded_hides_no_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "dilkit.tools.commands.draw.command", None)
+    monkeypatch.setitem(sys.modules, "dilkit.tools.commands.draw", None)
     assert "cannot be loaded" in output(capsys, "--help")
     assert main(["draw"]) == 2
     assert capsys.readouterr().err.startswith("dilkit draw: this command cannot be loaded: ModuleNotFoundError")

@@ -14,6 +14,7 @@ from dilkit.tools.console.arguments import numbers, picture_file, whole
 from dilkit.tools.console.text import print_json
 from dilkit.tools.report.terminal import document_text
 from dilkit.tools.results.decode import encode
+from dilkit.viz import draw_orders
 
 MAX_TOKENS = 2**24
 MAX_SIDE = 1024
@@ -57,9 +58,11 @@ def run(args: argparse.Namespace) -> int:
         )
         curves = {c: locality_report(one, length, args.rates, window=window, block=args.block) for c, one in orders.items()}
         if args.png and not segments:
-            from dilkit.tools.commands.order.picture import save_picture
+            from dilkit.tools.report.picture import new_figure, save
 
-            save_picture([(orders[c], curves[c]) for c in dict.fromkeys((args.curve, "row-major"))], args.png)
+            with new_figure() as figure:
+                draw_orders(figure, [(orders[c], curves[c]) for c in dict.fromkeys((args.curve, "row-major"))])
+                save(figure, args.png, dpi=160)
         segments.append(Segments(length, reading(curves, args.curve), curves))
     tokens, png = args.extra_tokens + prod(args.shape), str(args.png) if args.png else None
     report = Report(args.shape, tokens, args.extra_tokens, args.curve, tuple(segments), png)

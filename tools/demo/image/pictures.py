@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.tools.console.terminal import COLOURS
 from dilkit.tools.demo.image.photo import Photograph
 from dilkit.tools.demo.image.sight import PatternSight
 from dilkit.tools.demo.image.task import MASKS, PairTask
 from dilkit.tools.report.kinds.demo_image import NAMES
 from dilkit.tools.report.picture import INK, new_figure, save
 from dilkit.tools.results.kinds.demo_image import CURVES
+from dilkit.viz.colours import SCALE
 
 _HIDDEN = 0.82
 """The grey of a hidden patch."""
@@ -64,7 +64,7 @@ def draw_sight(photo: Photograph, sight: PatternSight, path: Path) -> None:
                 seen = sight.of(query, curve)
                 _show(axis, _tinted(faded, seen, side), f"{NAMES[curve]}: a patch {where} sees {int((seen > 0).sum())}")
                 down, across = (side * place for place in divmod(query, sight.config.grid))
-                _frame(axis, (across, down), (side, side), facecolor=COLOURS[-1], edgecolor=INK, linewidth=1.6)
+                _frame(axis, (across, down), (side, side), facecolor=SCALE[-1], edgecolor=INK, linewidth=1.6)
         figure.suptitle("What one patch sees in one head: the darker, the more branches", color=INK, fontsize=12, weight="bold")
         save(figure, path, dpi=150)
 
@@ -76,7 +76,7 @@ def _tinted(pixels: Tensor, counts: Tensor, patch: int) -> Tensor:
     tinted = pixels.clone()
     for count in range(1, int(counts.max()) + 1):
         chosen = (counts == count).repeat_interleave(patch, 0).repeat_interleave(patch, 1)
-        colour = COLOURS[min(count + 1, len(COLOURS) - 1)]
+        colour = SCALE[min(count + 1, len(SCALE) - 1)]
         tinted[chosen] = 0.12 * tinted[chosen] + 0.88 * torch.tensor(to_rgb(colour))
     return tinted
 

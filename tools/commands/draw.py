@@ -15,6 +15,7 @@ from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of, pi
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.terminal import coloured, shaded, side_by_side
 from dilkit.tools.console.text import print_json, wrapped
+from dilkit.viz import draw_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +43,11 @@ def run(args: argparse.Namespace) -> int:
     load_torch()
     count = pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
     if args.out:
-        from dilkit.tools.commands.draw.picture import save_picture
+        from dilkit.tools.report.picture import new_figure, save
 
-        save_picture(count, title(pattern, args), args.out, is_causal=args.causal)
+        with new_figure() as figure:
+            draw_count(figure, count, title(pattern, args), is_causal=args.causal)
+            save(figure, args.out, dpi=200)
     if args.json:
         print_json("draw", _facts(count, pattern, args))
     elif args.out:

@@ -1,21 +1,20 @@
-"""A curve through a grid as a picture: its segments, and the keys that a rate keeps. matplotlib is imported when one is drawn.
+"""Curves through a grid, drawn: their segments, and the keys that a rate keeps. matplotlib is imported only when one is drawn.
 
 Cells are squares in the colours of their segments; a grid in space is drawn layer by layer, side by side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dilkit.orders.locality import LocalityReport
 from dilkit.orders.token_order import TokenOrder
-from dilkit.tools.console.terminal import COLOURS
+from dilkit.viz.colours import GREY, INK, SCALE
 
-INK, GREY = "#33333b", "#6b6b76"
 LINE_CELLS = 128
 """Up to so many cells along a side the curve itself is drawn."""
 FLATTEST, TALLEST = 0.1, 1.6
@@ -47,20 +46,31 @@ class View:
         return image
 
 
-def save_picture(pictured: list[tuple[TokenOrder, LocalityReport]], path: Path) -> None:
-    """Draw orders, one a row, each with its figures: on the left its segments, on the right the keys that the last rate keeps."""
-    from dilkit.tools.report.picture import new_figure, save
+def draw_orders(figure: Any, orders: Sequence[tuple[TokenOrder, LocalityReport]]) -> None:
+    """Draw orders of one grid into a matplotlib figure, which gets the size that it needs.
 
-    views = [View(order, found.segment_length, found.kept[-1].rate) for order, found in pictured]
+    One a row, each with its figures: on the left the segments of its report, on the right the keys that the last rate keeps.
+
+    Example:
+
+        >>> from matplotlib.figure import Figure
+        >>> from dilkit import locality_report, order
+        >>> from dilkit.viz import draw_orders
+        >>> figure = Figure()
+        >>> curves = [order((32, 32), curve) for curve in ("hilbert", "row-major")]
+        >>> draw_orders(figure, [(curve, locality_report(curve, 256, [8])) for curve in curves])
+        >>> figure.savefig("orders.png")  # doctest: +SKIP
+    """
+    views = [View(order, found.segment_length, found.kept[-1].rate) for order, found in orders]
     rows, columns = views[0].shape
     flatness = min(TALLEST, max(FLATTEST, rows / columns))
-    with new_figure(10.4, len(pictured) * (5.0 * flatness + 0.75)) as figure:
-        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.14, rect=(0, 0, 1, 1 - 0.08 / figure.get_figheight()))
-        axes = figure.subplots(len(pictured), 2, squeeze=False)
-        for view, (_, found), (left, right) in zip(views, pictured, axes, strict=True):
-            _draw_segments(left, view, found)
-            _draw_kept(right, view, found)
-        save(figure, path, dpi=160)
+    height = len(orders) * (5.0 * flatness + 0.75)
+    figure.set_size_inches(10.4, height)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.14, rect=(0, 0, 1, 1 - 0.08 / height))
+    axes = figure.subplots(len(orders), 2, squeeze=False)
+    for view, (_, found), (left, right) in zip(views, orders, axes, strict=True):
+        _draw_segments(left, view, found)
+        _draw_kept(right, view, found)
 
 
 def _draw_segments(ax: Any, view: View, found: LocalityReport) -> None:
@@ -120,5 +130,5 @@ def _palette(count: int) -> np.ndarray:
     """`(count, 3)`: a colour for each segment; neighbours along the curve are alike but can be distinguished."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    chosen = LinearSegmentedColormap.from_list("segments", COLOURS[1:])
+    chosen = LinearSegmentedColormap.from_list("segments", SCALE[1:])
     return np.asarray(chosen(np.linspace(0, 1, max(count, 2))))[:count, :3]

@@ -1,0 +1,4 @@
+"""Pictures of patterns and of token orders, drawn into a matplotlib figure: `pip install 'dilkit[plot]'`."""
+
+from dilkit.viz.counts import draw_count as draw_count
+from dilkit.viz.orders import draw_orders as draw_orders
