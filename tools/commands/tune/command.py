@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -79,7 +78,13 @@ def _tune(args: Namespace, path: Path) -> int:
     posed = _problems(args)
     arguments.make_folder(environment.TUNED.name, path.parent)
     measured: list[Found] = []
-    interrupted = not _measure(args, path, posed, measured)
+    interrupted = False
+    try:
+        for found in _measured(args, posed):
+            measured.append(found)
+            _keep(path, found)
+    except KeyboardInterrupt:
+        interrupted = True
     setup = str(tuned.setup_of(posed[0].device))
     plain = dict(file=str(path), setup=setup, overridden=environment.backend_names(), problems=[m.to_dict() for m in measured])
     text = (f"on {setup}", "", *tune_report.lines(path, measured, interrupted))
@@ -104,27 +109,20 @@ def _problems(args: Namespace) -> list[Problem]:
     return [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": train}), device) for n, train in posed]
 
 
-def _measure(args: Namespace, path: Path, posed: list[Problem], measured: list[Found]) -> bool:
-    """Add what became of each problem to `measured`; False for an interruption. An order is in the file once it is known."""
+def _measured(args: Namespace, posed: list[Problem]) -> Iterator[Found]:
+    """What became of each problem."""
     from tqdm import tqdm
 
     from dilkit.tools.measure.case import CaseRunner
     from dilkit.tools.measure.implementation import backend_implementations
 
-    runners = {
-        train: CaseRunner(backend_implementations(args.backend), args.repeats, MIN_TIME, args.budget) for train in (False, True)
-    }
-    with tqdm(total=len(posed), unit="problem", file=sys.stderr, disable=None) as bar:
-        try:
-            for problem in posed:
-                title = f"{problem.seq:,} tokens, {'training' if problem.requires_grad else 'forward'}"
-                runners[problem.requires_grad].say = partial(_say, bar, title)
-                measured.append(Found(problem, runners[problem.requires_grad].run(problem).entries))
-                _keep(path, measured[-1])
-                bar.update()
-        except KeyboardInterrupt:
-            return False
-    return True
+    implementations = backend_implementations(args.backend)
+    runners = [CaseRunner(implementations, args.repeats, MIN_TIME, args.budget) for _ in ("forward", "training")]
+    with tqdm(posed, unit="problem", file=sys.stderr, disable=None) as bar:
+        for problem in bar:
+            runner, passes = runners[problem.requires_grad], "training" if problem.requires_grad else "forward"
+            runner.say = partial(_say, bar, f"{problem.seq:,} tokens, {passes}")
+            yield Found(problem, runner.run(problem).entries)
 
 
 def _say(bar: Any, title: str, text: str) -> None:
@@ -141,7 +139,7 @@ def _keep(path: Path, found: Found) -> None:
         print(f"{error}; it is written anew", file=sys.stderr)
         kept = ()
     new = tuned_file.TunedEntry(tuned.setup_of(found.problem.device), tuned.shape_of(found.problem), found.order)
-    write_text(path, tuned_file.to_text([*(e for e in kept if replace(e, seconds=new.seconds) != new), new]))
+    write_text(path, tuned_file.to_text([*(e for e in kept if (e.setup, e.shape) != (new.setup, new.shape)), new]))
     tuned.read_again()
 
 

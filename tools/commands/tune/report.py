@@ -70,10 +70,10 @@ def listed(entries: Sequence[TunedEntry], here: Collection[TunedSetup]) -> Itera
     """What a file holds, setup by setup; `here` are the setups of this machine."""
     for setup in dict.fromkeys(entry.setup for entry in entries):
         yield from ("", f"{setup}{'' if setup in here else ' (does not hold here)'}")
-        yield from table((_key(entry.shape), _times(entry)) for entry in entries if entry.setup == setup)
+        yield from table((_shown(entry.shape), _times(entry)) for entry in entries if entry.setup == setup)
 
 
-def _key(shape: TunedShape) -> str:
+def _shown(shape: TunedShape) -> str:
     flags = f"{', causal' if shape.is_causal else ''}{', training' if shape.requires_grad else ''}"
     return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{flags}"
 
