@@ -10,7 +10,6 @@ import pytest
 from dilkit import Pattern, Problem, explain, files
 from dilkit.comm import load_shard, run_threads
 
-
 REFUSED = r"no regular file|directory"
 
 

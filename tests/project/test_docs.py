@@ -52,8 +52,9 @@ def test_the_readme_example_is_short():
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python 3.13 lays help texts out in another way than 3.10 to 3.12")
 def test_generated_parts_are_current(tmp_path):
-    done = run(sys.executable, "-m", "dilkit.tools.site.pages", "--check", "--root", str(ROOT), cwd=tmp_path)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}write them anew with: make docs"
+    stale = f"from pathlib import Path; from dilkit.tools.site import pages; print(*pages.stale_pages(Path({str(ROOT)!r})))"
+    done = run(sys.executable, "-c", stale, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), f"{done.stdout}{done.stderr}write them anew with: make docs"
 
 
 def test_a_changed_page_is_found(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dilkit.device import Device, cuda_count, parse_capability, probe
+from dilkit.device import Device, cuda_count, probe
 from dilkit.pattern import OFFSETS, OVERLAPS, Pattern
 from dilkit.problem import DTYPES, Problem
 from dilkit.tools.console.quantities import whole_number
@@ -167,7 +167,8 @@ def device_here(text: str) -> str:
     if text == "cpu":
         return text
     if kind != "cuda" or not (index or "0").isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose from cpu, cuda, cuda:1, ...{_mention_assume(text)}")
+        hint = "`dilkit info --assume sm_61` takes a GPU that is not here"
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose from cpu, cuda, cuda:1, ... ({hint})")
     try:
         there = cuda_count()
     except Exception as error:
@@ -175,14 +176,6 @@ def device_here(text: str) -> str:
     if int(index or 0) >= there:
         raise argparse.ArgumentTypeError(f"{text!r} is not there: torch sees {there} CUDA devices")
     return f"{kind}:{int(index or 0)}"
-
-
-def _mention_assume(text: str) -> str:
-    try:
-        parse_capability(text)
-    except ValueError:
-        return ""
-    return f" (`dilkit info --assume {text}` takes a GPU that is not here)"
 
 
 def _segments(text: str) -> tuple[int, ...] | str:

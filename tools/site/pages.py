@@ -1,19 +1,19 @@
 """Writes the generated parts of README.md and of docs/ anew: everything between `<!-- generated: NAME -->` and `<!-- end -->`.
 
-    python -m dilkit.tools.site.pages [--root CHECKOUT] [--check]
+    python -m dilkit.tools.site.pages
 
-What is written depends on the checkout alone, not on what the machine has: every GPU is assumed, no module is missing.
+It runs in the root of a checkout. What is written depends on that alone, not on what the machine has: every GPU is assumed, no
+module is missing.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +31,7 @@ from dilkit.selector import ranked
 from dilkit.tools import cli
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.report import registry
+from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.site import figures
 from dilkit.tools.site.order_figures import locality_table
@@ -50,23 +51,14 @@ PICTURES = {
 """The commands that draw them, the file's name left out."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the pages and draw the pictures; with --check, only say which pages differ (exit code 1)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dilkit.tools.site.pages", description=__doc__.splitlines()[0] if __doc__ else None
-    )
-    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: the current folder)")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
-    args = parser.parse_args(argv)
-    stale = stale_pages(args.root)
-    for path, text in stale.items():
-        print(f"{'out of date' if args.check else 'written'}: {path}")
-        if not args.check:
-            path.write_text(text)
-    if args.check:
-        return 1 if stale else 0
-    draw_results(args.root / "docs" / "results", args.root / "docs" / "images")
-    return draw(args.root / "docs" / "images")
+def main() -> int:
+    """Write the pages and draw the pictures of the checkout in the current folder."""
+    root = Path()
+    for path, text in stale_pages(root).items():
+        print(f"written: {path}")
+        path.write_text(text)
+    draw_results(root / "docs" / "results", root / "docs" / "images")
+    return draw(root / "docs" / "images")
 
 
 def stale_pages(root: Path) -> dict[Path, str]:
@@ -116,7 +108,7 @@ def backend_table(root: Path) -> str:
         devices = "any" if limits.devices is None else ", ".join(sorted(limits.devices))
         dtypes = "all four" if limits.dtypes == set(DTYPES) else ", ".join(d for d in DTYPES if d in limits.dtypes)
         rows.append((f"`{b.name}`", b.summary, ", ".join(b.requires), devices, dtypes, ", ".join(_gaps(limits)) or "-"))
-    return table(rows)
+    return rows_markdown(rows)
 
 
 def _gaps(limits: Limits) -> list[str]:
@@ -146,7 +138,7 @@ def pick_table(root: Path) -> str:
         with mock.patch.dict(sys.modules, dict.fromkeys(OTHER_KERNELS)):
             picks = [_pick(Device.assume(name), dtype) for dtype in dtypes]
         rows.append((f"`{name}`", f"{generation.architecture}, {generation.example}", *picks))
-    return table(rows)
+    return rows_markdown(rows)
 
 
 def _pick(device: Device, dtype: str) -> str:
@@ -165,12 +157,12 @@ def peer_table(root: Path) -> str:
     """One row a peer of `dilkit bench`: what it is and what it computes."""
     rows = [("peer", "what it is", "what it computes")]
     rows += [(f"`{p.name}`", p.summary, p.computes) for p in BASELINES.values()]
-    return table(rows)
+    return rows_markdown(rows)
 
 
 def environment_table(root: Path) -> str:
     """One row an environment variable."""
-    return table([("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)])
+    return rows_markdown([("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)])
 
 
 def command_help(root: Path) -> str:
@@ -189,12 +181,6 @@ def api_reference(root: Path, package: ModuleType = dilkit) -> str:
     """Every public name of a package, for the site's builder to put signature and docstring in its place."""
     names = sorted(set(package.__all__) - {"__version__"}, key=str.lower)
     return "\n\n".join(f"::: {getattr(package, name).__module__}.{name}" for name in names)
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first row is its head."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 def order_suite(root: Path) -> str:

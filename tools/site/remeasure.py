@@ -1,8 +1,8 @@
 """Measures anew what the pages show of CPUs: runs the commands whose results are kept in docs/results/, and keeps what they find.
 
-    python -m dilkit.tools.site.remeasure [NAME ...] [--root CHECKOUT]
+    python -m dilkit.tools.site.remeasure [NAME ...]
 
-A result takes the place of the one before only when its command has ended well. The others stay as they are.
+It runs in the root of a checkout. A result takes the place of the one before only when its command has ended well.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 when all were measured, else 1."""
     parser = argparse.ArgumentParser(prog="python -m dilkit.tools.site.remeasure", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMMANDS)} (default: all)")
-    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: the current folder)")
     args = parser.parse_args(argv)
-    folder = args.root / "docs" / "results"
-    if not folder.is_dir():
-        parser.error(f"--root: {args.root} has no docs/results; give the folder of a checkout")
+    folder = Path("docs", "results")
     if unknown := [name for name in args.names if name not in COMMANDS]:
         parser.error(f"{', '.join(unknown)}: no such result; known: {', '.join(COMMANDS)}")
     failed = [name for name in args.names or COMMANDS if not remeasure(name, folder)]
@@ -56,10 +53,8 @@ def remeasure(name: str, folder: Path) -> bool:
         run = [sys.executable, "-m", *command.split()]
         if subprocess.run(run, cwd=place, stdin=subprocess.DEVNULL, check=False).returncode:
             return False
-        found = list(Path(place, name).glob("*.json"))
-        if len(found) != 1:
-            return False
-        write_result(registry.read(found[0])[1], folder / f"{name}.json")
+        (found,) = Path(place, name).glob("*.json")
+        write_result(registry.read(found)[1], folder / f"{name}.json")
     return True
 
 

@@ -20,18 +20,19 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     for name in remeasure.COMMANDS:
         (folder / f"{name}.json").write_text("before")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_result_takes_the_place_of_the_one_before(checkout: Path) -> None:
-    assert remeasure.main(["--root", str(checkout), "tiny"]) == 0
+    assert remeasure.main(["tiny"]) == 0
     found = json.loads((checkout / "docs" / "results" / "tiny.json").read_text())
     assert found["lengths"][0]["seq"] == 64
     assert str(checkout) not in found["command"], "the command of a published result names no folder of this machine"
 
 
 def test_what_fails_is_left_as_it_was_and_named(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert remeasure.main(["--root", str(checkout)]) == 1
+    assert remeasure.main([]) == 1
     assert "left as before: wrong" in capsys.readouterr().err
     assert (checkout / "docs" / "results" / "wrong.json").read_text() == "before"
     assert (checkout / "docs" / "results" / "tiny.json").read_text() != "before"
@@ -39,7 +40,7 @@ def test_what_fails_is_left_as_it_was_and_named(checkout: Path, capsys: pytest.C
 
 def test_unknown_results_are_refused(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        remeasure.main(["--root", str(checkout), "tinny"])
+        remeasure.main(["tinny"])
     assert "tinny: no such result; known: tiny, wrong" in capsys.readouterr().err
 
 
