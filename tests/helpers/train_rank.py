@@ -21,7 +21,7 @@ from dilkit.comm import Comm, MPIComm, RingDilatedAttention, TorchComm, shard, s
 from dilkit.comm.launch import ranks
 from dilkit.tools import cli
 from dilkit.tools.demo.text.model import ModelConfig
-from dilkit.tools.demo.text.task import RECIPE, TextTask, held_out_windows
+from dilkit.tools.demo.text.task import TextTask, held_out_windows
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.results.kinds.demo import Budget
 
@@ -77,12 +77,12 @@ def alone(replicas: int = 1) -> list[Tensor]:
 
 
 def demo_losses(comm: Comm) -> dict[str, Any]:
-    """Twenty steps of the demo, on short and on whole windows: all losses, the parameters, what was sent."""
+    """Twenty steps of the demo, on short and on whole windows: all losses, and the parameters."""
     task = TextTask(TEXT, held_out_windows(TEXT, CONFIG.context)[:2], CONFIG, 0, comm)
-    trainer = Trainer(task, Budget(steps=20), RECIPE)
+    trainer = Trainer(task, Budget(steps=20))
     trainer.run(8, lambda: None, lambda: None)
-    losses = [point.loss for point in trainer.train + trainer.held_out]
-    return dict(losses=losses, sent=task.sent, parameters=[p.detach().clone() for p in task.model.parameters()])
+    losses = [loss for *_, loss in trainer.curve] + [point.held_out for point in trainer.points]
+    return dict(losses=losses, parameters=[p.detach().clone() for p in task.model.parameters()])
 
 
 def demo(comm: Comm) -> None:
@@ -162,7 +162,7 @@ def failing_demo(launcher: str, folder: str) -> int:
     backward = TextTask.backward
 
     def fail(self: TextTask, spent: float) -> tuple[float, int]:
-        if self.comm.rank == 1 and self.sent:
+        if self.comm.rank == 1 and spent:
             raise ZeroDivisionError("this one's own fault")
         return backward(self, spent)
 

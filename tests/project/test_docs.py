@@ -120,7 +120,7 @@ def test_figures_in_words_are_figures_of_their_suite(words, targets):
 def test_a_report_of_the_demo_is_a_result_file(tmp_path):
     assert "dilkit demo" not in figures.summary(tmp_path)
     report = measured("dilkit demo --steps 1 --context 256 --threads 1", tmp_path)
-    after = f"{report['training']['after']:.2f} bits per byte"
+    after = f"{report['training']['points'][-1]['held_out']:.2f} bits per byte"
     assert after in figures.summary(tmp_path)
     assert after in figures.measurements(tmp_path)
 

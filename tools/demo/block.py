@@ -1,16 +1,20 @@
-"""The block that the transformers of both demos are made of."""
+"""What the transformers of both demos are made of, and the sizes that their reports give."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dilkit import MultiheadDilatedAttention
+from dilkit import MultiheadDilatedAttention, Pattern, Problem
+from dilkit.tools.results.kinds.demo import ModelFacts
+
+M = TypeVar("M", bound=ModelFacts)
 
 
 class Block(nn.Module):
@@ -36,3 +40,18 @@ def scale_updates(blocks: Sequence[Block], factor: float) -> None:
     for block in blocks:
         for linear in (block.attention.out_proj, block.down):
             linear.weight.mul_(factor / math.sqrt(2 * len(blocks)))
+
+
+def model_facts(kind: type[M], model: nn.Module, layers: int, problem: Problem, **more: Any) -> M:
+    """The sizes of a model whose layers all pose `problem` in training."""
+    return kind(
+        parameters=sum(p.numel() for p in model.parameters()),
+        context=problem.seq,
+        width=problem.heads * problem.head_dim,
+        layers=layers,
+        heads=problem.heads,
+        dtype=problem.dtype,
+        pattern=str(problem.pattern),
+        share_of_dense=problem.flops() / replace(problem, pattern=Pattern.dense()).flops(),
+        **more,
+    )

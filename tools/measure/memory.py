@@ -50,18 +50,6 @@ def _cuda_peak(function: Callable[[], Any]) -> int:
     return max(0, peak - before)
 
 
-class PeakMeter:
-    """The most that this process holds from now on, beyond what it holds now; as `peak_memory`, for what is no single call."""
-
-    def __init__(self) -> None:
-        _check_resident_method()
-        self._before = _start_anew()
-
-    def peak(self) -> int:
-        """Bytes, so far."""
-        return max(0, _status_bytes("VmHWM") - self._before)
-
-
 def _resident_peak(function: Callable[[], Any]) -> int:
     before = _start_anew()
     result = function()

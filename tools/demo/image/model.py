@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dilkit import DilatedAttention, Pattern, Problem
+from dilkit import DilatedAttention, Pattern, Problem, order
 from dilkit.device import probe
-from dilkit.orders.token_order import TokenOrder, order
 from dilkit.tools.demo.block import Block, scale_updates
-from dilkit.tools.results.kinds.demo_image import CURVES, ImageModel
 
 PATTERN = Pattern([64, 256, 1024], [1, 2, 4])
 """Of 1,024 tokens: 64 whole, 1 in 2 of 256, 1 in 4 of them all."""
@@ -46,25 +44,10 @@ class ImageConfig:
         """Row and column of each token, `(cells, 2)`."""
         return torch.cartesian_prod(torch.arange(self.grid), torch.arange(self.grid))
 
-    def order(self, curve: str) -> TokenOrder:
-        """The order of the tokens along `curve`."""
-        return order((self.grid, self.grid), curve)
-
     def problem(self, batch: int) -> Problem:
         """The attention problem that every layer poses in training."""
         sizes: Any = dict(seq=self.cells, heads=self.heads, head_dim=self.width // self.heads, batch=batch)
         return Problem(pattern=self.pattern, device=probe("cpu"), requires_grad=True, **sizes)
-
-    def facts(self, batch: int) -> ImageModel:
-        """The sizes, with `batch` crops in a step."""
-        problem, model = self.problem(batch), PatchTransformer(self, self.order(CURVES[0]))
-        return ImageModel(
-            **{**vars(self), "pattern": str(self.pattern)},
-            parameters=sum(p.numel() for p in model.parameters()),
-            cells=self.cells,
-            dtype=problem.dtype,
-            share_of_dense=problem.flops() / replace(problem, pattern=Pattern.dense()).flops(),
-        )
 
 
 class AxialRotary(nn.Module):
@@ -75,9 +58,9 @@ class AxialRotary(nn.Module):
 
     rotations: Tensor
 
-    def __init__(self, config: ImageConfig, token_order: TokenOrder) -> None:
+    def __init__(self, config: ImageConfig, curve: str) -> None:
         super().__init__()
-        self.inner = DilatedAttention(config.pattern, order=token_order)
+        self.inner = DilatedAttention(config.pattern, order=order((config.grid, config.grid), curve))
         pairs = config.width // config.heads // 4
         speeds = torch.logspace(0, math.log10(math.pi / config.grid), pairs)  # radians a patch; the slowest: pi over the side
         angles = (config.places[..., None] * speeds).flatten(1)
@@ -95,15 +78,16 @@ class AxialRotary(nn.Module):
 class PatchTransformer(nn.Module):
     """All patches of crops, from those that are visible: `(n, cells, values)` and bool `(n, cells)`, True = hidden.
 
-    What is hidden is not read. The model predicts differences from the mean colour of what is visible, at first none. Queries and
-    keys begin with a constant in common: rotated like them, it favours patches that are near.
+    What is hidden is not read: the model predicts differences from the mean of what is visible. The order of the tokens, along
+    `curve`, is that of the attention alone. Queries and keys begin with a constant in common: rotated like them, it favours
+    patches that are near.
     """
 
-    def __init__(self, config: ImageConfig, token_order: TokenOrder) -> None:
+    def __init__(self, config: ImageConfig, curve: str) -> None:
         super().__init__()
         values = 3 * config.patch**2
         self.embedding = nn.Linear(values + 1, config.width)
-        blocks = [Block(config.width, config.heads, AxialRotary(config, token_order)) for _ in range(config.layers)]
+        blocks = [Block(config.width, config.heads, AxialRotary(config, curve)) for _ in range(config.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, values)
@@ -114,21 +98,13 @@ class PatchTransformer(nn.Module):
                 nn.init.ones_(block.attention.in_proj_bias[: 2 * config.width])
 
     def forward(self, patches: Tensor, hidden: Tensor) -> Tensor:
-        base = mean_colour(patches, hidden)
-        visible = (patches - base).masked_fill(hidden[..., None], 0.0)
-        x = self.embedding(torch.cat([visible, hidden[..., None].to(visible.dtype)], dim=-1))
+        seen = ~hidden[..., None]
+        base = (patches * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
+        x = self.embedding(torch.cat([(patches - base) * seen, seen], dim=-1))
         for block in self.blocks:
             x = block(x)
         predicted: Tensor = base + self.head(self.norm(x))
         return predicted
-
-
-def mean_colour(patches: Tensor, hidden: Tensor) -> Tensor:
-    """The mean colour of each crop's visible patches, as a patch of that colour, `(n, 1, values)`."""
-    seen = (~hidden[..., None]).to(patches.dtype)
-    mean = (patches * seen).sum(1) / seen.sum(1)
-    colour = torch.unflatten(mean, -1, (-1, 3)).mean(1)
-    return colour.repeat(1, patches.shape[-1] // 3)[:, None]
 
 
 def hidden_loss(predicted: Tensor, patches: Tensor, hidden: Tensor) -> Tensor:

@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from dilkit.tools.results.kinds.demo import TextFacts
 
 HELD_OUT_SHARE = 1 / 16
 SEPARATOR = b"\0"
 """Stands between two files; no text holds it."""
-_NOT_THE_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
-_TESTS = {"test", "tests", "idle_test"}
-"""Left out, because some distributions do not install them: the same text everywhere."""
+_NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+"""Tests are left out because some distributions do not install them: the same text everywhere."""
+_Files = list[tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two disjoint sets of files as bytes: `train` to learn from, `held_out` to be judged on. The names are relative paths."""
+    """Two disjoint sets of files as bytes: `train` to learn from, `held_out` to be judged on."""
 
-    source: str
     train: bytes
     held_out: bytes
-    train_files: tuple[str, ...]
-    held_out_files: tuple[str, ...]
+    facts: TextFacts
 
     def digest(self) -> str:
         """The same for the same text, cut in the same way."""
         return hashlib.sha256(b"%d " % len(self.train) + self.train + self.held_out).hexdigest()[:16]
-
-    def facts(self) -> TextFacts:
-        """The sizes, without the text."""
-        sizes = dict(train_bytes=len(self.train), held_out_bytes=len(self.held_out), train_files=len(self.train_files))
-        return TextFacts(source=self.source, **sizes, held_out_files=self.held_out_files)
 
 
 def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
@@ -48,45 +39,39 @@ def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     nothing but the text, and a file that is there twice counts once. Raises ValueError when a path is missing, unreadable
     or no text, or when there is too little for one window of `context` + 1 bytes on either side.
     """
-    found = list(_library_files() if paths is None else _named_files(paths))
-    by_hash = {hashlib.sha256(content).hexdigest(): (name, content) for name, content in reversed(found)}
-    held = _held_out({digest: len(content) for digest, (_, content) in by_hash.items()}, context)
-    parts = [[by_hash[d] for d in reversed(by_hash) if (d in held) is wants] for wants in (False, True)]
-    train, held_out = (SEPARATOR.join(content for _, content in part) for part in parts)
+    try:
+        found = list(_library_files() if paths is None else _named_files(paths))
+    except OSError as error:
+        raise ValueError(f"--text: {error.filename!r} cannot be read: {error.strerror}") from error
+    by_hash = {hashlib.sha256(content).digest(): (name, content) for name, content in reversed(found)}
+    train, held_out = _split([by_hash[digest] for digest in sorted(by_hash)], context)
     source = f"Python {platform.python_version()}'s standard library" if paths is None else ", ".join(paths)
-    _check_sizes(source, train, held_out, len(by_hash), context)
-    return Corpus(source, train, held_out, *(tuple(name for name, _ in part) for part in parts))
-
-
-def _held_out(sizes: dict[str, int], context: int) -> set[str]:
-    """The first files in the order of their hash, until a sixteenth of all bytes and one window are reached."""
-    wanted = max(HELD_OUT_SHARE * sum(sizes.values()), context + 1)
-    held: set[str] = set()
-    total = 0
-    for digest in sorted(sizes):
-        if total < wanted:
-            held.add(digest)
-            total += sizes[digest]
-    return held
-
-
-def _check_sizes(source: str, train: bytes, held_out: bytes, files: int, context: int) -> None:
-    if files < 2:
+    texts = [SEPARATOR.join(content for _, content in files) for files in (train, held_out)]
+    sizes = dict(train_bytes=len(texts[0]), held_out_bytes=len(texts[1]), train_files=len(train))
+    facts = TextFacts(source=source, **sizes, held_out_files=tuple(name for name, _ in held_out))
+    if min(facts.train_bytes, facts.held_out_bytes) <= context:
         raise ValueError(
-            f"--text: {source} is {files} file{'s' * (files != 1)} with text; at least 2 are needed, as whole files are held out"
+            f"--text: {source}, {len(by_hash)} different files with text, leaves {facts.train_bytes:,} bytes to learn from and "
+            f"{facts.held_out_bytes:,} held out; more than one context of {context:,} bytes is needed of each: give more files, "
+            "or a smaller --context"
         )
-    if min(len(train), len(held_out)) <= context:
-        raise ValueError(
-            f"--text: {source} leaves {len(train):,} bytes to learn from and {len(held_out):,} held out; "
-            f"more than one context of {context:,} bytes is needed of each: give more files, or a smaller --context"
-        )
+    return Corpus(texts[0], texts[1], facts)
+
+
+def _split(files: _Files, context: int) -> tuple[_Files, _Files]:
+    """Those to learn from, and those held out: the first ones, until a sixteenth of all bytes and one window are reached."""
+    wanted = max(HELD_OUT_SHARE * sum(len(content) for _, content in files), context + 1)
+    count = total = 0
+    while total < wanted and count < len(files):
+        total += len(files[count][1])
+        count += 1
+    return files[count:], files[:count]
 
 
 def _library_files() -> Iterator[tuple[str, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if (_NOT_THE_LIBRARY | _TESTS).isdisjoint(name.parts) and (content := path.read_bytes()) and SEPARATOR not in content:
+    for name, content in _texts(root, "*.py"):
+        if _NOT_THE_LIBRARY.isdisjoint(name.parts):
             yield name.as_posix(), content
 
 
@@ -95,39 +80,21 @@ def _named_files(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     for text in paths:
         path = Path(text)
         if path.is_dir():
-            yield from _folder_files(path)
+            yield from (((path / name).as_posix(), content) for name, content in _texts(path, "*"))
+        elif _is_text(content := path.read_bytes()):
+            yield text, content
         else:
-            yield text, _read_text(path)
+            raise ValueError(f"--text: {text!r} is no text: it is empty, or holds a zero byte")
 
 
-def _folder_files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    empty = True
-    for root, folders, names in os.walk(folder, onerror=_unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_THE_LIBRARY)
-        for name in sorted(names):
-            path = Path(root, name)
-            if not name.startswith(".") and path.is_file() and (content := _read(path)) and SEPARATOR not in content:
-                empty = False
-                yield path.as_posix(), content
-    if empty:
-        raise ValueError(f"--text: folder {str(folder)!r} holds no text file (hidden, empty and binary files are passed over)")
+def _texts(folder: Path, pattern: str) -> Iterator[tuple[Path, bytes]]:
+    """The files in a folder and below by their relative path; not those that are hidden, empty or binary."""
+    for path in sorted(folder.rglob(pattern)):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if not hidden and path.is_file() and _is_text(content := path.read_bytes()):
+            yield name, content
 
 
-def _read_text(path: Path) -> bytes:
-    content = _read(path)
-    if not content:
-        raise ValueError(f"--text: {str(path)!r} is empty")
-    if SEPARATOR in content:
-        raise ValueError(f"--text: {str(path)!r} is binary (it holds a zero byte); text is needed")
-    return content
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        _unreadable(error)
-
-
-def _unreadable(error: OSError) -> NoReturn:
-    raise ValueError(f"--text: {error.filename!r} cannot be read: {error.strerror}") from error
+def _is_text(content: bytes) -> bool:
+    return bool(content) and SEPARATOR not in content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from torch.nn import functional as F
 from dilkit import DilatedAttention, Pattern, Problem
 from dilkit.comm import Comm, RingDilatedAttention
 from dilkit.device import probe
+from dilkit.tools.console.text import error_line
 from dilkit.tools.demo.block import Block, scale_updates
-from dilkit.tools.results.kinds.demo import ModelFacts
 
 VOCABULARY = 256
-FORMAT = "dilkit-demo-model-2"
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,14 @@ class ByteTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(VOCABULARY, config.width)
-        blocks = [self._block(config, comm) for _ in range(config.layers)]
+        inner = DilatedAttention(config.pattern) if comm is None else RingDilatedAttention(config.pattern, comm)
+        blocks = [Block(config.width, config.heads, inner, is_causal=True, rotary=True) for _ in range(config.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.5)
         nn.init.normal_(self.head.weight, std=0.02)  # small beside the embedding, as are the blocks' updates
         scale_updates(blocks, 0.3)
-
-    @staticmethod
-    def _block(config: ModelConfig, comm: Comm | None) -> Block:
-        inner = DilatedAttention(config.pattern) if comm is None else RingDilatedAttention(config.pattern, comm)
-        return Block(config.width, config.heads, inner, is_causal=True, rotary=True)
 
     def forward(self, bytes_: Tensor) -> Tensor:
         x = self.embedding(bytes_.long())
@@ -81,42 +76,18 @@ class ByteTransformer(nn.Module):
         logits = self(windows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten().long()) / math.log(2)
 
-    def facts(self, file: Path | None) -> ModelFacts:
-        """The sizes, and where the weights are."""
-        problem = self.config.problem()
-        return ModelFacts(
-            parameters=sum(p.numel() for p in self.parameters()),
-            **asdict(self.config),
-            dtype=problem.dtype,
-            pattern=str(self.config.pattern),
-            share_of_dense=problem.flops() / replace(problem, pattern=Pattern.dense()).flops(),
-            file=None if file is None else str(file),
-        )
-
 
 def save_model(model: ByteTransformer, path: Path) -> None:
-    """Write what `load_model` reads. Raises OSError where that cannot be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        torch.save(dict(format=FORMAT, config=asdict(model.config), weights=model.state_dict()), file)
+    """Write what `load_model` reads."""
+    torch.save(dict(config=asdict(model.config), weights=model.state_dict()), path)
 
 
 def load_model(path: Path) -> ByteTransformer:
-    """The model that `save_model` wrote, in eval mode. Raises OSError or ValueError naming the file; runs no code from it."""
-    with path.open("rb") as file:
-        try:
-            saved: Any = torch.load(file, weights_only=True)
-        except Exception as error:
-            raise ValueError(f"--checkpoint: {str(path)!r} is no checkpoint of `dilkit demo`: {_first_line(error)}") from None
-    if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-        raise ValueError(f"--checkpoint: {str(path)!r} is no checkpoint of `dilkit demo` (its format is not {FORMAT!r})")
+    """The model that `save_model` wrote, in eval mode. Raises ValueError naming the file; runs no code from it."""
     try:
+        saved = torch.load(path, weights_only=True)
         model = ByteTransformer(ModelConfig(**saved["config"]))
         model.load_state_dict(saved["weights"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"--checkpoint: {str(path)!r} is damaged: {type(error).__name__}: {_first_line(error)}") from None
+    except Exception as error:
+        raise ValueError(f"--checkpoint: {str(path)!r} holds no model of this `dilkit demo`: {error_line(error)}") from None
     return model.eval()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

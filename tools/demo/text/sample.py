@@ -4,48 +4,35 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import json
-import sys
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 
+from dilkit.tools.console.text import print_json
 from dilkit.tools.demo.text.corpus import SEPARATOR
 from dilkit.tools.demo.text.model import ByteTransformer, load_model
 
-SCHEMA = 1
 MAX_WINDOW = 512
 """Bytes that are looked back at, at most: every byte costs a pass over all of them."""
 
 
 def sample(args: argparse.Namespace) -> int:
-    """Print `args.sample` and its continuation as it comes; 0. Raises ValueError or OSError for a checkpoint that will not do."""
-    if not args.checkpoint.is_file():
-        raise ValueError(f"--checkpoint: {str(args.checkpoint)!r} is not there; train a model first: dilkit demo")
+    """Print `args.sample` and its continuation as it comes; 0. Raises ValueError for a checkpoint that will not do."""
+    if not args.temperature >= 0:
+        raise ValueError(f"--temperature: {args.temperature} is not a number of 0 or more")
     model = load_model(args.checkpoint)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     prompt = args.sample.encode(errors="surrogateescape")
-    if SEPARATOR in prompt:
-        raise ValueError("--sample: the text holds a zero byte, which no text of the training does")
     drawn = sample_bytes(model, prompt, args.bytes, args.temperature, args.seed)
     if args.json:
-        added = bytes(drawn).decode(errors="replace")
-        print(json.dumps(dict(schema=SCHEMA, command="demo", prompt=prompt.decode(errors="replace"), sample=added)))
-    else:
-        _print_as_it_comes(prompt, drawn)
+        print_json("demo", dict(prompt=prompt.decode(errors="replace"), sample=bytes(drawn).decode(errors="replace")))
+        return 0
+    for text in codecs.iterdecode((bytes([byte]) for byte in chain(prompt, drawn)), "utf-8", errors="replace"):
+        print(text, end="", flush=True)
+    print()
     return 0
-
-
-def _print_as_it_comes(prompt: bytes, drawn: Iterator[int]) -> None:
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    sys.stdout.write(decoder.decode(prompt))
-    try:
-        for byte in drawn:
-            sys.stdout.write(decoder.decode(bytes([byte])))
-            sys.stdout.flush()
-    finally:
-        sys.stdout.write(decoder.decode(b"", final=True) + "\n")
 
 
 def sample_bytes(model: ByteTransformer, prompt: bytes, count: int, temperature: float, seed: int) -> Iterator[int]:

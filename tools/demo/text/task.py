@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dilkit.comm import Comm, shard_cuts, sum_over_ranks
+from dilkit.comm import Comm, copy_from_rank, shard_cuts, sum_over_ranks
 from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig
-from dilkit.tools.demo.text.ranks import Alone, same_model
-from dilkit.tools.demo.trainer import Recipe, Task
-from dilkit.tools.results.kinds.demo import Sent
+from dilkit.tools.demo.trainer import Task
 
 JUDGED_WINDOWS, JUDGEMENTS = 8, 8
 """Held-out windows, and how often they are judged in the course of a training, besides before it."""
 SHORT_WINDOW, SHORT_SHARE = 512, 0.75
 """For this share of the budget windows are short: the model takes many more steps, and learns what is near before what is far."""
-RECIPE = Recipe(0.03, 0.05, 0.1, decays=lambda name, parameter: parameter.dim() > 1 and not name.startswith("embedding"))
-"""Matrices decay; embeddings, biases and norms do not."""
 _STEP_END = struct.Struct("d?")
+_SEEDED = threading.Lock()
+"""Ranks that are threads share torch's generator."""
+
+
+class Alone(Comm):
+    """The only rank."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, timeout=1.0)
+
+    def abort(self, why: BaseException) -> None:
+        """There are no other ranks."""
+
+    def _post(self, *_: Any) -> Callable[[], None]:
+        return lambda: None
 
 
 def held_out_windows(text: bytes, context: int) -> Tensor:
@@ -35,7 +48,7 @@ def _as_tensor(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-class TextTask(Task[float]):
+class TextTask(Task):
     """The next byte of `text`, judged on the windows `held_out`. Each rank has its part of every window, and all the same losses.
 
     `stop`: set on any rank, it ends the training on all of them, after the same step.
@@ -44,24 +57,17 @@ class TextTask(Task[float]):
     model: ByteTransformer
 
     def __init__(
-        self,
-        text: bytes,
-        held_out: Tensor,
-        config: ModelConfig,
-        seed: int,
-        comm: Comm | None = None,
-        stop: threading.Event | None = None,
+        self, text: bytes, held_out: Tensor, config: ModelConfig, seed: int, comm: Comm, stop: threading.Event | None = None
     ) -> None:
-        self.comm, self.config, self.stop = comm or Alone(), config, stop or threading.Event()
+        self.comm, self.config, self.stop = comm, config, stop or threading.Event()
         self.short_window = min(SHORT_WINDOW, config.context)
         self.rows(self.short_window)  # raises if there are more ranks than bytes
-        if self.comm.rank == 0:
+        with _SEEDED:
             torch.manual_seed(seed)
-        self.model = same_model(config, self.comm)
+            self.model = ByteTransformer(config, comm if comm.size > 1 else None)
+        copy_from_rank([*self.model.parameters()], comm)
         start, end = self.rows(config.context)
         self.text, self.held_out = _as_tensor(text), held_out[:, start : end + 1].clone()
-        self.sent: dict[int, Sent] = {}
-        """What this rank sends to others in a step on windows of so many bytes."""
         self._generator = torch.Generator().manual_seed(seed)
 
     def rows(self, seq: int) -> tuple[int, int]:
@@ -78,14 +84,10 @@ class TextTask(Task[float]):
         seq = self.short_window if spent < SHORT_SHARE else self.config.context
         first = int(torch.randint(len(self.text) - seq, (), generator=self._generator))
         start, end = self.rows(seq)
-        before = self.comm.sent_bytes
         loss = self._bits(self.text[None, first + start : first + end + 1], seq)
         torch.autograd.backward(loss)
-        total, between = loss.detach(), self.comm.sent_bytes
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        sum_over_ranks([total, *gradients], self.comm)
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.sent[seq] = Sent(attention=between - before, gradients=self.comm.sent_bytes - between)
+        total = loss.detach()
+        sum_over_ranks([total, *(p.grad for p in self.model.parameters() if p.grad is not None)], self.comm)
         return total.item(), seq
 
     @torch.no_grad()
@@ -100,8 +102,6 @@ class TextTask(Task[float]):
 
     def clock(self, seconds: float) -> tuple[float, bool]:
         """Rank 0's `seconds`, which schedule the training on all ranks alike; and whether any rank was asked to stop."""
-        if self.comm.size == 1:
-            return seconds, False
         records = self.comm.share(_STEP_END.pack(seconds, self.stop.is_set()), "end of a step")
         found = [_STEP_END.unpack(record) for record in records]
         return found[0][0], any(stop for _, stop in found)

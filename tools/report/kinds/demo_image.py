@@ -2,150 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import median
 
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Row, Series, Table, plots, tables
-from dilkit.tools.report.headline import place, placed
-from dilkit.tools.report.kinds.demo import candidates, clock, counted, interruption
+from dilkit.tools.report.headline import placed
+from dilkit.tools.report.kinds.demo import backend_rows, clock, counted, headline, model_rows
 from dilkit.tools.report.points import plain
-from dilkit.tools.results.kinds.demo_image import CURVES, ImageDemoResult, Judgement, Outcome, PairTraining
+from dilkit.tools.results.kinds.demo import Evaluation
+from dilkit.tools.results.kinds.demo_image import ORDERS, ImageDemoResult
 
-NAMES = {"row-major": "row-major", "hilbert": "Hilbert"}
-GUESSES = {
-    "mean": "the mean of the visible patches",
-    "nearest": "the nearest visible patch",
-    "weighted": "all visible patches, weighted by 1 / distance^4",
-}
-TRAINING = ("seed", "step", *(f"{name} loss" for name in NAMES.values()), "Hilbert less row-major", "time")
+LOSSES = ("seed", *(f"{order} loss" for order in ORDERS), f"{ORDERS[1]} less {ORDERS[0]}")
 METHOD = (
     "The loss is the mean squared error of the hidden pixels, in units of the variance of the pixels that were trained on. It "
-    "is taken on the held-out strip, of which nothing was trained on: {} squares, being every crop of it with {} choices of "
-    "what is hidden, the same for all models. For one seed both models start from the same weights, and in each step see the "
-    "same crops with the same patches hidden. A difference stands out if it has the same sign for all seeds and its median "
-    "exceeds the spread, which is the largest less the smallest loss of one order over the seeds. An order does not change "
-    "how many patches are seen, but where they lie. This is one photograph, one model and one pattern: it shows what an order "
-    "can do, not what it does elsewhere. The attention alone is given the order, `DilatedAttention(pattern, "
-    "order=dilkit.order((rows, columns)))`; all else stays row-major. Aligned segments of such a grid are squares along a "
-    "Hilbert curve, but in plain tiles as well: `dilkit order` compares them."
+    "is taken on the held-out strip, of which nothing was trained on: {} squares, being every crop of it with several choices "
+    "of what is hidden, the same for all models. For one seed both models start from the same weights, and in each step see "
+    "the same crops with the same patches hidden. A difference stands out if it has the same sign for all seeds and its median "
+    "exceeds the spread, which is the largest less the smallest loss of one order over the seeds. The guess without any "
+    "training is the mean of the visible patches, weighted by 1 / distance^4. An order does not change how many patches are "
+    "seen, but where they lie. This is one photograph, one model and one pattern: it shows what an order can do, not what it "
+    "does elsewhere. The attention alone is given the order, `DilatedAttention(pattern, order=dilkit.order((rows, columns)))`; "
+    "all else stays row-major. Aligned segments of such a grid are squares along a Hilbert curve, but in plain tiles as well: "
+    "`dilkit order` compares them."
 )
 
 
 def sentence(result: ImageDemoResult) -> str:
-    """For README.md."""
-    return placed(result, outcome(result.outcome))
+    """For docs/measurements.md."""
+    return placed(result, outcome(result))
 
 
 def document(result: ImageDemoResult) -> Document:
-    """Losses by seed, beside untrained guesses, and what a patch sees under each order."""
-    training = result.training
+    """Losses by seed, beside an untrained guess."""
     return Document(
-        headline=(f"dilkit demo --image: {outcome(result.outcome)}", place(result), *interruption(result.interrupted)),
-        tables=tables(_losses(result), _guesses(result), _sight(result), Table("The run", ("", "what"), facts(result))),
-        plots=plots(loss_plot(result)),
-        notes=(_speed(result),),
-        method=METHOD.format(training.judged_crops, training.masks),
+        headline=headline("dilkit demo --image", outcome(result), result),
+        tables=tables(_losses(result), Table("The run", ("", "what"), _facts(result))),
+        plots=plots(_loss_plot(result)),
+        method=METHOD.format(result.judged),
     )
 
 
-def facts(result: ImageDemoResult) -> tuple[Row, ...]:
-    """What is trained, on what, and which backend computes it and why."""
-    photo, model, training = result.photo, result.model, result.training
-    first, last = photo.held_out_columns
-    patches = f"{model.grid} x {model.grid} patches of {model.patch} x {model.patch} pixels"
-    sizes = f"{model.layers} layers, width {model.width}, {model.heads} heads, {model.cells:,} tokens"
-    pairs = f"{counted(training.seeds, 'seed')}, for each two models, alike in all but the order of their tokens"
-    return (
-        ("picture", f"{photo.source}, {photo.columns} x {photo.rows} pixels; columns {first}-{last - 1} are held out"),
-        ("task", f"crops of {patches}; {model.hidden:.0%} of the patches are hidden, and predicted from the rest"),
-        ("model", f"{model.parameters / 1e6:.2f} M parameters: {sizes}"),
-        ("attention", f"{model.pattern}: {model.share_of_dense:.1%} of the work of dense attention"),
-        ("training", f"{pairs}: {counted(training.steps, 'step')} of {counted(training.batch, 'crop')}"),
-        *candidates(result.backend),
-    )
-
-
-def training_row(training: PairTraining) -> Row:
-    """The last judgement of a seed's two trainings."""
-    point = training.points[-1]
-    seconds = clock(sum(training.seconds.values()))
-    return str(training.seed), f"{point.step:,}", *_row(point.held_out), seconds
-
-
-def _row(losses: Mapping[str, float]) -> Row:
-    first, second = (losses[curve] for curve in CURVES)
-    return f"{first:.4f}", f"{second:.4f}", f"{second - first:+.4f}"
-
-
-def outcome(found: Outcome | None) -> str:
+def outcome(result: ImageDemoResult) -> str:
     """Which order has the lower loss, and whether that stands out from the spread over the seeds."""
-    if found is None:
+    losses = result.losses()
+    if not losses:
         return "No seed was trained to its end: nothing to compare"
-    lower, higher = sorted(CURVES, key=found.medians.__getitem__)
-    losses = ", ".join(f"{NAMES[curve]} {found.medians[curve]:.4f}" for curve in (lower, higher))
-    return f"Held-out loss, median of {counted(len(found.seeds), 'seed')}: {losses}. {_judgement(found, NAMES[lower])}"
-
-
-def _judgement(found: Outcome, lower: str) -> str:
-    difference, spread = f"{abs(found.median_difference):.4f}", f"the spread over seeds, {found.spread:.4f}"
-    if len(found.seeds) < 2:
-        return "One seed says nothing of the spread"
-    if found.stands_out:
-        return f"{lower} order is better for every seed, by {difference} in the median, which exceeds {spread}"
-    if len({x > 0 for x in found.differences}) > 1:
-        return (
-            f"Which is better depends on the seed: the difference, {difference} in the median, does not stand out from {spread}"
-        )
-    return f"The difference, {difference} in the median, has the same sign for all seeds, but does not exceed {spread}"
+    by_order = dict(zip(ORDERS, zip(*losses.values(), strict=True), strict=True))
+    lower, higher = sorted(ORDERS, key=lambda order: median(by_order[order]))
+    differences = [x - y for x, y in zip(by_order[higher], by_order[lower], strict=True)]
+    spread = max(max(found) - min(found) for found in by_order.values())
+    stands_out = len(losses) > 1 and min(differences) > 0 and median(differences) > spread
+    medians = ", ".join(f"{order} {median(by_order[order]):.4f}" for order in (lower, higher))
+    return (
+        f"Held-out loss, median of {counted(len(losses), 'seed')}: {medians}. The difference, {median(differences):.4f} in the "
+        f"median, {'stands out' if stands_out else 'does not stand out'} from the spread over seeds, {spread:.4f}"
+    )
 
 
 def _losses(result: ImageDemoResult) -> Table:
     """A row a seed, then the medians."""
-    rows = [training_row(training) for training in result.training.twins if training.points]
-    if found := result.outcome:
-        decibels = (f"{found.decibels[curve]:.2f}" for curve in CURVES)
-        median_difference = f"{found.median_difference:+.4f}"
-        rows += [("median", "", *_row(found.medians)[:2], median_difference, ""), ("the same in dB", "", *decibels, "", "")]
-    return Table("Losses", TRAINING, tuple(rows))
+    losses = result.losses()
+    rows = [_row(str(seed), pair) for seed, pair in losses.items()]
+    if losses:
+        rows.append(_row("median", [median(found) for found in zip(*losses.values(), strict=True)]))
+    return Table("Losses", LOSSES, tuple(rows))
 
 
-def _guesses(result: ImageDemoResult) -> Table:
-    rows = ((GUESSES[name], f"{guess.loss:.4f}", f"{guess.decibels:.2f}") for name, guess in result.baselines.items())
-    return Table("What a guess without any training loses", ("guess", "loss", "dB"), tuple(rows))
+def _row(name: str, losses: Sequence[float]) -> Row:
+    return name, *(f"{loss:.4f}" for loss in losses), f"{losses[1] - losses[0]:+.4f}"
 
 
-def _sight(result: ImageDemoResult) -> Table:
-    header = [f"of the {(2 * reach + 1) ** 2 - 1} patches within {counted(reach, 'step')}" for reach in result.sight.reaches]
-    rows = ((NAMES[curve], *(f"{share:.1%}" for share in result.sight.neighbours_seen[curve])) for curve in CURVES)
-    return Table("Neighbours that a patch sees in one layer, in at least one head", ("order", *header), tuple(rows))
+def _facts(result: ImageDemoResult) -> tuple[Row, ...]:
+    """What is trained, on what, and which backend computes it and why."""
+    model = result.model
+    patches = f"{model.grid} x {model.grid} patches of {model.patch} x {model.patch} pixels"
+    return (
+        ("picture", f"{result.photo}; the strip down its middle is held out"),
+        ("task", f"crops of {patches}; {model.hidden:.0%} of the patches are hidden, and predicted from the rest"),
+        *model_rows(model, f"{model.context:,} tokens"),
+        *((order, _trained(result, order)) for order in ORDERS),
+        *backend_rows(result),
+    )
 
 
-def _speed(result: ImageDemoResult) -> str:
-    """How long a step takes under each order, and with how many threads."""
-    trainings = result.training.twins
-    steps = sum(training.steps for training in trainings)
-    if not steps:
-        return "No step was made"
-    totals = {curve: sum(training.seconds[curve] for training in trainings) for curve in CURVES}
-    times = " and ".join(f"{1e3 * seconds / steps:.0f} ms in {NAMES[curve]} order" for curve, seconds in totals.items())
-    return f"A step took {times}, on {counted(result.environment.threads, 'thread')}"
+def _trained(result: ImageDemoResult, order: str) -> str:
+    """What was spent on the trainings in one order."""
+    found = [one for one in result.trainings if one.order == order]
+    steps = counted(sum(one.steps for one in found), "step")
+    return f"{counted(len(found), 'training')}: {steps} in {clock(sum(one.seconds for one in found))}"
 
 
-def loss_plot(result: ImageDemoResult) -> Plot:
-    """For each order the median over the seeds, with the least and the largest; and what the guesses lose."""
-    points = [point for training in result.training.twins for point in training.points]
-    series = [Series(name, tuple(_spreads(points, curve))) for curve, name in NAMES.items()]
-    ends = (0, result.training.steps)
-    for name, guess in result.baselines.items():
-        line = tuple(plain(step, guess.loss) for step in ends)
-        series.append(Series(f"guess, {name}: {guess.loss:.3f}", line, dashed=True))
-    axes = Axis("steps of each model", "number", log=False), Axis("held-out loss", "number")
+def _loss_plot(result: ImageDemoResult) -> Plot:
+    """For each order the median over the seeds, with the least and the largest; and what the guess loses."""
+    series: list[Series] = []
+    for order in ORDERS:
+        by_judgement = zip_longest(*(one.points for one in result.trainings if one.order == order))
+        series.append(Series(order, tuple(_range(list(filter(None, points))) for points in by_judgement)))
+    last = max((point.tokens for one in result.trainings for point in one.points), default=0)
+    series.append(Series("guess", (plain(0, result.guess), plain(last, result.guess)), dashed=True))
+    axes = Axis("patches in training", "number", log=False), Axis("held-out loss", "number")
     return Plot("Held-out loss: median and range over the seeds", "lines", tuple(series), axes)
 
 
-def _spreads(points: Iterable[Judgement], curve: str) -> Iterator[Point]:
-    by_step: dict[int, list[float]] = {}
-    for point in points:
-        by_step.setdefault(point.step, []).append(point.held_out[curve])
-    for step, losses in sorted(by_step.items()):
-        yield Point(step, median(losses), min(losses), max(losses))
+def _range(points: Sequence[Evaluation]) -> Point:
+    losses = [point.held_out for point in points]
+    return Point(median(point.tokens for point in points), median(losses), min(losses), max(losses))

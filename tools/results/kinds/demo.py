@@ -1,4 +1,4 @@
-"""The result of `dilkit demo`."""
+"""The result of `dilkit demo`, and what it has in common with that of `dilkit demo --image`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dilkit.tools.results.kinds.bench import Job
 from dilkit.tools.results.record import Measurement, Result
 
 
@@ -19,16 +20,74 @@ class Candidate:
     detail: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Choice:
-    """Which backend the selector picked for the model's attention: a trace as plain data."""
+    """The backend that the selector picked for the model's attention, and all that it chose from."""
 
     picked: str | None
-    why: str = ""
-    requested: tuple[str, ...] = ()
-    device: str = ""
-    problem: str = ""
     backends: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """The sizes of a model. `share_of_dense`: FLOPs of its attention over those of dense attention."""
+
+    parameters: int
+    context: int
+    width: int
+    layers: int
+    heads: int
+    dtype: str
+    pattern: str
+    share_of_dense: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The held-out loss in the course of training; `train` is the mean training loss since the evaluation before."""
+
+    seconds: float
+    tokens: int
+    train: float | None
+    held_out: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When training ends: after `steps` steps, or else after `seconds` seconds of it."""
+
+    seconds: float = 0.0
+    steps: int | None = None
+
+    def spent(self, seconds: float, steps: int) -> float:
+        """The share that is spent, from 0 to 1."""
+        return min(1.0, steps / self.steps if self.steps else seconds / self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The course of a training. `train_curve`: (seconds, tokens trained on, loss) before each step."""
+
+    budget: Budget
+    seed: int = 0
+    steps: int
+    tokens: int
+    seconds: float
+    points: tuple[Evaluation, ...]
+    train_curve: tuple[tuple[float, int, float], ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent, and what was learnt is judged."""
+        return self.budget.spent(self.seconds, self.steps) == 1.0 and self.points[-1].tokens == self.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedResult(Result):
+    """Models trained with dilated attention. `interrupted`: while doing what."""
+
+    backend: Choice
+    interrupted: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,65 +102,12 @@ class TextFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """The sizes of the model. `share_of_dense`: FLOPs of its attention over those of dense attention."""
+class TextTraining(Training):
+    """The training of a language model, at first on short windows: for a share of the budget."""
 
-    parameters: int
-    context: int
-    width: int
-    layers: int
-    heads: int
-    dtype: str
-    pattern: str
-    share_of_dense: float
-    file: str | None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Held-out bits per byte in the course of training; `train` is the mean training loss since the evaluation before."""
-
-    seconds: float
-    tokens: int
-    train: float | None
-    held_out: float
-
-
-@dataclass(frozen=True)
-class Budget:
-    """When training ends: after `steps` steps, or else after `seconds` seconds of it."""
-
-    seconds: float | None = None
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.steps and not self.seconds:
-            raise ValueError("budget: neither seconds nor steps")
-
-    def spent(self, seconds: float, steps: int) -> float:
-        """The share that is spent, from 0 to 1."""
-        share = steps / self.steps if self.steps else seconds / (self.seconds or 1.0)
-        return min(share, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """The course of the training. `train_curve`: (seconds, bytes trained on, bits per byte) before each step."""
-
-    before: float | None
-    after: float | None
-    steps: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
     held_out_windows: int
-    window_bytes: int
     short_window_bytes: int
     short_window_share: float
-    budget: Budget
-    points: tuple[Evaluation, ...]
-    train_curve: tuple[tuple[float, int, float], ...]
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,13 +125,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Length:
-    """One length of the comparison; what was left out is None, and `note` says why. `speedup`: dense over dilated time."""
+    """One length of the comparison."""
 
     tokens: int
     dilated: Measured | None
     dense: Measured | None
-    note: str
-    speedup: float | None
 
 
 @dataclass(frozen=True)
@@ -144,66 +148,22 @@ class Scaling:
     heads: int
     head_dim: int
     dtype: str
-    pattern: str = ""
     backends: Computed
-    time_budget_s: float = 0.0
     memory_note: str
     rows: tuple[Length, ...]
 
 
-@dataclass(frozen=True)
-class Sent:
-    """Bytes that a rank sends in one step."""
-
-    attention: int
-    gradients: int
-
-
 @dataclass(frozen=True, kw_only=True)
-class RankFacts:
-    """What one rank sends in a step, by the window's length, and its peak memory in bytes."""
-
-    rank: int
-    process: str
-    sent: dict[str, Sent]
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The ranks that trained together; rank i holds the bytes from cuts[i] to cuts[i + 1] of a window."""
-
-    world_size: int
-    transport: str
-    memory_note: str
-    cuts: tuple[int, ...]
-    by_rank: tuple[RankFacts, ...]
-
-    def __post_init__(self) -> None:
-        windows = {tuple(sorted(fact.sent)) for fact in self.by_rank}
-        known = all(fact.rank in range(self.world_size) for fact in self.by_rank)
-        if len(self.cuts) != self.world_size + 1 or len(windows) > 1 or not known:
-            raise ValueError(f"by_rank: not the same windows on each of {self.world_size} ranks")
-
-    @property
-    def windows(self) -> list[str]:
-        """The lengths of the windows that were trained on, in bytes."""
-        return sorted({window for fact in self.by_rank for window in fact.sent}, key=lambda window: (len(window), window))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoResult(Result):
-    """A byte-level language model, trained on text, and its attention beside dense attention. `interrupted`: while doing what."""
+class DemoResult(TrainedResult):
+    """A byte-level language model, trained on text, and its attention beside dense attention. `ranks`: those that trained it."""
 
     KIND: ClassVar[str] = "demo"
 
     text: TextFacts
     model: ModelFacts
-    backend: Choice
-    training: Training
+    training: TextTraining
     scaling: Scaling
-    ranks: World | None = None
-    interrupted: str | None
+    ranks: Job | None = None
 
     def measurements(self) -> Iterator[Measurement]:
         for row in self.scaling.rows:
