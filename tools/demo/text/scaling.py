@@ -10,7 +10,7 @@ from dilkit import Pattern, Problem, explain
 from dilkit.tools.measure.implementation import Inputs, backend_implementations
 from dilkit.tools.measure.memory import MeasureError, check_peak_memory, peak_memory
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.demo import Computed, Length, Measured, Scaling
+from dilkit.tools.results.kinds.demo import Length, Measured, Scaling
 
 LONGEST = 2.0
 """Seconds of a call beyond which there is no longer sequence: dense attention would take four times as long."""
@@ -42,16 +42,7 @@ class LengthSweep:
 
     def scaling(self) -> Scaling:
         """What there is so far."""
-        problem = self.problems["dilated"]
-        return Scaling(
-            batch=problem.batch,
-            heads=problem.heads,
-            head_dim=problem.head_dim,
-            dtype=problem.dtype,
-            backends=Computed(**self.backends),
-            memory_note=self.memory_note,
-            rows=tuple(self.rows),
-        )
+        return Scaling(backends={**self.backends}, memory_note=self.memory_note, rows=tuple(self.rows))
 
     def _measured(self, tokens: int) -> dict[str, Measured]:
         """Calls are timed in turns, so that what disturbs the machine disturbs both kinds alike."""

@@ -15,7 +15,7 @@ TRAINING = ("trained for", "bytes read", "training, bits per byte", "held out")
 SCALING = ("tokens", "dilated", "dense", "speed-up", "95% interval", "dilated memory", "dense memory")
 METHOD = (
     "Held-out bits per byte are the mean over {} windows of {:,} bytes of files that were never trained on. Attention alone "
-    "is measured forward and backward: {} sequence, {} heads x {}, causal, {}; dilated is the model's pattern, computed by "
+    "is measured forward and backward: 1 sequence, {} heads x {}, causal, {}; dilated is the model's pattern, computed by "
     "{}, dense is every earlier token, computed by {}. Time is the median of at most 5 calls taken in turns, memory the peak "
     "beyond what was held before the call. Neither kind holds a score matrix; the dilated one holds one branch's result and "
     "gradients beside the sum over the branches."
@@ -39,8 +39,8 @@ def outcome(result: DemoResult) -> str:
 
 def document(result: DemoResult) -> Document:
     """What was trained and how well, and dilated beside dense attention."""
-    scaling, memory = result.scaling, result.scaling.memory_note
-    computed = scaling.batch, scaling.heads, scaling.head_dim, scaling.dtype, scaling.backends.dilated, scaling.backends.dense
+    model, scaling, memory = result.model, result.scaling, result.scaling.memory_note
+    computed = model.heads, model.head_dim, model.dtype, scaling.backends["dilated"], scaling.backends["dense"]
     evaluations = Table("Training", TRAINING, tuple(map(_training_row, result.training.points)))
     lengths = Table("Dilated against dense attention", SCALING, tuple(map(_scaling_row, scaling.rows)))
     notes = f"memory was not measured: {memory}" * bool(memory), "attention alone was not measured" * (not scaling.rows)
@@ -49,7 +49,7 @@ def document(result: DemoResult) -> Document:
         tables=tables(evaluations, lengths, Table("The run", ("", "what"), _facts(result))),
         plots=plots(_loss_plot(result), *_scaling_plots(scaling.rows)),
         notes=tuple(filter(None, notes)),
-        method=METHOD.format(result.training.held_out_windows, result.model.context, *computed),
+        method=METHOD.format(result.training.held_out_windows, model.context, *computed),
     )
 
 

@@ -41,6 +41,11 @@ class ModelFacts:
     pattern: str
     share_of_dense: float
 
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.width // self.heads
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -132,23 +137,11 @@ class Length:
     dense: Measured | None
 
 
-@dataclass(frozen=True)
-class Computed:
-    """The backends that computed the two kinds of attention."""
-
-    dilated: str | None
-    dense: str | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Dilated beside dense attention, as the sequence grows."""
+    """The attention of one layer beside dense attention, as the sequence grows; `backends` computed the two, by their names."""
 
-    batch: int
-    heads: int
-    head_dim: int
-    dtype: str
-    backends: Computed
+    backends: dict[str, str | None]
     memory_note: str
     rows: tuple[Length, ...]
 
@@ -172,4 +165,4 @@ class DemoResult(TrainedResult):
                     yield Measurement(f"{row.tokens:,} tokens: {name}", measured.samples)
 
     def problem_facts(self) -> dict[str, str]:
-        return dict(pattern=self.model.pattern, heads=str(self.scaling.heads), head_dim=str(self.scaling.head_dim))
+        return dict(pattern=self.model.pattern, heads=str(self.model.heads), head_dim=str(self.model.head_dim))
