@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from dilkit import Pattern, Problem, explain
-from dilkit.tools.measure.implementation import Inputs, backend_implementations
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.memory import MeasureError, check_peak_memory, peak_memory
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.demo import Length, Measured, Scaling
@@ -47,7 +48,7 @@ class LengthSweep:
     def _measured(self, tokens: int) -> dict[str, Measured]:
         """Calls are timed in turns, so that what disturbs the machine disturbs both kinds alike."""
         problems = {kind: replace(problem, seq=tokens) for kind, problem in self.problems.items()}
-        inputs = Inputs.random(problems["dilated"])
+        inputs = Tensors.random(problems["dilated"])
         backends = dict(zip(problems, backend_implementations(list(self.backends.values())), strict=True))
         calls = {kind: partial(backends[kind].once, inputs, problem) for kind, problem in problems.items()}
         samples = time_interleaved(calls, repeats=5)
