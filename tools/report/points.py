@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dilkit.tools.report.document import Point, Series
 from dilkit.tools.results.statistics import median_interval, middle, ratio, ratio_interval
@@ -32,6 +32,14 @@ def speed_up(label: str, slow: Sequence[float], fast: Sequence[float]) -> Point:
 def series_of(points: Mapping[str, Sequence[Point]]) -> tuple[Series, ...]:
     """A series for each name."""
     return tuple(Series(name, tuple(found)) for name, found in points.items())
+
+
+def series_by_name(pairs: Iterable[tuple[str, Point]]) -> tuple[Series, ...]:
+    """A series for each name, of the points that are given with it."""
+    found: dict[str, list[Point]] = {}
+    for name, point in pairs:
+        found.setdefault(name, []).append(point)
+    return series_of(found)
 
 
 def roof(title: str, gflops: Sequence[float], along: Sequence[float]) -> Series:

@@ -12,9 +12,8 @@ import pytest
 from dilkit.tools import cli
 from dilkit.tools.bench.orders import checks, peers, suite
 from dilkit.tools.bench.orders.engine import Dilkit
-from dilkit.tools.bench.orders.implementations import OrderImplementation
+from dilkit.tools.bench.orders.implementations import TRIAL, OrderImplementation, measured
 from dilkit.tools.bench.orders.peers import Array, Peer, Task
-from dilkit.tools.bench.orders.runner import TRIAL, OrderCaseRunner
 from dilkit.tools.bench.orders.targets import PACKAGES, TARGETS
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import registry
@@ -66,7 +65,7 @@ class Broken(Right):
 class Absent(Right):
     """A package that is not there."""
 
-    name, python = "hilbertsfc", (9, 9)
+    name, needs = "hilbertsfc", "Python 9.9 or newer"
 
     def version(self) -> None:
         return None
@@ -117,7 +116,7 @@ def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_a
     over = [figures[f"time of {name} over dilkit's, the least of all rows"] for name in PACKAGES]
     assert len(over[0].values) == len(shared)
     assert (over[1].values, over[1].verdict) == ({}, "not measured")
-    assert over[2].verdict.startswith("not measurable here: not installed: it needs Python 9.9 or newer")
+    assert over[2].verdict.startswith("not measurable here: not installed: Python 9.9 or newer")
     assert all(figure.values for figure in result.figures if figure not in over)
     assert printed == document_text(registry.document_of(tmp_path / "suite.json")) + "\n"
     assert "hilbertcurve wrong, not ranked: not so: they are a step of one cell apart" in printed
@@ -196,7 +195,7 @@ def test_who_is_slow_gets_fewer_points() -> None:
         return [Finding("all are there", len(found) == 40 * count)]
 
     both = dict(all=OrderImplementation(make, check), few=OrderImplementation(make, check, whole=False))
-    entries = OrderCaseRunner(repeats=1, budget=1e-5, min_time=0.0).run(both, 10 * TRIAL)
+    entries = measured(both, 10 * TRIAL, repeats=1, budget=1e-5, min_time=0.0)
     assert [entries[name].points for name in both] == [10 * TRIAL, TRIAL]
     few = entries["few"]
     assert few.time is not None

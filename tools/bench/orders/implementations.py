@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,7 +15,9 @@ from dilkit.tools.bench.orders import checks, engine
 from dilkit.tools.bench.orders.checks import same
 from dilkit.tools.bench.orders.engine import Dilkit, Interleaved
 from dilkit.tools.bench.orders.peers import Array, Peer, Task, present, row_major
-from dilkit.tools.results.kinds.orders import OURS, Finding
+from dilkit.tools.console.text import error_line
+from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.results.kinds.orders import OURS, Finding, OrderEntries, OrderEntry
 
 STORE_LOOP, ARGSORT = "store loop", "np.argsort"
 
@@ -30,6 +32,39 @@ class OrderImplementation:
 
 
 Implementations = dict[str, OrderImplementation]
+TRIAL = 2048
+"""Points of the calls that say how many an implementation gets."""
+
+
+def measured(implementations: Implementations, points: int, repeats: int, budget: float, min_time: float) -> OrderEntries:
+    """An entry for each implementation, whatever became of it: checked, and timed in turns where they are right.
+
+    `budget`: seconds of one call, beyond which an implementation gets fewer points; `min_time`: of a sample.
+    """
+    entries, calls = {}, {}
+    for name, one in implementations.items():
+        entries[name], task = _admitted(one, points, budget)
+        if entries[name].verdict == "measured" and task:
+            calls[name] = task.call
+    for name, samples in time_interleaved(calls, repeats, min_time=min_time).items():
+        per_point = 1e9 * samples.median_s / entries[name].points
+        entries[name] = replace(entries[name], time=samples, ns_per_point=per_point)
+    return entries
+
+
+def _admitted(implementation: OrderImplementation, points: int, budget: float) -> tuple[OrderEntry, Task | None]:
+    """The beginning of an entry, and the task to be timed: with as many points as the budget allows, going by a few of them."""
+    try:
+        few = min(TRIAL, points)
+        count = points
+        if not implementation.whole:
+            count = min(points, max(few, int(budget * few / implementation.make(few).seconds())))
+        task = implementation.make(count)
+        check = tuple(implementation.check(count, task.result()))
+    except Exception as error:
+        return OrderEntry(verdict="failed", reasons=(error_line(error),)), None
+    wrong = tuple(f"not so: {found.what}" for found in check if not found.passed)
+    return OrderEntry(verdict="wrong" if wrong else "measured", reasons=wrong, check=check, points=0 if wrong else count), task
 
 
 def permutation(shape: tuple[int, ...], dtype: str) -> Implementations:

@@ -8,8 +8,6 @@ Coordinates are axes, the first one first: `(ndim, n)`, or a tuple of so many ar
 from __future__ import annotations
 
 import importlib
-import platform
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,12 +50,12 @@ class Task:
 
 
 class Peer(ABC):
-    """A package with a Hilbert curve. `python` is the oldest Python it runs on."""
+    """A package with a Hilbert curve. `needs`: what installs it."""
 
     name: str
     module: str
     summary: str
-    python: tuple[int, int] = (3, 10)
+    needs: str = "pip install dilkit[peers]"
 
     def version(self) -> str | None:
         """The installed version, None where it is not installed."""
@@ -69,8 +67,7 @@ class Peer(ABC):
     def absent(self) -> str | None:
         """Why the package cannot take part; None when it can."""
         if self.version() is None:
-            needs = f"it needs Python {self.python[0]}.{self.python[1]} or newer, this is {platform.python_version()}"
-            return f"not installed: {needs if sys.version_info < self.python else 'pip install dilkit[peers]'}"
+            return f"not installed: {self.needs}"
         try:
             importlib.import_module(self.module)
         except Exception as error:
@@ -156,7 +153,7 @@ class HilbertSFC(Peer):
         "tables and SIMD compiled by numba; an array an axis, results into given buffers, already compiled; permutations by "
         "decode and NumPy or by its kernel in a numba loop, whichever is faster"
     )
-    python = (3, 12)
+    needs = "Python 3.12 or newer, and pip install dilkit[peers]"
 
     def encoder(self, axes: Array, bits: int) -> Task:
         out = np.zeros(len(axes[0]), np.uint32)

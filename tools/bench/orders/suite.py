@@ -20,20 +20,12 @@ from dilkit.plan import cache_clear
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.orders import checks, implementations, peers
 from dilkit.tools.bench.orders.peers import Array
-from dilkit.tools.bench.orders.runner import OrderCaseRunner
 from dilkit.tools.bench.orders.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.memory import give_memory_back
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.orders import (
-    ColdOrder,
-    Locality,
-    Near,
-    OrderCase,
-    OrdersResult,
-    WarmOrder,
-)
+from dilkit.tools.results.kinds.orders import Locality, Near, OrderCall, OrderCase, OrdersResult
 
 GRIDS = {"square": (1024, 1024), "large": (4096, 4096), "cube": (128, 128, 128), "frame": (1080, 1920), "video": (33, 45, 80)}
 POINTS = {2: (1 << 20, (10, 16)), 3: (1 << 21, (7, 10))}
@@ -108,20 +100,20 @@ class OrdersSuite(Suite[OrdersResult]):
         bits, count = POINTS[ndim][1][-1], self._count(SORTED)
         return self._case(implementations.sort(_random(count, ndim, bits)), count, ndim=ndim, bits=bits)
 
-    def cold(self, name: str) -> ColdOrder:
+    def cold(self, name: str) -> OrderCall:
         """`order(...)`, and with its ranks, with nothing cached and all memory fresh from the system."""
         shape = self._shape(name)
         perm, rank = order(shape).perm, order(shape).rank
         inverse = checks.same("rank[perm] is 0, 1, 2, ...", rank[perm], np.arange(len(perm)))
         calls = dict(permutation=lambda: order(shape), both=lambda: order(shape).rank)
         times = time_interleaved(calls, self.repeats, before=_forget)
-        return ColdOrder(grid=name, shape=shape, check=(*checks.visits(perm, shape), inverse), times=times)
+        return OrderCall(grid=name, shape=shape, check=(*checks.visits(perm, shape), inverse), times=times)
 
-    def warm(self, name: str) -> WarmOrder:
+    def warm(self, name: str) -> OrderCall:
         """`order(...)` when it is in the cache."""
         shape = self._shape(name)
         timed = time_interleaved({"": lambda: order(shape)}, self.repeats, min_time=self._min_time)
-        return WarmOrder(grid=name, shape=shape, time=timed[""])
+        return OrderCall(grid=name, shape=shape, time=timed[""])
 
     @property
     def _min_time(self) -> float:
@@ -134,7 +126,7 @@ class OrdersSuite(Suite[OrdersResult]):
         return count // self.DIVISOR**2 if self.quick else count
 
     def _case(self, found: implementations.Implementations, points: int, **fields: Any) -> OrderCase:
-        entries = OrderCaseRunner(self.repeats, self.budget, self._min_time).run(found, points)
+        entries = implementations.measured(found, points, self.repeats, self.budget, self._min_time)
         return OrderCase(points=points, entries=entries, **fields)
 
 

@@ -34,7 +34,7 @@ def _over_store_loop(result: OrdersResult) -> Values:
 
 
 def _warm(result: OrdersResult) -> Values:
-    return {size(row.shape): 1e6 * row.time.median_s for row in result.warm}
+    return {size(row.shape): 1e6 * row.time.median_s for row in result.warm if row.time}
 
 
 def _package(name: str, result: OrdersResult) -> Values:

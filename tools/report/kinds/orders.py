@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import prod
 
 from dilkit.tools.console.text import in_seconds
-from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Table, plots, tables
 from dilkit.tools.report.headline import suite_headline
-from dilkit.tools.report.points import plain, sampled, series_of, speed_up
+from dilkit.tools.report.points import plain, sampled, series_by_name, speed_up
 from dilkit.tools.report.targets import figure_table, number, suite_sentence
 from dilkit.tools.results.kinds.orders import OURS, OrdersResult, size
 
@@ -36,7 +36,6 @@ METHOD = (
     "256 in segments of 4,096, and depend on no machine."
 )
 _NS, _NAMES = Axis("nanoseconds a point", "number"), Axis("", "number")
-Bars = dict[str, list[Point]]
 
 
 def sentence(result: OrdersResult) -> str:
@@ -75,7 +74,7 @@ def _time_rows(result: OrdersResult) -> Iterator[tuple[str, ...]]:
 
 
 def _call_rows(result: OrdersResult) -> Iterator[tuple[str, ...]]:
-    warm = {row.grid: in_seconds(row.time.median_s) for row in result.warm}
+    warm = {row.grid: in_seconds(row.time.median_s) for row in result.warm if row.time}
     for row in result.cold:
         medians = [row.times[what].median_s for what in ("permutation", "both")]
         cells = [cell for median in medians for cell in (in_seconds(median), number(1e9 * median / prod(row.shape)))]
@@ -92,35 +91,38 @@ def _near_tables(result: OrdersResult) -> Iterator[Table]:
 
 
 def _permutations(result: OrdersResult) -> Plot:
-    bars: Bars = {}
     packages = {package.name for package in result.packages}
-    for case in result.permutations:
-        for name, entry in case.entries.items():
-            if entry.time and name not in packages:
-                bars.setdefault(name, []).append(sampled(case.title.removeprefix("permutation, "), entry.ns))
-    return Plot("Time a point of a permutation, with 95% intervals", "bars", series_of(bars), (_NAMES, _NS))
+    bars = (
+        (name, sampled(case.title.removeprefix("permutation, "), entry.ns))
+        for case in result.permutations
+        for name, entry in case.entries.items()
+        if entry.time and name not in packages
+    )
+    return Plot("Time a point of a permutation, with 95% intervals", "bars", series_by_name(bars), (_NAMES, _NS))
 
 
 def _speed_ups(result: OrdersResult) -> Plot:
     """Over each package, the one that comes closest first; those that computed something wrong were not timed."""
-    bars: Bars = {}
-    for name in sorted(package.name for package in result.packages):
-        for case in result.cases:
-            if case.over(name) is not None:
-                point = speed_up(case.title.removesuffix(", int32"), case.entries[name].ns, case.entries[OURS].ns)
-                bars.setdefault(name, []).append(point)
-    closest = dict(sorted(bars.items(), key=lambda item: min(point.y for point in item[1])))
+    bars = (
+        (name, speed_up(case.title.removesuffix(", int32"), case.entries[name].ns, case.entries[OURS].ns))
+        for name in sorted(package.name for package in result.packages)
+        for case in result.cases
+        if case.over(name) is not None
+    )
+    closest = tuple(sorted(series_by_name(bars), key=lambda series: min(point.y for point in series.points)))
     axes = _NAMES, Axis("times faster", "times")
-    return Plot("Speed-up over packages, with 95% intervals", "bars", series_of(closest), axes, mark=1.0)
+    return Plot("Speed-up over packages, with 95% intervals", "bars", closest, axes, mark=1.0)
 
 
 def _near(result: OrdersResult) -> Plot:
-    bars: Bars = {}
-    for row in result.locality:
-        for curve, near in row.nearest_kept.items():
-            bars[curve] = [plain(f"every {rate}th key kept", near[str(rate)].mean) for rate in row.dilation_rates]
+    bars = (
+        (curve, plain(f"every {rate}th key kept", near[str(rate)].mean))
+        for row in result.locality
+        for curve, near in row.nearest_kept.items()
+        for rate in row.dilation_rates
+    )
     axes = _NAMES, Axis("mean distance, in cells", "number")
-    return Plot("Distance to the nearest kept key", "bars", series_of(bars), axes)
+    return Plot("Distance to the nearest kept key", "bars", series_by_name(bars), axes)
 
 
 def _notes(result: OrdersResult) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dilkit.tools.results.record import Measurement, Samples, SuiteResult
@@ -82,22 +82,14 @@ class OrderCase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColdOrder:
-    """Calls of `order` that find an empty cache: for the permutation, and for it and its inverse."""
+class OrderCall:
+    """Calls of `order`: `times` with an empty cache, for the permutation, and for it and its inverse; `time` from the cache."""
 
     grid: str
     shape: tuple[int, ...]
     check: tuple[Finding, ...] = ()
-    times: dict[str, Samples]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmOrder:
-    """Calls of `order` that find their result in the cache."""
-
-    grid: str
-    shape: tuple[int, ...]
-    time: Samples
+    times: dict[str, Samples] = field(default_factory=dict)
+    time: Samples | None = None
 
 
 @dataclass(frozen=True)
@@ -140,8 +132,8 @@ class OrdersResult(SuiteResult):
     ranks: tuple[OrderCase, ...] = ()
     points: tuple[OrderCase, ...] = ()
     sorts: tuple[OrderCase, ...] = ()
-    cold: tuple[ColdOrder, ...] = ()
-    warm: tuple[WarmOrder, ...] = ()
+    cold: tuple[OrderCall, ...] = ()
+    warm: tuple[OrderCall, ...] = ()
     locality: tuple[Locality, ...] = ()
 
     @property
@@ -158,7 +150,8 @@ class OrdersResult(SuiteResult):
             for what, samples in cold.times.items():
                 yield Measurement(f"cold order, {size(cold.shape)}: {what}", samples.samples_s)
         for warm in self.warm:
-            yield Measurement(f"warm order, {size(warm.shape)}", warm.time.samples_s)
+            if warm.time:
+                yield Measurement(f"warm order, {size(warm.shape)}", warm.time.samples_s)
 
 
 def size(shape: Sequence[int]) -> str:

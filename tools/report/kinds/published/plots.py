@@ -7,7 +7,7 @@ from itertools import product
 
 from dilkit.tools.bench.published.claims import HELD, group
 from dilkit.tools.report.document import Axis, Plot, Point, Series
-from dilkit.tools.report.points import plain, sampled, series_of, speed_up
+from dilkit.tools.report.points import plain, sampled, series_by_name, series_of, speed_up
 from dilkit.tools.report.roofline import Work, roofline
 from dilkit.tools.results.kinds.published import Job, PublishedCase, PublishedResult
 from dilkit.tools.results.record import Entry
@@ -53,11 +53,8 @@ def _over_lengths(result: PublishedResult, title: str, axis: Axis, read: Read) -
 
 def _ratios(title: str, what: str, pairs: Iterable[Pair]) -> Plot:
     """Bars: how many times faster the second of a pair is, by the name of a series and a label."""
-    bars: dict[str, list[Point]] = {}
-    for series, label, slow, fast in pairs:
-        if slow and fast:
-            bars.setdefault(series, []).append(speed_up(label, slow.seconds, fast.seconds))
-    return Plot(title, "bars", series_of(bars), (NAMES, Axis(what, "times")), mark=1.0)
+    bars = ((name, speed_up(label, slow.seconds, fast.seconds)) for name, label, slow, fast in pairs if slow and fast)
+    return Plot(title, "bars", series_by_name(bars), (NAMES, Axis(what, "times")), mark=1.0)
 
 
 def _over_reference(result: PublishedResult, backward: bool) -> Iterator[Pair]:
