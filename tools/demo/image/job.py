@@ -33,6 +33,7 @@ class ImageJob(Job):
         super().__init__(args)
         self.photo = SAMPLE if args.image is True else args.image
         self.crops = Crops(load_photograph(None if args.image is True else args.image, SIDE * config.crop), config)
+        self.guess = self.crops.guess()
         sizes = dict(grid=config.grid, patch=config.patch, hidden=config.hidden)
         model, self.problem = PatchTransformer(config, ORDERS[0]), config.problem(BATCH)
         self.model = model_facts(ImageModel, model, config.layers, self.problem, **sizes)
@@ -65,7 +66,7 @@ class ImageJob(Job):
             backend=backend_choice(self.problem),
             trainings=tuple(trainer.record(OrderTraining, seed=seed, order=order) for (seed, order), trainer in trainers),
             judged=len(self.crops.held_out),
-            guess=self.crops.guess(),
+            guess=self.guess,
         )
 
     def _draw(self, filled: Mapping[str, Tensor]) -> None:

@@ -30,18 +30,13 @@ class ModelConfig:
     heads: int = 4
 
     @property
-    def head_dim(self) -> int:
-        """Size of a head."""
-        return self.width // self.heads
-
-    @property
     def pattern(self) -> Pattern:
         """Three branches: 256 bytes whole, 1 in 4 of 1,024 bytes, 1 in 32 of the whole context."""
         return Pattern([256, 1024, max(self.context, 32)], [1, 4, 32])
 
     def problem(self) -> Problem:
         """The attention problem that every layer poses in training."""
-        sizes: Any = dict(seq=self.context, heads=self.heads, head_dim=self.head_dim)
+        sizes: Any = dict(seq=self.context, heads=self.heads, head_dim=self.width // self.heads)
         return Problem(pattern=self.pattern, device=probe("cpu"), is_causal=True, requires_grad=True, **sizes)
 
 

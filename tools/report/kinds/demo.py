@@ -5,7 +5,7 @@ from __future__ import annotations
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Row, Series, Table, plots, tables
 from dilkit.tools.report.headline import place, placed
-from dilkit.tools.report.points import plain, sampled, speed_up
+from dilkit.tools.report.points import plain, sampled, series_of, speed_up
 from dilkit.tools.report.speed import interval
 from dilkit.tools.results.kinds.demo import DemoResult, Evaluation, Length, ModelFacts, TrainedResult
 
@@ -112,15 +112,11 @@ def _training_row(point: Evaluation) -> Row:
 
 def _scaling_row(row: Length) -> Row:
     faster, kinds = _faster(row), (row.dilated, row.dense)
-    ratio = (f"{faster.y:.1f}x", interval(faster)) if faster else ("-", "-")
-    times = [in_seconds(kind.seconds) if kind else "-" for kind in kinds]
-    peaks = [in_bytes(kind.peak_bytes) if kind and kind.peak_bytes is not None else "-" for kind in kinds]
-    return f"{row.tokens:,}", *times, *ratio, *peaks
+    peaks = ["-" if kind.peak_bytes is None else in_bytes(kind.peak_bytes) for kind in kinds]
+    return f"{row.tokens:,}", *(in_seconds(kind.seconds) for kind in kinds), f"{faster.y:.1f}x", interval(faster), *peaks
 
 
-def _faster(row: Length) -> Point | None:
-    if row.dilated is None or row.dense is None:
-        return None
+def _faster(row: Length) -> Point:
     return speed_up(f"{row.tokens:,} tokens", row.dense.samples, row.dilated.samples)
 
 
@@ -138,20 +134,14 @@ def _loss_plot(result: DemoResult) -> Plot:
 
 def _scaling_plots(rows: tuple[Length, ...]) -> list[Plot]:
     """Time, memory and speed-up against length, dilated and dense."""
-
-    kinds = {
-        name: [(row.tokens, kind) for row in rows if (kind := getattr(row, name)) is not None] for name in ("dilated", "dense")
-    }
-    times = [Series(name, tuple(sampled(tokens, kind.samples) for tokens, kind in found)) for name, found in kinds.items()]
-    peaks = [
-        Series(name, tuple(plain(tokens, kind.peak_bytes) for tokens, kind in found if kind.peak_bytes))
-        for name, found in kinds.items()
-    ]
-    faster = Series("dilated over dense", tuple(point for row in rows if (point := _faster(row)) is not None))
+    kinds = {name: [(row.tokens, getattr(row, name)) for row in rows] for name in ("dilated", "dense")}
+    times = {name: [sampled(tokens, kind.samples) for tokens, kind in found] for name, found in kinds.items()}
+    peaks = {name: [plain(tokens, kind.peak_bytes) for tokens, kind in found if kind.peak_bytes] for name, found in kinds.items()}
+    faster = Series("dilated over dense", tuple(map(_faster, rows)))
     tokens, bars = Axis("tokens", "tokens"), (Axis("", "number"), Axis("times faster", "times"))
     return [
-        Plot("Time of forward and backward", "lines", tuple(times), (tokens, Axis("time", "seconds"))),
-        Plot("Peak extra memory", "lines", tuple(peaks), (tokens, Axis("memory", "bytes"))),
+        Plot("Time of forward and backward", "lines", series_of(times), (tokens, Axis("time", "seconds"))),
+        Plot("Peak extra memory", "lines", series_of(peaks), (tokens, Axis("memory", "bytes"))),
         Plot("Speed-up over dense attention, with 95% intervals", "bars", (faster,), bars, mark=1.0),
     ]
 

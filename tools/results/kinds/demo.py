@@ -133,8 +133,8 @@ class Length:
     """One length of the comparison."""
 
     tokens: int
-    dilated: Measured | None
-    dense: Measured | None
+    dilated: Measured
+    dense: Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +161,7 @@ class DemoResult(TrainedResult):
     def measurements(self) -> Iterator[Measurement]:
         for row in self.scaling.rows:
             for name, measured in (("dilated", row.dilated), ("dense", row.dense)):
-                if measured is not None:
-                    yield Measurement(f"{row.tokens:,} tokens: {name}", measured.samples)
+                yield Measurement(f"{row.tokens:,} tokens: {name}", measured.samples)
 
     def problem_facts(self) -> dict[str, str]:
         return dict(pattern=self.model.pattern, heads=str(self.model.heads), head_dim=str(self.model.head_dim))
