@@ -19,11 +19,20 @@ def longest(implementation: Implementation, problem: Problem, limit: int, grain:
 
     No call is made that is expected to take more than `budget` seconds.
     """
+    import torch
+
     tried: list[Trial] = []
 
     def fits(seq: int) -> bool:
-        tried.append(_try(implementation, replace(problem, seq=seq)))
-        return tried[-1].bytes is not None and tried[-1].bytes <= limit
+        """Whether a call has room, on the device and within the limit; what it took is noted."""
+        own, start = replace(problem, seq=seq), time.perf_counter()
+        try:
+            peak = memory.peak_memory(lambda: called(own, implementation.once), problem.device.type)
+        except (MemoryError, torch.cuda.OutOfMemoryError):
+            tried.append(Trial(seq, None, None))
+            return False
+        tried.append(Trial(seq, peak, time.perf_counter() - start))
+        return peak <= limit
 
     def too_slow(seq: int) -> bool:
         last = tried[-1]
@@ -54,23 +63,9 @@ def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bo
     return low, False
 
 
-def _try(implementation: Implementation, problem: Problem) -> Trial:
-    """Peak bytes of a call with its inputs, and its seconds; None where the device has no such room."""
-    import torch
-
-    def call() -> Any:
-        inputs = inputs_of(problem)
-        return inputs, implementation.once(inputs, problem)
-
-    start = time.perf_counter()
-    try:
-        peak = memory.peak_memory(call, problem.device.type)
-    except (MemoryError, torch.cuda.OutOfMemoryError):
-        return Trial(problem.seq, None, None)
-    return Trial(problem.seq, peak, time.perf_counter() - start)
-
-
-def inputs_of(problem: Problem) -> Tensors:
-    """Random tensors, without a gradient of the output where the problem asks for none: the inputs and nothing else."""
+def called(problem: Problem, call: Callable[[Tensors, Problem], Any]) -> Any:
+    """What a call returns, and its inputs: random, without a gradient of the output where the problem asks for none."""
     inputs = Tensors.random(problem)
-    return inputs if problem.requires_grad else replace(inputs, dout=inputs.query.detach())
+    if not problem.requires_grad:
+        inputs = replace(inputs, dout=inputs.query.detach())
+    return inputs, call(inputs, problem)

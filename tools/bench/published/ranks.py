@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dilkit.tools.bench.published.longest import inputs_of
+from dilkit.tools.bench.published.longest import called
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.case import memory_note
 from dilkit.tools.bench.ranks.tasks import beside_one_rank, peaks_of
@@ -44,9 +44,4 @@ def samples_of(flops: float, repeats: int) -> int:
 def _peaks(call: RanksCall) -> tuple[int, ...]:
     """Peak bytes of each rank, inputs counted. Calls were made before, so that nothing is loaded or planned in it."""
     shard = replace(call.problem, seq=len(call.plan.positions(call.comm.rank)))
-
-    def step() -> Any:
-        inputs = inputs_of(shard)
-        return inputs, call.once(inputs)
-
-    return peaks_of(call.comm, step)
+    return peaks_of(call.comm, lambda: called(shard, lambda inputs, _: call.once(inputs)))

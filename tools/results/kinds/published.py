@@ -37,11 +37,6 @@ class Setting:
         return f"{batch}{self.seq:,} tokens, {self.heads} heads, {self.dtype}, w {lengths}, r {rates}{ranks}"
 
     @property
-    def pattern(self) -> Pattern:
-        """LongNet's pattern of these segments and rates."""
-        return Pattern(self.segment_lengths, self.dilation_rates)
-
-    @property
     def tokens(self) -> int:
         """Tokens of all sequences."""
         return self.batch * self.seq
@@ -50,7 +45,7 @@ class Setting:
         """What is computed at the setting, its lengths divided."""
         s = self.divided(divisor)
         return Problem(
-            pattern=s.pattern,
+            pattern=Pattern(s.segment_lengths, s.dilation_rates),
             seq=s.seq,
             batch=s.batch,
             heads=s.heads,
