@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dilkit.orders import _curves, _generalised_hilbert, points
+from dilkit.orders import _curves, points
 from dilkit.tools.bench.orders.peers import Array, Peer, Task, narrow
 from dilkit.tools.results.kinds.orders import OURS
 
@@ -48,22 +48,6 @@ class Interleaved(Dilkit):
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
         out = np.zeros((len(codes), ndim), narrow(bits))
         return Task(partial(points.decode, codes.astype(np.uint32), ndim, bits, out=out), np.transpose)
-
-
-def generalised(shape: tuple[int, ...], out: Array) -> Task:
-    """The generalised curve through a grid of any shape."""
-    return filling(out, _generalised_hilbert.generalised_hilbert, shape, 1)
-
-
-def inverse(perm: Array) -> Task:
-    """The inverse of `perm`."""
-    out = np.zeros_like(perm)
-    return Task(partial(_curves.invert, perm, out), lambda _: out)
-
-
-def store_loop(out: Array) -> Task:
-    """`out[i] = i`, a compiled loop."""
-    return filling(out, _curves.row_major)
 
 
 def filling(out: Array, engine: Any, *arguments: Any) -> Task:

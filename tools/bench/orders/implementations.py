@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from dilkit.orders import _curves
+from dilkit.orders._generalised_hilbert import generalised_hilbert
 from dilkit.orders.curves import is_power_of_two_cube
-from dilkit.tools.bench.orders import checks, engine
+from dilkit.tools.bench.orders import checks
 from dilkit.tools.bench.orders.checks import same
-from dilkit.tools.bench.orders.engine import Dilkit, Interleaved
+from dilkit.tools.bench.orders.engine import Dilkit, Interleaved, filling
 from dilkit.tools.bench.orders.peers import Array, Peer, Task, present, row_major
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.timing import time_interleaved
@@ -46,10 +48,8 @@ def measured(implementations: Implementations, points: int, repeats: int, budget
         entries[name], task = _admitted(one, points, budget)
         if entries[name].verdict == "measured" and task:
             calls[name] = task.call
-    for name, samples in time_interleaved(calls, repeats, min_time=min_time).items():
-        per_point = 1e9 * samples.median_s / entries[name].points
-        entries[name] = replace(entries[name], time=samples, ns_per_point=per_point)
-    return entries
+    timed = time_interleaved(calls, repeats, min_time=min_time)
+    return {name: replace(entry, time=timed.get(name)) for name, entry in entries.items()}
 
 
 def _admitted(implementation: OrderImplementation, points: int, budget: float) -> tuple[OrderEntry, Task | None]:
@@ -71,10 +71,12 @@ def permutation(shape: tuple[int, ...], dtype: str) -> Implementations:
     """The whole curve through a grid, beside a store loop into the same array; packages in int32 alone."""
     out, ndim, bits = np.zeros(prod(shape), dtype), len(shape), (max(shape) - 1).bit_length()
     packages = present() if dtype == "int32" else []
-    loop = OrderImplementation(lambda _: engine.store_loop(out), lambda n, x: [same("out[i] is i", x, np.arange(n))])
+    loop = OrderImplementation(lambda _: filling(out, _curves.row_major), lambda n, x: [same("out[i] is i", x, np.arange(n))])
     if not is_power_of_two_cube(shape):
         # packages have codes on cubes of a power of two alone: sorted codes are what they offer here, a curve with jumps
-        ours = OrderImplementation(lambda _: engine.generalised(shape, out), lambda _, cells: checks.visits(cells, shape))
+        ours = OrderImplementation(
+            lambda _: filling(out, generalised_hilbert, shape, 1), lambda _, cells: checks.visits(cells, shape)
+        )
         cells = np.stack(np.unravel_index(np.arange(len(out)), shape))
         return {OURS: ours, **_sorters(cells, bits, packages), STORE_LOOP: loop}
 
@@ -90,6 +92,8 @@ def rank(shape: Sequence[int]) -> Implementations:
     """The position on the curve of each cell of a cube, the cells in row-major order; and the inverse of the permutation."""
     ndim, bits = len(shape), (shape[0] - 1).bit_length()
     perm = Dilkit().permutation(ndim, bits, np.zeros(prod(shape), np.int32)).result()
+    inverse = np.zeros_like(perm)
+    invert = Task(partial(_curves.invert, perm, inverse), lambda _: inverse)
 
     def check(who: Peer, count: int, codes: Array) -> list[Finding]:
         cells = row_major(who.decoder(codes, ndim, bits).result(), bits, np.zeros(count, np.int32))
@@ -99,7 +103,7 @@ def rank(shape: Sequence[int]) -> Implementations:
         return [same("rank[perm] is 0, 1, 2, ...", found[perm], np.arange(count))]
 
     found = _each([Dilkit(), *present()], ndim, bits, lambda who, count: who.ranks(ndim, bits, count), check)
-    return found | {f"{OURS}, inverted": OrderImplementation(lambda _: engine.inverse(perm), inverted)}
+    return found | {f"{OURS}, inverted": OrderImplementation(lambda _: invert, inverted)}
 
 
 def encode(axes: Array, bits: int) -> Implementations:

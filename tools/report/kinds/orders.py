@@ -7,6 +7,7 @@ from math import prod
 
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Table, plots, tables
+from dilkit.tools.report.entries import grouped
 from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.points import plain, sampled, series_by_name, speed_up
 from dilkit.tools.report.targets import figure_table, number, suite_sentence
@@ -126,13 +127,12 @@ def _near(result: OrdersResult) -> Plot:
 
 
 def _notes(result: OrdersResult) -> Iterator[str]:
-    """Who was wrong or failed, where and in what; how much was checked."""
-    places: dict[str, list[str]] = {}
-    for case in result.cases:
-        for name, entry in case.entries.items():
-            for reason in entry.reasons[:1]:
-                places.setdefault(f"{name} {entry.verdict}, not ranked: {reason}", []).append(case.title)
-    for note, found in places.items():
-        yield f"{note} ({found[0]}{f', and {len(found) - 1} more' * (len(found) > 1)})"
+    """Who was wrong or failed, in what and where; how much was checked."""
+    yield from grouped(
+        (f"{name} {entry.verdict}, not ranked: {reason}", case.title)
+        for case in result.cases
+        for name, entry in case.entries.items()
+        for reason in entry.reasons[:1]
+    )
     checks = sum(len(entry.check) for case in result.cases for entry in case.entries.values())
     yield f"{checks} checks of results, each just before its timing"

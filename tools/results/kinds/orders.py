@@ -32,12 +32,16 @@ class OrderEntry:
     check: tuple[Finding, ...] = ()
     points: int = 0
     time: Samples | None = None
-    ns_per_point: float | None = None
 
     @property
     def ns(self) -> tuple[float, ...]:
         """Nanoseconds a point, by sample; none where it was not measured."""
         return tuple(1e9 * sample / self.points for sample in self.time.samples_s) if self.time else ()
+
+    @property
+    def ns_per_point(self) -> float | None:
+        """Their median."""
+        return 1e9 * self.time.median_s / self.points if self.time else None
 
 
 OrderEntries = dict[str, OrderEntry]
