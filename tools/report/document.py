@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Row = tuple[str, ...]
@@ -17,12 +16,6 @@ class Table:
     header: Row
     rows: tuple[Row, ...]
     note: str = ""
-
-    @classmethod
-    def of(cls, title: str, rows: Iterable[Sequence[str]], note: str = "") -> Table:
-        """The first row is the header; cells are without the backticks that mark code in Markdown."""
-        header, *rest = (tuple(cell.strip("`") for cell in row) for row in rows)
-        return cls(title, header, tuple(rest), note)
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ class Document:
 
 def plots(*made: Plot) -> tuple[Plot, ...]:
     """Those that have something to show, each without its empty series."""
-    filled = [Plot(p.title, p.kind, tuple(s for s in p.series if s.points), p.axes, p.mark) for p in made]
+    filled = [replace(plot, series=tuple(series for series in plot.series if series.points)) for plot in made]
     return tuple(plot for plot in filled if any(not series.dashed for series in plot.series))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from dilkit import files
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.axes import MOST_TICKS, bar_ends, bar_foot, scale
-from dilkit.tools.report.document import Plot, Point, Series
+from dilkit.tools.report.document import Plot, Point
 from dilkit.tools.report.units import UNITS
 
 COLORS = (
@@ -144,22 +144,14 @@ def _described(plot: Plot) -> str:
 
 def _drawable(plot: Plot) -> Plot:
     """The plot within the limits of a picture: values that its axes can show, not too many, short names."""
-    series = [replace(one, name=_name(one.name), points=_shown(plot, one)) for one in plot.series[:MOST_SERIES]]
+    x, y = (axis.log and plot.kind not in LYING for axis in plot.axes)
+    series = []
+    for one in plot.series[:MOST_SERIES]:
+        able = (p for p in one.points if not (x and float(p.x) <= 0) and not (y and p.low <= 0))
+        name = visible(one.name, MOST_LETTERS)
+        # A legend leaves empty names out, and those that begin with a low line.
+        series.append(replace(one, name=re.sub(r"^(_|$)", r" \1", name), points=tuple(islice(able, MOST_POINTS))))
     return replace(plot, series=tuple(one for one in series if one.points))
-
-
-def _name(name: str) -> str:
-    """A name that a legend shows: matplotlib leaves empty ones out, and those that begin with a low line."""
-    shown = visible(name, MOST_LETTERS)
-    return f" {shown}" if not shown or shown.startswith("_") else shown
-
-
-def _shown(plot: Plot, series: Series) -> tuple[Point, ...]:
-    if plot.kind in LYING:
-        return series.points[: MOST_BARS if plot.kind == "bars" else MOST_POINTS]
-    x, y = plot.axes
-    able = (p for p in series.points if not (x.log and float(p.x) <= 0) and not (y.log and p.low <= 0))
-    return tuple(islice(able, MOST_POINTS))
 
 
 def _labels(plot: Plot) -> list[str]:
@@ -234,8 +226,8 @@ def _bars(axes: Any, plot: Plot) -> None:
 def _spans(axes: Any, plot: Plot) -> None:
     labels = _labels(plot)
     for color, series in zip(COLORS, plot.series, strict=False):
-        drawn = [(labels.index(str(p.x)), p) for p in series.points if str(p.x) in labels]
-        rows, widths, lows = [y for y, _ in drawn], [p.high - p.low for _, p in drawn], [p.low for _, p in drawn]
+        drawn = [(labels.index(str(p.x)), p.high - p.low, p.low) for p in series.points if str(p.x) in labels]
+        rows, widths, lows = zip(*drawn, strict=True)
         axes.barh(rows, widths, left=lows, height=0.7, color=color, label=series.name)
     _name_rows(axes, labels)
     scale(axes, "x", plot.axes[1], [], PALE, most=4)

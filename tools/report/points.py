@@ -40,9 +40,3 @@ def series_by_name(pairs: Iterable[tuple[str, Point]]) -> tuple[Series, ...]:
     for name, point in pairs:
         found.setdefault(name, []).append(point)
     return series_of(found)
-
-
-def roof(title: str, gflops: Sequence[float], along: Sequence[float]) -> Series:
-    """A ceiling of a roofline: the median of what was measured, from end to end."""
-    ends = (min(along), max(along)) if along else ()
-    return Series(title, tuple(plain(x, middle(gflops)) for x in ends), dashed=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dilkit.tools.report.document import Axis, Plot, Point, Series
-from dilkit.tools.report.points import plain, rate, roof, series_of
+from dilkit.tools.report.points import plain, rate, series_of
 from dilkit.tools.results.record import Case
+from dilkit.tools.results.statistics import middle
 
 FORWARD_TENSORS, BACKWARD_TENSORS = 4, 8
 """The tensors of a call, each moved once: query, key, value, out; with a backward pass also their gradients."""
@@ -42,8 +43,9 @@ def roofline(title: str, work: Iterable[Work]) -> Plot:
                 slope += [plain(x, x * case.copy.gb_per_s)] if case.copy else []
         for name, yardstick in (("matmul", case.matmul), ("fma", case.fma)):
             ceilings[name] += [yardstick.gflops] if yardstick else []
-    along = [float(point.x) for points in lines.values() for point in points]
-    roofs = [roof(ROOFS[name], found, along) for name, found in ceilings.items() if found]
+    along = sorted(float(point.x) for points in lines.values() for point in points)
+    ends = {name: [plain(x, middle(found)) for x in (*along[:1], *along[-1:])] for name, found in ceilings.items() if found}
+    roofs = [Series(ROOFS[name], tuple(found), dashed=True) for name, found in ends.items()]
     copies = Series("bytes at the speed of a copy", tuple(sorted(slope, key=lambda p: p.x)), dashed=True)
     axes = Axis("nominal FLOPs a byte of the call's tensors", "number"), Axis("speed", "gflops")
     return Plot(title, "points", (*series_of(lines), *roofs, copies), axes)

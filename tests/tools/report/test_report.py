@@ -131,10 +131,10 @@ def test_hostile_names_are_drawn_as_they_are(kind: Any, name: str) -> None:
 
 
 def test_of_very_much_a_part_is_drawn_and_what_no_axis_can_show_is_left_out() -> None:
-    series = tuple(Series(f"s{i}", tuple(plain(f"bar {j}", 1.0) for j in range(300))) for i in range(40))
+    series = tuple(Series(f"s{i}", tuple(plain(f"bar {j}", 1.0) for j in range(600))) for i in range(40))
     drawn = picture.svg(Plot("many", "bars", series, (Axis("", "number"), Axis("", "times"))))
     assert "bar 0" in drawn
-    assert "bar 299" not in drawn
+    assert "bar 599" not in drawn
     nothing = Plot("Time", "lines", (Series("one", (plain(0, 0.0),)),), LINES.axes)
     assert "nothing that these axes can show" in picture.svg(nothing)
 
