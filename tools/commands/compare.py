@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def load(path: Path) -> Measured:
     """What was measured in a file. Raises `ResultError`."""
-    found = Measured.of(registry.read(path)[1])
+    found = Measured.of(registry.read(path))
     if not found.found:
         raise ResultError(path, f"a result of kind {found.kind!r} without samples: nothing in it can be compared")
     return found

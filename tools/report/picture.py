@@ -227,7 +227,7 @@ def _spans(axes: Any, plot: Plot) -> None:
     labels = _labels(plot)
     for color, series in zip(COLORS, plot.series, strict=False):
         drawn = [(labels.index(str(p.x)), p.high - p.low, p.low) for p in series.points if str(p.x) in labels]
-        rows, widths, lows = zip(*drawn, strict=True)
+        rows, widths, lows = ([one[i] for one in drawn] for i in range(3))
         axes.barh(rows, widths, left=lows, height=0.7, color=color, label=series.name)
     _name_rows(axes, labels)
     scale(axes, "x", plot.axes[1], [], PALE, most=4)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dilkit.tools.console.text import visible
 from dilkit.tools.report.document import Document, Section
@@ -24,68 +24,64 @@ from dilkit.tools.results.kinds.published import PublishedResult
 from dilkit.tools.results.kinds.ranks import RanksResult
 from dilkit.tools.results.record import Result
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of result. `document` and `sentence` take a result of type `record`."""
+    """A kind of result. The functions `document` and `sentence` of the module `words` take a result of type `record`."""
 
     record: type[Result]
-    document: Callable[[Any], Document]
-    sentence: Callable[[Any], str]
+    words: Any
 
 
 KINDS = {
-    kind.record.KIND: kind
-    for kind in (
-        Kind(PublishedResult, published.document, published.sentence),
-        Kind(CpuResult, cpu.document, cpu.sentence),
-        Kind(GpuResult, gpu.document, gpu.sentence),
-        Kind(RanksResult, ranks.document, ranks.sentence),
-        Kind(OrdersResult, orders.document, orders.sentence),
-        Kind(BenchResult, bench.document, bench.sentence),
-        Kind(OverheadResult, overhead.document, overhead.sentence),
-        Kind(DemoResult, demo.document, demo.sentence),
-        Kind(ImageDemoResult, demo_image.document, demo_image.sentence),
-        Kind(KernelsResult, kernels.document, kernels.sentence),
+    record.KIND: Kind(record, words)
+    for record, words in (
+        (PublishedResult, published),
+        (CpuResult, cpu),
+        (GpuResult, gpu),
+        (RanksResult, ranks),
+        (OrdersResult, orders),
+        (BenchResult, bench),
+        (OverheadResult, overhead),
+        (DemoResult, demo),
+        (ImageDemoResult, demo_image),
+        (KernelsResult, kernels),
     )
-}  # fmt: skip
+}
 """By name, in the order in which docs/measurements.md lists them."""
 
 
-def read(path: Path) -> tuple[Kind, Result]:
-    """The result in `path` and its kind. Raises `ResultError`."""
+def read(path: Path) -> Result:
+    """The result in `path`. Raises `ResultError`."""
     name = read_json(path)["kind"]
     if name not in KINDS:
         raise ResultError(path, f"a result of kind {name[:40]!r}; known are {', '.join(KINDS)}")
-    kind = KINDS[name]
-    return kind, read_result(path, kind.record)
+    return read_result(path, KINDS[name].record)
 
 
 def document_of(path: Path) -> Document:
     """The document of the result in `path`. Raises `ResultError` also for values that no measurement has."""
-    kind, result = read(path)
-    return _made(path, kind.document, result)
+    found: Document = _words(path, "document")
+    return found
 
 
 def sentence_of(path: Path) -> str:
     """The sentence on the result in `path`. Raises `ResultError` as `document_of` does."""
-    kind, result = read(path)
-    return _made(path, kind.sentence, result)
+    return str(_words(path, "sentence"))
 
 
-def _made(path: Path, make: Callable[[Any], T], result: Result) -> T:
+def _words(path: Path, what: str) -> Any:
+    result = read(path)
     try:
-        return make(result)
+        return getattr(KINDS[result.kind].words, what)(result)
     except (ValueError, ArithmeticError, LookupError) as error:
         raise ResultError(path, f"holds values that no measurement has ({error}); run the command again") from None
 
 
 def sections_of(paths: Sequence[Path]) -> list[Section]:
     """A section for each file, in this order. Raises `ResultError`."""
-    stems = [path.stem for path in paths]
-    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
-    found = [(read(path)[1], document_of(path)) for path in paths]
-    pairs = zip(names, found, strict=True)
-    return [Section(visible(name), result.kind, result.command, document) for name, (result, document) in pairs]
+    stems, sections = [path.stem for path in paths], []
+    for path in paths:
+        result, name = read(path), path.stem if stems.count(path.stem) == 1 else str(path)
+        sections.append(Section(visible(name), result.kind, result.command, document_of(path)))
+    return sections

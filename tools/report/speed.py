@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dilkit.tools.report.document import Axis, Plot, Point, Table
-from dilkit.tools.report.points import series_of, speed_up
+from dilkit.tools.report.points import series_by_name, speed_up
 from dilkit.tools.results.record import Case
 
 HEADER = ("configuration", "over", "speed-up", "95% interval")
@@ -34,9 +34,7 @@ def interval(point: Point) -> str:
 def speed_up_bars(ours: str, found: Sequence[tuple[str, Point]]) -> list[Plot]:
     """A plot for each of the others, with a bar for each case."""
     axes = Axis("", "number"), Axis("times faster", "times")
-    bars: dict[str, list[Point]] = {}
-    for other, point in found:
-        bars.setdefault(other, []).append(point)
     return [
-        Plot(f"Speed-up of {ours} over {one.name}, with 95% intervals", "bars", (one,), axes, mark=1.0) for one in series_of(bars)
+        Plot(f"Speed-up of {ours} over {one.name}, with 95% intervals", "bars", (one,), axes, mark=1.0)
+        for one in series_by_name(found)
     ]

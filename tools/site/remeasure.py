@@ -54,7 +54,7 @@ def remeasure(name: str, folder: Path) -> bool:
         if subprocess.run(run, cwd=place, stdin=subprocess.DEVNULL, check=False).returncode:
             return False
         (found,) = Path(place, name).glob("*.json")
-        write_result(registry.read(found)[1], folder / f"{name}.json")
+        write_result(registry.read(found), folder / f"{name}.json")
     return True
 
 

@@ -63,7 +63,7 @@ def a_photo() -> torch.Tensor:
 
 def test_all_results_are_written(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo(picture, tmp_path, "--seed", "5") == 0
-    kind, found = registry.read(tmp_path / "report.json")
+    found = registry.read(tmp_path / "report.json")
     assert isinstance(found, ImageDemoResult)
     assert (found.interrupted, [*found.losses()]) == (None, [5, 6, 7])
     assert [(one.seed, one.order) for one in found.trainings] == [(seed, order) for seed in (5, 6, 7) for order in ORDERS]
@@ -74,9 +74,9 @@ def test_all_results_are_written(picture: Path, tmp_path: Path, capsys: pytest.C
     assert {path.name for path in tmp_path.glob("*.png")} == {"report.png", "reconstruction.png"}
     for losses in found.losses().values():
         assert all(f"{loss:.4f}" in said for loss in losses)
-    (plot,) = kind.document(found).plots
+    (plot,) = registry.document_of(tmp_path / "report.json").plots
     assert [series.name for series in plot.series] == [*ORDERS, "guess"]
-    assert "Held-out loss" in kind.sentence(found)
+    assert "Held-out loss" in registry.sentence_of(tmp_path / "report.json")
 
 
 def test_json_is_all_that_is_printed(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_interrupted_run_reports_what_there_is(
 
     monkeypatch.setattr(Trainer, "step", interrupt)
     assert demo(picture, tmp_path) == 130
-    found = registry.read(tmp_path / "report.json")[1]
+    found = registry.read(tmp_path / "report.json")
     assert isinstance(found, ImageDemoResult)
     assert found.interrupted == "training"
     assert [one.finished for one in found.trainings] == ([False] if steps_before == 0 else [True, True, False])
