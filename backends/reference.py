@@ -54,7 +54,7 @@ class Reference(Backend):
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
         for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
             lse[..., rows] = torch.logsumexp(scores, dim=-1)
-            out[..., rows, :] = _probabilities(scores, lse[..., rows]) @ v
+            out[..., rows, :] = _weighted(_probabilities(scores, lse[..., rows]), v)
         lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         return _by_token(out, query), lse.flatten(1, 2).to(lse_dtype)
 
@@ -77,10 +77,11 @@ class Reference(Backend):
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
             p, dout_rows = _probabilities(scores, lse[..., rows]), do[..., rows, :]
-            dscores = p * (dout_rows @ v.mT - delta[..., rows, None]) * problem.scale
-            dq[..., rows, :] = dscores @ k
-            dk += (dscores.mT @ q[..., rows, :]).sum(2, keepdim=True)
-            dv += (p.mT @ dout_rows).sum(2, keepdim=True)
+            unseen = scores == -math.inf
+            dscores = (p * (dout_rows @ v.mT - delta[..., rows, None]) * problem.scale).masked_fill(unseen, 0.0)
+            dq[..., rows, :] = _weighted(dscores, k)
+            dk += _weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
+            dv += _weighted(p.mT, dout_rows).sum(2, keepdim=True)
         return _by_token(dq, query), _by_token(dk, key), _by_token(dv, value)
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
@@ -109,12 +110,23 @@ def _score_blocks(q: Tensor, k: Tensor, problem: Problem, mask: Tensor | None) -
         rows = torch.arange(start, min(start + block_rows, seq), device=q.device)
         count = problem.pattern.count_rows(rows, seq, heads, kv_heads=kv_heads, is_causal=problem.is_causal)
         bias = count.to(q.dtype).log().view(kv_heads, heads // kv_heads, len(rows), seq)
-        scores = problem.scale * (q[..., start : start + block_rows, :] @ k.mT) + bias
+        unseen = (bias == -math.inf).expand(problem.batch, -1, -1, -1, -1)
         if mask is not None:
-            scores = scores.masked_fill(mask[:, None, None, None, :], -math.inf)
+            unseen = unseen | mask[:, None, None, None, :]
+        scores = (problem.scale * (q[..., start : start + block_rows, :] @ k.mT) + bias).masked_fill(unseen, -math.inf)
         yield slice(start, start + block_rows), scores
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    """`exp(scores - lse)`, and 0 in rows that see nothing, where lse is -inf."""
-    return (scores - lse.masked_fill(lse == -math.inf, math.inf).unsqueeze(-1)).exp()
+    """`exp(scores - lse)`, and 0 in rows that see nothing, where lse is -inf, and for keys that a row does not see."""
+    p = (scores - lse.masked_fill(lse == -math.inf, math.inf).unsqueeze(-1)).exp()
+    return p.masked_fill(scores == -math.inf, 0.0)
+
+
+def _weighted(weights: Tensor, x: Tensor) -> Tensor:
+    """`weights @ x`, in which rows of `x` with weight 0 add nothing, be they NaN."""
+    product, finite = weights @ x, x.isfinite()
+    if finite.all():
+        return product
+    touched = (weights != 0).to(x.dtype) @ (~finite).to(x.dtype) > 0
+    return product.where(touched, weights @ x.masked_fill(~finite, 0.0))

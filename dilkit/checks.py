@@ -41,7 +41,10 @@ def real(name: str, value: Any, above: float | None = None) -> float:
     """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless finite and greater than `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a number is needed")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float; it must be finite") from None
     if not (-math.inf if above is None else above) < number < math.inf:
         raise ValueError(f"{name}={number} must be finite" + ("" if above is None else f" and greater than {above:g}"))
     return number

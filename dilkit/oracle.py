@@ -38,6 +38,7 @@ def oracle_attention(
     count = pattern.count(seq, heads, kv_heads=heads // group, is_causal=is_causal).to(q.device)
     if key_padding_mask is not None:
         count = count * ~key_padding_mask[:, None, None, :]
+        k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))  # which may be NaN there
     out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale)
     return out.transpose(1, 2), lse.expand(batch, heads, seq)
 

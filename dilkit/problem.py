@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
+MOST_SCALE = (1e30, 1e300)
+"""The largest |scale|, of all dtypes that accumulate in fp32 and of fp64: there is room for `|q . k|` up to 1e8."""
+
 _FROM_THE_REST: Any = None
 """Default of a field that is worked out from the other fields."""
 
@@ -75,6 +78,8 @@ class Problem:
                 f"device={self.device!r} is a {type(self.device).__name__}; a dilkit.Device is needed, as Device.assume('sm_80')"
             )
         scale = float(self.head_dim) ** -0.5 if self.scale is None else real("scale", self.scale)
+        if abs(scale) > (most := MOST_SCALE[self.dtype == "float64"]):
+            raise ValueError(f"scale={scale:g} would make infinite scores in {self.dtype}; at most {most:g} is needed")
         object.__setattr__(self, "scale", scale)
         self.pattern.check_heads(self.heads, self.kv_heads)
 

@@ -58,6 +58,7 @@ class SDPA(Backend):
     ) -> tuple[Tensor, Tensor]:
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
+        key, value = (_without_ignored(x, key_padding_mask) for x in (key, value))
         q, k, v = (_aligned(x) for x in (_times(sign, query), key, value))
         total = OutputAccumulator(query, problem)
         with kernel.active():
@@ -85,6 +86,7 @@ class SDPA(Backend):
     ) -> tuple[Tensor, Tensor, Tensor]:
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
+        key, value = (_without_ignored(x, key_padding_mask) for x in (key, value))
         do, q, k, v, out = (_aligned(x) for x in (dout, _times(sign, query), key, value, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
@@ -141,6 +143,11 @@ def _ignored_keys(call: StridedCall, key_padding_mask: Tensor | None, heads: int
         return None
     by_head = key_padding_mask.unsqueeze(-1).unsqueeze(-1).expand(-1, -1, heads, 1)
     return call.view(by_head).reshape(call.shape).contiguous()
+
+
+def _without_ignored(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """Keys or values with 0 where they are ignored: kernels multiply those by 0, which makes NaN of what is not finite."""
+    return x if key_padding_mask is None else x.masked_fill(key_padding_mask[:, :, None, None], 0.0)
 
 
 def _rows_without_keys(ignored: Tensor, is_causal: bool) -> Tensor:

@@ -69,8 +69,17 @@ class ExchangePlan:
             integer(f"cuts[{i}]", cut)
         if len(self.cuts) < 2 or self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
             raise ValueError(f"cuts={self.cuts} must start at 0 and grow: every rank holds at least one row")
+        self._check_countable(Rows(1, "float16"))
         if self.schedule in ("gather", "ring"):
             self._check_partial_results()
+
+    def _check_countable(self, rows: Rows) -> None:
+        """Raise ValueError where a rank's bytes would not fit into 64 bits: they are counted in int64."""
+        if self.seq * self.heads * rows.batch * 8 * (rows.row_bytes + rows.lse_bytes) >= 2**63:
+            raise ValueError(
+                f"seq={self.seq:,}: with heads={self.heads}, batch={rows.batch} and rows of {rows.row_bytes} bytes, the bytes of "
+                "a call do not fit into 64 bits; plan for fewer tokens"
+            )
 
     def _check_partial_results(self) -> None:
         """Raise ValueError where a schedule that sums up partial results is ruled out."""
@@ -166,6 +175,7 @@ class ExchangePlan:
     def traffic(self, phase: str, rows: Rows, branch: int | None = None) -> PhaseTraffic:
         """Bytes that all ranks send and receive in a phase, by what is sent; of one branch alone if it is given."""
         one_of("phase", phase, PHASES)
+        self._check_countable(rows)
         branches = range(len(self.routes)) if branch is None else [branch]
         backward = phase == "backward"
         found = (branch_traffic(self.row_counts[b], self.routes[b].kind == "ring", backward, rows) for b in branches)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.device import probe
-from dilkit.op import boundary
+from dilkit.op import boundary, flops
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import facts_of
 from dilkit.op.schema import backends_asked, backward_op, decode_call, encode_call, forward_op, library
@@ -131,3 +132,5 @@ for _device, _dispatch_key in op_rules.AUTOCAST_KEYS.items():
 torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: _empty_outputs(query), lib=library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=library)
 torch.library.register_vmap("dilkit::dilated_attention", op_rules.vmap, lib=library)
+register_flop_formula(forward_op.overloadpacket)(flops.forward_flops)
+register_flop_formula(backward_op.overloadpacket)(flops.backward_flops)

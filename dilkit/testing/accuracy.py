@@ -161,7 +161,7 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
     """
     import torch
 
-    q, k, v, dout = (x.detach().abs() for x in (*tensors.qkv, tensors.dout))
+    q, k, v, dout = (x.detach().abs().nan_to_num(0.0) for x in (*tensors.qkv, tensors.dout))
     largest = {name: x[x.isfinite()].abs().max().item() if x.isfinite().any() else 0.0 for name, x in exact.items()}
     means = dout.mean(dtype=torch.float64) * v.mean(dtype=torch.float64)
     difference = abs(problem.scale) * means.item() * problem.head_dim

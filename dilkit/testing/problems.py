@@ -18,7 +18,7 @@ TWICE = Pattern([16, 16], [2, 2])
 FIVE = Pattern([4, 8, 16, 32, 64], [1, 2, 4, 8, 16])
 
 LAYOUTS = ("contiguous", "sliced", "transposed", "expanded")
-VALUES = ("normal", "large query", "large key", "large value", "huge", "constant value")
+VALUES = ("normal", "large query", "large key", "large value", "huge", "constant value", "ignored NaN")
 Fields = dict[str, Any]
 MIXED = 80
 """How many cases join several features at random, by a fixed seed."""
@@ -30,7 +30,7 @@ class Case:
 
     `mask`: which keys are ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
     `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
-    them from in a backward pass, so `gradients` is False there.
+    them from in a backward pass, so `gradients` is False there; "ignored NaN" is in keys and values that the mask ignores.
     """
 
     feature: str
@@ -125,7 +125,12 @@ FEATURES: dict[str, dict[str, Fields]] = {
     | {
         f"{layout} grouped mask": dict(layout=layout, kv_heads=2, mask="random", is_causal=True, seq=33) for layout in LAYOUTS[1:]
     },
-    "values": {values: dict(values=values, gradients=values != "huge") for values in VALUES[1:]},
+    "values": {values: dict(values=values, gradients=values != "huge") for values in VALUES[1:-1]}
+    | {
+        "ignored NaN": dict(values="ignored NaN", mask="random"),
+        "ignored NaN causal": dict(values="ignored NaN", mask="left", is_causal=True, pattern=RAGGED),
+        "ignored NaN dense": dict(values="ignored NaN", mask="right", pattern=Pattern.dense(), kv_heads=2),
+    },
     "scale": {
         "1": dict(scale=1.0),
         "0 causal": dict(scale=0.0, is_causal=True),

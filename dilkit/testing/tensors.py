@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 
@@ -71,6 +72,8 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     dlse = torch.randn(by_query[0], by_query[2], by_query[1], generator=draw, dtype=torch.float64).to(kind)
     mask = _mask(case, draw)
     q, k, v = _sized(case, q, k, v)
+    if case.values == "ignored NaN" and mask is not None:
+        k[mask], v[mask] = math.nan, math.nan
     q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
     return Tensors(q, k, v, None if mask is None else mask.to(device), dout, dlse.to(device, lse_dtype(kind)))
 
