@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dilkit.backend import Limits
+from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.numba.arguments import LaunchGroup, Options, ProblemSizes, TensorView, Tiling, mask_view, view
 from dilkit.backends.numba.tilings import MAX_HEAD_DIM, tiling_for
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
@@ -107,7 +108,8 @@ class NumbaCuda(TiledBackend):
         found = device_schedule(problem, tiling.rows, kind, device, capturing)
         found.keep_while_used()
         options = Options(int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale)
-        given = mask_view(mask, found.data), *(view(tensors[name]) for name in ("query", "key", "value"))
+        key, value = (without_ignored(tensors[name], mask) for name in ("key", "value"))
+        given = mask_view(mask, found.data), *(view(x) for x in (tensors["query"], key, value))
         for i, part in enumerate(found.groups):
             tiles = _records(found.data, part.tiles, part.tile_count)
             branches = _records(found.data, part.branches, len(part.group.branches))

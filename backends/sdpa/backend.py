@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Limits, Refusal
+from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides, strided_calls
@@ -58,7 +59,7 @@ class SDPA(Backend):
     ) -> tuple[Tensor, Tensor]:
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
-        key, value = (_without_ignored(x, key_padding_mask) for x in (key, value))
+        key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
         q, k, v = (_aligned(x) for x in (_times(sign, query), key, value))
         total = OutputAccumulator(query, problem)
         with kernel.active():
@@ -86,7 +87,7 @@ class SDPA(Backend):
     ) -> tuple[Tensor, Tensor, Tensor]:
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
-        key, value = (_without_ignored(x, key_padding_mask) for x in (key, value))
+        key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
         do, q, k, v, out = (_aligned(x) for x in (dout, _times(sign, query), key, value, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
@@ -143,11 +144,6 @@ def _ignored_keys(call: StridedCall, key_padding_mask: Tensor | None, heads: int
         return None
     by_head = key_padding_mask.unsqueeze(-1).unsqueeze(-1).expand(-1, -1, heads, 1)
     return call.view(by_head).reshape(call.shape).contiguous()
-
-
-def _without_ignored(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Keys or values with 0 where they are ignored: kernels multiply those by 0, which makes NaN of what is not finite."""
-    return x if key_padding_mask is None else x.masked_fill(key_padding_mask[:, :, None, None], 0.0)
 
 
 def _rows_without_keys(ignored: Tensor, is_causal: bool) -> Tensor:

@@ -147,3 +147,14 @@ def test_nothing_is_saved_without_gradients(backend: str) -> None:
         assert lse.grad_fn is None
         attend(backend, BASE, tensors, **qkv)
     assert saved
+
+
+@each_pattern
+def test_nan_reaches_the_rows_that_see_it_alone(backend: str, pattern: Pattern) -> None:
+    case = replace(BASE, pattern=pattern)
+    tensors = make_tensors(case)
+    key, value = tensors.key.clone(), tensors.value.clone()
+    key[:, 5], value[:, 5] = torch.nan, torch.nan
+    out, _ = attend(backend, case, tensors, key=key, value=value)
+    sees = pattern.count(case.seq, case.heads)[..., 5] > 0
+    assert torch.equal(out[0].isnan().any(-1).T, sees.expand(case.heads, -1))

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from helpers.calls import PATTERN, attend, gradients, tensors
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
-from dilkit import dilated_attention
+from dilkit import Problem, dilated_attention
 
 # torch's own, at the first forward-mode derivative in a process.
 TORCH_WARNS = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -148,3 +149,15 @@ def test_autocast_makes_room_for_the_layer_before() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         projected = F.linear(query, torch.randn(8, 8))
         assert attend(projected, key, value).dtype == projected.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_flops_are_counted(is_causal: bool) -> None:
+    query, key, value = tensors(kv_heads=2, requires_grad=True)
+    forward = Problem.of(query, key, PATTERN, is_causal=is_causal).flops()
+    with FlopCounterMode(display=False) as counter:
+        out = attend(query, key, value, is_causal=is_causal)
+    assert counter.get_total_flops() == forward
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() == 5 * forward // 2
