@@ -1,9 +1,11 @@
-"""Collective operations that training needs besides attention: parameters that start equal, and summed gradients."""
+"""Collective operations that training needs besides attention: parameters that start equal, summed gradients, small values."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +13,10 @@ from torch import Tensor
 from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports.base import Comm
+
+T = TypeVar("T")
+_PIECE = 1000
+"""Bytes of one record; `Comm.share` takes little more."""
 
 
 def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
@@ -103,3 +109,16 @@ def _agree(tensors: Sequence[Tensor], comm: Comm, what: str, **more: int) -> Non
         return dict(tensors=len(tensors), shapes=str(shapes), dtypes=str(dtypes), device=kind, **more)
 
     agree_on(comm, facts, step=f"arguments of {what}")
+
+
+def gather_values(comm: Comm, value: T) -> list[T]:
+    """The values of all ranks, by rank, on every rank: small ones, pickled, whose bytes no transport counts.
+
+    >>> from dilkit.comm import run_threads
+    >>> run_threads(2, lambda comm: gather_values(comm, {"rank": comm.rank}))[0]
+    [{'rank': 0}, {'rank': 1}]
+    """
+    pickled = pickle.dumps(value)
+    longest = max(int(length) for length in comm.share(str(len(pickled)).encode(), "lengths of values"))
+    pieces = [comm.share(pickled[at : at + _PIECE], "values") for at in range(0, longest, _PIECE)]
+    return [pickle.loads(b"".join(parts)) for parts in zip(*pieces, strict=True)]

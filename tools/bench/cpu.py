@@ -11,12 +11,12 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import GIB, MIB, Target, Values, least
-from dilkit.tools.measure import memory
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings

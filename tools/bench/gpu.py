@@ -9,17 +9,17 @@ from functools import partial
 from itertools import product
 from typing import Any, ClassVar
 
+from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.problem import Problem
+from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import MIB, Target, Values, least
-from dilkit.tools.measure import memory
 from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, backend_implementations
-from dilkit.tools.measure.one_kernel import one_kernel_backends
-from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
 from dilkit.tools.results.kinds.gpu import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
 from dilkit.tools.results.record import Case, Entry, Samples
 
@@ -131,7 +131,7 @@ class GpuSuite(Suite[GpuResult]):
         """Each call alone behind a flush of the L2 cache, or many in a row."""
         if in_a_row:
             return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.DEVICE)
-        return time_interleaved(calls, self.repeats, warmup=1, device=self.DEVICE, cold=self.DEVICE == "cuda")
+        return time_interleaved(calls, self.repeats, clock=cold_cuda_seconds if self.DEVICE == "cuda" else None)
 
     def admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check that it rests on."""

@@ -11,7 +11,7 @@ from typing import Any
 from dilkit.device import device_named
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.console.arguments import make_folder
-from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
+from dilkit.tools.console.interrupt import INTERRUPTED
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
@@ -31,7 +31,6 @@ def run(kind: type[Suite[Any]], args: Namespace, defaults: dict[str, Any]) -> in
         if name not in (*fields, "suite", "resume", "out", "json") and value != defaults[name]:
             raise ValueError(f"--{name.replace('_', '-')}: does not go with --suite {kind.NAME}; leave it out")
     make_folder("--out", args.out)
-    load_torch()
     from dilkit.tools.report.files import publish
 
     chosen = {name: getattr(args, name) for name in fields}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from argparse import Namespace
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,30 +88,34 @@ def run(args: Namespace) -> int:
     from dilkit.tools.bench.ranks import bench as over_ranks
 
     if args.suite:
+        load_torch()
         return suite_run.run(suites.suite(args.suite), args, _defaults())
-    if args.quick:
-        raise ValueError("--quick: goes with --suite alone; for a quick look at a problem of your own, give a small --seq")
-    for name in ("full", "resume"):
-        if getattr(args, name):
-            raise ValueError(f"--{name}: goes with --suite alone; leave it out")
+    _leave_out(args, "goes with --suite alone", "quick", "full", "resume")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
-    problem = _problem(args, _lengths_of(args)[-1])
+    lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))
+    problem = arguments.problem_of(Namespace(**{**vars(args), "seq": lengths[-1]}), device_named(args.device))
     if args.comm:
+        _leave_out(args, "does not go with --comm, which compares schedules of exchange", "baseline", "overhead")
         args.schedules = args.schedules or SCHEDULES
-        return over_ranks.run(args, problem, _lengths_of(args), args.repeats or REPEATS)
+        return over_ranks.run(args, problem, lengths, args.repeats or REPEATS)
     if args.schedules:
         raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")
     job.check(args)
-    return _overhead(args, problem) if args.overhead else _lengths(args, problem)
+    return _overhead(args, problem) if args.overhead else _lengths(args, problem, lengths)
+
+
+def _leave_out(args: Namespace, why: str, *names: str) -> None:
+    """Raise ValueError where any of these options is given."""
+    for name in names:
+        if getattr(args, name):
+            raise ValueError(f"--{'backward' if name == 'train' else name}: {why}; leave it out")
 
 
 def _overhead(args: Namespace, problem: Problem) -> int:
-    for option, given in (("--baseline", args.baseline), ("--backward", args.train), ("--budget", args.budget)):
-        if given:
-            raise ValueError(
-                f"{option}: does not go with --overhead, which compares one backend with itself both ways; leave it out"
-            )
+    _leave_out(
+        args, "does not go with --overhead, which compares one backend with itself both ways", "baseline", "train", "budget"
+    )
     if (args.backend is not None and len(args.backend) != 1) or (args.seqs is not None and len(args.seqs) != 1):
         names, lengths = ",".join(args.backend or ("all",)), ",".join(map(str, args.seqs or (problem.seq,)))
         raise ValueError(f"--overhead: one backend at one length is measured, not {names} at {lengths} tokens; name one of each")
@@ -125,14 +129,14 @@ def _overhead(args: Namespace, problem: Problem) -> int:
     return 0
 
 
-def _lengths(args: Namespace, longest: Problem) -> int:
+def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
     load_torch()
     implementations = _implementations(args)
     arguments.make_folder("--out", args.out)
     from dilkit.tools.report.files import publish
     from dilkit.tools.results.decode import encode
 
-    result = _measure(args, longest, implementations)
+    result = _measure(args, longest, lengths, implementations)
     if result.lengths:
         publish(result, args.out, "bench", "dilkit bench", args.json)
     else:
@@ -151,16 +155,7 @@ def _defaults() -> dict[str, Any]:
     return vars(parser.parse_args([]))
 
 
-def _lengths_of(args: Namespace) -> tuple[int, ...]:
-    given = (args.seq,) if args.seq else args.seqs
-    return given or ((16,) if args.overhead else SEQS)
-
-
-def _problem(args: Namespace, seq: int) -> Problem:
-    return arguments.problem_of(Namespace(**{**vars(args), "seq": seq}), device_named(args.device))
-
-
-def _measure(args: Namespace, longest: Problem, implementations: list[Implementation]) -> BenchResult:
+def _measure(args: Namespace, longest: Problem, lengths: list[int], implementations: list[Implementation]) -> BenchResult:
     """The result of all lengths, shortest first; those before the interruption when there was one."""
     from tqdm import tqdm
 
@@ -170,16 +165,11 @@ def _measure(args: Namespace, longest: Problem, implementations: list[Implementa
     from dilkit.tools.results.problem import ProblemFacts
 
     cases: list[BenchCase] = []
-    runner = CaseRunner(implementations, args.repeats or REPEATS, budget=args.budget or 20.0)
-    interrupted = False
-    with tqdm(total=len(_lengths_of(args)), unit="length", file=sys.stderr, disable=None) as bar:
-        try:
-            for seq in sorted(set(_lengths_of(args))):
-                runner.say = partial(_say, bar, seq)
+    with tqdm(lengths, unit="length", file=sys.stderr, disable=None) as bar:
+        runner = CaseRunner(implementations, args.repeats or REPEATS, budget=args.budget or 20.0, say=bar.set_description)
+        with contextlib.suppress(KeyboardInterrupt):
+            for seq in bar:
                 cases.append(runner.run(replace(longest, seq=seq)))
-                bar.update()
-        except KeyboardInterrupt:
-            interrupted = True
     return new_result(
         BenchResult,
         longest.device,
@@ -190,12 +180,8 @@ def _measure(args: Namespace, longest: Problem, implementations: list[Implementa
         ),
         lengths=tuple(cases),
         scaling=scaling(cases),
-        interrupted=interrupted,
+        interrupted=len(cases) < len(lengths),
     )
-
-
-def _say(bar: Any, seq: int, text: str) -> None:
-    bar.set_description(f"{seq:,} tokens: {text}")
 
 
 def _implementations(args: Namespace) -> list[Implementation]:

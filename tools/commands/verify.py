@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one_by_one(wanted: bool) -> AbstractContextManager[tuple[str, ...]]:
-    from dilkit.tools.measure.one_kernel import one_kernel_backends
+    from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 
     return one_kernel_backends("cuda") if wanted else nullcontext(())
 

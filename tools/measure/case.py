@@ -11,10 +11,11 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
+from dilkit.testing import memory
 from dilkit.testing.accuracy import shortened
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure import correctness, memory
+from dilkit.tools.measure import correctness
 from dilkit.tools.measure.ceilings import Ceilings, Rates
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import Call, time_interleaved
@@ -48,7 +49,7 @@ class CaseRunner:
         inputs = {own: Tensors.random(own) for own in dict.fromkeys(problems.values())}
         entries = {i.name: self._admit(i, problems[i.name], inputs[problems[i.name]]) for i in self.implementations}
         able = [i for i in self.implementations if entries[i.name].verdict == "measured"]
-        self.say("time")
+        self.say(f"{problem.seq:,} tokens: time")
         ceilings = Ceilings(self.matmul_dtype or problem.dtype, problem.device.type)
         for warm_up in ceilings.calls.values():  # implementations were called to be admitted
             warm_up()
@@ -57,14 +58,14 @@ class CaseRunner:
         found = side_by_side(entries, calls, {i.name: i.flops(problem) for i in able}, problem, ceilings, time)
         for i in able:
             own, entry = problems[i.name], found["entries"][i.name]
-            self.say(f"memory of {i.name}")
+            self.say(f"{problem.seq:,} tokens: memory of {i.name}")
             self.last[i.name] = _work(i, own), statistics.median(entry.seconds)
             found["entries"][i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
         return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), **found)
 
     def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """As `admit`; whoever computes another function than the pattern's attention is compared with that."""
-        self.say(f"check of {implementation.name}")
+        self.say(f"{problem.seq:,} tokens: check of {implementation.name}")
         expected = partial(self._expected_seconds, implementation, problem)
         entry = admit(implementation, problem, inputs, self.budget, expected)
         if entry.verdict != "measured":

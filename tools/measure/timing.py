@@ -20,29 +20,21 @@ def time_interleaved(
     warmup: int = 1,
     min_time: float = 0.0,
     device: str = "cpu",
-    progress: Call | None = None,
-    cold: bool = False,
+    clock: Clock | None = None,
     before: Call | None = None,
 ) -> dict[str, Samples]:
     """Time `functions` in rounds A B A B ...
 
     Each is called `warmup` times untimed, then gives one sample a round for `repeats` rounds. A sample lasts at least about
-    `min_time` seconds: short functions are called several times in it. Time is `perf_counter`, and CUDA events when `device`
-    is "cuda". `progress` is called after every sample. Threads are as `torch.get_num_threads()` says; results are dropped.
-    With `cold` ("cuda" only) each call finds the device's caches filled with something else, and time is that of calls alone.
-    `before` is called, untimed, before every sample: with it a sample is one call, so that `min_time` must be 0.
+    `min_time` seconds: short functions are called several times in it. Time is by `clock`, else by `perf_counter`, and by CUDA
+    events when `device` is "cuda". Threads are as `torch.get_num_threads()` says; results are dropped. `before` is called,
+    untimed, before every sample: with it a sample has to be one call, without a `min_time`.
 
     >>> samples = time_interleaved({"sum": lambda: sum(range(1000)), "max": lambda: max(range(1000))}, repeats=3)
     >>> {name: len(found.samples_s) for name, found in samples.items()}
     {'sum': 3, 'max': 3}
     """
-    if cold and device != "cuda":
-        raise ValueError(f'cold={cold} with device={device!r}: caches are flushed on "cuda" only')
-    if repeats < 1 or warmup < 0 or min_time < 0:
-        raise ValueError(f"repeats={repeats}, warmup={warmup}, min_time={min_time}: at least 1, 0 and 0 are needed")
-    if before is not None and min_time > 0:
-        raise ValueError(f"min_time={min_time} with before={before}: a sample is one call then; leave min_time out")
-    clock = _cold_cuda_seconds if cold else clock_of(device)
+    clock = clock or clock_of(device)
     calls = {}
     for name, function in functions.items():
         for _ in range(warmup):
@@ -54,8 +46,6 @@ def time_interleaved(
             if before is not None:
                 before()
             seconds[name].append(clock(function, calls[name]) / calls[name])
-            if progress is not None:
-                progress()
     return {name: Samples.of(samples, calls[name]) for name, samples in seconds.items()}
 
 
@@ -95,8 +85,8 @@ def _cuda_seconds(function: Call, calls: int, start_late: Call = lambda: None) -
     return float(start.elapsed_time(end)) / 1000
 
 
-def _cold_cuda_seconds(function: Call, calls: int) -> float:
-    """Of each call by itself, after a buffer larger than any L2 cache was overwritten."""
+def cold_cuda_seconds(function: Call, calls: int) -> float:
+    """A clock: of each call by itself, after a buffer larger than any L2 cache was overwritten."""
     import torch
 
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")

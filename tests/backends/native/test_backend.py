@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from dilkit import Pattern, Problem, dilated_attention
 from dilkit.oracle import oracle_attention
 from dilkit.registry import backends
-from dilkit.tools.measure import memory
+from dilkit.testing import memory
 
 PATTERN = Pattern([256, 1024], [1, 4])
 

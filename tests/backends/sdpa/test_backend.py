@@ -25,7 +25,7 @@ from dilkit.device import Device
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import WHOLE_SEQUENCE
 from dilkit.problem import Problem
-from dilkit.tools.measure.memory import peak_memory
+from dilkit.testing.memory import peak_memory
 
 
 def plain_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

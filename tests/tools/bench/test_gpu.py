@@ -14,10 +14,10 @@ from helpers.on_host import TENSOR_CORES, OnHost
 from dilkit import list_backends, register_backend, unregister_backend
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
+from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.tools import cli
 from dilkit.tools.bench import gpu as suite
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.measure.one_kernel import one_kernel_backends
 from dilkit.tools.report.kinds.gpu import document, sentence
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result

@@ -15,6 +15,7 @@ from helpers.yardsticks import shrink
 
 from dilkit import Pattern, Problem
 from dilkit.device import probe
+from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools import cli
 from dilkit.tools.bench import run, suites
@@ -24,7 +25,6 @@ from dilkit.tools.bench.published.claims import HELD, claims, group, settings
 from dilkit.tools.bench.published.implementations import SUMMARIES, implementation
 from dilkit.tools.bench.published.suite import PublishedSuite, Settings
 from dilkit.tools.bench.suite import Step
-from dilkit.tools.measure import memory
 from dilkit.tools.measure.correctness import check
 from dilkit.tools.report.kinds.published.document import document, sentence
 from dilkit.tools.results.file import new_result, read_result

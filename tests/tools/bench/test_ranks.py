@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from dilkit.comm import Comm
-from dilkit.comm.launch import processes
+from dilkit.comm.launch import processes, task
 from dilkit.comm.launch.processes import JobError
 from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
-from dilkit.tools.bench.ranks import faults, rank, targets
+from dilkit.tools.bench.ranks import faults, targets
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.suite import SMALL, RanksSuite
 from dilkit.tools.bench.ranks.tasks import count_bytes
@@ -183,14 +183,14 @@ class TestSuite:
         assert RanksSuite(processes=()).wrong(failed)
 
     def test_a_task_on_processes(self) -> None:
-        (call,) = rank.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("auto",))).calls
+        (call,) = task.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("auto",))).calls
         assert call.sent_bytes == call.planned_bytes
         assert sum(call.sent_bytes) > 0
 
     def test_a_job_that_fails_says_why(self) -> None:
         complaint = r"(?s)2 ranks of gloo: the job ended with 1:.*\[rank [01]\] ValueError: .*star"
         with pytest.raises(JobError, match=complaint):
-            rank.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("star",)), limit=60.0)
+            task.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("star",)), limit=60.0)
 
     def test_what_a_job_of_faults_said_is_read(self) -> None:
         words = "CommTimeout: exchange 4 (arguments of ring_dilated_attention): nothing from rank 1"

@@ -11,11 +11,12 @@ from helpers.measuring import SMALL, reference, wrong_by
 
 from dilkit import Pattern, Problem
 from dilkit.oracle import oracle_attention
+from dilkit.testing import memory
 from dilkit.testing.accuracy import exact_rows, shortened
 from dilkit.testing.poison import poisoned_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure import correctness, memory
+from dilkit.tools.measure import correctness
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner, _work, with_speed
 from dilkit.tools.results.record import Entry, Samples

@@ -17,13 +17,13 @@ from dilkit.orders.locality import locality_report
 from dilkit.orders.points import instruction_set
 from dilkit.orders.token_order import CURVES
 from dilkit.plan import cache_clear
+from dilkit.testing.memory import give_memory_back
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.orders import checks, implementations, peers
 from dilkit.tools.bench.orders.peers import Array
 from dilkit.tools.bench.orders.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
-from dilkit.tools.measure.memory import give_memory_back
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.orders import Locality, Near, OrderCall, OrderCase, OrdersResult
 

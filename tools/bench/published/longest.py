@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from dilkit.problem import Problem
+from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.measure import memory
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.results.kinds.published import Longest, Trial
 

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from dilkit.comm.launch.processes import mpi_version, transports
+from dilkit.comm.launch.task import run
 from dilkit.device import device_named
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
@@ -22,7 +23,6 @@ from dilkit.tools.bench.published.claims import HELD, group, settings
 from dilkit.tools.bench.published.implementations import implementation
 from dilkit.tools.bench.published.longest import longest
 from dilkit.tools.bench.published.ranks import LONG_CALL, samples_of
-from dilkit.tools.bench.ranks.rank import run
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.console.text import error_line

@@ -30,9 +30,6 @@ SUMMARIES = {
 
 def run(args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
     """Measure on all ranks of the job that `args` names; rank 0 writes the three files and prints the table."""
-    for name in ("baseline", "overhead", "quick"):
-        if getattr(args, name):
-            raise ValueError(f"--{name}: does not go with --comm, which compares schedules of exchange; leave it out")
     ranks.check(args)
     make_folder("--out", args.out)
     return ranks.run(args, partial(_work, args=args, problem=problem, lengths=lengths, repeats=repeats))
@@ -52,14 +49,10 @@ def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[in
 
     from dilkit.tools.bench.ranks.case import RanksRunner
 
-    with tqdm(total=len(set(lengths)), unit="length", disable=True if comm.rank else None) as bar:
+    with tqdm(lengths, unit="length", disable=True if comm.rank else None) as bar:
         how = dict(backend=args.backend, repeats=repeats, budget=args.budget or BUDGET, alone=args.comm != "threads")
         runner = RanksRunner(comm, args.schedules, say=bar.set_description, **how)
-        found: list[BenchCase] = []
-        for seq in sorted(set(lengths)):
-            found.append(runner.run(replace(problem, seq=seq)))
-            bar.update()
-    return found
+        return [runner.run(replace(problem, seq=seq)) for seq in bar]
 
 
 def _result(comm: Comm, args: Namespace, problem: Problem, found: list[BenchCase], repeats: int) -> BenchResult:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dilkit.comm.collectives import gather_values
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check, Results, differentiated, expected, shortened
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS
-from dilkit.tools.measure.ranks import gather
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,7 @@ class RanksCall:
         whole = Tensors.random(short.problem, seed=1)
         found = short.together(whole)
         checks = expected(short.problem, whole).checks(found, short.problem.seq) if self.comm.rank == 0 else ()
-        return gather(self.comm, checks)[0]
+        return gather_values(self.comm, checks)[0]
 
 
 def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True) -> ExchangePlan:

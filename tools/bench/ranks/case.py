@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dilkit.comm.collectives import gather_values
 from dilkit.problem import Problem
+from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.measure import ceilings, memory
+from dilkit.tools.measure import ceilings
 from dilkit.tools.measure.case import output_bytes, over_budget, with_speed
-from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
+from dilkit.tools.measure.ranks import seconds_of, time_in_turns
 from dilkit.tools.results.kinds.bench import BenchCase
 from dilkit.tools.results.record import Entry, Exchange, MatmulRate
 
@@ -61,7 +63,7 @@ class RanksRunner:
     def _matmul(self, problem: Problem) -> tuple[int, Callable[[], Any]]:
         """A matmul that every rank makes at the same time, of the size that suits the slowest."""
         size, _ = ceilings.square_matmul(problem.dtype, problem.device.type)
-        return ceilings.square_matmul(problem.dtype, problem.device.type, min(gather(self.comm, size)))
+        return ceilings.square_matmul(problem.dtype, problem.device.type, min(gather_values(self.comm, size)))
 
     def _admit(self, call: RanksCall, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check and the count of bytes that it rests on."""
@@ -72,7 +74,7 @@ class RanksRunner:
         self.say(f"{call.problem.seq:,} tokens: check of {call.schedule}")
         checks, before = call.check(), self.comm.sent_bytes
         seconds = seconds_of(self.comm, partial(call.once, inputs))
-        sent = tuple(gather(self.comm, self.comm.sent_bytes - before))
+        sent = tuple(gather_values(self.comm, self.comm.sent_bytes - before))
         work = tuple(plan.work(rank) for rank in range(self.comm.size))
         exchange = Exchange(routes=tuple(route.kind for route in plan.routes), planned_bytes=planned, sent_bytes=sent, work=work)
         wrong = [check.complaint for check in checks if not check.passed]
@@ -85,11 +87,11 @@ class RanksRunner:
     def _with_memory(self, entry: Entry, call: RanksCall, inputs: Tensors) -> Entry:
         """`entry` with the peak extra bytes of a call on the rank that needs most; or why they are not known."""
         problem, device = call.problem, call.problem.device.type
-        if notes := list(filter(None, gather(self.comm, memory_note(self.alone, device)))):
+        if notes := list(filter(None, gather_values(self.comm, memory_note(self.alone, device)))):
             return replace(entry, memory_note=f"memory is not measured: {notes[0]}")
         forward = replace(call, problem=replace(problem, requires_grad=False))
         peak, alone = (
-            max(gather(self.comm, memory.peak_memory(partial(one.once, inputs), device))) if wanted else None
+            max(gather_values(self.comm, memory.peak_memory(partial(one.once, inputs), device))) if wanted else None
             for one, wanted in ((call, True), (forward, problem.requires_grad))
         )
         kb_per_token = (peak or 0) / 1000 / (problem.batch * problem.seq / self.comm.size)

@@ -10,13 +10,13 @@ from itertools import product
 from typing import Any, TypeVar
 
 from dilkit.comm.launch.processes import JobError, mpi_version, transports
+from dilkit.comm.launch.task import ended, run
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.cpu import CONFIGURATIONS
 from dilkit.tools.bench.ranks import faults, tasks
 from dilkit.tools.bench.ranks.call import plan_of
-from dilkit.tools.bench.ranks.rank import ended, run
 from dilkit.tools.bench.ranks.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target

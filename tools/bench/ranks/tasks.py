@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dilkit.comm.collectives import gather_values
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.testing.accuracy import Check, Results, expected
+from dilkit.testing.memory import check_peak_memory, peak_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure.implementation import backend_implementations
-from dilkit.tools.measure.memory import check_peak_memory, peak_memory
-from dilkit.tools.measure.ranks import gather, seconds_of, time_in_turns
+from dilkit.tools.measure.ranks import seconds_of, time_in_turns
 from dilkit.tools.results.kinds import ranks as records
 from dilkit.tools.results.record import Entry
 
@@ -36,7 +37,7 @@ def count_bytes(comm: Comm, problems: Sequence[Problem], schedules: Sequence[str
 def _count(call: RanksCall) -> records.Sent:
     before = call.comm.sent_bytes
     call.once(call.shard())
-    sent = tuple(gather(call.comm, call.comm.sent_bytes - before))
+    sent = tuple(gather_values(call.comm, call.comm.sent_bytes - before))
     return records.Sent(schedule=call.schedule, sent_bytes=sent, planned_bytes=call.planned_bytes())
 
 
@@ -67,7 +68,7 @@ def _bitwise(comm: Comm, problem: Problem, whole: Tensors) -> bool:
 
     many = RanksCall(comm, problem, fuse_branches=False).together(whole)
     (one,) = run_threads(1, lambda alone: RanksCall(alone, problem, fuse_branches=False).together(whole))
-    return all(gather(comm, all(torch.equal(x, one[name]) for name, x in many.items())))
+    return all(gather_values(comm, all(torch.equal(x, one[name]) for name, x in many.items())))
 
 
 def memory(comm: Comm, problem: Problem) -> records.Memory:
@@ -87,7 +88,7 @@ def peaks_of(comm: Comm, step: Callable[[], Any]) -> tuple[int, ...]:
     """Peak bytes of a step on each rank, all having begun together."""
     check_peak_memory()
     comm.share(b"", "beginning together")
-    return tuple(gather(comm, peak_memory(step)))
+    return tuple(gather_values(comm, peak_memory(step)))
 
 
 def tensor_bytes(problem: Problem) -> int:
@@ -139,7 +140,7 @@ def timeline(comm: Comm, problem: Problem) -> records.Timeline:
         call.once(inputs)
     seconds = time.monotonic() - start
     mine = tuple(replace(wait, begin=wait.begin - start, end=wait.end - start) for wait in waits)
-    return records.Timeline(seq=problem.seq, ranks=tuple(gather(comm, records.RankTime(seconds, mine))))
+    return records.Timeline(seq=problem.seq, ranks=tuple(gather_values(comm, records.RankTime(seconds, mine))))
 
 
 @contextmanager

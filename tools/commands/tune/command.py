@@ -121,7 +121,7 @@ def _measured(args: Namespace, posed: list[Problem]) -> Iterator[Found]:
     with tqdm(posed, unit="problem", file=sys.stderr, disable=None) as bar:
         for problem in bar:
             runner, passes = runners[problem.requires_grad], "training" if problem.requires_grad else "forward"
-            runner.say = partial(_say, bar, f"{problem.seq:,} tokens, {passes}")
+            runner.say = partial(_say, bar, passes)
             yield Found(problem, runner.run(problem).entries)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from dilkit import Pattern, Problem, explain
+from dilkit.testing.memory import MeasureError, check_peak_memory, peak_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import backend_implementations
-from dilkit.tools.measure.memory import MeasureError, check_peak_memory, peak_memory
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.demo import Length, Measured, Scaling
 

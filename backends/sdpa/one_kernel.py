@@ -10,7 +10,7 @@ from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.registry import register_backend, unregister_backend
 
 
-class OneKernel(SDPA):
+class _OneKernel(SDPA):
     """`sdpa` with one kernel alone; never chosen automatically before the whole."""
 
     priority = -1
@@ -23,7 +23,7 @@ class OneKernel(SDPA):
 @contextmanager
 def one_kernel_backends(device: str) -> Iterator[tuple[str, ...]]:
     """Within the block the kernels for `device` are registered; their names."""
-    made = [OneKernel(kernel) for kernel in KERNELS if kernel.limits.devices and device in kernel.limits.devices]
+    made = [_OneKernel(kernel) for kernel in KERNELS if kernel.limits.devices and device in kernel.limits.devices]
     for backend in made:
         register_backend(backend)
     try:

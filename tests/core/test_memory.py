@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dilkit.tools.measure import memory
-from dilkit.tools.measure.memory import MIB, MeasureError, peak_memory
+from dilkit.testing import memory
+from dilkit.testing.memory import MIB, MeasureError, peak_memory
 
 TOLERANCE = MIB
 """The high-water mark is kept in pages and by per-CPU counters."""

@@ -1,7 +1,9 @@
-"""One rank of a job: `python -m dilkit.tools.bench.ranks.rank mpi|gloo FOLDER`, which does the task in that folder.
+"""A function that is run on the ranks of a job of its own: `run(kind, size, task)` returns what `task(comm)` found on rank 0.
 
-`run` starts such a job, or the same task on threads, and returns what its rank 0 found. A task is a function of the transport,
-or a `functools.partial` of one; it and what it returns are pickled.
+    found = run("mpi", 4, task)        # four processes, started from this one
+
+A task is a function of the transport, or a `functools.partial` of one; it and what it returns are pickled. The ranks are
+`python -m dilkit.comm.launch.task mpi|gloo FOLDER`, which do the task in that folder.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dilkit.comm.launch import processes
 from dilkit.comm.launch.processes import Ended, JobError
 from dilkit.comm.launch.ranks import connect
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
+from dilkit.comm.transports.base import Comm
+from dilkit.comm.transports.threads import run_threads
+from dilkit.threads import torch_threads
 
 TIMEOUT = 60.0
 """Seconds that a rank waits for another: others may take long to compute."""
@@ -32,7 +34,8 @@ def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, li
     Raises `JobError` with what the job printed if it fails or takes more than `limit` seconds.
     """
     if kind == "threads":
-        return _on_threads(size, task)
+        with torch_threads(1):
+            return run_threads(size, task, timeout=TIMEOUT)[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = _ended(kind, size, task, folder, threads=threads, limit=limit)
@@ -51,15 +54,7 @@ def ended(kind: str, size: int, task: Callable[[Comm], Any], **options: Any) -> 
 
 def _ended(kind: str, size: int, task: Callable[[Comm], Any], folder: Path, **options: Any) -> Ended:
     (folder / TASK).write_bytes(pickle.dumps(task))
-    return processes.launch(kind, size, ["-m", "dilkit.tools.bench.ranks.rank", kind, str(folder)], **options)
-
-
-def _on_threads(size: int, task: Callable[[Comm], R]) -> R:
-    from dilkit.comm import run_threads
-    from dilkit.threads import torch_threads
-
-    with torch_threads(1):
-        return run_threads(size, task, timeout=TIMEOUT)[0]
+    return processes.launch(kind, size, ["-m", "dilkit.comm.launch.task", kind, str(folder)], **options)
 
 
 def main() -> int:
