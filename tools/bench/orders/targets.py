@@ -13,32 +13,31 @@ from dilkit.tools.results.kinds.orders import OURS, OrderCase, OrdersResult, siz
 
 PACKAGES = ("numpy-hilbert-curve", "hilbertcurve", "hilbertsfc")
 NS = " ns/point"
+Read = Callable[[OrdersResult], Values]
 
 
-def _cases(result: OrdersResult, read: Callable[[OrderCase], float | None], **fields: Any) -> Values:
+def _of(read: Callable[[OrderCase], float | None], **fields: Any) -> Read:
     """What is read of the cases that have these fields, by their title, or in short where the fields say the rest."""
-    found = {}
-    for case in result.cases:
-        if all(getattr(case, name, None) == value for name, value in fields.items()) and (value := read(case)) is not None:
-            found[case.short if fields else case.title] = value
-    return found
+
+    def values(result: OrdersResult) -> Values:
+        cases = [case for case in result.cases if all(getattr(case, name) == value for name, value in fields.items())]
+        return {case.short if fields else case.title: value for case in cases if (value := read(case)) is not None}
+
+    return values
 
 
-def _ns(**fields: Any) -> Callable[[OrdersResult], Values]:
+def _ns(**fields: Any) -> Read:
     """Nanoseconds a point of dilkit's."""
-    return lambda result: _cases(result, lambda case: case.entries[OURS].ns_per_point, **fields)
-
-
-def _over_store_loop(result: OrdersResult) -> Values:
-    return _cases(result, lambda case: case.over(OURS, STORE_LOOP), grid="large", dtype="int32")
+    return _of(lambda case: case.entries[OURS].ns_per_point, **fields)
 
 
 def _warm(result: OrdersResult) -> Values:
     return {size(row.shape): 1e6 * row.time.median_s for row in result.warm if row.time}
 
 
-def _package(name: str, result: OrdersResult) -> Values:
-    return _cases(result, lambda case: case.over(name))
+def _over_dilkit(name: str) -> Target[OrdersResult]:
+    read, missing = _of(lambda case: case.over(name)), partial(_absent, name)
+    return Target(f"time of {name} over dilkit's, the least of all rows", 1.0, None, read, missing=missing)
 
 
 def _absent(name: str, result: OrdersResult) -> str | None:
@@ -50,10 +49,11 @@ def _near(rate: int, result: OrdersResult) -> Values:
     return {size(row.shape): round(row.nearest_kept["hilbert"][str(rate)].mean, 2) for row in result.locality}
 
 
+_STORES = _of(lambda case: case.over(OURS, STORE_LOOP), grid="large", dtype="int32")
 _HILBERT: tuple[Target[OrdersResult], ...] = (
     Target("2-D Hilbert, 1024 x 1024", 0.15, 0.08, _ns(grid="square", dtype="int32"), NS),
     Target("2-D Hilbert, 4096 x 4096", 0.25, 0.15, _ns(grid="large", dtype="int32"), NS),
-    Target("the same, in units of a store loop into the same array", 2.0, 1.2, _over_store_loop),
+    Target("the same, in units of a store loop into the same array", 2.0, 1.2, _STORES),
     Target("3-D Hilbert, 128 x 128 x 128", 0.2, 0.1, _ns(grid="cube", dtype="int32"), NS),
     Target("generalised Hilbert, 1920 x 1080", 0.35, 0.2, _ns(grid="frame", dtype="int32"), NS),
     Target("generalised Hilbert, 33 x 45 x 80", 1.0, 0.3, _ns(grid="video", dtype="int32"), NS),
@@ -68,14 +68,5 @@ _HILBERT: tuple[Target[OrdersResult], ...] = (
 )
 TARGETS: tuple[Target[OrdersResult], ...] = (
     *(replace(target, lower=True) for target in _HILBERT),
-    *(
-        Target(
-            f"time of {name} over dilkit's, the least of all rows",
-            1.0,
-            None,
-            partial(_package, name),
-            missing=partial(_absent, name),
-        )
-        for name in PACKAGES
-    ),
+    *map(_over_dilkit, PACKAGES),
 )
