@@ -48,3 +48,11 @@ def real(name: str, value: Any, above: float | None = None) -> float:
     if not (-math.inf if above is None else above) < number < math.inf:
         raise ValueError(f"{name}={number} must be finite" + ("" if above is None else f" and greater than {above:g}"))
     return number
+
+
+def visible(text: str, most: int | None = None) -> str:
+    """`text` in one line, with what a terminal would obey instead of showing written as an escape; `most` characters of it."""
+    cut = text if most is None or len(text) <= most else f"{text[:most]}..."
+    if cut.isprintable():
+        return cut
+    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)

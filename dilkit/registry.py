@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from dilkit.backend import Backend, Limits
+from dilkit.checks import visible
 
 GROUP = "dilkit.backends"
 SEPARATORS = (",", ";")
@@ -137,7 +138,7 @@ def _load(point: EntryPoint) -> Backend | Broken:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = visible(f"{type(error).__name__}: {error}")
     return Broken(point.name, point.value, problem) if problem else made
 
 
@@ -155,8 +156,8 @@ def _malformed(backend: object) -> str:
         return f"a {type(backend).__name__} is not an instance of dilkit.backend.Backend"
     if not isinstance(getattr(backend, "name", None), str) or not backend.name:
         return "it has no name"
-    if any(c in backend.name for c in SEPARATORS) or backend.name != backend.name.strip():
-        return f"its name {backend.name!r} has a comma, a semicolon or outer blanks"
+    if any(c in backend.name for c in SEPARATORS) or backend.name != backend.name.strip() or not backend.name.isprintable():
+        return f"its name {backend.name!r} has a comma, a semicolon, outer blanks or what cannot be printed"
     if not isinstance(backend.priority, int):
         return f"its priority {backend.priority!r} is not an integer"
     if not isinstance(backend.requires, tuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 from dilkit import environment, registry
 from dilkit.backend import Backend
+from dilkit.checks import visible
 from dilkit.problem import Problem
 from dilkit.registry import Broken
 from dilkit.selection import tuned
@@ -240,12 +241,12 @@ def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
     if isinstance(candidate, Broken):
         return Decision(candidate.name, "broken", (f"{candidate.origin}: {candidate.error}",))
     try:
-        refusals = tuple(str(refusal) for refusal in candidate.refusals(problem))
-        detail = "" if refusals else str(candidate.detail(problem))
+        refusals = tuple(visible(str(refusal)) for refusal in candidate.refusals(problem))
+        detail = "" if refusals else visible(str(candidate.detail(problem)))
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        return Decision(candidate.name, "broken", (f"{type(candidate).__qualname__}: {type(error).__name__}: {error}",))
+        return Decision(candidate.name, "broken", (visible(f"{type(candidate).__qualname__}: {type(error).__name__}: {error}"),))
     return Decision(candidate.name, "refused" if refusals else "able", refusals, detail)
 
 

@@ -69,9 +69,9 @@ def raising(error: BaseException) -> Callable[[], Backend]:
         (made("other"), "the entry point is called 'plugin' but the backend 'other'"),
         (made("plugin", name=""), "it has no name"),
         (made("plugin", name=7), "it has no name"),
-        (made("plugin", name="a,b"), "has a comma, a semicolon or outer blanks"),
-        (made("plugin", name="a;b"), "has a comma, a semicolon or outer blanks"),
-        (made("plugin", name=" a"), "has a comma, a semicolon or outer blanks"),
+        (made("plugin", name="a,b"), "has a comma, a semicolon, outer blanks"),
+        (made("plugin", name="a;b"), "has a comma, a semicolon, outer blanks"),
+        (made("plugin", name=" a"), "has a comma, a semicolon, outer blanks"),
         (made("plugin", limits={"devices": "cpu"}), "its limits are not a dilkit.backend.Limits"),
         (made("plugin", priority="high"), "its priority 'high' is not an integer"),
         (made("plugin", requires="torch"), "its requires 'torch' is not a tuple of module names"),
@@ -185,3 +185,17 @@ def test_what_is_returned_can_be_changed_without_harm() -> None:
     before = dilkit.list_backends()
     backends().clear()
     assert dilkit.list_backends() == before
+
+
+def test_a_backend_cannot_write_to_the_terminal_by_its_texts() -> None:
+    def loudly(self: Backend, problem: dilkit.Problem) -> tuple[dilkit.Refusal, ...]:
+        raise RuntimeError("\x1b[2J\x1b[31mred\rover")
+
+    register_backend(made("loud", refusals=loudly)())
+    try:
+        text = str(dilkit.explain(dilkit.Problem(pattern=dilkit.Pattern([8], [1]), seq=64, heads=2, head_dim=8), "loud"))
+    finally:
+        unregister_backend("loud")
+    assert r"RuntimeError: \x1b[2J\x1b[31mred over" in text
+    with pytest.raises(TypeError, match="cannot be printed"):
+        register_backend(made("\x1b[31m")())

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from dilkit.tools.console.text import aligned, in_seconds, print_json, visible
+from dilkit.checks import visible
+from dilkit.tools.console.text import aligned, in_seconds, print_json
 from dilkit.tools.report import registry
 from dilkit.tools.results.comparison import FASTER, FEW, SAME, Comparison, Measured
 from dilkit.tools.results.comparison import compare as compared

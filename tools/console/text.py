@@ -84,11 +84,3 @@ def _are_numbers(cells: Sequence[str]) -> bool:
     """Whether each is an amount, or a sign that there is none; ranges and limits in words are not."""
     amounts = [cell for cell in cells if cell not in ("", "-", "?")]
     return bool(amounts) and all(re.fullmatch(r"-?[\d,.]+(e[+-]?\d+)?[%x]?( [A-Za-z/]+)?", cell) for cell in amounts)
-
-
-def visible(text: str, most: int | None = None) -> str:
-    """`text` in one line, with what a terminal would obey instead of showing written as an escape; `most` characters of it."""
-    cut = text if most is None or len(text) <= most else f"{text[:most]}..."
-    if cut.isprintable():
-        return cut
-    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)

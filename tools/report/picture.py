@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit import files
-from dilkit.tools.console.text import visible
+from dilkit.checks import visible
 from dilkit.tools.report.axes import MOST_TICKS, bar_ends, bar_foot, scale
 from dilkit.tools.report.document import Plot, Point
 from dilkit.tools.report.units import UNITS

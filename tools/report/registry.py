@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools.console.text import visible
+from dilkit.checks import visible
 from dilkit.tools.report.document import Document, Section
 from dilkit.tools.report.kinds import bench, cpu, demo, demo_image, gpu, kernels, orders, overhead, ranks
 from dilkit.tools.report.kinds.published import document as published

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dilkit import files
+from dilkit.checks import visible
 from dilkit.device import Device
-from dilkit.tools.console.text import visible
 from dilkit.tools.results.decode import DecodeError, decode, encode
 from dilkit.tools.results.environment import environment, now
 from dilkit.tools.results.record import Result

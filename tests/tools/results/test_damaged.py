@@ -13,9 +13,9 @@ from helpers.result_files import COMMITTED, content, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dilkit.checks import visible
 from dilkit.tools import cli
 from dilkit.tools.commands import compare
-from dilkit.tools.console.text import visible
 from dilkit.tools.report import html, markdown, registry, terminal
 from dilkit.tools.report.document import Plot
 from dilkit.tools.results.decode import DecodeError, decode, encode
