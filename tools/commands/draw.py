@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dilkit.pattern import Pattern
 from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of, picture_file
 from dilkit.tools.console.interrupt import load_torch
-from dilkit.tools.console.terminal import coloured, shaded, side_by_side
 from dilkit.tools.console.text import print_json, wrapped
-from dilkit.viz import draw_count
+from dilkit.viz import count_text, draw_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.out:
         print(f"wrote {args.out}")
     else:
-        print("\n".join([*wrapped("", title(pattern, args)), *_drawn(count)]))
+        room = shutil.get_terminal_size((100, 24)).columns
+        print(*wrapped("", title(pattern, args)), sep="\n")
+        print(count_text(count, room, colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
     return 0
 
 
@@ -67,18 +68,3 @@ def _facts(count: Tensor, pattern: Pattern, args: argparse.Namespace) -> dict[st
     asked = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, is_causal=args.causal)
     seen = dict(largest=int(count.max()), share_seen=int((count > 0).sum()) / count.numel(), count=count.tolist())
     return dict(pattern=json.loads(pattern.to_json()), **asked, out=str(args.out) if args.out else None, **seen)
-
-
-def _drawn(count: Tensor) -> list[str]:
-    """All heads, as many side by side as the terminal holds; too long a sequence is reduced to blocks, which is said."""
-    room = shutil.get_terminal_size((100, 24)).columns
-    block = -(-count.shape[1] // room)
-    if block > 1:
-        from torch.nn.functional import max_pool2d
-
-        count = max_pool2d(count.float()[None], block, ceil_mode=True)[0].int()
-    draw = coloured if sys.stdout.isatty() and "NO_COLOR" not in os.environ else shaded
-    panels = [[f"head {h}", *draw(matrix.tolist())] for h, matrix in enumerate(count)]
-    notes = [f"one cell stands for {block} x {block} tokens and shows the largest count among them"] * (block > 1)
-    legend = "   ".join(f"{draw([[c]])[0] or '(blank)'} {c}" for c in range(int(count.max()) + 1))
-    return ["down: queries, across: keys", *notes, *side_by_side(panels, count.shape[2], room), "", f"count: {legend}"]

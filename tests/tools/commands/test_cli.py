@@ -24,7 +24,7 @@ from dilkit.testing import conformance
 from dilkit.testing.problems import LARGE, PROBLEMS
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands import verify
-from dilkit.tools.console.terminal import coloured
+from dilkit.viz.text import coloured
 
 
 class Picky(Reference):

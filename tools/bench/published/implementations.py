@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.results.kinds.published import TWINS
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dilkit.orders.token_order import TokenOrder
+    from dilkit.testing.tensors import Tensors
 
 SUMMARIES = {
     "auto": "the automatic choice of backend",
