@@ -61,16 +61,12 @@ def outcome(result: ImageDemoResult) -> str:
 
 
 def _losses(result: ImageDemoResult) -> Table:
-    """A row a seed, then the medians."""
-    losses = result.losses()
-    rows = [_row(str(seed), pair) for seed, pair in losses.items()]
-    if losses:
-        rows.append(_row("median", [median(found) for found in zip(*losses.values(), strict=True)]))
-    return Table("Losses", LOSSES, tuple(rows))
-
-
-def _row(name: str, losses: Sequence[float]) -> Row:
-    return name, *(f"{loss:.4f}" for loss in losses), f"{losses[1] - losses[0]:+.4f}"
+    """A row a seed, then the median of each column."""
+    rows = {str(seed): (*losses, losses[1] - losses[0]) for seed, losses in result.losses().items()}
+    if rows:
+        rows["median"] = tuple(median(column) for column in zip(*rows.values(), strict=True))
+    shown = ((name, f"{first:.4f}", f"{second:.4f}", f"{less:+.4f}") for name, (first, second, less) in rows.items())
+    return Table("Losses", LOSSES, tuple(shown))
 
 
 def _facts(result: ImageDemoResult) -> tuple[Row, ...]:
@@ -82,6 +78,7 @@ def _facts(result: ImageDemoResult) -> tuple[Row, ...]:
         ("task", f"crops of {patches}; {model.hidden:.0%} of the patches are hidden, and predicted from the rest"),
         *model_rows(model, f"{model.context:,} tokens"),
         *((order, _trained(result, order)) for order in ORDERS),
+        ("guess", f"loses {result.guess:.4f} without any training"),
         *backend_rows(result),
     )
 
