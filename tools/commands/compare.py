@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dilkit.checks import visible
+from dilkit.tools.console.arguments import number
 from dilkit.tools.console.text import aligned, in_seconds, print_json
 from dilkit.tools.report import registry
 from dilkit.tools.results.comparison import FASTER, FEW, SAME, Comparison, Measured
@@ -25,23 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("new", type=Path, metavar="NEW", help="the JSON file of the later run, of the same kind")
     parser.add_argument(
         "--margin",
-        type=_share,
+        type=number("a share from 0 to 10, such as 0.05 for 5%", lambda value: 0 <= value <= 10),
         default=MARGIN,
         metavar="SHARE",
         help="a change counts where all of the ratio's 95%% interval is beyond 1 + SHARE, or below 1 / (1 + SHARE) "
         "(default %(default)s: what runs of the same code differ by)",
     )
     parser.add_argument("--all", action="store_true", help="also the measurements that did not change")
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 10; write 0.05 for 5%")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,15 +135,23 @@ def whole(at_least: int) -> Callable[[str], int]:
     return parse
 
 
-def positive(text: str) -> float:
-    """An argument type: a number of seconds above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return number
+def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """An argument type: a finite number that fits; `what` says which do."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and fits(value)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return value
+
+    return parse
+
+
+positive = number("a number of seconds above 0", lambda value: value > 0)
+"""An argument type: a length of time."""
 
 
 def dtype_name(text: str) -> str:

@@ -52,7 +52,7 @@ def read_result(path: Path, record: type[R]) -> R:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, which says of which schema and kind it is; its texts are printable. Raises `ResultError`."""
     try:
-        found = _printable(json.loads(files.read_bytes(path)))
+        found = _printable(json.loads(files.read_bytes(path).decode()))
     except OSError as error:
         raise ResultError(path, f"cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

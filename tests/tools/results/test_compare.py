@@ -154,7 +154,7 @@ def test_what_cannot_be_compared_is_exit_code_2(old: Any, new: Any, complaint: s
 @pytest.mark.parametrize("margin", ["-1", "x", "nan", "inf", "11"])
 def test_a_margin_is_a_share(margin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", str(CPU), str(CPU), f"--margin={margin}"]) == 2
-    assert "no share from 0 to 10" in capsys.readouterr().err
+    assert "is not a share from 0 to 10" in capsys.readouterr().err
 
 
 def test_the_default_margin_is_the_documented_one() -> None:

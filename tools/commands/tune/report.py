@@ -10,7 +10,7 @@ from typing import Any
 from dilkit.environment import BACKEND, backend_names
 from dilkit.problem import Problem
 from dilkit.selection.preference_table import table_preference
-from dilkit.selection.tuned_file import Seconds, TunedEntry, TunedSetup, TunedShape
+from dilkit.selection.tuned_file import Seconds, TunedEntry, TunedSetup
 from dilkit.tools.console.text import in_seconds, table
 from dilkit.tools.results.record import Entry
 
@@ -70,13 +70,11 @@ def listed(entries: Sequence[TunedEntry], here: Collection[TunedSetup]) -> Itera
     """What a file holds, setup by setup; `here` are the setups of this machine."""
     for setup in dict.fromkeys(entry.setup for entry in entries):
         yield from ("", f"{setup}{'' if setup in here else ' (does not hold here)'}")
-        yield from table((_shown(entry.shape), _times(entry)) for entry in entries if entry.setup == setup)
+        yield from table(_row(entry) for entry in entries if entry.setup == setup)
 
 
-def _shown(shape: TunedShape) -> str:
+def _row(entry: TunedEntry) -> tuple[str, str]:
+    shape = entry.shape
     flags = f"{', causal' if shape.is_causal else ''}{', training' if shape.requires_grad else ''}"
-    return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{flags}"
-
-
-def _times(entry: TunedEntry) -> str:
-    return ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
+    times = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
+    return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{flags}", times
