@@ -17,8 +17,6 @@ from dilkit.tools.results.file import ResultError
 HELP = "compare two result files: exit code 1 if something got slower beyond noise"
 MARGIN = 0.05
 """What runs of the same code differ by on the same machine, beyond what the samples of one run show."""
-_SHOWN = 60
-"""Rows of the table that are printed without --all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +65,8 @@ def _check_alike(args: argparse.Namespace, old: Measured, new: Measured) -> None
 
 
 def _lines(found: Comparison, args: argparse.Namespace) -> list[str]:
-    shown = [c for c in found.changes if args.all or c.verdict != SAME]
     rows = [("new / old", "95% interval", "old", "new", "", "what")]
-    for c in shown[: None if args.all else _SHOWN]:
+    for c in (c for c in found.changes if args.all or c.verdict != SAME):
         interval = "-" if c.verdict == FEW else f"{c.interval[0]:.3f} - {c.interval[1]:.3f}"
         rows.append((f"{c.ratio:.3f}", interval, in_seconds(c.old), in_seconds(c.new), c.verdict, c.what))
     text = [visible(f"old: {args.old}"), visible(f"new: {args.new}")]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from dilkit.tools.results.record import Measurement, Result
 from dilkit.tools.results.statistics import LEAST, Interval, middle, ratio, ratio_interval
@@ -27,20 +26,9 @@ class Measured:
     @classmethod
     def of(cls, result: Result) -> Measured:
         """What the record of a result says it measured."""
-        environment = {name: _shown(getattr(result.environment, name)) for name in COMPARED}
-        quick = int(getattr(result, "quick", 0))
-        return cls(result.kind, quick, environment | result.problem_facts(), _by_name(result.measurements()))
-
-
-def _by_name(measurements: Iterable[Measurement]) -> dict[str, Measurement]:
-    """Of several measurements with the same name, the second is called "no. 2", and so on."""
-    found: dict[str, Measurement] = {}
-    alike: Counter[str] = Counter()
-    for one in measurements:
-        alike[one.what] += 1
-        what = one.what if alike[one.what] == 1 else f"{one.what}, no. {alike[one.what]}"
-        found[what] = replace(one, what=what)
-    return found
+        known = {name: getattr(result.environment, name) for name in COMPARED}
+        facts = {name: str(value) for name, value in known.items() if value is not None} | result.problem_facts()
+        return cls(result.kind, int(getattr(result, "quick", 0)), facts, {one.what: one for one in result.measurements()})
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,3 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
     """What else may explain a change: device, versions and problem."""
     pairs = ((name, old.get(name, "-"), new.get(name, "-")) for name in dict.fromkeys([*old, *new]))
     return (pair for pair in pairs if pair[1] != pair[2])
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else str(value)

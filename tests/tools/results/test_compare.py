@@ -50,12 +50,6 @@ def test_every_list_of_samples_is_found_once(path: Path) -> None:
     text = path.read_text()
     found = compare.load(path).found
     assert len(found) == text.count('"samples_s":') + text.count('"samples":')
-    assert not any(", no. " in what for what in found)
-
-
-def test_measurements_of_the_same_are_counted() -> None:
-    found = comparison._by_name([Measurement("one", (1.0,)), Measurement("one", (2.0,))])
-    assert {what: one.samples for what, one in found.items()} == {"one": (1.0,), "one, no. 2": (2.0,)}
 
 
 # Verdicts
