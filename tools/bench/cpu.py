@@ -70,7 +70,7 @@ class CpuSuite(Suite[CpuResult]):
 
     def problem(self, name: str, dim: int, **fields: Any) -> Problem:
         """The problem of a configuration."""
-        return CONFIGURATIONS[name].problem(dim, self.DIVISOR if self.quick else 1, **fields)
+        return CONFIGURATIONS[name].problem(dim, self.divisor, **fields)
 
     def case(self, letter: str, dim: int, causal: bool, backward: bool) -> CpuCase:
         """Backends and LongNet's procedure on one configuration, beside a matmul."""
@@ -92,7 +92,7 @@ class CpuSuite(Suite[CpuResult]):
         able = [i for i in implementations if entries[i.name].verdict == "measured"]
         flops = {i.name: i.flops(problem) for i in able}
         calls = {i.name: partial(i.once, inputs, problem) for i in able}
-        ceilings = Ceilings("float32", size=MATMUL // (self.DIVISOR if self.quick else 1))
+        ceilings = Ceilings("float32", size=MATMUL // (self.divisor))
         return side_by_side(entries, calls, flops, problem, ceilings, partial(self.time, max(flops.values(), default=0.0)))
 
     def time(self, flops: float, calls: Mapping[str, Call]) -> dict[str, Samples]:

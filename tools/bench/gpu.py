@@ -62,7 +62,7 @@ class GpuSuite(Suite[GpuResult]):
             yield Step("cases", what, partial(self.case, letter, dtype, dim, causal, backward))
         yield Step("long", "the longest sequence", self.long)
 
-    def device(self) -> str:
+    def where(self) -> str:
         return self.DEVICE
 
     @contextmanager
@@ -84,15 +84,11 @@ class GpuSuite(Suite[GpuResult]):
         verdicts += [(OURS[0], step.verdict) for step in result.long]
         return any(verdict == "wrong" or (verdict == "failed" and name in OURS) for name, verdict in verdicts)
 
-    @property
-    def _divisor(self) -> int:
-        return self.DIVISOR if self.quick else 1
-
     def problem(self, name: str, dim: int, **fields: Any) -> Problem:
         """A configuration on the first device of the suite's kind."""
         from dilkit.device import probe
 
-        return CONFIGURATIONS[name].problem(dim, self._divisor, device=probe(self.DEVICE), **fields)
+        return CONFIGURATIONS[name].problem(dim, self.divisor, device=probe(self.DEVICE), **fields)
 
     def case(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> GpuCase:
         """All implementations on one configuration: the forward pass, or the backward pass alone."""
@@ -106,7 +102,7 @@ class GpuSuite(Suite[GpuResult]):
 
     def launch_bound(self) -> SeqCase:
         """A forward pass too short to fill the device, many in a row: launches are what takes the time."""
-        problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // self._divisor)
+        problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // self.divisor)
         return SeqCase(seq=problem.seq, **self.compare(problem, in_a_row=True))
 
     def compare(self, problem: Problem, in_a_row: bool = False) -> CaseFields:
@@ -158,7 +154,7 @@ class GpuSuite(Suite[GpuResult]):
         """One forward pass over sixteen million tokens in bf16; both ends must be what they are alone."""
         import torch
 
-        problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=LONG // self._divisor)
+        problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=LONG // self.divisor)
         (ours,) = backend_implementations(OURS[:1])
         if reasons := ours.refusals(problem):
             return Longest(seq=problem.seq, verdict="refused", reasons=tuple(reasons))

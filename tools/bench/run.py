@@ -18,6 +18,7 @@ from dilkit.tools.results.file import new_result, read_result, write_result
 from dilkit.tools.results.record import Environment, Session, SuiteResult
 
 FILE = "suite.json"
+_RESUME_WAY_OUT = "leave --resume out, or name another folder with --out"
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} to go"
 
 
@@ -87,13 +88,11 @@ def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResul
     for what, here, there in (
         ("device", _machine(result.environment), _machine(before.environment)),
         ("options", result.chosen, before.chosen),
-        ("list of steps", dict(result.steps), dict(before.steps)),
     ):
         if here != there:
-            shown = "" if what == "list of steps" else f" ({_shown(there)}; here {_shown(here)})"
-            raise ValueError(
-                f"--resume: {path} is of another {what}{shown}; leave --resume out, or name another folder with --out"
-            )
+            raise ValueError(f"--resume: {path} is of another {what} ({_shown(there)}; here {_shown(here)}); {_RESUME_WAY_OUT}")
+    if result.steps != before.steps:
+        raise ValueError(f"--resume: {path} is of another list of steps; {_RESUME_WAY_OUT}")
     where = before.environment
     session = Session(date=before.date, git_revision=where.git_revision, git_dirty=where.git_dirty)
     kept = {name: getattr(before, name) for name in (*lists, "done")}

@@ -41,6 +41,11 @@ class Suite(ABC, Generic[R]):
     repeats: int = 5
     budget: float = 45.0
 
+    @property
+    def divisor(self) -> int:
+        """By what lengths are divided."""
+        return self.DIVISOR if self.quick else 1
+
     @abstractmethod
     def steps(self) -> Iterator[Step]:
         """The measurements, in the order in which they are taken."""

@@ -148,6 +148,7 @@ def test_the_suite_measures_the_kernels_themselves(tmp_path: Path) -> None:
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(suite.GpuSuite, "DEVICE", "cuda")
+    assert suite.GpuSuite().where() == "cuda"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run(tmp_path) == 2
     assert "no CUDA device" in capsys.readouterr().err

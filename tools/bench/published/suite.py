@@ -109,11 +109,6 @@ class PublishedSuite(Suite[PublishedResult]):
         return self.device
 
     @property
-    def divisor(self) -> int:
-        """By what lengths and memory are divided."""
-        return self.DIVISOR if self.quick else 1
-
-    @property
     def measured(self) -> Settings:
         """What is measured."""
         return self.given or Settings.published(self.full, self.quick)

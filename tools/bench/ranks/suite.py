@@ -175,10 +175,9 @@ class RanksSuite(Suite[RanksResult]):
 
     def problem(self, config: str, **more: Any) -> Problem:
         """Of a configuration; "long" is a quarter of the million."""
-        seq, lengths, rates = CONFIGURATIONS["million" if config == "long" else config]
-        divisor = (SHORTER if config == "long" else 1) * (self.DIVISOR if self.quick else 1)
-        pattern = Pattern([max(w // divisor, r) for w, r in zip(lengths, rates, strict=True)], rates)
-        return Problem(pattern=pattern, seq=seq // divisor, heads=HEADS, head_dim=DIM, **more)
+        if config == "long":
+            return CONFIGURATIONS["million"].problem(DIM, SHORTER * self.divisor, **more)
+        return CONFIGURATIONS[config].problem(DIM, self.divisor, **more)
 
     def threads(self, ranks: int) -> int:
         """Threads of each rank where all cores are shared out."""
