@@ -82,7 +82,7 @@ class TunedEntry:
 def load(path: Path) -> tuple[TunedEntry, ...]:
     """The entries in the file `path`, none if there is no such file. Raises `TunedError` for a malformed file."""
     try:
-        found = json.loads(files.read_bytes(path))
+        found = json.loads(files.read_bytes(path).decode())
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:

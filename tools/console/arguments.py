@@ -150,8 +150,8 @@ def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     return parse
 
 
-positive = number("a number of seconds above 0", lambda value: value > 0)
-"""An argument type: a length of time."""
+positive = number("a number above 0", lambda value: value > 0)
+"""An argument type: a length of time, in the unit that its help names."""
 
 
 def dtype_name(text: str) -> str:

@@ -160,7 +160,7 @@ def test_a_missing_matplotlib_is_said_and_not_fatal(tmp_path, capsys, monkeypatc
         (["--backend", "reference,"], "--backend: 'reference,' has an empty"),
         (["--seqs", "32,x"], "--seqs"),
         (["--seq", "8", "--seqs", "8,16"], "--seqs: does not go with --seq 8"),
-        (["--budget", "0"], "--budget: '0' is not a number of seconds above 0"),
+        (["--budget", "0"], "--budget: '0' is not a number above 0"),
         (["--repeats", "0"], "--repeats"),
         (["--overhead", "--baseline", "dense"], "--baseline: does not go with --overhead"),
         (["--overhead", "--backward"], "--backward: does not go with --overhead"),

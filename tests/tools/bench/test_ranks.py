@@ -132,7 +132,7 @@ class TestBench:
             (["--comm", "threads", "--world-size", "2", "--baseline", "dense"], "--baseline: does not go with --comm"),
             (["--comm", "threads", "--world-size", "2", "--suite", "ring"], "--comm: does not go with --suite"),
             (["--comm", "threads", "--world-size", "0"], "--world-size: '0' is not a whole number"),
-            (["--comm", "threads", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
+            (["--comm", "threads", "--timeout", "0"], "--timeout: '0' is not a number above 0"),
         ],
     )
     def test_malformed_arguments_are_named(self, tmp_path, capsys, arguments, complaint) -> None:

@@ -139,7 +139,7 @@ BAD = {
     "order --shape 4x2000 --png x.png": "--shape: a side of 2,000 is more than a picture can show; at most 1,024",
     "tune --seq 8 --seqs 8,16": "--seqs: does not go with --seq 8",
     "tune --seqs 32,x": "--seqs: 'x' is not a whole number",
-    "tune --budget 0": "--budget: '0' is not a number of seconds above 0",
+    "tune --budget 0": "--budget: '0' is not a number above 0",
     "tune --repeats 0": "--repeats: '0' is not a whole number of 1 or more",
     "tune --passes backward": "--passes: invalid choice: 'backward'",
     "tune --backend nobody": "--backend: 'nobody' is not a known backend",
