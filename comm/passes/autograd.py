@@ -33,6 +33,8 @@ from dilkit.comm.passes.ring.forward import ring_forward
 from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
+from dilkit.op import boundary
+from dilkit.op._facts import facts_of
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,29 @@ class AttentionOverRanks(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         context: PassContext = ctx.context
         with context.comm.broken_by_errors():
-            *inputs, out, lse, rows, flags = ctx.saved_tensors
-            dout = torch.zeros_like(out) if dout is None else dout.contiguous()  # the others wait for this rank's part
-            held = None if rows is None else ReceivedRows(rows, flags)
+            query, key, value, mask, out, lse, rows, flags = ctx.saved_tensors
+            dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
+            query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
+            inputs = query, key, value, mask
+            held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags)
             with torch.autocast(out.device.type, enabled=False):
                 dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
                 if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
                     by_query, by_key = _through_lse(context, dlse, inputs, lse)
                     dquery, dkey = dquery + by_query, dkey + by_key
         return dquery, dkey, dvalue, None, None
+
+
+def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
+    """Query, key, value, `out` and `lse` with the layout that they were saved with: hooks may have changed it.
+
+    Raises TypeError or ValueError where they changed a shape or a dtype, before anything is sent.
+    """
+    *inputs, lse = saved
+    tensors = dout, *inputs, lse.transpose(1, 2)
+    admission = boundary.prepare(boundary.SAVED, facts_of(tensors))
+    _, *inputs, _ = boundary.admit(tensors, admission)
+    return *inputs, lse.contiguous()
 
 
 def _forward(

@@ -12,10 +12,12 @@ def row_table(x: Tensor) -> tuple[Tensor, int, int]:
     A view where heads lie next to each other, as in views of a joint projection, else a copy.
     """
     batch, seq, heads, d = x.shape
-    by_batch, by_row, by_head, _ = x.stride()
+    by_batch, by_row, by_head, by_number = x.stride()
     if heads == 1:
         by_head = d
-    fits = by_head == d and by_row % d == 0 and (batch == 1 or by_batch % d == 0) and min(by_row, by_batch) >= 0
+    fits = (
+        by_number == 1 and by_head == d and by_row % d == 0 and (batch == 1 or by_batch % d == 0) and min(by_row, by_batch) >= 0
+    )
     if not fits:
         return x.reshape(-1, d), heads, seq * heads
     span = ((batch - 1) * by_batch + (seq - 1) * by_row) // d + heads

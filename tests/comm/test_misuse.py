@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers.ranks import PATTERN, even_cuts
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from dilkit import Pattern
 from dilkit.comm import (
@@ -24,6 +25,7 @@ from dilkit.comm import (
     PlanMismatch,
     ring_dilated_attention,
     run_threads,
+    shard,
     sum_over_ranks,
 )
 from dilkit.comm.transports.threads import Killed, ThreadComm
@@ -353,3 +355,28 @@ def test_500_steps_leave_nothing_behind() -> None:
 def _resident() -> int:
     """Bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gradients(pack: Callable[[Tensor], Tensor], unpack: Callable[[Tensor], Tensor], schedule: str) -> list[tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    whole = torch.randn(4, 1, 64, 4, 8).unbind()
+
+    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
+        *inputs, dout = (shard(x, comm) for x in whole)
+        inputs = [x.requires_grad_() for x in inputs]
+        with saved_tensors_hooks(pack, unpack):
+            out = ring_dilated_attention(*inputs, Pattern([16, 64], [1, 4]), comm=comm, schedule=schedule)
+        return torch.autograd.grad(out, inputs, dout)
+
+    return run_threads(RANKS, on_rank, timeout=5)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "gather", "ring"])
+def test_hooks_on_saved_tensors_may_change_layouts_and_nothing_else(schedule: str) -> None:
+    def strided(x: Tensor) -> Tensor:
+        return x.mT.contiguous().mT
+
+    plain, odd = _gradients(lambda x: x, lambda x: x, schedule), _gradients(lambda x: x, strided, schedule)
+    assert all(torch.equal(x, y) for on_rank in zip(plain, odd, strict=True) for x, y in zip(*on_rank, strict=True))
+    with pytest.raises(TypeError, match=r"query is torch\.bfloat16.*saved_tensors_hooks"):
+        _gradients(lambda x: x.bfloat16(), lambda x: x, schedule)
