@@ -9,7 +9,6 @@ from pathlib import Path
 from dilkit.checks import visible
 from dilkit.tools.console.arguments import number
 from dilkit.tools.console.text import aligned, in_seconds, print_json
-from dilkit.tools.report import registry
 from dilkit.tools.results.comparison import FASTER, FEW, SAME, Comparison, Measured
 from dilkit.tools.results.comparison import compare as compared
 from dilkit.tools.results.file import ResultError
@@ -48,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 def load(path: Path) -> Measured:
     """What was measured in a file. Raises `ResultError`."""
+    from dilkit.tools.report import registry  # as in `dilkit report`
+
     found = Measured.of(registry.read(path))
     if not found.found:
         raise ResultError(path, f"a result of kind {found.kind!r} without samples: nothing in it can be compared")

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dilkit.tools.console.text import print_json
-from dilkit.tools.report import html, registry, terminal
+from dilkit.tools.report import html, terminal
 from dilkit.tools.report.document import Plot, Section
 from dilkit.tools.report.markdown import markdown
 from dilkit.tools.report.picture import svg
@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read all files, then write or print; 0. Raises `ResultError` for the first file that is no result."""
+    from dilkit.tools.report import registry  # loads every kind of result, which --help of all commands need not wait for
+
     sections = registry.sections_of(args.files)
     draw, note = _drawing()
     for option, path in (("--html", args.html), ("--md", args.md)):
