@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dilkit import dilated_attention
+from dilkit.checks import visible
 from dilkit.device import device_named
 from dilkit.op.boundary import lse_dtype
 from dilkit.selector import Decision, explain
@@ -38,7 +39,10 @@ class Result:
 
 
 def check(backend: str, case: Case, device: str = "cpu") -> Result:
-    """Run `backend` on `case`, forward and, where both have them, gradients. Whatever it raises is a failure, not an error."""
+    """Run `backend` on `case`, forward and, where both have them, gradients.
+
+    Whatever it raises is a failure, not an error; only Ctrl-C ends the check.
+    """
     requires_grad = case.gradients
     decision = _decide(backend, case, device, requires_grad)
     notes: tuple[str, ...] = ()
@@ -50,21 +54,41 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
         return Result(backend, case, decision.verdict, reasons=decision.reasons)
     try:
         tensors = make_tensors(case, device)
+        before = [x.clone() for x in _given(tensors)]
         with poisoned_memory():
             found = differentiated(partial(_call, case, backend), tensors, requires_grad)
-    except Exception as error:
-        return Result(backend, case, "failed", reasons=(f"{type(error).__name__}: {error}",))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # the backend may be another package's
+        return Result(backend, case, "failed", reasons=(visible(f"{type(error).__name__}: {error}"),))
     complaints = _malformed(found, tensors)
+    if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _given(tensors), strict=True)):
+        complaints.append("an input was changed; they are read-only")
     ratios, wrong = _judge(found, expected(case))
     return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
 
 
 def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:
-    """How many of `repeats` further computations of `case`, forward and gradients, differ in a bit from the first."""
+    """How many of `repeats` further computations of `case`, forward and gradients, differ in a bit from the first, or fail."""
     tensors = make_tensors(case, device)
     compute = partial(differentiated, partial(_call, case, backend), tensors, case.gradients)
-    first = compute()
-    return sum(any(not torch.equal(x, first[name]) for name, x in compute().items()) for _ in range(repeats))
+
+    def differs(first: Results | None) -> bool:
+        try:
+            return first is None or any(not torch.equal(x, first[name]) for name, x in compute().items())
+        except Exception:
+            return True
+
+    try:
+        first: Results | None = compute()
+    except Exception:
+        first = None
+    return sum(differs(first) for _ in range(repeats))
+
+
+def _given(tensors: Tensors) -> list[Tensor]:
+    """What a backend is given to read."""
+    return [*tensors.qkv, *([] if tensors.mask is None else [tensors.mask])]
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,139 @@
+"""Plug-ins that return or raise nonsense: a verdict with a reason, and never a wrong number or a dead process."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.fakes import registered
+
+from dilkit.backends.reference import Reference
+from dilkit.testing.conformance import check, repeats_that_differ
+from dilkit.testing.problems import PROBLEMS
+from dilkit.tools import cli
+from dilkit.tools.commands import verify
+
+CASE = next(case for case in PROBLEMS if case.gradients and case.dtype == "float32" and case.mask in (None, "none"))
+
+
+class Gone(BaseException):
+    """What is no Exception."""
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def act(*_: Any) -> None:
+        raise error
+
+    return act
+
+
+FORWARD: dict[str, tuple[Callable[..., Any], str]] = {
+    "None": (lambda out, lse, query: None, "NoneType; the tensors out, lse are needed"),
+    "out alone": (lambda out, lse, query: out, "Tensor; the tensors out, lse are needed"),
+    "three tensors": (lambda out, lse, query: (out, lse, lse), "Tensor, Tensor, Tensor; the tensors out, lse"),
+    "arrays": (lambda out, lse, query: (out.numpy(), lse.numpy()), "ndarray, ndarray; the tensors out, lse"),
+    "a shape": (lambda out, lse, query: (out.transpose(1, 2), lse), "returned out as"),
+    "a dtype": (lambda out, lse, query: (out.double(), lse), "returned out as torch.float64"),
+    "the dtype of lse": (lambda out, lse, query: (out, lse.half()), "returned lse as torch.float16"),
+    "a device": (lambda out, lse, query: (out.to("meta"), lse), "on meta"),
+    "an input": (lambda out, lse, query: (query.copy_(out), lse), "out in the memory of an input"),
+    "one tensor twice": (lambda out, lse, query: (out, out.view(-1)[: lse.numel()].view_as(lse)), "lse in the memory of out"),
+    "a sparse tensor": (lambda out, lse, query: (out.to_sparse(), lse), "Error"),
+    "NaN": (lambda out, lse, query: (out * torch.nan, lse), "out: the error is not finite"),
+    "an infinite lse": (lambda out, lse, query: (out, lse + torch.inf), "lse: the error is not finite"),
+    "strides": (lambda out, lse, query: (out.mT.contiguous().mT, lse), "out has strides"),
+    "an input changed": (lambda out, lse, query: (out, query.mul_(2) is None or lse), "an input was changed"),
+    "an exception": (raising(RuntimeError("no\nsuch \x1b[31mdriver")), r"RuntimeError: no such \\x1b\[31mdriver"),
+    "SystemExit": (raising(SystemExit(0)), "SystemExit: 0"),
+    "no Exception": (raising(Gone("far away")), "Gone: far away"),
+    "no memory": (raising(MemoryError()), "MemoryError"),
+    "recursion": (raising(RecursionError("deep")), "RecursionError: deep"),
+}
+BACKWARD: dict[str, tuple[Callable[..., Any], str]] = {
+    "None": (lambda *grads: None, "NoneType; the tensors dquery, dkey, dvalue"),
+    "two gradients": (lambda dq, dk, dv: (dq, dk), "Tensor, Tensor; the tensors dquery, dkey, dvalue"),
+    "a shape": (lambda dq, dk, dv: (dq, dk, dv[:, :1]), "returned dvalue as"),
+    "one gradient twice": (lambda dq, dk, dv: (dq, dk, dk), "dvalue in the memory of dkey"),
+    "NaN": (lambda dq, dk, dv: (dq, dk * torch.nan, dv), "dk: the error is not finite"),
+    "SystemExit": (raising(SystemExit(0)), "SystemExit: 0"),
+    "no Exception": (raising(Gone("far away")), "Gone: far away"),
+}
+
+
+def plug_in(name: str, **methods: Callable[..., Any]) -> Reference:
+    return type("PlugIn", (Reference,), methods)(name=name)
+
+
+def odd_forward(odd: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, query, *inputs: odd(*Reference.forward(self, query, *inputs), query)
+
+
+def odd_backward(odd: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *inputs: odd(*Reference.backward(self, *inputs))
+
+
+PLUG_INS = {
+    **{f"forward: {name}": (dict(forward=odd_forward(odd)), text) for name, (odd, text) in FORWARD.items()},
+    **{f"backward: {name}": (dict(backward=odd_backward(odd)), text) for name, (odd, text) in BACKWARD.items()},
+}
+
+
+@pytest.mark.parametrize(("methods", "text"), PLUG_INS.values(), ids=PLUG_INS)
+def test_nonsense_fails_with_a_reason(methods: dict[str, Any], text: str) -> None:
+    with registered(plug_in("nonsense", **methods)) as name:
+        found = check(name, CASE)
+    assert found.verdict == "failed"
+    assert any(re.search(text, reason) for reason in found.reasons), found.reasons
+    assert all(reason.isprintable() for reason in found.reasons)
+
+
+REFUSALS = {
+    "None": (lambda self, problem: None, "TypeError"),
+    "a number": (lambda self, problem: 3, "TypeError"),
+    "SystemExit": (raising(SystemExit("bye")), "SystemExit: bye"),
+    "no Exception": (raising(Gone("far away")), "Gone: far away"),
+}
+
+
+@pytest.mark.parametrize(("refusals", "text"), REFUSALS.values(), ids=REFUSALS)
+def test_nonsense_in_place_of_refusals_is_a_broken_backend(refusals: Callable[..., Any], text: str) -> None:
+    with registered(plug_in("nonsense", refusals=refusals)) as name:
+        found = check(name, CASE)
+    assert found.verdict == "broken"
+    assert text in found.reasons[0]
+
+
+def test_a_slow_backend_is_right_all_the_same() -> None:
+    def slow(self: Reference, *inputs: Any) -> Any:
+        time.sleep(0.2)
+        return Reference.forward(self, *inputs)
+
+    with registered(plug_in("slow", forward=slow)) as name:
+        assert check(name, CASE).verdict == "passed"
+
+
+def test_verify_judges_all_of_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "PROBLEMS", (CASE,))
+    for methods, _ in PLUG_INS.values():
+        with registered(plug_in("nonsense", **methods)):
+            assert cli.main(["verify", "--backend", "reference,nonsense"]) == 1
+        printed = capsys.readouterr()
+        assert "reference: 1 passed" in printed.out
+        assert "* FAIL nonsense" in printed.out
+        assert not printed.err
+
+
+def test_a_backend_that_fails_when_it_is_repeated_differs() -> None:
+    calls = iter([False, True, True, True])
+
+    def fickle(self: Reference, *inputs: Any) -> Any:
+        if next(calls):
+            raise RuntimeError("no more")
+        return Reference.forward(self, *inputs)
+
+    with registered(plug_in("fickle", forward=fickle)) as name:
+        assert repeats_that_differ(name, CASE, "cpu", 3) == 3
