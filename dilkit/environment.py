@@ -53,6 +53,11 @@ TUNED = Variable(
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED)
 
 
+def check() -> None:
+    """Raise ValueError, naming the variable, if one is malformed."""
+    backend_names(), cache_bytes(), cuda_cache(), tuned_file()
+
+
 def backend_names() -> tuple[str, ...]:
     """The names in `DILKIT_BACKEND`, or an empty tuple when it is unset or blank."""
     text = os.environ.get(BACKEND.name, "")

@@ -53,10 +53,21 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Its folder is made where there is none. A device or a pipe is written to directly, and a symbolic link is followed.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+        else:
+            with _temporary(path) as file:
+                yield file
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # as where a disk is full
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
     try:

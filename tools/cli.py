@@ -95,7 +95,10 @@ def _run(name: str, argv: list[str]) -> int:
     except Exception as error:
         return _fail(prog, f"this command cannot be loaded: {type(error).__name__}: {error}", BAD_INPUT)
     try:
-        code: int = run(parser.parse_args(argv))
+        args = parser.parse_args(argv)
+        if name != "info":  # which shows what is malformed
+            environment.check()
+        code: int = run(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `dilkit info | head`: the reader has seen enough
