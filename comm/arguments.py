@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, joined_names
+from dilkit.attention import check_inputs
 from dilkit.checks import boolean, one_of, real
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
@@ -56,7 +56,7 @@ class Arguments:
     @property
     def backends(self) -> str:
         """The backends asked for, here or by `use_backend` or the environment. Raises for names that are not known."""
-        return ",".join(requested_backends(None if self.backend is None else joined_names(self.backend).split(",")))
+        return ",".join(requested_backends(self.backend))
 
     @property
     def factor(self) -> float:

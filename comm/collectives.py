@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TypeVar
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
-from dilkit.comm.transports.base import Comm
+from dilkit.comm.transports.base import Comm, check_comm
 
 T = TypeVar("T")
 _PIECE = 1000
 """Bytes of one record; `Comm.share` takes little more."""
 
 
-def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
+def sum_over_ranks(tensors: Iterable[Tensor], comm: Comm) -> None:
     """Replace each tensor, in place, by its sum over the ranks (an all-reduce): bitwise the same on every rank and in every run.
 
         x <- x_0 + x_1 + ... + x_(p-1)        added in this order, in fp32 (fp64 if a tensor is fp64)
@@ -40,7 +40,7 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
         >>> run_threads(2, on_rank)
         [[3.0, 3.0], [3.0, 3.0]]
     """
-    _agree(tensors, comm, "sum_over_ranks")
+    tensors = _agree(tensors, comm, "sum_over_ranks")
     if comm.size == 1 or not tensors:
         return
     wide = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
@@ -57,7 +57,7 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Comm) -> None:
         x.detach().copy_(part.view(x.shape))
 
 
-def copy_from_rank(tensors: Sequence[Tensor], comm: Comm, source: int = 0) -> None:
+def copy_from_rank(tensors: Iterable[Tensor], comm: Comm, source: int = 0) -> None:
     """Replace each tensor, in place, by that of rank `source` (a broadcast): parameters that start equal on all ranks.
 
     Tensors have any shapes and floating-point dtypes, on one device. Copies travel in `log2(p)` steps: at each, twice as many
@@ -74,9 +74,10 @@ def copy_from_rank(tensors: Sequence[Tensor], comm: Comm, source: int = 0) -> No
         >>> run_threads(2, on_rank)
         [[1.0, 1.0], [1.0, 1.0]]
     """
+    check_comm(comm)
     if not 0 <= integer("source", source) < comm.size:
         raise ValueError(f"source={source} is no rank; ranks are 0 to {comm.size - 1}")
-    _agree(tensors, comm, "copy_from_rank", source=source)
+    tensors = _agree(tensors, comm, "copy_from_rank", source=source)
     for x in tensors:
         row = x.detach().contiguous().view(1, -1).clone()
         place = (comm.rank - source) % comm.size  # the source is at 0; at each step, twice as many have it
@@ -93,22 +94,38 @@ def copy_from_rank(tensors: Sequence[Tensor], comm: Comm, source: int = 0) -> No
         x.detach().copy_(row.view(x.shape))
 
 
-def _agree(tensors: Sequence[Tensor], comm: Comm, what: str, **more: int) -> None:
-    """Raise on every rank unless all of them pass tensors of the same number, shapes, dtypes and kind of device."""
+def _agree(tensors: Iterable[Tensor], comm: Comm, what: str, **more: int) -> list[Tensor]:
+    """The tensors as a list. Raises on every rank unless all pass the same number, shapes, dtypes and kind of device."""
+    check_comm(comm)
+    found: list[Tensor] = []
 
     def facts() -> dict[str, object]:
-        for x in tensors:
-            if not isinstance(x, Tensor) or not x.is_floating_point():
-                kind = f"of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-                raise TypeError(f"tensors holds one that is {kind}; floating-point tensors are needed (None: no gradient came)")
-        devices = sorted({str(x.device) for x in tensors})
+        found.extend(_listed(tensors))
+        devices = sorted({str(x.device) for x in found})
         if len(devices) > 1:
             raise ValueError(f"tensors lie on {' and '.join(devices)}; one call takes those of one device")
-        shapes, dtypes = ([list(x.shape) for x in tensors], [x.dtype for x in tensors])
+        shapes, dtypes = ([list(x.shape) for x in found], [x.dtype for x in found])
         kind = devices[0].partition(":")[0] if devices else ""
-        return dict(tensors=len(tensors), shapes=str(shapes), dtypes=str(dtypes), device=kind, **more)
+        return dict(tensors=len(found), shapes=str(shapes), dtypes=str(dtypes), device=kind, **more)
 
     agree_on(comm, facts, step=f"arguments of {what}")
+    return found
+
+
+def _listed(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors. Raises TypeError or ValueError for what can hold no sum or copy of its own."""
+    if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
+        raise TypeError(f"tensors is a {type(tensors).__name__}; a list of floating-point tensors is needed")
+    found = list(tensors)
+    for x in found:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = f"of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise TypeError(f"tensors holds one that is {kind}; floating-point tensors are needed (None: no gradient came)")
+        if x.layout is not torch.strided:
+            raise TypeError(f"tensors holds one of layout {x.layout}; plain tensors, torch.strided, are needed")
+        if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+            raise ValueError(f"tensors holds one of shape {tuple(x.shape)} whose numbers share memory; pass x.contiguous()")
+    return found
 
 
 def gather_values(comm: Comm, value: T) -> list[T]:

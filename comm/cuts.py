@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import lcm
 
 from dilkit.checks import integer
 from dilkit.pattern import Pattern
 
+MOST_RANKS = 2**20
+"""More ranks than this are taken for a mistake: a plan for them would take hours."""
 MOST_UNEVEN = 1.03
 """By how much the largest shard may exceed the mean so that segments need not be cut."""
+
+
+def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
+    """`cuts` as a tuple. Raises TypeError or ValueError unless they are integers that start at 0 and grow."""
+    if isinstance(cuts, str) or not isinstance(cuts, Sequence):
+        raise TypeError(f"cuts={cuts!r} is a {type(cuts).__name__}; a sequence of integers is needed, as shard_cuts makes it")
+    checked = tuple(integer(f"cuts[{i}]", cut) for i, cut in enumerate(cuts))
+    if len(checked) < 2 or checked[0] != 0 or any(a >= b for a, b in pairwise(checked)):
+        raise ValueError(f"cuts={checked} must start at 0 and grow: every rank holds at least one row")
+    return checked
 
 
 def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
@@ -30,6 +43,8 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
     seq, world_size = integer("seq", seq, at_least=0), integer("world_size", world_size, at_least=1)
     if pattern is not None and not isinstance(pattern, Pattern):
         raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
+    if world_size > MOST_RANKS:
+        raise ValueError(f"world_size={world_size} must be at most {MOST_RANKS:,}")
     if seq < world_size:
         raise ValueError(f"seq={seq} tokens cannot be shared out over world_size={world_size} ranks; at least one token each")
     lengths = sorted({min(branch.segment_length, seq) for branch in pattern.branches}) if pattern else []

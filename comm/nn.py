@@ -15,6 +15,7 @@ from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
+from dilkit.selector import names_of
 
 
 class RingDilatedAttention(nn.Module):
@@ -60,6 +61,8 @@ class RingDilatedAttention(nn.Module):
         boolean("fuse_branches", fuse_branches)
         self.pattern, self.comm, self.schedule, self.fuse_branches = pattern, comm, schedule, fuse_branches
         self.scale = None if scale is None else real("scale", scale)
+        if backend is not None:
+            names_of(backend)  # raises for what are no names
         self.backend = backend
         self.orders = order_or_orders(order, orders)
 

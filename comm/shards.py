@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -16,9 +15,9 @@ from dilkit.checks import integer
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
 from dilkit.comm.reorder import order_fingerprint
-from dilkit.comm.transports.base import Comm
-from dilkit.files import check_regular
-from dilkit.orders.checks import check_tokens, wrong_length
+from dilkit.comm.token_files import mapped_tokens
+from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.orders.checks import MAX_TOKENS, check_dim, check_order, check_tokens, wrong_length
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
@@ -40,8 +39,11 @@ def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, o
         >>> run_threads(2, lambda comm: shard(tokens, comm).tolist())
         [[[0, 1, 2]], [[3, 4, 5]]]
     """
+    check_comm(comm)
+    _check_tensor(x, dim)
     start, stop = _bounds(shard_cuts(x.shape[dim], comm.size, pattern), comm.rank)
     if order is not None:
+        check_order(order)
         check_tokens(x, dim, order)
         return x.index_select(dim, _part(order, start, stop).to(x.device))
     return x.narrow(dim, start, stop - start).clone(memory_format=torch.contiguous_format)
@@ -62,14 +64,16 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
     """
 
     def facts() -> dict[str, Any]:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
+        _check_tensor(x, dim)
         shape = x.movedim(dim, 0).shape
         return dict(
             rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=_fingerprint(order)
         )
 
+    check_comm(comm)
     counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "arguments of unshard")]
+    if order is not None and sum(counts) != len(order):
+        raise wrong_length(f"the shards have {sum(counts)} tokens", sum(counts), order)
     x = x.detach().movedim(dim, 0)
     rows = x.reshape(len(x), prod(x.shape[1:])).repeat(comm.size, 1)
     whole = comm.exchange(rows, [len(x)] * comm.size, counts, "shards").wait()
@@ -95,18 +99,12 @@ def load_shard(
         ...     run_threads(2, lambda comm: load_shard(f"{folder}/tokens.npy", comm).tolist())
         [[0, 1, 2], [3, 4, 5]]
     """
-    check_regular(Path(path), Path(path).stat(), most=sys.maxsize)
-    if Path(path).suffix == ".npy":
-        if dtype is not None:
-            raise ValueError(f"dtype={dtype!r} is for raw files; path={str(path)!r} says itself what is in it")
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    elif dtype is None:
-        raise ValueError(f"path={str(path)!r} is no .npy file; say what is in it, as dtype='uint16'")
-    else:
-        tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r")
+    check_comm(comm)
+    tokens = mapped_tokens(path, dtype)
     start, stop = _bounds(shard_cuts(len(tokens), comm.size, pattern), comm.rank)
     rows: Any = slice(start, stop)
     if order is not None:
+        check_order(order)
         check_tokens(tokens, 0, order, f"the file {str(path)!r}")
         rows = order.perm[start:stop]
     return torch.from_numpy(tokens[rows].astype(tokens.dtype.newbyteorder("=")))
@@ -125,8 +123,15 @@ def positions(rows: int, comm: Comm, device: torch.device | str | None = None, o
     """
 
     def facts() -> dict[str, Any]:
-        return dict(rows=integer("rows", rows, at_least=0), order=_fingerprint(order))
+        if integer("rows", rows, at_least=0) > MAX_TOKENS:
+            raise ValueError(f"rows={rows} must be at most 2**62")
+        try:
+            torch.device("cpu" if device is None else device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device={device!r} is not known to torch: {error}") from None
+        return dict(rows=int(rows), order=_fingerprint(order))
 
+    check_comm(comm)
     counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "positions of shards")]
     start = sum(counts[: comm.rank])
     if order is not None:
@@ -142,7 +147,18 @@ def _part(order: TokenOrder, start: int, stop: int) -> Tensor:
 
 
 def _fingerprint(order: TokenOrder | None) -> str:
-    return "" if order is None else order_fingerprint(order)
+    if order is None:
+        return ""
+    check_order(order)
+    return order_fingerprint(order)
+
+
+def _check_tensor(x: Tensor, dim: int) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
+    if x.layout is not torch.strided:
+        raise TypeError(f"x has layout {x.layout}; a plain tensor, torch.strided, is needed (x.to_dense())")
+    check_dim(x, dim)
 
 
 def _bounds(cuts: Sequence[int], rank: int) -> tuple[int, int]:

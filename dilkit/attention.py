@@ -13,7 +13,7 @@ from dilkit.op.operators import encode_call, forward_op
 from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
-from dilkit.registry import SEPARATORS
+from dilkit.selector import names_of
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
@@ -91,21 +91,9 @@ def encode_arguments(
     """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
     boolean("is_causal", is_causal)
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
-    names = "" if backend is None else joined_names(backend)
+    names = "" if backend is None else ",".join(names_of(backend))
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     return factor, encode_call(pattern, is_causal, requires_grad, names)
-
-
-def joined_names(backend: str | Sequence[str]) -> str:
-    """`backend` as one text. Whether its names are known is checked where the choice is made."""
-    if not isinstance(backend, (str, list, tuple)):
-        raise TypeError(
-            f"backend={backend!r} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
-        )
-    names = (backend,) if isinstance(backend, str) else backend
-    if not names or not all(isinstance(name, str) and name and not any(c in name for c in SEPARATORS) for name in names):
-        raise ValueError(f"backend={backend!r} must be a name, a list of names, or None for the automatic choice")
-    return ",".join(names)
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, key_padding_mask: Tensor | None = None) -> None:

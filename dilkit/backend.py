@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from dilkit.device import Capability
+from dilkit.checks import boolean, integer
+from dilkit.device import Capability, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS
 from dilkit.problem import DTYPES, Problem
 
@@ -87,6 +88,24 @@ class Limits:
     """The supported values of `Pattern.offset`."""
     overlaps: frozenset[str] = frozenset(OVERLAPS)
     """The supported values of `Pattern.overlap`."""
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "dtypes", "device_features", "branch_kinds", "offsets", "overlaps"):
+            names = getattr(self, name)
+            if names is None and name == "devices":
+                continue
+            if not isinstance(names, (set, frozenset)) or not all(isinstance(one, str) for one in names):
+                raise TypeError(
+                    f"{name}={names!r} is a {type(names).__name__}; a set of names is needed, as frozenset({{'cpu'}})"
+                )
+            object.__setattr__(self, name, frozenset(names))
+        for name in ("min_capability", "max_capability"):
+            check_capability(name, getattr(self, name))
+        for name in ("causal", "key_padding_mask", "gradients", "grouped_heads", "head_ranges"):
+            boolean(name, getattr(self, name))
+        integer("head_dim_multiple", self.head_dim_multiple, at_least=1)
+        if self.max_head_dim is not None:
+            integer("max_head_dim", self.max_head_dim, at_least=0)
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every limit that `problem` exceeds; empty when it exceeds none."""

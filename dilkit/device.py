@@ -15,6 +15,13 @@ from pathlib import Path
 Capability = tuple[int, int]
 
 
+def check_capability(name: str, value: object) -> None:
+    """Raise TypeError unless `value` is a compute capability such as (8, 0), or None."""
+    pair = isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
+    if value is not None and not pair:
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a pair (major, minor) is needed, such as (8, 0), or None")
+
+
 @dataclass(frozen=True)
 class Device:
     """Facts about the device that a call runs on: a hashable value without a handle to the hardware.
@@ -49,6 +56,14 @@ class Device:
     """Whether the installed torch contains code for the device; None if that was not looked up."""
     assumed: bool = False
     """Whether the facts were assumed rather than looked up."""
+
+    def __post_init__(self) -> None:
+        for name in ("type", "name"):
+            if not isinstance(value := getattr(self, name), str):
+                raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a text is needed")
+        check_capability("capability", self.capability)
+        if not isinstance(self.features, frozenset):
+            raise TypeError(f"features={self.features!r} is a {type(self.features).__name__}; a frozenset of names is needed")
 
     @classmethod
     def assume(cls, text: str) -> Device:

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.checks import boolean, integer, real
-from dilkit.nn_checks import accept_only, bool_mask, check_rows
+from dilkit.nn_checks import accept_only, bool_mask, check_factory, check_rows
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
+from dilkit.selector import names_of
 
 
 class DilatedAttention(nn.Module):
@@ -57,6 +58,8 @@ class DilatedAttention(nn.Module):
         self.pattern = pattern
         self.orders = order_or_orders(order, orders)
         self.scale = None if scale is None else real("scale", scale)
+        if backend is not None:
+            names_of(backend)  # raises for what are no names
         self.backend = backend
 
     def forward(
@@ -161,6 +164,7 @@ class MultiheadDilatedAttention(nn.Module):
             accept_only(name, given, only)
         for name, flag in dict(bias=bias, layer_norm=layer_norm, is_causal=is_causal).items():
             boolean(name, flag)
+        check_factory(device, dtype)
         self._set_sizes(embed_dim, num_heads, num_kv_heads, kdim, vdim)
         self.is_causal = is_causal
         self.rotary = _rotary_base(rotary, self.head_dim)
@@ -244,7 +248,7 @@ class MultiheadDilatedAttention(nn.Module):
         accept_only("attn_mask", attn_mask, None)
         key = query if key is None else key
         value = key if value is None else value
-        check_rows(query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
+        check_rows(self.out_proj.weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
         key_padding_mask = bool_mask(key_padding_mask, query)
         if positions is not None and self.rotary is None:
             raise ValueError("positions is given, but this module has no rotary positions; build it with rotary=True")

@@ -25,12 +25,34 @@ def accept_only(name: str, given: Any, only: Any) -> None:
     raise ValueError(f"{name}={what} is not supported, only {name}={only!r}: {_WHY_NOT[name]}")
 
 
-def check_rows(**inputs: tuple[Tensor, int]) -> None:
-    """Raise TypeError or ValueError unless all inputs, `name=(tensor, width)`, have that width and the rows of the first."""
+def check_factory(device: Any, dtype: Any) -> None:
+    """Raise TypeError or ValueError unless parameters can be made on `device` and of `dtype`; None is torch's default."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype={dtype!r} is no floating-point torch.dtype; one such as torch.float32 is needed")
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"device={device!r} is not known to torch: {error}") from None
+
+
+def check_rows(weight: Tensor, **inputs: tuple[Tensor, int]) -> None:
+    """Raise TypeError or ValueError unless all inputs, `name=(tensor, width)`, have that width and the rows of the first.
+
+    They must have the dtype and device of `weight`, too; under autocast any floating-point dtype.
+    """
     first, (reference, _) = next(iter(inputs.items()))
     for name, (x, width) in inputs.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
+        if x.device != weight.device:
+            raise ValueError(
+                f"{name} is on {x.device} but the parameters on {weight.device}; move it with .to({str(weight.device)!r})"
+            )
+        if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+            raise TypeError(
+                f"{name} is {x.dtype} but the parameters {weight.dtype}; make them equal, as with {name}.to({weight.dtype})"
+            )
         if x.dim() not in (2, 3) or x.shape[-1] != width:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, seq, {width}) or (seq, {width}) is needed")
         if x.shape[:-1] != reference.shape[:-1]:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dilkit.checks import integer, one_of
+from dilkit.checks import boolean, integer, one_of
 from dilkit.pattern_checks import WHOLE_SEQUENCE, PatternError, head_ranges, positive_integers, shard_of_heads
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OFFSETS = ("modulo", "block")
 OVERLAPS = ("count", "once")
 _MAX_COUNT_ENTRIES = 2**31
+_FIELDS = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,12 @@ class DilatedSegment:
     segment_length: int
     dilation_rate: int
     heads: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        length, rate = integer("segment_length", self.segment_length), integer("dilation_rate", self.dilation_rate)
+        if not 1 <= rate <= length <= WHOLE_SEQUENCE:
+            raise PatternError(f"dilation_rate={rate} of segment_length={length}: 1 <= rate <= length <= 2**63 - 1 is needed")
+        head_ranges([self.heads], 1)
 
     def serves(self, head: int) -> bool:
         """Whether query head `head` takes part in this branch."""
@@ -200,6 +207,7 @@ class Pattern:
         import torch
 
         _check_sizes(seq, heads, kv_heads)
+        boolean("is_causal", is_causal)
         if heads * seq * seq > _MAX_COUNT_ENTRIES:
             raise PatternError(
                 f"seq={seq} with heads={heads} needs {heads * seq * seq:,} entries; at most {_MAX_COUNT_ENTRIES:,}"
@@ -246,6 +254,7 @@ class Pattern:
             24
         """
         _check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
+        boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
         kv = kv_heads or heads
         pairs = 0
@@ -275,13 +284,11 @@ class Pattern:
         return self._json
 
     @staticmethod
-    @lru_cache(maxsize=1024)
     def from_json(text: str) -> Pattern:
         """The pattern that `to_json` wrote. Raises ValueError or TypeError for any other text."""
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise PatternError(f"pattern {text!r} is not a JSON object; write it with Pattern.to_json()")
-        return Pattern(**fields)
+        if not isinstance(text, str):
+            raise TypeError(f"text={text!r} is a {type(text).__name__}; a text is needed, as Pattern.to_json() writes it")
+        return _from_json(text)
 
     def __str__(self) -> str:
         if self == Pattern.dense():
@@ -297,6 +304,22 @@ class Pattern:
             if value != default
         )
         return f"Pattern({list(self.segment_lengths)}, {list(self.dilation_rates)}{options})"
+
+
+@lru_cache(maxsize=1024)
+def _from_json(text: str) -> Pattern:
+    shown = repr(text if len(text) <= 200 else f"{text[:200]}...")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PatternError(f"text={shown} is not JSON ({error}); write it with Pattern.to_json()") from None
+    if not isinstance(fields, dict):
+        raise PatternError(f"text={shown} is not a JSON object; write it with Pattern.to_json()")
+    if unknown := fields.keys() - _FIELDS:
+        raise PatternError(f"text={shown} has {', '.join(map(repr, sorted(unknown)))}; a pattern has {', '.join(_FIELDS)}")
+    if missing := [name for name in _FIELDS[:2] if name not in fields]:
+        raise PatternError(f"text={shown} has no {' and no '.join(missing)}; write it with Pattern.to_json()")
+    return Pattern(**fields)
 
 
 def _check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> None:

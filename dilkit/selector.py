@@ -13,7 +13,7 @@ from dilkit import environment, registry
 from dilkit.backend import Backend
 from dilkit.checks import visible
 from dilkit.problem import Problem
-from dilkit.registry import Broken
+from dilkit.registry import SEPARATORS, Broken
 from dilkit.selection import tuned
 from dilkit.selection.preference import Preference, measured_first
 from dilkit.selection.preference_table import table_preference
@@ -120,10 +120,22 @@ def use_backend(*names: str) -> Iterator[None]:
         _override.reset(token)
 
 
+def names_of(backend: str | Sequence[str]) -> tuple[str, ...]:
+    """The argument `backend` as names. Raises TypeError or ValueError for what are none; they need not be known."""
+    if not isinstance(backend, (str, list, tuple)):
+        raise TypeError(
+            f"backend={backend!r} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
+        )
+    names = (backend,) if isinstance(backend, str) else tuple(backend)
+    if not names or not all(isinstance(name, str) and name and not any(c in name for c in SEPARATORS) for name in names):
+        raise ValueError(f"backend={backend!r} must be a name, a list of names, or None for the automatic choice")
+    return names
+
+
 def requested_backends(argument: str | Sequence[str] | None = None) -> tuple[str, ...]:
     """The requested names: those of the argument, else of `use_backend`, else of `DILKIT_BACKEND`; empty: automatic choice."""
     if argument is not None:
-        return _check_known((argument,) if isinstance(argument, str) else tuple(argument), "backend")
+        return _check_known(names_of(argument), "backend")
     if override := _override.get():
         return override
     names = environment.backend_names()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
 
 from dilkit.checks import boolean, integer, one_of
+from dilkit.comm.cuts import checked_cuts
 from dilkit.comm.plan.joint_branches import are_joint, joint_segments, pattern_in_segment
 from dilkit.comm.plan.routes import SCHEDULES, Route, busiest_ranks, choose_route
 from dilkit.comm.plan.row_counts import RowCounts
@@ -58,6 +58,7 @@ class ExchangePlan:
     fuse_branches: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cuts", checked_cuts(self.cuts))
         one_of("schedule", self.schedule, SCHEDULES)
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
@@ -65,10 +66,6 @@ class ExchangePlan:
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
         self.pattern.check_heads(self.heads, integer("kv_heads", self.kv_heads))
-        for i, cut in enumerate(self.cuts):
-            integer(f"cuts[{i}]", cut)
-        if len(self.cuts) < 2 or self.cuts[0] != 0 or any(a >= b for a, b in pairwise(self.cuts)):
-            raise ValueError(f"cuts={self.cuts} must start at 0 and grow: every rank holds at least one row")
         self._check_countable(Rows(1, "float16"))
         if self.schedule in ("gather", "ring"):
             self._check_partial_results()
@@ -146,6 +143,7 @@ class ExchangePlan:
 
     def positions(self, rank: int) -> range:
         """The positions in the sequence of the rows that a rank holds."""
+        rank = self._rank(rank)
         return range(*self.cuts[rank : rank + 2])
 
     def work(self, rank: int) -> int:
@@ -153,7 +151,7 @@ class ExchangePlan:
 
         Nominal forward FLOPs are `4 * head_dim * batch` times this.
         """
-        return int(self.all_work.total[rank])
+        return int(self.all_work.total[self._rank(rank)])
 
     @cached_property
     def all_work(self) -> Work:
@@ -166,7 +164,8 @@ class ExchangePlan:
 
     def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> int:
         """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts."""
-        return int(self.all_bytes(phase, head_dim=head_dim, dtype=dtype, batch=batch, key_padding_mask=key_padding_mask)[rank])
+        found = self.all_bytes(phase, head_dim=head_dim, dtype=dtype, batch=batch, key_padding_mask=key_padding_mask)
+        return int(found[self._rank(rank)])
 
     def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> IntArray:
         """`bytes` of all ranks, `(world_size,)`."""
@@ -196,6 +195,11 @@ class ExchangePlan:
         The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks.
         """
         return busiest_ranks(self._shards(branch), self.world_size, self.is_causal, self._scatter_only)
+
+    def _rank(self, rank: int) -> int:
+        if not 0 <= integer("rank", rank) < self.world_size:
+            raise ValueError(f"rank={rank} is no rank of this plan; ranks are 0 to {self.world_size - 1}")
+        return rank
 
     @property
     def _scatter_only(self) -> bool:
@@ -240,7 +244,8 @@ def exchange_plan(
         >>> plan.positions(1)
         range(32, 64)
     """
-    return _cached_plan(pattern, tuple(cuts), heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches)
+    cuts = cuts if type(cuts) is tuple else checked_cuts(cuts)
+    return _cached_plan(pattern, cuts, heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches)
 
 
 # `typed`: values that are equal but of another type, such as 1 and True, have plans of their own: one of them may be refused.

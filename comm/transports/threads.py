@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dilkit.checks import integer, one_of
+from dilkit.checks import integer, one_of, real
 from dilkit.comm.transports.base import Comm, PeerBytes
 from dilkit.comm.transports.errors import CommTimeout, PeerLost, ranks_text
 
@@ -49,7 +49,12 @@ class Fault:
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, FAULTS)
+        integer("rank", self.rank, at_least=0)
         integer("number", self.number, at_least=1)
+        if self.peer is not None:
+            integer("peer", self.peer, at_least=0)
+        if real("seconds", self.seconds) < 0:
+            raise ValueError(f"seconds={self.seconds} must be at least 0")
 
 
 @dataclass
@@ -149,6 +154,10 @@ def run_threads(
         ['rank 0 of 3', 'rank 1 of 3', 'rank 2 of 3']
     """
     size = integer("world_size", world_size, at_least=1)
+    if not callable(function):
+        raise TypeError(f"function={function!r} is a {type(function).__name__}; a function of a Comm is needed")
+    if not isinstance(faults, Sequence) or not all(isinstance(fault, Fault) for fault in faults):
+        raise TypeError(f"faults={faults!r} is no sequence of dilkit.comm.Fault")
     mailbox = _Mailbox(size, tuple(faults))
     results: list[Any] = [None] * size
     errors: dict[int, BaseException] = {}

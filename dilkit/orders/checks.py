@@ -69,7 +69,10 @@ def check_tile(tile: tuple[int, ...], shape: tuple[int, ...], curve: str) -> Non
 
 def permutation(values: Any) -> Index:
     """A copy of `values` as row numbers. Raises TypeError or ValueError unless it is a permutation of `0 .. n - 1`."""
-    given = np.asarray(values)
+    try:
+        given = np.asarray(values)
+    except (TypeError, ValueError) as error:  # lists of unequal lengths, tensors elsewhere than on the CPU
+        raise TypeError(f"perm is a {type(values).__name__} that is no array of integers: {error}") from None
     if given.dtype.kind not in "iu":
         raise TypeError(f"perm has dtype {given.dtype}; integers are needed")
     if given.ndim != 1 or not len(given):
@@ -93,11 +96,24 @@ def empty(tokens: int) -> Index:
 
 
 def check_tokens(x: Any, dim: int, order: TokenOrder, name: str = "x") -> None:
-    """Raise ValueError unless `x` has as many tokens along `dim` as the order."""
-    if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"dim={dim} is no dimension of {name}, which has shape {tuple(x.shape)}")
+    """Raise TypeError or ValueError unless `x` has as many tokens along `dim` as the order."""
+    check_dim(x, dim, name)
     if x.shape[dim] != len(order):
         raise wrong_length(f"{name} has {x.shape[dim]} tokens along dim {dim}", x.shape[dim], order)
+
+
+def check_dim(x: Any, dim: int, name: str = "x") -> None:
+    """Raise TypeError or ValueError unless `dim` is a dimension of `x`."""
+    if not -x.ndim <= integer("dim", dim) < x.ndim:
+        raise ValueError(f"dim={dim} is no dimension of {name}, which has shape {tuple(x.shape)}")
+
+
+def check_order(order: Any) -> None:
+    """Raise TypeError unless `order` is a `TokenOrder`."""
+    from dilkit.orders.token_order import TokenOrder
+
+    if not isinstance(order, TokenOrder):
+        raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
 
 
 def wrong_length(what: str, tokens: int, order: TokenOrder) -> ValueError:

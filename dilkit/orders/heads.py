@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dilkit.orders.checks import wrong_length
+from dilkit.orders.checks import check_order, wrong_length
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
@@ -37,8 +37,8 @@ def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | Non
     """
     if order is not None and orders is not None:
         raise ValueError(f"order={order!r} and orders={orders!r} are both given; give one order, or several as orders")
-    if order is not None and not isinstance(order, TokenOrder):
-        raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
+    if order is not None:
+        check_order(order)
     given = order if orders is None else orders
     if given is None:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,6 +27,8 @@ def numbers(name: str, x: Any) -> Array:
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
             raise ValueError(f"{name} is on {x.device}; codes are computed on the CPU: pass {name}.cpu()")
+        if x.layout is not torch.strided or x.dtype == torch.bfloat16:
+            raise TypeError(f"{name} is a tensor of {x.dtype}, {x.layout}; a plain one of a dtype that numpy has is needed")
         x = x.detach().numpy()
     if not isinstance(x, np.ndarray):
         raise TypeError(f"{name} is a {type(x).__name__}; a numpy array or a torch tensor is needed")

@@ -139,7 +139,7 @@ def sort_points(
         codes = _with_batch(codes, ndim * bits, point_arrays.integers("batch", batch))
     perm = empty(count)
     _points.argsort(codes, perm)
-    return TokenOrder((count,), curve, perm)
+    return TokenOrder((count,), curve, perm, checked=True)
 
 
 def instruction_set() -> str:

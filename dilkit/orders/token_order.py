@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -103,7 +104,7 @@ def _make_grid_order(spec: GridSpec, threads: int) -> TokenOrder:
         check_tile(tile, shape, curve)
     permutation_of = transposed_curve_permutation if is_transposed else curve_permutation
     perm = permutation_of(shape, curve, tile, extra_tokens, threads)
-    return TokenOrder(shape, curve, perm, tile, extra_tokens, is_generation_order, is_transposed, spec)
+    return TokenOrder(shape, curve, perm, tile, extra_tokens, is_generation_order, is_transposed, spec, checked=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,17 +147,30 @@ class TokenOrder:
     """Whether the curve runs through the grid with its axes reversed."""
     spec: GridSpec | None = None
     """The arguments that `order` made this from; None for a given permutation."""
+    checked: InitVar[bool] = False
+    """Whether `perm` is known to be a permutation of `shape` and the extra tokens; else it is checked."""
     is_identity: bool = field(init=False)
     """Whether no token moves."""
     text: str | None = field(init=False)
     """`spec` as JSON, as compiled graphs hold it; None for a given permutation."""
     _own: dict[Hashable, Any] = field(init=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, checked: bool) -> None:
+        if not checked:
+            self._check()
         perm = _locked(self.perm if self.perm.flags.writeable else self.perm.copy())
         object.__setattr__(self, "perm", perm)
         object.__setattr__(self, "is_identity", _is_identity(perm))
         object.__setattr__(self, "text", None if self.spec is None else json.dumps(self.spec))
+
+    def _check(self) -> None:
+        """Raise TypeError or ValueError unless this is an order of `prod(shape)` cells behind the extra tokens."""
+        if not isinstance(self.curve, str):
+            raise TypeError(f"curve={self.curve!r} is a {type(self.curve).__name__}; a name is needed")
+        cells, extra = prod(sizes("shape", self.shape)), integer("extra_tokens", self.extra_tokens, 0)
+        object.__setattr__(self, "perm", permutation(self.perm))
+        if len(self.perm) != cells + extra or not np.array_equal(self.perm[:extra], np.arange(extra)):
+            raise ValueError(f"perm has {len(self.perm)} places; {cells} cells of shape={self.shape} behind {extra} extra tokens")
 
     @classmethod
     def from_permutation(
@@ -171,7 +185,9 @@ class TokenOrder:
         cells = permutation(perm)
         if extra_tokens:
             cells = np.concatenate([np.arange(extra_tokens, dtype=cells.dtype), cells + cells.dtype.type(extra_tokens)])
-        return cls((len(cells) - extra_tokens,), curve, cells, None, extra_tokens, is_generation_order)
+        if not isinstance(curve, str):
+            raise TypeError(f"curve={curve!r} is a {type(curve).__name__}; a name is needed")
+        return cls((len(cells) - extra_tokens,), curve, cells, None, extra_tokens, is_generation_order, checked=True)
 
     @staticmethod
     def from_text(text: str) -> TokenOrder:

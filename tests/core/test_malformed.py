@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from helpers.malformed import TABLE, Case
+from helpers.malformed.case import Case
+from helpers.malformed.table import TABLE
+
+from dilkit.environment import TUNED, VARIABLES
 
 
 @pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
 def test_malformed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DILKIT_BACKEND", "DILKIT_CACHE_BYTES"):
-        monkeypatch.delenv(name, raising=False)
+    for variable in VARIABLES:
+        if variable is not TUNED:
+            monkeypatch.delenv(variable.name, raising=False)
     for name, value in case.environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(case.error) as caught:
@@ -19,4 +23,4 @@ def test_malformed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_is_long() -> None:
-    assert len(TABLE) >= 60
+    assert len(TABLE) >= 300

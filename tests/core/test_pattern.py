@@ -177,7 +177,7 @@ def test_branches_are_told_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("", ValueError), ("[4]", PatternError), ('{"segment_lengths": [4]}', TypeError), ('{"windows": [4]}', TypeError)],
+    [("", ValueError), ("[4]", PatternError), ('{"segment_lengths": [4]}', PatternError), ('{"windows": [4]}', PatternError)],
 )
 def test_other_json_is_no_pattern(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):

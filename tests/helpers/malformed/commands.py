@@ -1,0 +1,102 @@
+"""Malformed command lines and environment variables."""
+
+from __future__ import annotations
+
+from helpers.malformed.attention import attend
+from helpers.malformed.case import Case, CommandError, command, refused
+from helpers.malformed.values import problem
+from helpers.result_files import FOLDER
+
+import dilkit
+
+CPU, KERNELS = FOLDER / "cpu.json", FOLDER / "kernels.json"
+
+ENVIRONMENT = {
+    "no names": Case(attend(), ValueError, ("DILKIT_BACKEND=','", "empty name"), {"DILKIT_BACKEND": ","}),
+    "an empty name": Case(attend(), ValueError, ("DILKIT_BACKEND='sdpa,'", "empty name"), {"DILKIT_BACKEND": "sdpa,"}),
+    "an unknown name": Case(attend(), ValueError, ("DILKIT_BACKEND='NaN'", "known: "), {"DILKIT_BACKEND": "NaN"}),
+    "bytes in letters": Case(
+        dilkit.environment.cache_bytes, ValueError, ("DILKIT_CACHE_BYTES='abc'", "bytes"), {"DILKIT_CACHE_BYTES": "abc"}
+    ),
+    "bytes below zero": Case(
+        dilkit.environment.cache_bytes, ValueError, ("DILKIT_CACHE_BYTES='-1'", "0 or more"), {"DILKIT_CACHE_BYTES": "-1"}
+    ),
+    "bytes that are NaN": Case(
+        dilkit.environment.cache_bytes, ValueError, ("DILKIT_CACHE_BYTES='nan'", "whole number"), {"DILKIT_CACHE_BYTES": "nan"}
+    ),
+    "explain with an unknown name": Case(
+        lambda: dilkit.explain(problem()()), ValueError, ("DILKIT_BACKEND='no'", "known: "), {"DILKIT_BACKEND": "no"}
+    ),
+    "an instruction set": Case(
+        lambda: dilkit.environment.cpu_isa(("avx2", "generic")),
+        ValueError,
+        ("DILKIT_CPU_ISA='sse9'", "avx2, generic"),
+        {"DILKIT_CPU_ISA": "sse9"},
+    ),
+    "a home of nobody": Case(
+        dilkit.environment.tuned_file, ValueError, ("DILKIT_TUNED='~nobody9/x'", "whole path"), {"DILKIT_TUNED": "~nobody9/x"}
+    ),
+    "a cache of nobody": Case(
+        dilkit.environment.cuda_cache, ValueError, ("DILKIT_CUDA_CACHE=", "whole path"), {"DILKIT_CUDA_CACHE": "~nobody9/x"}
+    ),
+    "a command with an unknown name": refused("verify", "DILKIT_BACKEND='no'", "known: ", DILKIT_BACKEND="no"),
+    "a command with an empty name": refused("tune --show", "DILKIT_BACKEND=','", "empty name", DILKIT_BACKEND=","),
+    "a command with bytes in letters": refused("verify --backend reference", "DILKIT_CACHE_BYTES='x'", DILKIT_CACHE_BYTES="x"),
+}
+
+COMMANDS = {
+    "no such command": Case(command("infos"), CommandError, ("infos", "info", "verify")),
+    "no such option": Case(command("info", "--colour"), CommandError, ("--colour",)),
+    "no such GPU": Case(command("info", "--assume", "gtx"), CommandError, ("--assume", "'gtx'", "sm_61")),
+    "no such device": Case(command("info", "--device", "tpu"), CommandError, ("--device", "'tpu'", "cuda")),
+    "seq of zero": Case(command("info", "--seq", "0"), CommandError, ("--seq", "'0'", "1 or more")),
+    "heads of letters": Case(command("info", "--heads", "x"), CommandError, ("--heads", "'x'", "whole number")),
+    "kv heads": Case(command("info", "--heads", "4", "--kv-heads", "3"), CommandError, ("--kv-heads", "3", "4")),
+    "dtype": Case(command("info", "--dtype", "int8"), CommandError, ("--dtype", "'int8'", "fp16")),
+    "segments": Case(command("info", "--segments", "4,,8"), CommandError, ("--segments", "''", "whole number")),
+    "rates": Case(command("info", "--segments", "4,8", "--rates", "1"), CommandError, ("--segments", "--rates", "one rate")),
+    "rate above segment": Case(
+        command("info", "--segments", "4", "--rates", "8"), CommandError, ("--rates", "=8", "=4", "at most")
+    ),
+    "offset": Case(command("draw", "--offset", "x"), CommandError, ("--offset", "'x'", "modulo")),
+    "backend": Case(command("verify", "--backend", "no"), CommandError, ("--backend", "no", "reference")),
+    "a number too many": refused("info 3", "unrecognized", "3"),
+    "two devices": refused("info --device cpu --assume sm_61", "--assume", "--device"),
+    "an old GPU": refused("info --assume sm_30", "--assume", "3.0", "5.2"),
+    "a GPU that is not here": refused("verify --device cuda:99", "--device", "'cuda:99'", "not there"),
+    "seq of a fraction": refused("info --seq 1.5", "--seq", "'1.5'", "1 or more"),
+    "rates without segments": refused("plan --rates 1,2", "--rates", "without --segments"),
+    "ranks without tokens": refused("plan --seq 2 --world-size 3", "--world-size", "3 ranks", "--seq 2"),
+    "schedule": refused("plan --schedule fast", "--schedule", "'fast'", "ring"),
+    "bandwidth": refused("plan --bandwidth 5apples", "--bandwidth", "'5apples'", "50GB/s"),
+    "flops": refused("plan --flops 0", "--flops", "'0'", "400T"),
+    "a plan of training": refused("plan --train", "unrecognized", "--train"),
+    "shape of 4 sides": refused("order --shape 2x2x2x2", "--shape", "4 sides", "1, 2 or 3"),
+    "shape of a letter": refused("order --shape 4x", "--shape", "'4x'", "64x64"),
+    "shape beyond memory": refused("order --shape 1e9x1e9", "--shape", "at most 16,777,216"),
+    "curve": refused("order --curve peano", "--curve", "'peano'", "hilbert"),
+    "window": refused("order --window 2", "window=2", "even", "1 or 3"),
+    "tile": refused("order --tile 99x99", "tile[0]=99", "from 1 to 64"),
+    "png of a gif": refused("order --png x.gif", "--png", "'x.gif'", ".png"),
+    "repeats of verify": refused("verify --repeats -1", "--repeats", "'-1'", "0 or more"),
+    "suite": refused("bench --suite no", "--suite", "'no'", "cpu"),
+    "budget": refused("bench --budget nan", "--budget", "'nan'", "above 0"),
+    "baseline": refused("bench --baseline fast", "--baseline", "'fast'", "longnet"),
+    "ranks of threads": refused("bench --comm threads", "--comm threads", "--world-size"),
+    "ranks without comm": refused("bench --world-size 4", "--world-size", "--comm"),
+    "resume of no suite": refused("bench --resume", "--resume", "--suite"),
+    "length of a suite": refused("bench --suite cpu --seq 5", "--seq", "--suite cpu"),
+    "seq and seqs": refused("bench --seq 64 --seqs 64,128", "--seqs", "--seq 64"),
+    "no file": refused("report none.json", "none.json", "No such file"),
+    "a device as a file": refused("report /dev/zero", "/dev/zero", "no regular file"),
+    "a device to compare": refused(f"compare /dev/zero {CPU}", "/dev/zero", "no regular file"),
+    "margin": refused(f"compare {CPU} {CPU} --margin nan", "--margin", "'nan'", "0 to 10"),
+    "results of two kinds": refused(f"compare {CPU} {KERNELS}", "kernels.json", "nothing in it can be compared"),
+    "passes": refused("tune --passes x", "--passes", "'x'", "training"),
+    "show and clear": refused("tune --show --clear", "--clear", "--show"),
+    "a long picture": refused("draw --seq 100000", "--seq", "100000", "at most 2048"),
+    "minutes": refused("demo --minutes 0", "--minutes", "'0'", "above 0"),
+    "context": refused("demo --context 1", "--context", "'1'", "64 or more"),
+    "temperature": refused("demo --sample x --temperature nan", "--temperature", "nan is not a number of 0 or more"),
+    "seeds of no image": refused("demo --seeds 3", "--seeds", "no meaning", "text"),
+}
