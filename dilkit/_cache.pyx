@@ -71,6 +71,10 @@ cdef class ByteLRU:
             entry.link_before(self.ends)
         return entry.value
 
+    def renew_lock(self):
+        """For a child process: a thread of its parent may have held the lock at the fork, and is not there to release it."""
+        self.lock = RLock()
+
     def info(self):
         """The counts since the start or the last `clear()`."""
         limit = self.limit()

@@ -12,12 +12,15 @@ There is one cache for the process. `DILKIT_CACHE_BYTES` is its limit, which is 
 
 from __future__ import annotations
 
+import os
+
 from dilkit import environment
 from dilkit._cache import ENTRY_BYTES, ByteLRU, CacheInfo
 
 __all__ = ["ENTRY_BYTES", "ByteLRU", "CacheInfo", "cache_clear", "cache_info", "cached"]
 
 _CACHE = ByteLRU(environment.cache_bytes)
+os.register_at_fork(after_in_child=_CACHE.renew_lock)
 
 # The methods themselves: a function around them would take as long as a hit does.
 cached = _CACHE.get

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dilkit.checks import boolean, integer, one_of, real
@@ -102,14 +101,11 @@ class Problem:
 
     def flops(self) -> int:
         """Nominal forward FLOPs (see `Pattern.flops`)."""
-        return self._flops
-
-    @cached_property
-    def _flops(self) -> int:
-        """Kept with the problem: backends ask for it at every call."""
-        return self.pattern.flops(
-            self.seq, self.heads, self.head_dim, batch=self.batch, kv_heads=self.kv_heads, is_causal=self.is_causal
-        )
+        kept = self.__dict__  # backends ask at every call. No cached_property: before Python 3.12 that has a lock, bad for forks
+        if "_flops" not in kept:
+            sizes = dict(batch=self.batch, kv_heads=self.kv_heads)
+            kept["_flops"] = self.pattern.flops(self.seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
+        return int(kept["_flops"])
 
     def __str__(self) -> str:
         heads = (

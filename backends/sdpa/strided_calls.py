@@ -6,8 +6,8 @@ Two axes of a grid of problems become the kernel's batch and heads, the others a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,21 +48,18 @@ class StridedCall:
     batch_axes: tuple[GridAxis, ...]
     head_axes: tuple[GridAxis, ...]
     start: GridAxis
+    axes: tuple[GridAxis, ...] = field(init=False, repr=False, compare=False)
+    """The axes of the grid, those of the batch first."""
+    grid_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The sizes of the axes."""
+    shape: tuple[int, int, int] = field(init=False, repr=False, compare=False)
+    """`(batch, heads, rows)` of the kernel's tensors."""
 
-    @cached_property
-    def axes(self) -> tuple[GridAxis, ...]:
-        """The axes of the grid, those of the batch first."""
-        return self.batch_axes + self.head_axes
-
-    @cached_property
-    def grid_sizes(self) -> tuple[int, ...]:
-        """The sizes of the axes."""
-        return tuple(axis.size for axis in self.axes)
-
-    @cached_property
-    def shape(self) -> tuple[int, int, int]:
-        """`(batch, heads, rows)` of the kernel's tensors."""
-        return prod(a.size for a in self.batch_axes), prod(a.size for a in self.head_axes), self.grid.rows
+    def __post_init__(self) -> None:
+        sizes = prod(axis.size for axis in self.batch_axes), prod(axis.size for axis in self.head_axes)
+        object.__setattr__(self, "axes", self.batch_axes + self.head_axes)
+        object.__setattr__(self, "grid_sizes", tuple(axis.size for axis in self.axes))
+        object.__setattr__(self, "shape", (*sizes, self.grid.rows))
 
     def steps(self, strides: TensorStrides) -> tuple[int, ...]:
         """The strides of a view `(*grid_sizes, rows)` of a tensor of these `strides`."""

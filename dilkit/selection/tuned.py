@@ -6,11 +6,11 @@ another device or with other versions, is ignored with one warning.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 
 from dilkit import __version__, environment
@@ -42,9 +42,8 @@ def state() -> tuple[object, ...]:
 def read_again() -> None:
     """Read the file again at its next use. Call this after writing it."""
     global _generation
-    with _lock:
-        _generation += 1
-        _warned.clear()
+    _generation = next(_generations)
+    _warned.clear()
 
 
 def setup_of(device: Device) -> TunedSetup:
@@ -66,9 +65,9 @@ def branches_of(problem: Problem) -> str:
     return " ".join([*parts, *(["once"] if pattern.overlap == "once" else []), *([] if pattern.heads is None else ["by heads"])])
 
 
-_lock = threading.Lock()
+_generations = count(1)
 _generation = 0
-_warned: set[Path] = set()
+_warned: dict[str, object] = {}
 
 
 @lru_cache(maxsize=8)
@@ -89,10 +88,8 @@ def _stale(entries: Iterable[tuple[TunedSetup, TunedShape]], here: TunedSetup) -
 
 
 def _warn_once(path: Path, complaint: str) -> None:
-    with _lock:
-        has_warned = path in _warned
-        _warned.add(path)
-    if not has_warned:
+    mine = object()
+    if _warned.setdefault(str(path), mine) is mine:  # in one step, without a lock that a fork might leave held
         way_out = "measure anew with `dilkit tune`, or remove it with `dilkit tune --clear`"
         warnings.warn(f"{path} is ignored: {complaint}; {way_out}", stacklevel=2)
 

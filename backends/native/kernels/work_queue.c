@@ -14,7 +14,9 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 typedef struct {
@@ -36,7 +38,25 @@ static int forked = 0;
 
 static void in_child(void) { forked = 1; }
 
-__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+/* Whether this process is a child that never called exec, as Linux says: what its parent did before this library was loaded
+ * is not known. */
+static int forked_before(void) {
+    enum { FORKED_NO_EXEC = 0x40 };
+    char text[1024] = "";
+    unsigned flags = 0;
+    FILE *file = fopen("/proc/self/stat", "re");
+    if (!file)
+        return 0;
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    const char *name_end = strrchr(text, ')'); /* the name of a program may hold anything */
+    return name_end && sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 && flags & FORKED_NO_EXEC;
+}
+
+__attribute__((constructor)) static void watch_forks(void) {
+    forked = forked_before();
+    pthread_atfork(NULL, NULL, in_child);
+}
 
 /* The entry point of torch's OpenMP runtime, or NULL. */
 static ParallelRegion openmp_of_torch(void) {

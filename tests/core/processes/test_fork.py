@@ -1,0 +1,177 @@
+"""Forks: while another thread is in the middle of something, and before the first call.
+
+A child has the thread that forked and no other. A lock that another thread held is held there for ever, and so are the locks of
+whatever runs threads of its own: that of torch's OpenMP runtime is torch's, and its operators may hang in a child if the parent's
+main thread has used several threads. What is here is what dilkit itself must not add to that.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.forks import in_child
+from helpers.project import python
+
+import dilkit
+from dilkit import Backend, Limits, Pattern, Problem, dilated_attention, plan, registry
+
+SHORT = 20.0
+
+
+@contextmanager
+def halfway(thread: threading.Thread, inside: threading.Event, go_on: threading.Event) -> Iterator[None]:
+    """While `thread` is in the middle of what it does; it ends afterwards."""
+    thread.start()
+    try:
+        assert inside.wait(SHORT)
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+@pytest.fixture
+def inside() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def go_on() -> threading.Event:
+    return threading.Event()
+
+
+class Slow(Backend):
+    """A plug-in that takes its time to load."""
+
+    name, limits = "slow", Limits(devices=frozenset())
+
+    def __init__(self, inside: threading.Event) -> None:
+        inside.set()
+        time.sleep(0.3)
+
+    def forward(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_fork_waits_until_backends_are_loaded(inside: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [*registry.entry_points(group=registry.GROUP), EntryPoint("slow", "plugin_slow:made", registry.GROUP)]
+    monkeypatch.setitem(sys.modules, "plugin_slow", SimpleNamespace(made=lambda: Slow(inside)))
+    monkeypatch.setattr(registry, "entry_points", lambda group: known)
+    monkeypatch.setattr(registry, "_declared", None)
+
+    def complete() -> None:
+        assert {"slow", "native", "sdpa", "reference"} <= set(dilkit.list_backends())
+
+    with halfway(threading.Thread(target=dilkit.list_backends), inside, threading.Event()):
+        assert in_child(complete, SHORT) == "done"
+
+
+class SlowKey:
+    """A key of the cache. Another thread stops in its second comparison: where it has the cache's lock."""
+
+    def __init__(self, inside: threading.Event, go_on: threading.Event) -> None:
+        self.events, self.compared = (inside, go_on), 0
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        inside, go_on = self.events
+        self.compared += 1
+        if self.compared == 2:
+            inside.set()
+            go_on.wait(SHORT)
+        return False
+
+
+class Table:
+    nbytes = 8
+
+
+def test_a_fork_while_a_thread_adds_to_the_cache(inside: threading.Event, go_on: threading.Event) -> None:
+    plan.cached(SlowKey(inside, go_on), Table)
+    add = threading.Thread(target=plan.cached, args=(SlowKey(inside, go_on), Table))
+    try:
+        with halfway(add, inside, go_on):
+            assert in_child(lambda: plan.cached("test of forks", Table), SHORT) == "done"
+    finally:
+        plan.cache_clear()
+
+
+def test_a_fork_while_a_thread_counts_flops(
+    inside: threading.Event, go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flops(*_: object, **__: object) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            go_on.wait(SHORT)
+        return 7
+
+    monkeypatch.setattr(Pattern, "flops", flops)
+    first, second = (Problem(pattern=Pattern([4], [1]), seq=seq, heads=1, head_dim=8) for seq in (16, 17))
+    with halfway(threading.Thread(target=first.flops), inside, go_on):
+        assert in_child(second.flops, SHORT) == "done"
+
+
+AFTER = """
+import os, signal, sys, time
+import torch
+torch.set_num_threads(4)
+x = torch.ones(1, 4096, 2, 32)
+(x * 2).sum()  # by several threads
+child = os.fork()
+if not child:
+    from dilkit import Pattern, dilated_attention
+    y = dilated_attention(x, x, x, Pattern([512, 4096], [1, 4]), backend="native")
+    os._exit(0 if (y.numpy() == 1).all() and torch.get_num_threads() == 4 else 1)
+end = time.monotonic() + 60
+while not (done := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+    time.sleep(0.02)
+if not done[0]:
+    os.kill(child, signal.SIGKILL)
+print(done[1] if done[0] else "hung")
+"""
+
+
+def test_a_child_that_loads_the_kernel_itself(tmp_path: Path) -> None:
+    """The kernel is loaded after the fork: it did not see it, and must not use threads that the child does not have."""
+    assert python(AFTER, tmp_path) == "0"
+
+
+def test_many_forks_while_threads_compute() -> None:
+    """Each computes problems never seen before, so that all that is made for them is made in a child, too."""
+
+    def call(seq: int, segment: int) -> torch.Tensor:
+        x = torch.ones(1, seq, 2, 8)
+        return dilated_attention(x, x, x, Pattern([segment, 16 * segment], [1, 2]), backend="native")
+
+    def again() -> None:
+        seq = 100
+        while not over.is_set():
+            call(seq := seq % 997 + 1, 8 + seq % 31)
+
+    def new() -> None:
+        torch.set_num_threads(1)  # or torch's own operators may hang
+        assert torch.allclose(call(1200 + forks, 60 + forks), torch.ones(()))
+
+    over, ended = threading.Event(), []
+    call(64, 8)
+    threads = [threading.Thread(target=again) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for forks in range(12):  # noqa: B007  (the child reads it)
+        ended.append(in_child(new, SHORT))
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert ended == ["done"] * 12
