@@ -156,19 +156,20 @@ def distance(found: Tensor, exact: Tensor) -> float:
 def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Results) -> dict[str, float]:
     """An absolute error that stands for a rounding or two in the accumulating dtype and one half in the result's, `dtype`.
 
-    The accumulating dtype is fp32 for half types. A gradient of scores is a difference of terms as large as |dout| . |v|.
-    Large scores are themselves rounded, and with them `exp(score - lse)`: by which partial results merge, and gradients start.
+    The accumulating dtype is fp32 for half types. A gradient of scores is the difference of two terms as large as |dout| . |v|.
+    A score and its lse are rounded by themselves, so that `exp(score - lse)` has a relative error of about `eps * |lse|`: it is what
+    partial results merge by, and what gradients start from.
     """
     import torch
 
     q, k, v, dout = (x.detach().abs().nan_to_num(0.0) for x in (*tensors.qkv, tensors.dout))
     largest = {name: x[x.isfinite()].abs().max().item() if x.isfinite().any() else 0.0 for name, x in exact.items()}
     means = dout.mean(dtype=torch.float64) * v.mean(dtype=torch.float64)
-    difference = abs(problem.scale) * means.item() * problem.head_dim
+    difference = 2 * abs(problem.scale) * means.item() * problem.head_dim
     most_q, most_k, most_v, most_dout = (x.max().item() for x in (q, k, v, dout))
     natural = dict(out=most_v, lse=1.0, dq=difference * most_k, dk=difference * most_q, dv=most_dout)
     accumulating, result = torch.finfo(torch.float32).eps, torch.finfo(getattr(torch, dtype)).eps
-    accumulating *= max(1.0, largest["lse"] / 8)
+    accumulating *= max(1.0, largest["lse"])
     return {name: accumulating * natural[name] + result / 2 * size for name, size in largest.items()}
 
 
