@@ -13,6 +13,8 @@ from dilkit.checks import visible
 GROUP = "dilkit.backends"
 SEPARATORS = (",", ";")
 """What no backend's name may hold: lists of names are written with them."""
+LOADING_DEPTH = 200
+"""Frames that have to be free where backends are loaded: a backend that broke for want of them would stay broken."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def generation() -> int:
 def _load_declared() -> dict[str, Backend | Broken]:
     global _declared
     if _declared is None:
+        _check_depth(LOADING_DEPTH)
         _declared = {}  # set at once: a plug-in may ask for the list while it is being loaded
         try:
             for point in sorted(entry_points(group=GROUP), key=_ours_first):
@@ -125,6 +128,12 @@ def _load_declared() -> dict[str, Backend | Broken]:
             _declared = None  # interrupted: half a list must not stay
             raise
     return _declared
+
+
+def _check_depth(frames: int) -> None:
+    """Raise RecursionError unless `frames` more frames fit the stack."""
+    if frames:
+        _check_depth(frames - 1)
 
 
 def _ours_first(point: EntryPoint) -> tuple[bool, str, str]:
@@ -138,7 +147,7 @@ def _load(point: EntryPoint) -> Backend | Broken:
         problem = _malformed(made)
         if not problem and made.name != point.name:
             problem = f"the entry point is called {point.name!r} but the backend {made.name!r}"
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
         problem = visible(f"{type(error).__name__}: {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -101,7 +101,8 @@ def use_backend(*names: str) -> Iterator[None]:
 
     The block has precedence over `DILKIT_BACKEND`, and a `backend=` argument over the block. It holds for the thread (or asyncio
     task) that entered it, and for the backward passes of the calls made in it. Compiled code (torch.compile) chooses when it
-    runs, so its backward pass uses the block that it runs in. Raises ValueError for a name that is not known.
+    runs, so its backward pass uses the block that it runs in. Between the `yield`s of a generator, a block in it holds for the
+    generator's caller as well: that is how context variables are. Raises ValueError for a name that is not known.
 
     Example:
 
@@ -117,7 +118,8 @@ def use_backend(*names: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _override.reset(token)
+        with suppress(ValueError):  # a generator that is closed in another context than it was begun in: nothing to restore here
+            _override.reset(token)
 
 
 def names_of(backend: str | Sequence[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -199,3 +200,40 @@ def test_a_backend_cannot_write_to_the_terminal_by_its_texts() -> None:
     assert r"RuntimeError: \x1b[2J\x1b[31mred over" in text
     with pytest.raises(TypeError, match="cannot be printed"):
         register_backend(made("\x1b[31m")())
+
+
+def test_a_backend_that_lacks_memory_at_the_first_call_is_loaded_at_the_next(declare: Declare) -> None:
+    failures: list[MemoryError | None] = [MemoryError(), None]
+
+    def short() -> Backend:
+        if failure := failures.pop(0):
+            raise failure
+        return Fine()
+
+    declare(fine=short)
+    with pytest.raises(MemoryError):
+        list_backends()
+    assert list_backends() == ("fine",)
+
+
+def test_a_first_call_on_a_stack_that_is_nearly_full(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails, or finds all backends; it does not leave them broken for want of frames."""
+
+    def hungry(frames: int = 120) -> Backend:
+        return hungry(frames - 1) if frames else Fine()
+
+    def deep(frames: int) -> tuple[str, ...]:
+        return deep(frames - 1) if frames else list_backends()
+
+    declare(fine=hungry)
+    depth = sys.getrecursionlimit() - len(inspect.stack(0))
+    found = set()
+    for room in range(10, 400, 10):
+        monkeypatch.setattr(registry, "_declared", None)
+        try:
+            found.add(deep(depth - room))
+        except RecursionError:
+            assert list_backends() == ("fine",)
+            found.add(())
+        assert isinstance(backends()["fine"], Backend)
+    assert found == {(), ("fine",)}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -108,6 +110,42 @@ def test_a_block_holds_for_its_thread_and_its_task_only() -> None:
         return await asyncio.gather(task("two"), task("one"), task("two"))
 
     assert asyncio.run(tasks()) == ["two", "one", "two"]
+
+
+def block() -> Iterator[str]:
+    with use_backend("two"):
+        yield chosen()
+        yield chosen()
+
+
+@pytest.mark.usefixtures("three")
+def test_a_generator_may_be_closed_where_it_was_not_begun() -> None:
+    """In another thread, as where garbage is collected, or another context, as that of an event loop."""
+    for elsewhere in (contextvars.copy_context().run, lambda close: ThreadPoolExecutor(1).submit(close).result()):
+        begun = contextvars.copy_context()
+        generator = block()
+        assert begun.run(next, generator) == "two"
+        elsewhere(generator.close)
+        assert chosen() == "one"
+        assert begun.run(chosen) == "two"
+
+
+@pytest.mark.usefixtures("three")
+def test_an_asynchronous_generator_that_nobody_finishes() -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def blocks() -> AsyncIterator[str]:
+        with use_backend("two"):
+            yield chosen()
+            yield chosen()
+
+    async def first() -> str:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        return await anext(blocks())
+
+    assert asyncio.run(first()) == "two"
+    assert complaints == []
+    assert chosen() == "one"
 
 
 @pytest.mark.usefixtures("three")
