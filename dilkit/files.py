@@ -1,7 +1,6 @@
 """Files: read only where they are regular and of a sane size, written whole or not at all.
 
->>> import tempfile
->>> from pathlib import Path
+>>> >>> from pathlib import Path
 >>> from dilkit import files
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     with files.replacing(Path(folder, "new", "greeting")) as file:
@@ -15,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -69,14 +68,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+    temporary = path.parent / f".dilkit-{secrets.token_hex(8)}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             yield file
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        if path.exists():
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -79,9 +79,9 @@ class Native(Backend):
 
         from dilkit.backends.native import _native
 
-        out = torch.empty(query.shape, dtype=query.dtype)
+        out = query.new_empty(query.shape)
         lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        lse = torch.empty(problem.batch, problem.heads, problem.seq, dtype=lse_dtype)
+        lse = query.new_empty(problem.batch, problem.heads, problem.seq, dtype=lse_dtype)
         _native.forward(
             _encoded(problem),
             instruction_set(),
@@ -103,13 +103,12 @@ class Native(Backend):
         problem: Problem,
         key_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        import torch
 
         from dilkit.backends.native import _native
 
         lse = lse.contiguous()
-        delta = torch.empty(lse.shape, dtype=lse.dtype)
-        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (query, key, value))
+        delta = lse.new_empty(lse.shape)
+        dq, dk, dv = (x.new_zeros(x.shape) for x in (query, key, value))
         _native.backward(
             _encoded(problem),
             instruction_set(),

@@ -88,6 +88,9 @@ class SDPA(Backend):
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
+        if key_padding_mask is not None:  # rows that see nothing have no gradient, whatever is in them
+            unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
+            dout, query, out = (x.masked_fill(unseen, 0.0) for x in (dout, query, out))
         do, q, k, v, out = (_aligned(x) for x in (dout, _times(sign, query), key, value, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)

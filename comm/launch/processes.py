@@ -88,8 +88,8 @@ class Job:
         wanted, found = f"{MARK}={self.mark}".encode(), {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if any(x.startswith(wanted) for x in (folder / "environ").read_bytes().split(b"\0")):
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         return found
 
     def _wait(self, end: float) -> bool:
@@ -151,7 +151,7 @@ def start(
 
 def start_processes(command: list[str], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:
     """Start `command` once for each set of environment variables, all of it one job."""
-    mark = uuid.uuid4().hex
+    mark = f"{os.environ.get(MARK, '')}:{uuid.uuid4().hex}"  # a job within a job bears the marks of both
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env = inherited | {MARK: mark, "OMP_NUM_THREADS": str(threads)} | root

@@ -37,7 +37,7 @@ Work = Callable[[Comm], int]
 
 
 def run_ranks(kind: str, work: Work, *, world_size: int = 1, timeout: float = 300.0) -> int:
-    """Run `work(comm)` on every rank; returns the largest of the exit codes that it returns.
+    """Run `work(comm)` on every rank; returns the exit code of the first rank whose is not 0.
 
     The ranks are those of mpirun for `kind` "mpi", those of torchrun for "torch", or, for "threads", `world_size` threads of this
     process. `timeout` is the number of seconds that a rank waits for another. Torch computes with as many threads a rank as there
@@ -46,11 +46,11 @@ def run_ranks(kind: str, work: Work, *, world_size: int = 1, timeout: float = 30
     Raises what `work` raises if this process has all ranks.
 
     >>> run_ranks("threads", lambda comm: comm.rank, world_size=3)
-    2
+    1
     """
     if kind == "threads":
         with _share_of_cores(world_size):
-            return max(run_threads(world_size, work, timeout=timeout))
+            return _worst(run_threads(world_size, work, timeout=timeout))
     comm = connect(kind, timeout)
     with _share_of_cores(_ranks_beside(comm)):
         code = work(comm) if comm.size == 1 else _in_process(kind, comm, work)
@@ -78,14 +78,18 @@ def _in_process(kind: str, comm: Comm, work: Work) -> int:
     try:
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere if comm.rank else sys.stdout):
             code = work(comm)
-        return max(int(shared) for shared in comm.share(str(code).encode(), "exit codes"))
-    except Exception as error:
+        return _worst([int(shared) for shared in comm.share(str(code).encode(), "exit codes")])
+    except BaseException as error:  # SystemExit too: the others would wait for this rank
         if comm.rank and isinstance(error, (ValueError, TypeError)) and not isinstance(error, PlanMismatch):
             time.sleep(_TURN)
         if kind != "mpi":  # whose `abort` shows the error itself: it ends this process
             print_error(error, comm.rank)
         comm.abort(error)
         return FAILED
+
+
+def _worst(codes: Sequence[int]) -> int:
+    return next((code for code in codes if code), 0)
 
 
 def _share_of_cores(ranks: int) -> contextlib.AbstractContextManager[int]:

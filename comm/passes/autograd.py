@@ -35,6 +35,7 @@ from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
 from dilkit.op._facts import facts_of
+from dilkit.op.rules import power_of_two
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,15 @@ def _through_lse(context: PassContext, dlse: Tensor | None, inputs: Sequence[Any
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
     weight = context.op.scale * dlse.masked_fill(lse == -math.inf, 0.0)[..., None]
     mean_key, _, held = _forward(context, query, key, key, mask)
-    dout = (weight * query).to(query.dtype)
-    _, _, dkey = _backward(context, dout, (query, key, key, mask), mean_key, lse, held)
-    return (weight * mean_key).to(query.dtype), dkey
+    dout = weight * query
+    largest = _largest_of_all(context.comm, dout.abs().amax().item() if dout.numel() else 0.0)
+    factor = power_of_two(dout.new_tensor(largest), context.plan.seq)
+    _, _, dkey = _backward(context, (factor * dout).to(query.dtype), (query, key, key, mask), mean_key, lse, held)
+    return (weight * mean_key).to(query.dtype), (dkey / factor).to(query.dtype)
+
+
+def _largest_of_all(comm: Comm, here: float) -> float:
+    return max(float(record) for record in comm.share(repr(here).encode(), "sizes of gradients"))
 
 
 def _on_any_rank(comm: Comm, here: bool) -> bool:

@@ -154,4 +154,9 @@ def _cut(runs: list[RowRun], first: int, last: int) -> list[RowRun]:
 
 def _real(counts: list[int], rows: int, width: int, batch: int) -> Tensor:
     """Which rows of a stack are real: the first `counts[i]` of problem i."""
-    return (torch.arange(rows) < torch.tensor(counts)[:, None]).repeat(batch, 1).repeat_interleave(width, 1).view(-1)
+    return (
+        (torch.arange(rows, device="cpu") < torch.tensor(counts, device="cpu")[:, None])
+        .repeat(batch, 1)
+        .repeat_interleave(width, 1)
+        .view(-1)
+    )

@@ -15,10 +15,8 @@ def row_table(x: Tensor) -> tuple[Tensor, int, int]:
     by_batch, by_row, by_head, by_number = x.stride()
     if heads == 1:
         by_head = d
-    fits = (
-        by_number == 1 and by_head == d and by_row % d == 0 and (batch == 1 or by_batch % d == 0) and min(by_row, by_batch) >= 0
-    )
-    if not fits:
+    in_rows = by_number == 1 and by_head == d and by_row % d == 0 and (batch == 1 or by_batch % d == 0)
+    if x.numel() == 0 or not in_rows:
         return x.reshape(-1, d), heads, seq * heads
     span = ((batch - 1) * by_batch + (seq - 1) * by_row) // d + heads
     return x.as_strided((span, d), (d, 1)), by_row // d, by_batch // d

@@ -29,4 +29,4 @@ def copy_back(staged: PeerBytes, parts: PeerBytes) -> None:
 
 def _host_memory(part: Tensor) -> Tensor:
     """Pinned for CUDA, so that copies run at the bus's speed. The allocator keeps it until copies from it are done."""
-    return torch.empty(part.shape, dtype=part.dtype, pin_memory=part.device.type == "cuda")
+    return torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=part.device.type == "cuda")

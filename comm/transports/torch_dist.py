@@ -71,7 +71,7 @@ class TorchComm(Comm):
         self._broken = f"{type(why).__name__}: {why}"
         if "gloo" in self._backends.values() and self.size > 1:
             # gloo's own abort() leaves connections open. A receive that takes too long closes them all.
-            nothing = [((self.rank + 1) % self.size, torch.empty(1, dtype=torch.uint8))]
+            nothing = [((self.rank + 1) % self.size, torch.empty(1, dtype=torch.uint8, device="cpu"))]
             with contextlib.suppress(CommError):
                 exchange = _Exchange("abort", "abort", SHORTEST_WAIT)
                 exchange.wait(exchange.posted(dist.irecv, nothing, self._group, MAX_TAG), [])

@@ -111,15 +111,15 @@ def admit(tensors: tuple[Tensor, ...], admission: Admission) -> tuple[Tensor, ..
     return tuple(x.contiguous() if copied else x for x, copied in zip(tensors, admission.copied, strict=True))
 
 
-def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> None:
-    """Raise TypeError or ValueError unless a backend `returned` tensors like those `wanted`, each in memory of its own."""
+def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What a backend returned, contiguous. Raises TypeError or ValueError unless they are tensors like `wanted` in own memory."""
     found = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
     if len(found) != len(wanted) or not all(isinstance(x, Tensor) for x in found):
         kinds = ", ".join(type(x).__name__ for x in found)
         raise TypeError(f"backend {backend!r} returned {kinds}; the tensors {', '.join(wanted)} are needed")
     taken = {x.untyped_storage().data_ptr(): "an input" for x in inputs}
     for (name, want), x in zip(wanted.items(), found, strict=True):
-        if (x.shape, x.dtype, x.device.type) != (want.shape, want.dtype, inputs[0].device.type):
+        if (x.shape, x.dtype, x.device) != (want.shape, want.dtype, inputs[0].device):
             raise ValueError(
                 f"backend {backend!r} returned {name} as {x.dtype} {tuple(x.shape)} on {x.device}; "
                 f"{want.dtype} {tuple(want.shape)} on {inputs[0].device} is needed"
@@ -127,6 +127,7 @@ def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor],
         other = taken.setdefault(x.untyped_storage().data_ptr(), name)
         if other != name:
             raise ValueError(f"backend {backend!r} returned {name} in the memory of {other}; a tensor of its own is needed")
+    return tuple(x.contiguous() for x in found)
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:

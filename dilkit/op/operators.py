@@ -35,10 +35,11 @@ def _forward(
         return _empty_outputs(query)
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
     returned = prepared.backend.forward(query, key, value, prepared.problem, key_padding_mask)
-    if prepared.foreign:
-        out, lse = _empty_outputs(query.new_empty(query.shape, device="meta"))
-        boundary.check_returned(prepared.backend.name, returned, dict(out=out, lse=lse), tensors)
-    return returned
+    if not prepared.foreign:
+        return returned
+    wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
+    out, lse = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
+    return out, lse
 
 
 def _backward(
@@ -59,9 +60,11 @@ def _backward(
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
     returned = prepared.backend.backward(dout, query, key, value, out, lse, prepared.problem, key_padding_mask)
-    if prepared.foreign:
-        boundary.check_returned(prepared.backend.name, returned, dict(dquery=query, dkey=key, dvalue=value), tensors)
-    return returned
+    if not prepared.foreign:
+        return returned
+    wanted = dict(dquery=query, dkey=key, dvalue=value)
+    dquery, dkey, dvalue = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
+    return dquery, dkey, dvalue
 
 
 @dataclass(frozen=True)

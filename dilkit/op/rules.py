@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from dilkit.op.schema import asking_for, backends_asked, backward_op, forward_op
 from dilkit.selector import requested_backends
 
+_ROOM = 14
+"""A sum of 2 ** 14 numbers up to 1 is below the largest of float16."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
@@ -25,7 +30,7 @@ class Differentiable(torch.autograd.Function):
         query, key, value, mask, ctx.scale, call = inputs
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
-        traced = type(out) is not Tensor
+        traced = isinstance(out, (FakeTensor, FunctionalTensor))
         ctx.call = call if traced or backends_asked(call) else asking_for(call, ",".join(requested_backends()))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, mask, out, lse)
@@ -96,11 +101,23 @@ def _differentiate_lse(
     The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
     """
     weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
-    with torch.autocast(query.device.type, enabled=False):  # as in `autocast_backward`
+    with without_autocast(query.device.type):
         mean_key, _ = forward_op(query, key, key, mask, scale, call)
-        dout = (weight * query).to(query.dtype).contiguous()
-        _, _, dkey = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call)
-    return (weight * mean_key).to(query.dtype), dkey
+        dout = weight * query
+        factor = power_of_two(dout.abs().amax() if dout.numel() else dout.new_zeros(()), query.shape[1])
+        _, _, dkey = backward_op((factor * dout).to(query.dtype).contiguous(), query, key, key, mean_key, lse, mask, scale, call)
+    return (weight * mean_key).to(query.dtype), (dkey / factor).to(query.dtype)
+
+
+def power_of_two(largest: Tensor, rows: int) -> Tensor:
+    """The factor that takes `largest` to about 1, or to less where a sum of so many rows would not fit into float16."""
+    exponent = -torch.log2(largest.float()).ceil() - max(0.0, math.ceil(math.log2(max(rows, 1))) - _ROOM)
+    return torch.exp2(exponent.clamp(-120, 120)).nan_to_num(1.0, 1.0, 1.0)
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """No autocast in a backend's matmuls, so that dtypes are the forward's. Other devices than these have none."""
+    return torch.autocast(device, enabled=False) if device in AUTOCAST_KEYS else contextlib.nullcontext()
 
 
 def vmap(

@@ -157,8 +157,8 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
     """An absolute error that stands for a rounding or two in the accumulating dtype and one half in the result's, `dtype`.
 
     The accumulating dtype is fp32 for half types. A gradient of scores is the difference of two terms as large as |dout| . |v|.
-    A score and its lse are rounded by themselves, so that `exp(score - lse)` has a relative error of about `eps * |lse|`: it is what
-    partial results merge by, and what gradients start from.
+    A score and its lse are rounded by themselves, so that `exp(score - lse)` has a relative error of about `eps * |lse|`: partial
+    results merge by it, and gradients start from it.
     """
     import torch
 

@@ -158,3 +158,19 @@ def test_nan_reaches_the_rows_that_see_it_alone(backend: str, pattern: Pattern) 
     out, _ = attend(backend, case, tensors, key=key, value=value)
     sees = pattern.count(case.seq, case.heads)[..., 5] > 0
     assert torch.equal(out[0].isnan().any(-1).T, sees.expand(case.heads, -1))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rows_that_see_nothing_have_no_gradient_whatever_they_hold(backend: str, is_causal: bool) -> None:
+    case = replace(BASE, pattern=Pattern.dense(), is_causal=is_causal, batch=2, mask="left")
+    tensors = make_tensors(case)
+    mask = torch.zeros(2, case.seq, dtype=torch.bool)
+    mask[0], mask[1, 0] = True, True
+    unseeing = mask if is_causal else mask.all(1, keepdim=True).expand_as(mask)
+    inputs = [x.clone() for x in tensors.qkv]
+    inputs[0][unseeing] = torch.nan
+    inputs = [x.requires_grad_() for x in inputs]
+    out, _ = attend(backend, case, replace(tensors, mask=mask), **dict(zip(("query", "key", "value"), inputs, strict=True)))
+    gradients = torch.autograd.grad(out, inputs, torch.ones_like(out))
+    assert all(x.isfinite().all() for x in gradients)
+    assert not gradients[0][unseeing].any()

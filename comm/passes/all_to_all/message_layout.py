@@ -80,7 +80,7 @@ class ReturnTable:
     @classmethod
     def of(cls, slices: list[MessageSlice]) -> ReturnTable:
         """`slices` with rows numbered among those of all slices."""
-        every = torch.cat([s.rows for s in slices]) if slices else torch.empty(0, dtype=torch.int64)
+        every = torch.cat([s.rows for s in slices]) if slices else torch.empty(0, dtype=torch.int64, device="cpu")
         rows = torch.unique(every)
         return cls(rows, [s._replace(rows=torch.searchsorted(rows, s.rows)) for s in slices])
 
