@@ -31,8 +31,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(handle, "rb", closefd=True) as file:
-        check_regular(path, os.fstat(file.fileno()), most)
-        return file.read(most)
+        status = os.fstat(file.fileno())
+        check_regular(path, status, most)
+        return file.read(status.st_size or most)  # files of /proc say that they are empty
 
 
 def check_regular(path: Path, found: os.stat_result, most: int = MOST_BYTES) -> None:

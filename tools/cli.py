@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import dilkit
 from dilkit import NoBackendError, environment
-from dilkit.tools.console.interrupt import INTERRUPTED
+from dilkit.tools.console.interrupt import INTERRUPTED, TERMINATED, terminable
 
 COMMANDS = {
     "info": "info.command",
@@ -58,7 +58,12 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return its exit code."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    with terminable() as terminated:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+    return TERMINATED if terminated.is_set() and code == INTERRUPTED else code
+
+
+def _main(argv: list[str]) -> int:
     try:
         if argv and argv[0] in COMMANDS:
             return _run(argv[0], argv[1:])

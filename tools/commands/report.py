@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     for option, path in (("--html", args.html), ("--md", args.md)):
         if path is not None and path.is_dir():
             raise ValueError(f"{option}: {path} is a folder; name the file to write in it")
+    if args.html is not None and args.html == args.md:
+        raise ValueError(f"--md: {args.md} is the file of --html; name another")
     written = []
     if args.html:
         write_text(args.html, html.page(sections, draw, note))

@@ -15,20 +15,33 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 _SAME = 1.0
 """Seconds within which a second signal is the first one once more: a terminal and a launcher may both pass on one Ctrl-C."""
 
 
 def load_torch() -> None:
     """Import torch; an interruption meanwhile ends the process at once. Raises ImportError where torch is missing or broken."""
-    with _handled(_end, signal.SIGINT):
+    with _handled(_end, signal.SIGINT, signal.SIGTERM):
         importlib.import_module("torch")
 
 
-def _end(*_: Any) -> None:
+def _end(number: int, *_: Any) -> None:
     os.write(2, b"dilkit: interrupted\n")
-    os._exit(INTERRUPTED)
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[threading.Event]:
+    """Within the block SIGTERM is Ctrl-C: no half-written file is left, and what there is so far is kept. It sets the event."""
+    event = threading.Event()
+
+    def end(*_: Any) -> None:
+        event.set()
+        raise KeyboardInterrupt
+
+    with _handled(end, signal.SIGTERM):
+        yield event
 
 
 @contextlib.contextmanager
@@ -52,13 +65,21 @@ def stopping() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _handled(handler: Callable[..., None], *numbers: int) -> Iterator[None]:
-    """Within the block these signals call `handler`; not where Ctrl-C is ignored or handled by others, or in another thread."""
+    """Within the block these signals call `handler`; not those that are ignored or handled by others, nor in another thread."""
+    usual = (signal.default_int_handler, signal.SIG_DFL)
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        numbers = ()
-    before = {number: signal.signal(number, handler) for number in numbers}
+    found = {number: signal.getsignal(number) for number in numbers if ours}
+    before = {number: known for number, known in found.items() if known in usual or known in _HANDLERS}
+    _HANDLERS.append(handler)
     try:
+        for number in before:
+            signal.signal(number, handler)
         yield
     finally:
         for number, handler_before in before.items():
             signal.signal(number, handler_before)
+        _HANDLERS.remove(handler)
+
+
+_HANDLERS: list[Callable[..., None]] = []
+"""Those of blocks that are open."""

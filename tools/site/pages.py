@@ -33,6 +33,7 @@ from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
+from dilkit.tools.results.file import write_text
 from dilkit.tools.site import figures
 from dilkit.tools.site.order_figures import locality_table
 
@@ -56,7 +57,7 @@ def main() -> int:
     root = Path()
     for path, text in stale_pages(root).items():
         print(f"written: {path}")
-        path.write_text(text)
+        write_text(path, text)
     draw_results(root / "docs" / "results", root / "docs" / "images")
     return draw(root / "docs" / "images")
 

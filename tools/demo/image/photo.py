@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from dilkit import files
 from dilkit.tools.console.text import error_line
 from dilkit.tools.demo.image.model import ImageConfig, hidden_loss
 
@@ -30,7 +34,8 @@ def load_photograph(path: str | None, side: int) -> Tensor:
     except ImportError as error:
         raise ValueError(f"--image: needs matplotlib and Pillow (pip install 'dilkit[plot]'): {error}") from None
     try:
-        with Image.open(get_sample_data(SAMPLE, asfileobj=False) if path is None else path) as opened:
+        content = files.read_bytes(Path(get_sample_data(SAMPLE, asfileobj=False) if path is None else path))
+        with Image.open(io.BytesIO(content)) as opened:
             picture = ImageOps.exif_transpose(opened).convert("RGB")
     except Exception as error:
         raise ValueError(f"--image: {path or SAMPLE!r} is no picture that Pillow can read: {error_line(error)}") from None

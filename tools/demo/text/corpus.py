@@ -9,9 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dilkit import files
 from dilkit.tools.results.kinds.demo import TextFacts
 
 HELD_OUT_SHARE = 1 / 16
+MOST_BYTES = 4 * 1024**3
+"""Of one file; the whole text is held in memory."""
 SEPARATOR = b"\0"
 """Stands between two files; no text holds it."""
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -46,7 +49,7 @@ def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     by_hash = {hashlib.sha256(content).digest(): (name, content) for name, content in reversed(found)}
     train, held_out = _split([by_hash[digest] for digest in sorted(by_hash)], context)
     source = f"Python {platform.python_version()}'s standard library" if paths is None else ", ".join(paths)
-    texts = [SEPARATOR.join(content for _, content in files) for files in (train, held_out)]
+    texts = [SEPARATOR.join(content for _, content in part) for part in (train, held_out)]
     sizes = dict(train_bytes=len(texts[0]), held_out_bytes=len(texts[1]), train_files=len(train))
     facts = TextFacts(source=source, **sizes, held_out_files=tuple(name for name, _ in held_out))
     if min(facts.train_bytes, facts.held_out_bytes) <= context:
@@ -58,14 +61,14 @@ def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     return Corpus(texts[0], texts[1], facts)
 
 
-def _split(files: _Files, context: int) -> tuple[_Files, _Files]:
+def _split(texts: _Files, context: int) -> tuple[_Files, _Files]:
     """Those to learn from, and those held out: the first ones, until a sixteenth of all bytes and one window are reached."""
-    wanted = max(HELD_OUT_SHARE * sum(len(content) for _, content in files), context + 1)
+    wanted = max(HELD_OUT_SHARE * sum(len(content) for _, content in texts), context + 1)
     count = total = 0
-    while total < wanted and count < len(files):
-        total += len(files[count][1])
+    while total < wanted and count < len(texts):
+        total += len(texts[count][1])
         count += 1
-    return files[count:], files[:count]
+    return texts[count:], texts[:count]
 
 
 def _library_files() -> Iterator[tuple[str, bytes]]:
@@ -81,7 +84,7 @@ def _named_files(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         path = Path(text)
         if path.is_dir():
             yield from (((path / name).as_posix(), content) for name, content in _texts(path, "*"))
-        elif _is_text(content := path.read_bytes()):
+        elif _is_text(content := files.read_bytes(path, MOST_BYTES)):
             yield text, content
         else:
             raise ValueError(f"--text: {text!r} is no text: it is empty, or holds a zero byte")
@@ -92,7 +95,7 @@ def _texts(folder: Path, pattern: str) -> Iterator[tuple[Path, bytes]]:
     for path in sorted(folder.rglob(pattern)):
         name = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in name.parts)
-        if not hidden and path.is_file() and _is_text(content := path.read_bytes()):
+        if not hidden and path.is_file() and _is_text(content := files.read_bytes(path, MOST_BYTES)):
             yield name, content
 
 

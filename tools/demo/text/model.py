@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dilkit import DilatedAttention, Pattern, Problem
+from dilkit import DilatedAttention, Pattern, Problem, files
+from dilkit.checks import integer
 from dilkit.comm import Comm, RingDilatedAttention
 from dilkit.device import probe
 from dilkit.tools.console.text import error_line
 from dilkit.tools.demo.block import Block, scale_updates
 
 VOCABULARY = 256
+MOST_BYTES = 4 * 1024**3
+"""Of a file with a model."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +79,33 @@ class ByteTransformer(nn.Module):
 
 def save_model(model: ByteTransformer, path: Path) -> None:
     """Write what `load_model` reads."""
-    torch.save(dict(config=asdict(model.config), weights=model.state_dict()), path)
+    with files.replacing(path) as file:
+        torch.save(dict(config=asdict(model.config), weights=model.state_dict()), file)
+
+
+def _empty_model(config: ModelConfig, weights: dict[str, Tensor]) -> ByteTransformer:
+    """A model for these weights, without memory. Raises ValueError for sizes that are not theirs, before any are made."""
+    for name, size in asdict(config).items():
+        integer(name, size, at_least=1)
+    if any(type(x) is not Tensor or x.dtype != torch.float32 for x in weights.values()):
+        raise ValueError("its weights are not float32 tensors")
+    if config.width != weights["embedding.weight"].shape[1] or config.layers > len(weights):
+        raise ValueError("its sizes are not those of its weights")
+    with torch.device("meta"):
+        return ByteTransformer(config)
 
 
 def load_model(path: Path) -> ByteTransformer:
     """The model that `save_model` wrote, in eval mode. Raises ValueError naming the file; runs no code from it."""
     try:
-        saved = torch.load(path, weights_only=True)
-        model = ByteTransformer(ModelConfig(**saved["config"]))
-        model.load_state_dict(saved["weights"])
+        content = io.BytesIO(files.read_bytes(path, MOST_BYTES))
+        with zipfile.ZipFile(content) as archive:
+            if damaged := archive.testzip():  # torch.load compares no checksums
+                raise ValueError(f"{damaged} in it is damaged")
+        content.seek(0)
+        saved = torch.load(content, weights_only=True)
+        model = _empty_model(ModelConfig(**saved["config"]), saved["weights"])
+        model.load_state_dict(saved["weights"], assign=True)
     except Exception as error:
         raise ValueError(f"--checkpoint: {str(path)!r} holds no model of this `dilkit demo`: {error_line(error)}") from None
     return model.eval()

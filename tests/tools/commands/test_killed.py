@@ -1,0 +1,35 @@
+"""A command that is ended at any moment leaves whole files or none. `helpers/killing.py` does it with more moments."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+from helpers.command_line import in_subprocess
+from helpers.killing import VERBS
+from helpers.project import ROOT
+
+MOMENTS = 3
+CODES = {"SIGKILL": -signal.SIGKILL, "SIGTERM": 143, "SIGINT": 130}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="a command is forked from a process that has loaded torch"),
+]
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_that_is_ended_leaves_whole_files_or_none(verb: str, name: str) -> None:
+    pytest.importorskip("matplotlib", reason="pictures are among the files")
+    script = str(ROOT / "tests" / "helpers" / "killing.py")
+    done = in_subprocess(script, verb, name, str(MOMENTS), PYTHONPATH=str(ROOT / "tests"), OMP_NUM_THREADS="1")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == MOMENTS, done.stderr
+    for one in found:
+        assert not one["broken"], one
+        assert not one["temporary"] or name == "SIGKILL", one
+        assert one["code"] in (CODES[name], 0), one
+        assert "Traceback" not in one["said"], one
