@@ -28,7 +28,7 @@ def agree_on(
     except Exception as error:
         failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
     record = json.dumps({name: _short(value) for name, value in own.items()}, ensure_ascii=False).encode()
-    all_facts = [_read(other, rank, step) for rank, other in enumerate(comm.share(record, step))]
+    all_facts = [_read(other, may_differ, rank, step) for rank, other in enumerate(comm.share(record, step))]
     if failure is not None:
         raise failure
     if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
@@ -39,12 +39,12 @@ def agree_on(
     return all_facts
 
 
-def _read(record: bytes, rank: int, step: str) -> dict[str, Any]:
+def _read(record: bytes, needed: tuple[str, ...], rank: int, step: str) -> dict[str, Any]:
     try:
         facts = json.loads(record)
     except ValueError:
         facts = None
-    if not isinstance(facts, dict):
+    if not isinstance(facts, dict) or not (_ERROR in facts or facts.keys() >= {*needed}):
         raise PlanMismatch(f"{step}: the facts of rank {rank} cannot be read; do all ranks run the same version?", [rank], step)
     return facts
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeAlias
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from dilkit.checks import real
-from dilkit.comm.transports.errors import CommError, PlanMismatch, ranks_text
+from dilkit.comm.transports.errors import CommError, PeerLost, PlanMismatch, ranks_text
 
 DEFAULT_TIMEOUT = 300.0
 RECORD_BYTES = 1024
@@ -89,14 +90,19 @@ class Comm(ABC):
         return self._begin(rows, send_counts, received, recv_counts, step)
 
     def share(self, record: bytes, step: str = "record") -> list[bytes]:
-        """The records of all ranks, by rank (an all-gather of short texts). At most `RECORD_BYTES - 2` bytes each."""
-        if len(record) > RECORD_BYTES - 2:
-            raise ValueError(f"record has {len(record)} bytes; at most {RECORD_BYTES - 2}")
-        padded = len(record).to_bytes(2, "little") + record.ljust(RECORD_BYTES - 2, b"\0")
+        """The records of all ranks, by rank (an all-gather of short texts). At most `RECORD_BYTES - 6` bytes each.
+
+        Raises `PeerLost` for a record that was damaged on its way: ranks go on from there by what records say.
+        """
+        if len(record) > RECORD_BYTES - 6:
+            raise ValueError(f"record has {len(record)} bytes; at most {RECORD_BYTES - 6}")
+        text = len(record).to_bytes(2, "little") + record
+        padded = (crc32(text).to_bytes(4, "little") + text).ljust(RECORD_BYTES, b"\0")
         rows = torch.frombuffer(bytearray(padded * self.size), dtype=torch.uint8).view(self.size, RECORD_BYTES)
         rows, ones = rows.to(self._record_device()), [1] * self.size
         got = self._begin(rows, ones, torch.empty_like(rows), ones, step).wait().cpu().numpy()
-        return [row[2 : 2 + int.from_bytes(row[:2].tobytes(), "little")].tobytes() for row in got]
+        with self.broken_by_errors():
+            return [_record(row.tobytes(), rank, step) for rank, row in enumerate(got)]
 
     def agree(self, digest: bytes, step: str = "agreement") -> None:
         """Return if `digest` is the same on every rank; else raise `PlanMismatch` on every rank, naming who differs."""
@@ -193,6 +199,16 @@ class _BrokenByErrors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and self.comm.size > 1:
             self.comm._broken = f"{type(error).__name__}: {error}"
+
+
+def _record(row: bytes, rank: int, step: str) -> bytes:
+    """The record in a row of `share`. Raises `PeerLost` if its checksum is another."""
+    text = row[4 : 6 + int.from_bytes(row[4:6], "little")]
+    if crc32(text).to_bytes(4, "little") != row[:4]:
+        raise PeerLost(
+            f"{step}: the record of rank {rank} was damaged on its way; do all ranks run the same version?", [rank], step
+        )
+    return text[2:]
 
 
 def _own_rows(counts: Sequence[int], rank: int) -> slice:

@@ -1,0 +1,86 @@
+"""Records that are damaged on their way: ranks go on from there by what records say, so damage must be noticed.
+
+The contents of other messages are not checked: a number that arrives as another number is a wrong result. TCP, MPI and NCCL
+leave that to the checksums of the network.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.calls import PATTERN
+from torch import Tensor
+
+from dilkit.comm import Comm, CommError, PlanMismatch, ring_dilated_attention, run_threads
+from dilkit.comm.agreement import agree_on
+from dilkit.comm.transports.base import RECORD_BYTES
+from dilkit.comm.transports.threads import Fault, ThreadComm
+
+TIMEOUT = 5.0
+
+
+class Damage:
+    """Flips a bit of a byte in the first record that rank 1 sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.record = -1, b""
+        send = ThreadComm._send
+
+        def damaged(comm: ThreadComm, peer: int, message: Tensor, number: int, faults: list[Fault]) -> None:
+            if comm.rank == 1 and number == 1:
+                assert len(message) == RECORD_BYTES
+                message, self.record = message.clone(), message.numpy().tobytes()
+                if self.at >= 0:
+                    message[self.at] ^= 1 << self.at % 8
+            send(comm, peer, message, number, faults)
+
+        monkeypatch.setattr(ThreadComm, "_send", damaged)
+
+
+def attend(comm: Comm) -> CommError | None:
+    rows = torch.ones(1, 16, 4, 8)
+    try:
+        ring_dilated_attention(rows, rows, rows, PATTERN, comm)
+    except CommError as error:
+        return error
+    return None
+
+
+def test_every_byte_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    damage = Damage(monkeypatch)
+    assert run_threads(2, attend, timeout=TIMEOUT) == [None, None]
+    length = len(damage.record.rstrip(b"\0"))
+    assert length > 300
+    for damage.at in range(length):
+        here, _ = run_threads(2, attend, timeout=TIMEOUT)
+        assert here is not None, damage.at
+        assert "the record of rank 1 was damaged on its way" in str(here)
+        assert here.ranks == (1,)
+    for damage.at in (length + 1, RECORD_BYTES - 1):  # nobody reads these
+        assert run_threads(2, attend, timeout=TIMEOUT) == [None, None]
+
+
+def test_a_transport_is_not_used_after_a_damaged_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    Damage(monkeypatch).at = 8
+
+    def on_rank(comm: Comm) -> None:
+        if comm.rank == 0:
+            with pytest.raises(CommError, match="greeting: the record of rank 1 was damaged on its way"):
+                comm.share(b"hello", "greeting")
+            with pytest.raises(CommError, match="failed before and cannot be used again"):
+                comm.share(b"hello", "greeting")
+        else:
+            comm.share(b"hello", "greeting")
+
+    run_threads(2, on_rank, timeout=TIMEOUT)
+
+
+def test_facts_of_a_rank_that_lack_what_may_differ() -> None:
+    """As another version might send them."""
+
+    def on_rank(comm: Comm) -> None:
+        facts = {"rows": 3} if comm.rank else {"lines": 3}
+        with pytest.raises(PlanMismatch, match="the facts of rank 0 cannot be read; do all ranks run the same version"):
+            agree_on(comm, lambda: facts, ("rows",), "a step")
+
+    run_threads(2, on_rank, timeout=TIMEOUT)
