@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,15 +24,21 @@ from dilkit.comm.transports.rank_errors import report_uncaught
 SHORTEST_WAIT = 0.001
 """Seconds; gloo takes 0 for "no limit"."""
 MAX_TAG = 2**31 - 1
+TAGS, TRANSPORTS = 2**20, 2**10
+"""Tags of one transport, and transports of one group that have tags of their own at a time."""
+
+_made: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
+"""How many transports have been made of a group."""
 
 
 class TorchComm(Comm):
     """The ranks of a torch.distributed process group, by default of all its processes. `timeout` is in seconds.
 
-    Ranks are those of the group. Where gloo serves a device, each peer has messages of its own, so that errors name it (CUDA
-    tensors go through host memory). Elsewhere, as with NCCL, an exchange is one `all_to_all_single` on this one group, and a
-    timeout names all ranks that may be late. An exception that nobody catches is printed, marked with the global rank. Ranks have
-    to agree about counts first (`agree`): gloo ends a process that is sent more bytes than it expects.
+    Ranks are those of the group, and all of them make their transports of it in the same order. Where gloo serves a device, each
+    peer has messages of its own, so that errors name it (CUDA tensors go through host memory). Elsewhere, as with NCCL, an
+    exchange is one `all_to_all_single` on this one group, and a timeout names all ranks that may be late. An exception that
+    nobody catches is printed, marked with the global rank. Ranks have to agree about counts first (`agree`): gloo ends a process
+    that is sent more bytes than it expects.
 
     Raises RuntimeError if torch.distributed is not initialized, ValueError if this process is not in the group.
 
@@ -59,6 +67,7 @@ class TorchComm(Comm):
             )
         super().__init__(rank, dist.get_world_size(chosen), timeout)
         self._group = chosen
+        self._first_tag = next(_made.setdefault(chosen, count())) % TRANSPORTS * TAGS
         if self.size > 1:
             report_uncaught(
                 dist.get_rank(), lambda error: None
@@ -99,7 +108,7 @@ class TorchComm(Comm):
         return device.type == "cpu"
 
     def _post_to_each(self, send: PeerBytes, recv: PeerBytes, number: int, exchange: _Exchange) -> Callable[[], None]:
-        tag = number % MAX_TAG
+        tag = self._first_tag + number % TAGS
         receives = exchange.posted(dist.irecv, recv, self._group, tag)
         sends = exchange.posted(dist.isend, send, self._group, tag)
         return lambda: exchange.wait(receives, sends)

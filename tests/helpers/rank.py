@@ -90,6 +90,18 @@ def of_mpi(comm: Comm) -> Iterator[Comm]:
     assert not requests.in_progress
 
 
+def crossing(first: Comm) -> None:
+    """Two transports of the same ranks, which odd ranks use in the other order: each gets its own messages."""
+    second = MPIComm(timeout=60.0) if isinstance(first, MPIComm) else TorchComm(timeout=60.0)
+    ones = [1] * first.size
+    tens = {10: first, 20: second}
+    order = sorted(tens, reverse=first.rank % 2 == 1)
+    pending = {ten: tens[ten].exchange(torch.full((first.size, 4), ten + first.rank), ones, ones, f"the {ten}s") for ten in order}
+    for ten, rows in pending.items():
+        assert rows.wait()[:, 0].tolist() == [ten + rank for rank in range(first.size)]
+    say(f"rank {first.rank} of {first.size} took nothing for something else")
+
+
 def everyone(comm: Comm, step: str) -> None:
     """Everyone sends to everyone."""
     comm.exchange(torch.zeros(comm.size, 8), [1] * comm.size, [1] * comm.size, step).wait()

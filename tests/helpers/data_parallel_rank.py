@@ -1,0 +1,74 @@
+"""A model with dilated attention in it, data-parallel: `data_parallel_rank.py <launcher> <folder>` on each of some processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as checkpoints
+from helpers.rank import connect, say
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = MultiheadDilatedAttention(16, 4, DilatedAttention(Pattern([8, 64], [1, 4])), is_causal=True, rotary=True)
+        self.last = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.attention(x)[0])
+
+
+def sharded(size: int) -> nn.Module:
+    mesh, network = init_device_mesh("cpu", (size,)), Network()
+    fully_shard(network.attention, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    return network
+
+
+def same(found: Tensor | None, expected: Tensor | None) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def main(launcher: str, folder: Path) -> None:
+    comm, alone = connect(launcher, 60.0), Network()
+    whole = torch.randn(4, 70, 16)
+    alone(whole).square().mean().backward()
+    mine = whole.chunk(comm.size)[comm.rank]
+
+    ddp = DistributedDataParallel(Network())
+    ddp(mine).square().mean().backward()
+    for p, q in zip(ddp.parameters(), alone.parameters(), strict=True):
+        same(p.grad, q.grad)
+
+    fsdp = sharded(comm.size)
+    fsdp(mine).square().mean().backward()
+    for p, q in zip(fsdp.parameters(), alone.parameters(), strict=True):
+        same(p.grad.full_tensor(), q.grad)  # type: ignore[union-attr]
+    for network in (fsdp, alone):
+        torch.optim.SGD(network.parameters(), 0.1).step()
+    full = get_model_state_dict(fsdp, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if comm.rank == 0:
+        for name, q in alone.state_dict().items():
+            same(full[name], q)
+
+    checkpoints.save({"model": fsdp.state_dict()}, checkpoint_id=folder / "saved")
+    again = sharded(comm.size)
+    state = {"model": again.state_dict()}
+    checkpoints.load(state, checkpoint_id=folder / "saved")
+    again.load_state_dict(state["model"])
+    assert all(torch.equal(p.full_tensor(), q.full_tensor()) for p, q in zip(again.parameters(), fsdp.parameters(), strict=True))
+    say(f"rank {comm.rank} is right")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
