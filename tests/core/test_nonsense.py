@@ -45,7 +45,6 @@ FORWARD: dict[str, tuple[Callable[..., Any], str]] = {
     "a sparse tensor": (lambda out, lse, query: (out.to_sparse(), lse), "Error"),
     "NaN": (lambda out, lse, query: (out * torch.nan, lse), "out: the error is not finite"),
     "an infinite lse": (lambda out, lse, query: (out, lse + torch.inf), "lse: the error is not finite"),
-    "strides": (lambda out, lse, query: (out.mT.contiguous().mT, lse), "out has strides"),
     "an input changed": (lambda out, lse, query: (out, query.mul_(2) is None or lse), "an input was changed"),
     "an exception": (raising(RuntimeError("no\nsuch \x1b[31mdriver")), r"RuntimeError: no such \\x1b\[31mdriver"),
     "SystemExit": (raising(SystemExit(0)), "SystemExit: 0"),

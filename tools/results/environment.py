@@ -65,5 +65,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *command: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(
+        ["git", "--no-optional-locks", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=20
+    )
     return done.stdout.strip()

@@ -104,6 +104,19 @@ def test_a_damaged_file_is_compiled_anew(folder: Path, compilations: list[Any], 
     assert place.read_bytes() == good
 
 
+def test_no_damaged_code_is_read(tmp_path: Path) -> None:
+    """With any byte of a kept file changed, at any length, there is nothing rather than other code."""
+    place = tmp_path / "kept" / "a.cubin"
+    cuda_compile._write(place, b"machine code")
+    good = place.read_bytes()
+    flipped = [good[:i] + bytes([good[i] ^ 64]) + good[i + 1 :] for i in range(len(good))]
+    for damaged in (*flipped, *(good[:i] for i in range(len(good)))):
+        place.write_bytes(damaged)
+        assert cuda_compile._read(place) is None
+    place.write_bytes(good)
+    assert cuda_compile._read(place) == b"machine code"
+
+
 @pytest.mark.parametrize("obstacle", ["a file in its place", "no folder can be made", "no file can be written"])
 def test_without_a_usable_folder_it_is_compiled_each_time(
     folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch, obstacle: str
@@ -116,7 +129,7 @@ def test_without_a_usable_folder_it_is_compiled_each_time(
     elif obstacle == "no folder can be made":
         monkeypatch.setattr(Path, "mkdir", refuse)
     else:
-        monkeypatch.setattr("tempfile.mkstemp", refuse)
+        monkeypatch.setattr("dilkit.files.secrets.token_hex", refuse)
     for count in (1, 2):
         assert cuda_compile.code_of(KERNEL, CAPABILITY)[:4] == b"\x7fELF"
         assert len(compilations) == count

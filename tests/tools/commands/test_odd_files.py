@@ -1,0 +1,67 @@
+"""Commands on what is no file that can be read: one line and exit code 2, at once. A full disk too, with the old file kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.command_line import in_subprocess
+from helpers.result_files import FOLDER
+
+from dilkit.tools import cli
+
+CPU = FOLDER / "cpu.json"
+COMMANDS = {
+    "report": "report {odd}",
+    "compare": f"compare {{odd}} {CPU}",
+    "compare as new": f"compare {CPU} {{odd}}",
+    "text": "demo --text {odd} --out {out}",
+    "text beside": f"demo --text {CPU} {{odd}} --out {{out}}",
+    "picture": "demo --image {odd} --out {out}",
+    "model": "demo --sample x --checkpoint {odd}",
+}
+
+
+@pytest.fixture(params=["endless", "pipe", "absent", "large"])
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "odd"
+    if request.param == "endless":
+        return Path("/dev/zero")
+    if request.param == "pipe":
+        os.mkfifo(path)
+    if request.param == "large":
+        with path.open("wb") as file:
+            file.truncate(5 * 1024**3)  # takes no room on the disk
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_what_is_no_file_is_refused_in_one_line(
+    command: str, odd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--image" in command:
+        pytest.importorskip("PIL", reason="pictures are read by Pillow")
+    assert cli.main(command.format(odd=odd, out=tmp_path / "out").split()) == 2
+    said = capsys.readouterr().err
+    assert str(odd) in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of the size of files stands in for a full disk")
+@pytest.mark.parametrize("command", [f"report {CPU} --html page.html", "draw --seq 64 --heads 2 --segments 8 --out draw.svg"])
+def test_a_full_disk_keeps_the_old_file(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need it")
+    name = command.split()[-1]
+    (tmp_path / name).write_text("old")
+    code = (
+        "import os, resource, sys; os.chdir(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "from dilkit.tools.cli import main; sys.exit(main(sys.argv[2:]))"
+    )
+    done = in_subprocess("-c", code, str(tmp_path), *command.split())
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "File too large" in done.stderr
+    assert name in done.stderr
+    assert (tmp_path / name).read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
