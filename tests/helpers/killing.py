@@ -22,6 +22,8 @@ from typing import Any
 
 PATIENCE = 120.0
 """Seconds after a signal until a command is taken for hanging."""
+START = 0.05
+"""Seconds until a forked child surely handles signals."""
 SMALL = "--seq 64 --heads 2 --dim 8 --segments 16,64 --rates 1,2 --repeats 2 --backend native,reference"
 VERBS = {
     "demo": "demo --steps 4 --context 64 --text {text} --out {out} --save {out}/model.pt",
@@ -60,7 +62,7 @@ def killed(verb: str, number: int, moments: int) -> list[dict[str, Any]]:
             if trial % 2:  # else over the files of the runs before
                 shutil.rmtree(home / "out")
                 (home / "out").mkdir()
-            moment = lasts * draw.uniform(0.0 if trial % 4 < 2 else 0.6, 1.05)
+            moment = START + lasts * draw.uniform(0.0 if trial % 4 < 2 else 0.6, 1.05)
             code, said = _ended(cli.main, arguments, home, moment, number)
             found.append(dict(moment=round(moment, 3), code=code, said=said[-300:], **left(home / "out")))
             for stray in found[-1]["temporary"]:
