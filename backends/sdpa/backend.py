@@ -159,9 +159,13 @@ def _rows_without_keys(ignored: Tensor, is_causal: bool) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy if its rows do not start at multiples of 16 bytes (or of a whole row), as CUDA kernels require."""
+    """`x`, or a copy if its rows do not start at multiples of 16 bytes (or of a whole row), as CUDA kernels require.
+
+    On the CPU, where torch's kernel leaves results unwritten if rows of the query share memory, and refuses other such tensors
+    of 16 bits, it is a copy of those.
+    """
     if not x.is_cuda:
-        return x
+        return x.contiguous() if x.stride(1) < x.shape[3] else x
     unit = math.gcd(16, x.shape[3] * x.element_size())
     places = (x.storage_offset(), *x.stride()[:3])
     return x if all(place * x.element_size() % unit == 0 for place in places) else x.contiguous()

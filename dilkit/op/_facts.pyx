@@ -2,10 +2,17 @@
 """Facts of tensors, read at every call: in C, because this is most of what a call costs beside its kernel."""
 
 
-def facts_of(tuple tensors):
-    """Shape, strides, dtype and device of each tensor, one after the other in one hashable tuple."""
+def facts_of(tuple names, tuple tensors):
+    """Shape, strides, dtype and device of each tensor, one after the other in one hashable tuple.
+
+    Raises TypeError, naming the tensor, for None, which torch hands to operators for a tensor that is undefined.
+    """
+    cdef Py_ssize_t i
     cdef list found = []
-    for x in tensors:
+    for i in range(len(tensors)):
+        x = tensors[i]
+        if x is None:
+            raise TypeError(f"{names[i]} is None; a tensor is needed")
         found.append(x.shape)
         found.append(x.stride())
         found.append(x.dtype)

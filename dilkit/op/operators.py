@@ -82,7 +82,7 @@ def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float,
     """What the pattern cache has for these tensors: one look-up by the facts of the call."""
     asked = backends_asked(call)
     requested = requested_backends(asked.split(",") if asked else None)
-    facts = names, facts_of(tensors), requested, scale, call
+    facts = names, facts_of(names, tensors), requested, scale, call
     return plan.cached(("call", state(), facts), _prepare, *facts)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import Pattern
+from dilkit import Pattern, dilated_attention
 from dilkit.backend import Limits
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
@@ -123,6 +123,22 @@ def test_strided_inputs_are_not_copied() -> None:
     q, k, v = (packed.transpose(1, 2)[:, 10:266, :, i * 16 : (i + 1) * 16] for i in range(3))
     recorder.backend.forward(q, k, v, Problem.of(q, k, LONGNET))
     assert {storage(x) for given_tensors in recorder.given for x in given_tensors} == {storage(packed)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("strides", [(200, 1, 64, 1), (200, 0, 64, 1), (1, 130, 65, 1), (200, 130, 2, 1)], ids=str)
+@pytest.mark.parametrize("at", range(4))
+def test_rows_that_share_memory(at: int, strides: tuple[int, ...], dtype: torch.dtype) -> None:
+    shared = torch.randn(3000).to(dtype).as_strided((2, 20, 2, 64), strides)
+    given = [shared if i == at else torch.randn(2, 20, 2, 64).to(dtype) for i in range(4)]
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        out, lse = dilated_attention(*inputs, LONGNET, backend="sdpa", return_lse=True)
+        return out, lse, *torch.autograd.grad(out, inputs, dout)
+
+    for found, right in zip(compute(*given), compute(*(x.contiguous() for x in given)), strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

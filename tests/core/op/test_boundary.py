@@ -61,11 +61,12 @@ def test_the_backward_reads_any_layout(backend: str, at: int, odd: Callable[[Ten
         torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
-WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+WRONG: dict[str, tuple[Callable[[Tensor], Tensor | None], str]] = {
     "shorter": (lambda x: x[:, :3], "shape|seq"),
     "fewer dimensions": (lambda x: x[0], "shape"),
     "dtype": (lambda x: x.double(), "float64"),
     "memory gone": (shrunk, "beyond the 100 bytes of its storage"),
+    "undefined": (lambda x: None, "is None; a tensor is needed"),
 }
 
 

@@ -1,0 +1,212 @@
+"""Valid calls as plain data: how their tensors lie in memory, which way they take into dilkit, and what the oracle says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from dilkit import DilatedAttention, Pattern, dilated_attention
+from dilkit.op.operators import encode_call, forward_op
+from dilkit.testing import accuracy, conformance
+from dilkit.testing.accuracy import Results
+from dilkit.testing.problems import Case
+from dilkit.testing.tensors import Tensors, make_tensors
+
+LUCK = 2.0
+"""Of a few numbers plain torch math may hit all by luck, so that others look wrong beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of dilated attention. `layouts` are those of query, key, value and dout; `wants` says which have gradients."""
+
+    case: Case
+    layouts: tuple[str, str, str, str] = ("plain",) * 4
+    wants: tuple[bool, bool, bool] = (True, True, True)
+    backend: str = "native"
+    way: str = "function"
+    hooks: str = "none"
+    through_lse: bool = True
+    mask_layout: str = "plain"
+
+    def to_data(self) -> dict[str, Any]:
+        """This call as JSON can hold it."""
+        data = asdict(self)
+        data["case"]["pattern"] = json.loads(self.case.pattern.to_json())
+        return data
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Call:
+        """What `to_data` gave, whether or not it was JSON in between."""
+        case = Case(**{**data["case"], "pattern": Pattern(**data["case"]["pattern"])})
+        return cls(**{**data, "case": case, "layouts": tuple(data["layouts"]), "wants": tuple(data["wants"])})
+
+
+def tensors_of(call: Call) -> Tensors:
+    """The tensors of a call, each in its layout; under autocast they are fp32 numbers that its dtype can hold."""
+    tensors = make_tensors(call.case)
+    inputs = [*tensors.qkv, tensors.dout]
+    if "packed" in call.layouts:
+        inputs[:3] = torch.cat(inputs[:3], 2).split([x.shape[2] for x in inputs[:3]], 2)
+    q, k, v, dout = (LAYOUTS[layout](x) for layout, x in zip(call.layouts, inputs, strict=True))
+    mask = None if tensors.mask is None else MASK_LAYOUTS[call.mask_layout](tensors.mask)
+    return replace(tensors, query=q, key=k, value=v, dout=dout, mask=mask, dlse=tensors.dlse if call.through_lse else None)
+
+
+def _sliced(x: Tensor) -> Tensor:
+    batch, seq, heads, dim = x.shape
+    return x.new_full((batch + 1, 2 * seq, heads + 2, dim + 3), float("nan"))[1:, ::2, 1:-1, 3:].copy_(x)
+
+
+def _permuted(x: Tensor) -> Tensor:
+    return x.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3)
+
+
+def _at_odd_offset(x: Tensor) -> Tensor:
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+
+def _overlapping(x: Tensor) -> Tensor:
+    """Tokens that share numbers: each begins one number after the one before it."""
+    batch, seq, heads, dim = x.shape
+    room = x.new_empty(batch * (seq + heads * dim)).copy_(x.flatten()[:1].expand(batch * (seq + heads * dim)) + 0)
+    room[: min(len(room), x.numel())] = x.flatten()[: len(room)]
+    return room.as_strided(x.shape, (seq + heads * dim, 1, dim, 1))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda x: x,
+    "packed": lambda x: x,
+    "sliced": _sliced,
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "permuted": _permuted,
+    "odd offset": _at_odd_offset,
+    "negative": lambda x: torch._neg_view(-x),
+    "one sequence": lambda x: x[:1].expand_as(x),
+    "one token": lambda x: x[:, :1].expand_as(x),
+    "one head": lambda x: x[:, :, :1].expand_as(x),
+    "overlapping": _overlapping,
+}
+SAME_VALUES = tuple(LAYOUTS)[:7]
+"""Layouts that change no number; the others let tokens, heads or sequences share memory."""
+
+MASK_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda mask: mask,
+    "sliced": lambda mask: mask.new_ones(mask.shape[0] + 1, 3 * mask.shape[1])[1:, ::3].copy_(mask),
+    "transposed": lambda mask: mask.T.contiguous().T,
+    "at the end": lambda mask: torch.cat([mask.new_ones(5), mask.flatten()])[5:].view(mask.shape),
+}
+
+WAYS = ("function", "module", "operator", "vmap", "autocast", "checkpoint", "compiled")
+HOOKS = ("none", "strided", "clone", "offload")
+
+
+@contextlib.contextmanager
+def saved(hooks: str) -> Iterator[None]:
+    """What the forward pass saves goes through these hooks."""
+    unpack: dict[str, Callable[[Tensor], Tensor]] = {
+        "strided": lambda x: x.mT.contiguous().mT if x.dim() == 4 else x,
+        "clone": lambda x: x.clone(),
+    }
+    with contextlib.ExitStack() as stack:
+        if hooks == "offload":
+            stack.enter_context(save_on_cpu())
+        elif hooks in unpack:
+            stack.enter_context(saved_tensors_hooks(lambda x: x.detach(), unpack[hooks]))
+        yield
+
+
+def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """`(out, lse)` by the way that the call takes; a module gives no `lse`."""
+    case, options = call.case, dict(is_causal=call.case.is_causal, key_padding_mask=mask)
+    direct: Any = dict(options, scale=case.scale, backend=call.backend, return_lse=True)
+
+    def function(*qkv: Tensor, **other: Any) -> Any:
+        return dilated_attention(*qkv, case.pattern, **{**direct, **other})
+
+    if call.way == "module":
+        return DilatedAttention(case.pattern, scale=case.scale, backend=call.backend)(q, k, v, **options), None
+    if call.way == "operator":
+        text = encode_call(case.pattern, case.is_causal, any(call.wants), call.backend)
+        return forward_op(q, k, v, mask, q.shape[-1] ** -0.5 if case.scale is None else case.scale, text)
+    if call.way == "vmap":
+        out, lse = torch.func.vmap(lambda *x: function(*x[:3], key_padding_mask=x[3] if x[3:] else None))(
+            *(x.unsqueeze(1) for x in (q, k, v, *(() if mask is None else (mask,))))
+        )
+        return out.squeeze(1), lse.squeeze(1)
+    if call.way == "checkpoint":
+        return checkpoint(function, q, k, v, use_reentrant=False)
+    if call.way == "compiled":
+        torch.compiler.reset()
+        return torch.compile(function, backend="aot_eager", fullgraph=True)(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=call.way == "autocast"):
+        return function(q, k, v)
+
+
+def leaves(call: Call, tensors: Tensors) -> list[Tensor]:
+    """Query, key and value; those that the call wants gradients of are leaves."""
+    return [x.detach().requires_grad_(want) for x, want in zip(tensors.qkv, call.wants, strict=True)]
+
+
+def results(
+    call: Call, tensors: Tensors, outputs: tuple[Tensor, Tensor | None], inputs: list[Tensor], **options: bool
+) -> Results:
+    """The results by name, with the gradients that the call wants."""
+    out, lse = outputs
+    found = dict(out=out.detach()) | ({} if lse is None else dict(lse=lse.detach()))
+    names = [name for name, want in zip(("dq", "dk", "dv"), call.wants, strict=True) if want]
+    if names:
+        through = [(out, tensors.dout.to(out.dtype))]
+        if lse is not None and tensors.dlse is not None:
+            through.append((lse, tensors.dlse.to(lse.dtype)))
+        wanted = [x for x in inputs if x.requires_grad]
+        ends, incoming = zip(*through, strict=True)
+        grads = torch.autograd.grad(ends, wanted, incoming, allow_unused=True, **options)
+        found |= {n: torch.zeros_like(x) if g is None else g for n, x, g in zip(names, wanted, grads, strict=True)}
+    return found
+
+
+def computed(call: Call, tensors: Tensors) -> Results:
+    """All results of a call, forward and backward."""
+    inputs = leaves(call, tensors)
+    with saved(call.hooks):
+        outputs = attend(call, *inputs, tensors.mask)
+    return results(call, tensors, outputs, inputs)
+
+
+def complaints(call: Call, tensors: Tensors, found: Results) -> list[str]:
+    """What is wrong with the results of a call, by the rule of the conformance suite, with room for luck and cancellation."""
+    case = replace(call.case, dtype="bfloat16") if call.way == "autocast" and call.case.dtype != "float64" else call.case
+    given = tensors.to(case.dtype)
+    if "lse" not in found:
+        given = replace(given, dlse=None)
+    want = accuracy.expected(replace(case, gradients=True).problem(requires_grad=any(call.wants)), given)
+    wrong = [] if call.way == "autocast" or "lse" not in found else conformance._malformed(found, tensors)
+    for name, x in found.items():
+        error = accuracy.distance(x, want.exact[name])
+        allowed = LUCK * accuracy.LIMITS[name] * want.error[name] + cancelled(name, case, given, want.exact["out"])
+        if not error <= allowed:
+            wrong.append(f"{name}: error {error:.3g}, at most {allowed:.3g} is right")
+    return wrong
+
+
+def cancelled(name: str, case: Case, given: Tensors, out: Tensor) -> float:
+    """What the rounding of `out` makes of a gradient of scores: dq = scale * sum_j P_ij (dout_i . v_j - dout_i . out_i) k_j.
+
+    Where keys or values are equal, the sum is 0, and plain math may find exactly that.
+    """
+    if name not in ("dq", "dk"):
+        return 0.0
+    other = given.key if name == "dq" else given.query
+    factor = abs(case.head_dim**-0.5 if case.scale is None else case.scale)
+    products = (given.dout.double() * out).abs().sum(-1).max().item()
+    largest = other.double().nan_to_num(0.0).abs().max().item()
+    return torch.finfo(getattr(torch, case.dtype)).eps * factor * products * largest

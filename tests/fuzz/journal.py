@@ -1,0 +1,46 @@
+"""The journal of a run: each step as one line of JSON, on disk before it begins, so that a crash leaves it behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+class Journal:
+    """The steps of the run at hand, in a file that `begin` empties."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.begin()
+
+    def begin(self) -> None:
+        """A new run."""
+        self.path.write_text("")
+
+    def write(self, step: dict[str, Any]) -> None:
+        """Add a step."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(step) + "\n")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The steps of a journal or of a case of the corpus."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path: Path, steps: list[dict[str, Any]]) -> None:
+    """What `read` reads."""
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+
+
+def keep(journal: Path, folder: Path) -> Path:
+    """A copy of the journal in `folder`, named by what is in it."""
+    text = journal.read_text()
+    kept = folder / f"found-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    kept.write_text(text)
+    return kept

@@ -1,0 +1,112 @@
+"""The state machine: hypothesis chooses steps, the world performs them, and the journal has each before it begins."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections import Counter
+from typing import Any, ClassVar
+
+from fuzz import strategies as draw
+from fuzz.journal import Journal
+from fuzz.world import World
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from dilkit.comm.plan.routes import SCHEDULES
+
+HANGS_AFTER = 300
+"""Seconds that one step may take; what all threads do is shown then, and the process ends."""
+
+
+class Machine(RuleBasedStateMachine):
+    """A run of steps in one world. Subclass it with a journal."""
+
+    journal: ClassVar[Journal]
+    performed: ClassVar[Counter[str]]
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World()
+        self.journal.begin()
+        self.performed["runs"] += 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.close()
+
+    def do(self, name: str, /, **arguments: Any) -> None:
+        """One step, which is written down first."""
+        step = dict(do=name, **arguments)
+        self.journal.write(step)
+        self.performed[name] += 1
+        faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
+        try:
+            self.world.perform(step)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    @rule(setting=draw.settings)
+    def set(self, setting: tuple[str, str]) -> None:
+        self.do("set", name=setting[0], value=setting[1])
+
+    @rule()
+    def clear(self) -> None:
+        self.do("clear")
+
+    @rule(call=draw.calls())
+    def call(self, call: draw.Data) -> None:
+        self.do("call", call=call)
+
+    @rule(call=draw.calls(longest=300, ways=("function", "operator")))
+    def long_call(self, call: draw.Data) -> None:
+        self.do("call", call=call)
+
+    @rule(call=draw.plain_calls, threads=st.integers(1, 5))
+    def again(self, call: draw.Data, threads: int) -> None:
+        self.do("again", call=call, threads=threads)
+
+    @rule(
+        calls=st.lists(draw.calls(ways=("function", "operator", "autocast")), min_size=2, max_size=4), clears=st.integers(0, 20)
+    )
+    def together(self, calls: list[draw.Data], clears: int) -> None:
+        self.do("together", calls=calls, clears=clears)
+
+    @rule(cut=draw.calls_with_cuts(), schedule=st.sampled_from(SCHEDULES), fuse=st.booleans())
+    def ranks(self, cut: tuple[draw.Data, list[int]], schedule: str, fuse: bool) -> None:
+        self.do("ranks", call=cut[0], cuts=cut[1], schedule=schedule, fuse_branches=fuse)
+
+    @rule(call=draw.calls())
+    def forward(self, call: draw.Data) -> None:
+        self.do("forward", call=call)
+
+    @rule(
+        at=st.integers(0, 9),
+        after=st.sampled_from(["nothing", "in place", "memory gone", "behind autograd", "other thread"]),
+        which=st.integers(0, 9),
+    )
+    def backward(self, at: int, after: str, which: int) -> None:
+        self.do("backward", at=at, after=after, which=which)
+
+    @rule(call=draw.plain_calls, wrong=draw.wrong_arguments)
+    def wrong(self, call: draw.Data, wrong: tuple[str, str]) -> None:
+        self.do("wrong", call=call, argument=wrong[0], how=wrong[1])
+
+    @rule(call=draw.plain_calls, at=st.integers(0, 9), how=draw.wrong_tensors, backward=st.booleans())
+    def wrong_operator(self, call: draw.Data, at: int, how: str, backward: bool) -> None:
+        self.do("wrong_operator", call=call, at=at, how=how, backward=backward)
+
+    @rule(call=draw.plain_calls, at=st.integers(0, 200), cut=st.integers(0, 5), put=draw.texts)
+    def text(self, call: draw.Data, at: int, cut: int, put: str) -> None:
+        self.do("text", call=call, at=at, cut=cut, put=put)
+
+    @rule(fields=draw.pattern_fields())
+    def pattern(self, fields: draw.Data) -> None:
+        self.do("pattern", fields=fields)
+
+    @rule(call=draw.plain_calls, grid=draw.grids())
+    def order(self, call: draw.Data, grid: draw.Data) -> None:
+        self.do("order", call=call, **grid)
+
+    @rule(call=draw.plain_calls, batch=st.booleans())
+    def empty(self, call: draw.Data, batch: bool) -> None:
+        self.do("empty", call=call, batch=batch)

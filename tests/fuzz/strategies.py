@@ -1,0 +1,120 @@
+"""What hypothesis draws the arguments of steps from: plain data, from which a failing run is told and repeated."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, SAME_VALUES, WAYS, Call
+from fuzz.wrong_calls import ARGUMENTS, BESIDE_OTHERS, OF_PATTERN, TENSOR
+from helpers.strategies import heads_and_groups, patterns
+from hypothesis import strategies as st
+
+from dilkit import Pattern
+from dilkit.orders.checks import CURVES
+from dilkit.problem import DTYPES
+from dilkit.testing.problems import Case
+
+BACKENDS = ("native", "native", "native", "sdpa", "reference")
+MASKS = ("none", "none", "random", "left", "right", "element", "all")
+VALUES = ("normal", "normal", "normal", "constant value", "ignored NaN")
+RARELY_COMPILED = (*[way for way in WAYS if way != "compiled"] * 8, "compiled")
+Data = dict[str, Any]
+
+
+@st.composite
+def cases(draw: st.DrawFn, longest: int = 90) -> Case:
+    """A problem of up to `longest` tokens; `variant` seeds its numbers."""
+    heads, kv_heads = draw(heads_and_groups())
+    values = draw(st.sampled_from(VALUES))
+    return Case(
+        feature="fuzz",
+        variant=str(draw(st.integers(0, 99))),
+        pattern=draw(patterns(heads, kv_heads) | st.just(Pattern.dense())),
+        seq=draw(st.integers(1, 20) | st.integers(1, longest)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([1, 3, 8, 16, 17, 24, 40, 64])),
+        batch=draw(st.integers(1, 3)),
+        dtype=draw(st.sampled_from(DTYPES)),
+        is_causal=draw(st.booleans()),
+        mask=draw(st.sampled_from(MASKS[2:] if values == "ignored NaN" else MASKS)),
+        values=values,
+        scale=draw(st.sampled_from([None, None, 1.0, 0.0, -0.3])),
+    )
+
+
+@st.composite
+def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COMPILED) -> Data:
+    """A call of any backend, in any layout, by one of `ways`."""
+    case = draw(cases(longest))
+    layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
+    way = draw(st.sampled_from(ways))
+    backend = draw(st.sampled_from(BACKENDS)) if computes_all(case.pattern) else "native"
+    one = Call(
+        case=case,
+        layouts=(draw(layout), draw(layout), draw(layout), draw(layout)),
+        wants=draw(st.sampled_from([(True,) * 3, (True,) * 3]) | st.tuples(*[st.booleans()] * 3)),
+        backend=backend,
+        way=way,
+        hooks=draw(st.sampled_from(HOOKS[:1] if way == "checkpoint" else HOOKS)),
+        through_lse=draw(st.booleans()),
+        mask_layout=draw(st.sampled_from(list(MASK_LAYOUTS))),
+    )
+    return one.to_data()
+
+
+def computes_all(pattern: Pattern) -> bool:
+    """Whether every backend computes this pattern: `sdpa` refuses keys that several branches share and count once."""
+    return pattern.overlap == "count" or len(pattern.segment_lengths) == 1
+
+
+plain_calls = calls(longest=30, ways=("function",))
+wrong_arguments = st.sampled_from([(name, how) for name, changes in ARGUMENTS.items() for how in changes])
+wrong_tensors = st.sampled_from([name for name in (*TENSOR, *BESIDE_OTHERS) if name != "meta"])
+"""Of "meta" an operator computes the shapes alone, as torch has it."""
+settings = st.sampled_from(
+    [
+        *[("DILKIT_CACHE_BYTES", size) for size in ("0", "1500", "5000", "100000", "")],
+        *[("DILKIT_CPU_ISA", name) for name in ("generic", "")],
+        *[("threads", number) for number in ("1", "2", "5")],
+    ]
+)
+
+
+@st.composite
+def calls_with_cuts(draw: st.DrawFn) -> tuple[Data, list[int]]:
+    """A call, and where its sequence is cut into shards, of one row or more."""
+    call = draw(calls(longest=60, ways=("function",)).filter(lambda call: call["case"]["seq"] > 1))
+    seq = call["case"]["seq"]
+    inner = draw(st.lists(st.integers(1, seq - 1), min_size=1, max_size=min(4, seq - 1), unique=True))
+    return call, [0, *sorted(inner), seq]
+
+
+texts = st.text(max_size=6) | st.sampled_from(["", ";", "{", "}", "null", "1e999", "[]", "-1", "9" * 30, "\x00", '"', "NaN"])
+junk: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@st.composite
+def pattern_fields(draw: st.DrawFn) -> Data:
+    """The fields of a pattern, some of them anything."""
+    fields: Data = json.loads(draw(heads_and_groups().flatmap(lambda heads: patterns(*heads))).to_json())
+    for name in draw(st.lists(st.sampled_from(OF_PATTERN), max_size=2)):
+        fields[name] = draw(junk | st.lists(st.integers(-3, 9), max_size=4) | st.lists(st.lists(st.integers(-2, 5), max_size=3)))
+    return fields
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Data:
+    """The arguments of a token order: a small grid, and now and then something that is none."""
+    shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3) | st.lists(st.integers(-2, 6), max_size=4))
+    options: Data = {}
+    if draw(st.booleans()):
+        options["tile"] = draw(st.none() | st.lists(st.integers(0, 5), max_size=3))
+    if draw(st.booleans()):
+        options["extra_tokens"] = draw(st.integers(-1, 5))
+    return dict(shape=shape, curve=draw(st.sampled_from([*CURVES, "none"])), options=options)

@@ -1,0 +1,106 @@
+"""The corpus of the fuzzer is replayed, and the fuzzer finds faults that are planted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fuzz import run, session
+from fuzz.calls import Call
+from fuzz.journal import CORPUS, Journal, read, write
+from fuzz.world import World, Wrong
+
+import dilkit.attention
+from dilkit import Pattern, plan
+from dilkit.backends.native.backend import Native
+from dilkit.testing.problems import Case
+
+CALL = Call(case=Case(feature="fuzz", variant="0", pattern=Pattern([4, 9], [1, 2]), seq=20)).to_data()
+CASES = sorted(CORPUS.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
+def test_a_case_of_the_corpus(path: Path) -> None:
+    session.perform(read(path))
+
+
+def test_the_corpus_has_every_step() -> None:
+    kinds = {name for name, method in vars(World).items() if callable(method) and not name.startswith("_")}
+    assert kinds - {"close", "perform"} == {step["do"] for path in CASES for step in read(path)}
+
+
+def off_by_a_little(*arguments: Any) -> Any:
+    out, lse = FORWARD(*arguments)
+    return out + 1e-3, lse
+
+
+FORWARD = Native.forward
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {
+    "a wrong result": (Native, "forward", off_by_a_little, dict(do="call", call=CALL)),
+    "a mask that nobody checks": (
+        dilkit.attention,
+        "_check_mask",
+        lambda *_: None,
+        dict(do="wrong", call=CALL, argument="key_padding_mask", how="text"),
+    ),
+    "a cache that keeps": (plan, "cache_info", lambda: plan.CacheInfo(0, 0, 1, 10, 100), dict(do="clear")),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "fault", "step"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_found(
+    owner: Any, name: str, fault: Callable[..., Any], step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.perform([step])
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises(Wrong):
+        session.perform([step])
+
+
+def test_steps_that_a_failure_does_not_need_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "cache_info", lambda: plan.CacheInfo(0, 0, 1, 10, 100))
+    journal, last = tmp_path / "journal", dict(do="clear")
+    write(journal, [dict(do="set", name="threads", value="2"), dict(do="call", call=CALL), last])
+    session.shorten(journal)
+    assert read(journal) == [last]
+
+
+def test_a_world_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
+    before = torch.get_num_threads()
+    settings = [("threads", "5"), ("DILKIT_CPU_ISA", ""), ("DILKIT_CACHE_BYTES", "0")]
+    session.perform([dict(do="set", name=name, value=value) for name, value in settings])
+    assert torch.get_num_threads() == before
+    assert dilkit.environment.cpu_isa(("avx2", "generic")) == "generic"
+    assert dilkit.environment.cache_bytes() > 0
+
+
+def test_a_session_counts_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "RUNS", 1)
+    assert session.fuzz(0.001, 7, tmp_path / "journal", tmp_path / "counts", tmp_path) == 0
+    counted = json.loads((tmp_path / "counts").read_text())
+    assert counted["next"] - 7 == counted["counts"]["runs"] >= 1
+    assert counted["failures"] == []
+
+
+def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for a session: it writes a step down and dies, each time at the next seed."""
+    seeds = []
+
+    def dies(home: Path, variables: dict[str, str], *options: str) -> int:
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        seeds.append(int(given["--seed"]))
+        Journal(Path(given["--journal"])).write(dict(do="clear"))
+        return -11 if len(seeds) < 3 else 0
+
+    monkeypatch.setattr(run, "start", dies)
+    monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
+    report = run.sessions(tmp_path, {}, tmp_path, minutes=1, seed=3)
+    assert seeds == [3, 4, 5]
+    assert len(report["failures"]) == 2
+    assert "ended with -11 at seed 3" in report["failures"][0]
+    assert [read(path) for path in (tmp_path / "corpus").iterdir()] == [[dict(do="clear")]]
