@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from fuzz.rounding import within_rounding
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -19,9 +20,6 @@ from dilkit.testing import accuracy, conformance
 from dilkit.testing.accuracy import Results
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
-
-LUCK = 2.0
-"""Of a few numbers plain torch math may hit all by luck, so that others look wrong beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,30 +181,13 @@ def computed(call: Call, tensors: Tensors) -> Results:
 
 
 def complaints(call: Call, tensors: Tensors, found: Results) -> list[str]:
-    """What is wrong with the results of a call, by the rule of the conformance suite, with room for luck and cancellation."""
+    """What is wrong with the results of a call, by the rule of the conformance suite, beyond what rounding may do."""
     case = replace(call.case, dtype="bfloat16") if call.way == "autocast" and call.case.dtype != "float64" else call.case
     given = tensors.to(case.dtype)
     if "lse" not in found:
         given = replace(given, dlse=None)
-    want = accuracy.expected(replace(case, gradients=True).problem(requires_grad=any(call.wants)), given)
+    problem = replace(case, gradients=True).problem(requires_grad=any(call.wants))
+    want = accuracy.expected(problem, given)
     wrong = [] if call.way == "autocast" or "lse" not in found else conformance._malformed(found, tensors)
-    for name, x in found.items():
-        error = accuracy.distance(x, want.exact[name])
-        allowed = LUCK * accuracy.LIMITS[name] * want.error[name] + cancelled(name, case, given, want.exact["out"])
-        if not error <= allowed:
-            wrong.append(f"{name}: error {error:.3g}, at most {allowed:.3g} is right")
-    return wrong
-
-
-def cancelled(name: str, case: Case, given: Tensors, out: Tensor) -> float:
-    """What the rounding of `out` makes of a gradient of scores: dq = scale * sum_j P_ij (dout_i . v_j - dout_i . out_i) k_j.
-
-    Where keys or values are equal, the sum is 0, and plain math may find exactly that.
-    """
-    if name not in ("dq", "dk"):
-        return 0.0
-    other = given.key if name == "dq" else given.query
-    factor = abs(case.head_dim**-0.5 if case.scale is None else case.scale)
-    products = (given.dout.double() * out).abs().sum(-1).max().item()
-    largest = other.double().nan_to_num(0.0).abs().max().item()
-    return torch.finfo(getattr(torch, case.dtype)).eps * factor * products * largest
+    inexact = [check.complaint for check in want.checks(found, case.seq) if not check.passed]
+    return wrong if not inexact or within_rounding(problem, given, found, want.exact) else wrong + inexact

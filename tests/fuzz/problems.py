@@ -3,7 +3,8 @@
     python tests/fuzz/problems.py [--count 1000] [--first 0] [--backends native sdpa reference] [--json FILE]
 
 Problem i is the same everywhere, whatever ran before it: `--first i --count 1` computes it alone. What is right is what the
-conformance suite says (`dilkit.testing.conformance`). The exit code is 1 when a result is wrong.
+conformance suite says (`dilkit.testing.conformance`); what it rejects is wrong unless rounding explains it (`rounding`), and is
+counted apart. The exit code is 1 when a result is wrong.
 """
 
 from __future__ import annotations
@@ -16,16 +17,25 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("LRU_CACHE_CAPACITY", "16")  # or torch keeps gigabytes: a 16-bit matmul for each shape that it has seen
+
+from fuzz.rounding import within_rounding
 from tqdm import tqdm
 
 from dilkit import Pattern
 from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
 from dilkit.testing import conformance
+from dilkit.testing.accuracy import differentiated
+from dilkit.testing.conformance import Result
 from dilkit.testing.problems import LAYOUTS, VALUES, Case
+from dilkit.testing.tensors import make_tensors
 
 BACKENDS = ("native", "sdpa", "reference")
 MASKS = ("random", "left", "right", "element", "all")
@@ -48,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in tqdm(range(args.first, args.first + args.count), unit="problem", disable=not sys.stderr.isatty()):
         for found in judged(random_case(number), args.backends):
             counts[found.backend][found.verdict] += 1
-            if found.verdict not in ("passed", "refused"):
+            if found.verdict not in ("passed", "refused", "rounded"):
                 wrong.append(f"{found.backend}, problem {number}: {'; '.join(found.reasons)}\n    {found.case}")
                 print(wrong[-1], flush=True)
     report(counts, args.count, time.monotonic() - start)
@@ -57,18 +67,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return bool(wrong)
 
 
-def judged(case: Case, backends: Sequence[str]) -> list[conformance.Result]:
+def judged(case: Case, backends: Sequence[str]) -> list[Result]:
     """What became of each backend on `case`. What the oracle said is not kept: there is no room for thousands of problems."""
     conformance.expected.cache_clear()
-    return [conformance.check(name, case) for name in backends]
+    found = [conformance.check(name, case) for name in backends]
+    return [replace(one, verdict="rounded") if one.verdict == "failed" and rounded(one) else one for one in found]
+
+
+def rounded(result: Result) -> bool:
+    """Whether a result that was rejected is of the right form, and no farther from the oracle than rounding explains."""
+    if len(result.reasons) != sum("that of plain torch math" in reason for reason in result.reasons):
+        return False
+    case, tensors = result.case, make_tensors(result.case)
+    gradients = "dq" in result.ratios
+    found = differentiated(partial(conformance._call, case, result.backend), tensors, gradients)
+    return within_rounding(case.problem(requires_grad=gradients), tensors, found, conformance.expected(case).exact)
 
 
 def report(counts: dict[str, Counter[str]], problems: int, seconds: float) -> None:
     """One line for each backend."""
     print(f"{problems:,} problems in {seconds / 60:.0f} minutes")
     for name, count in counts.items():
-        bad = count.total() - count["passed"] - count["refused"]
-        print(f"{name}: {count.total() - count['refused']:,} computed, {count['refused']:,} refused, {bad:,} wrong")
+        refused, rounded = count["refused"], count["rounded"]
+        print(
+            f"{name}: {count.total() - refused:,} computed, {refused:,} refused, {rounded:,} beyond the error of plain math but ",
+            end="",
+        )
+        print(f"within rounding, {count.total() - refused - rounded - count['passed']:,} wrong")
 
 
 def random_case(number: int) -> Case:

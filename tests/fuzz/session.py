@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("LRU_CACHE_CAPACITY", "16")  # or torch keeps gigabytes: a 16-bit matmul for each shape that it has seen
 
 from fuzz.journal import CORPUS, Journal, keep, read, write
 from fuzz.machine import Machine

@@ -12,12 +12,17 @@ import torch
 from fuzz import run, session
 from fuzz.calls import Call
 from fuzz.journal import CORPUS, Journal, read, write
+from fuzz.rounding import within_rounding
 from fuzz.world import World, Wrong
 
 import dilkit.attention
 from dilkit import Pattern, plan
 from dilkit.backends.native.backend import Native
+from dilkit.op.boundary import lse_dtype
+from dilkit.problem import DTYPES
+from dilkit.testing import accuracy
 from dilkit.testing.problems import Case
+from dilkit.testing.tensors import make_tensors
 
 CALL = Call(case=Case(feature="fuzz", variant="0", pattern=Pattern([4, 9], [1, 2]), seq=20)).to_data()
 CASES = sorted(CORPUS.glob("*.jsonl"))
@@ -104,3 +109,19 @@ def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: 
     assert len(report["failures"]) == 2
     assert "ended with -11 at seed 3" in report["failures"][0]
     assert [read(path) for path in (tmp_path / "corpus").iterdir()] == [[dict(do="clear")]]
+
+
+@pytest.mark.parametrize("dtype_name", DTYPES)
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("mask", ["none", "random"])
+def test_rounding_explains_roundings_only(dtype_name: str, kv_heads: int, mask: str) -> None:
+    case = Case(feature="fuzz", variant="rounding", dtype=dtype_name, kv_heads=kv_heads, mask=mask)
+    problem, tensors = case.problem(), make_tensors(case)
+    dtype = getattr(torch, case.dtype)
+    exact = accuracy.expected(problem, tensors).exact
+    for name, x in exact.items():
+        rounded = x.to(lse_dtype(dtype) if name == "lse" else dtype)
+        assert within_rounding(problem, tensors, {name: rounded}, exact)
+        wrong = x + 1000 * torch.finfo(dtype).eps * x[x.isfinite()].abs().max()
+        assert not within_rounding(problem, tensors, {name: wrong}, exact)
+        assert not within_rounding(problem, tensors, {name: torch.full_like(x, torch.nan)}, exact)

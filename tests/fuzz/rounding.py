@@ -1,0 +1,71 @@
+"""What rounding alone may do to each number of a result: a bound of first order, from the sizes of what is added up.
+
+    scores:  |scale| * |q| . |k| and |lse|, in the accumulating dtype        P, and with it dS:  their own dtype
+
+The conformance suite compares the largest error with that of plain torch math, which is the stricter rule. But plain math keeps
+its scores, where other backends work them out again for gradients, and of equal or single keys it may hit all numbers exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dilkit.oracle import oracle_attention
+from dilkit.problem import Problem
+from dilkit.testing.accuracy import Results
+from dilkit.testing.tensors import Tensors
+
+LEAST = 1e-30
+"""Shares that are smaller may be 0 as well."""
+SEVERAL = 4.0
+"""Roundings of each kind that may fall together."""
+
+
+def within_rounding(problem: Problem, tensors: Tensors, found: Results, exact: Results) -> bool:
+    """Whether no number of `found` is farther from `exact` than rounding may bring it."""
+    bounds = rounding(problem, tensors)
+    return all(bool((_distances(x, exact[name]) <= SEVERAL * bounds[name]).all()) for name, x in found.items())
+
+
+def _distances(found: Tensor, exact: Tensor) -> Tensor:
+    found = found.detach().double()
+    return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=torch.inf)
+
+
+def rounding(problem: Problem, tensors: Tensors) -> Results:
+    """The bound for every number of `out`, `lse`, `dq`, `dk` and `dv`."""
+    kind = torch.finfo(getattr(torch, problem.dtype))
+    own, least = kind.eps, max(LEAST, kind.smallest_normal * kind.eps)  # the latter is the rounding of subnormal numbers
+    fine = min(own, torch.finfo(torch.float32).eps)
+    group, scale = problem.heads // problem.kv_heads, abs(problem.scale)
+    q, k, v, dout = (x.detach().double().transpose(1, 2) for x in (*tensors.qkv, tensors.dout))
+    if tensors.mask is not None:
+        k, v = (x.masked_fill(tensors.mask[:, None, :, None], 0.0) for x in (k, v))
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    dlse = 0.0 if tensors.dlse is None else tensors.dlse.double()[..., None]
+    out, lse, share, seen = _exact(problem, tensors, q, k)
+    noise = fine * (scale * q.abs() @ k.abs().mT + lse[..., None].abs()) + fine
+    share_error = share * (noise + own) + least * seen
+    out_error = share_error @ v.abs() + own * out.abs()
+    slope = dout @ v.mT - (dout * out).sum(-1, keepdim=True) + dlse
+    slope_error = own * (dout.abs() @ v.abs().mT + (dout * out).abs().sum(-1, keepdim=True) + abs(dlse))
+    slope_error = slope_error + (dout.abs() * out_error).sum(-1, keepdim=True)
+    ds_error = scale * (share * slope_error + slope.abs() * share_error + share_error * abs(dlse) + least * seen)
+    errors = dict(out=out_error, dq=ds_error @ k.abs(), dk=ds_error.mT @ q.abs(), dv=share_error.mT @ dout.abs())
+    for name in ("dk", "dv"):
+        errors[name] = errors[name].unflatten(1, (-1, group)).sum(2)
+    lse_error = (noise * seen).amax(-1) + fine
+    return {name: (1 + own) * x.transpose(1, 2) + least for name, x in errors.items()} | dict(lse=lse_error)
+
+
+def _exact(problem: Problem, tensors: Tensors, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """`out` `(batch, heads, seq, head_dim)`, `lse` (0 where no key is seen), shares of the softmax, and which keys are seen."""
+    options = dict(is_causal=problem.is_causal, key_padding_mask=tensors.mask, scale=problem.scale)
+    out, lse = oracle_attention(*tensors.to("float64").qkv, problem.pattern, **options)  # type: ignore[arg-type]
+    count = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
+    if tensors.mask is not None:
+        count = count * ~tensors.mask[:, None, None, :]
+    lse = lse.masked_fill(lse == -torch.inf, 0.0)
+    share = (problem.scale * q @ k.mT + count.log() - lse[..., None]).exp().masked_fill(count == 0, 0.0)
+    return out.transpose(1, 2), lse, share, count != 0
