@@ -104,7 +104,7 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     """
     *inputs, lse = saved
     tensors = dout, *inputs, lse.transpose(1, 2)
-    admission = boundary.prepare(boundary.SAVED, facts_of(tensors))
+    admission = boundary.prepare(boundary.SAVED, facts_of(boundary.SAVED, tensors))
     _, *inputs, _ = boundary.admit(tensors, admission)
     return *inputs, lse.contiguous()
 
