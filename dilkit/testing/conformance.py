@@ -116,8 +116,6 @@ def _malformed(found: Results, tensors: Tensors) -> list[str]:
         dtype = lse_dtype(tensors.query.dtype) if name == "lse" else tensors.query.dtype
         if x.dtype != dtype or tuple(x.shape) != shapes[name]:
             wrong.append(f"{name} is {x.dtype} {tuple(x.shape)}; {dtype} {shapes[name]} is right")
-    if not found["out"].is_contiguous():
-        wrong.append(f"out has strides {found['out'].stride()}; it must be contiguous")
     unseen = found["lse"] == -torch.inf
     if found["out"].transpose(1, 2)[unseen].any():
         wrong.append("out is not 0 in rows that see nothing")
