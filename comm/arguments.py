@@ -13,6 +13,7 @@ from dilkit.attention import check_inputs
 from dilkit.checks import boolean, one_of, real
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
+from dilkit.op import boundary
 from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.orders.heads import Orders, as_orders
 from dilkit.orders.token_order import TokenOrder
@@ -71,6 +72,8 @@ class Arguments:
     def check(self) -> None:
         """Raise TypeError or ValueError for arguments that do not fit together."""
         check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
+        tensors = (self.query, self.key, self.value) + (() if self.mask is None else (self.mask,))
+        boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)

@@ -97,15 +97,24 @@ def _span(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> in
     return (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))) * dtype.itemsize
 
 
-def admit(tensors: tuple[Tensor, ...], admission: Admission) -> tuple[Tensor, ...]:
-    """The tensors as kernels may read them. Raises ValueError where a tensor reaches beyond its memory."""
-    beyond = first_beyond(tensors, admission.spans)
+def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:
+    """Raise ValueError where a tensor reaches beyond its memory."""
+    _check_room(names, tensors, tuple(_span(x.shape, x.stride(), x.dtype) for x in tensors))
+
+
+def _check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
+    beyond = first_beyond(tensors, spans)
     if beyond >= 0:
         x = tensors[beyond]
         raise ValueError(
-            f"{admission.names[beyond]} has shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}, "
+            f"{names[beyond]} has shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}, "
             f"beyond the {x.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
         )
+
+
+def admit(tensors: tuple[Tensor, ...], admission: Admission) -> tuple[Tensor, ...]:
+    """The tensors as kernels may read them. Raises ValueError where a tensor reaches beyond its memory."""
+    _check_room(admission.names, tensors, admission.spans)
     if not admission.any_copied:
         return tensors
     return tuple(x.contiguous() if copied else x for x, copied in zip(tensors, admission.copied, strict=True))

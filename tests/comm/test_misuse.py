@@ -79,6 +79,12 @@ def _mask(arguments: Arguments) -> None:
     arguments["key_padding_mask"] = torch.zeros(arguments["query"].shape[:2], dtype=torch.bool)
 
 
+def _memory_gone(x: Tensor) -> Tensor:
+    x = x.detach().clone().requires_grad_()
+    x.untyped_storage().resize_(0)
+    return x
+
+
 DISAGREE = {
     "dtype": (each(Tensor.double), "dtype='torch.float64', the others 'torch.float32'"),
     "batch": (each(lambda x: x[:1]), "batch=1, the others 2"),
@@ -107,6 +113,7 @@ def test_ranks_that_disagree(name: str) -> None:
 MALFORMED = {
     "stride": (each(lambda x: x.transpose(1, 3).contiguous().transpose(1, 3), "key"), "key has stride"),
     "no rows": (each(lambda x: x[:, :0]), "query has no rows on this rank"),
+    "memory gone": (each(_memory_gone, "value"), "value has shape"),
     "no tensor": (given(query=[1.0]), "query is a list; a torch.Tensor is needed"),
     "none": (given(value=None), "value is a NoneType"),
     "integers": (each(Tensor.int), "query is torch.int32"),

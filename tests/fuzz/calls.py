@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from dilkit import DilatedAttention, Pattern, dilated_attention
+from dilkit import DilatedAttention, Pattern, dilated_attention, use_backend
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.testing import accuracy, conformance
 from dilkit.testing.accuracy import Results
@@ -103,7 +103,7 @@ MASK_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "at the end": lambda mask: torch.cat([mask.new_ones(5), mask.flatten()])[5:].view(mask.shape),
 }
 
-WAYS = ("function", "module", "operator", "vmap", "autocast", "checkpoint", "compiled")
+WAYS = ("function", "module", "operator", "vmap", "autocast", "checkpoint", "use_backend", "compiled", "compiled dynamic")
 HOOKS = ("none", "strided", "clone", "offload")
 
 
@@ -142,9 +142,12 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
         return out.squeeze(1), lse.squeeze(1)
     if call.way == "checkpoint":
         return checkpoint(function, q, k, v, use_reentrant=False)
-    if call.way == "compiled":
+    if call.way.startswith("compiled"):
         torch.compiler.reset()
-        return torch.compile(function, backend="aot_eager", fullgraph=True)(q, k, v)
+        return torch.compile(function, backend="aot_eager", fullgraph=True, dynamic="dynamic" in call.way)(q, k, v)
+    if call.way == "use_backend":
+        with use_backend(call.backend):
+            return function(q, k, v, backend=None)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=call.way == "autocast"):
         return function(q, k, v)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from dilkit.comm.plan.routes import SCHEDULES
+from dilkit.orders.checks import CURVES
 
 HANGS_AFTER = 300
 """Seconds that one step may take; what all threads do is shown then, and the process ends."""
@@ -46,8 +47,8 @@ class Machine(RuleBasedStateMachine):
             faulthandler.cancel_dump_traceback_later()
 
     @rule(setting=draw.settings)
-    def set(self, setting: tuple[str, str]) -> None:
-        self.do("set", name=setting[0], value=setting[1])
+    def set_to(self, setting: tuple[str, str]) -> None:
+        self.do("set_to", name=setting[0], value=setting[1])
 
     @rule()
     def clear(self) -> None:
@@ -103,9 +104,37 @@ class Machine(RuleBasedStateMachine):
     def pattern(self, fields: draw.Data) -> None:
         self.do("pattern", fields=fields)
 
-    @rule(call=draw.plain_calls, grid=draw.grids())
-    def order(self, call: draw.Data, grid: draw.Data) -> None:
-        self.do("order", call=call, **grid)
+    @rule(call=draw.plain_calls, tokens=st.integers(50, 59), mask=st.booleans())
+    def giant(self, call: draw.Data, tokens: int, mask: bool) -> None:
+        self.do("giant", call=call, tokens=tokens, mask=mask)
+
+    @rule(fields=draw.problem_fields(), device=draw.devices)
+    def problem(self, fields: draw.Data, device: Any) -> None:
+        self.do("problem", fields=fields, device=device)
+
+    @rule(grid=draw.grids())
+    def order(self, grid: draw.Data) -> None:
+        self.do("order", **grid)
+
+    @rule(perm=draw.permutations, extra_tokens=st.integers(0, 3))
+    def permutation(self, perm: list[int], extra_tokens: int) -> None:
+        self.do("permutation", perm=perm, extra_tokens=extra_tokens)
+
+    @rule(cloud=draw.clouds())
+    def points(self, cloud: draw.Data) -> None:
+        self.do("points", **cloud)
+
+    @rule(call=draw.plain_calls, shape=draw.sides, curves=st.lists(st.sampled_from(CURVES), min_size=1, max_size=3))
+    def ordered(self, call: draw.Data, shape: list[int], curves: list[str]) -> None:
+        self.do("ordered", call=call, shape=shape, curves=curves)
+
+    @rule(cut=draw.calls_with_cuts(), rank=st.integers(0, 4), wrong=draw.wrong_on_a_rank)
+    def wrong_rank(self, cut: tuple[draw.Data, list[int]], rank: int, wrong: tuple[str, str]) -> None:
+        self.do("wrong_rank", call=cut[0], cuts=cut[1], rank=rank, argument=wrong[0], how=wrong[1])
+
+    @rule(call=draw.plain_calls, rotary=st.booleans(), layer_norm=st.booleans(), cross=st.booleans())
+    def module(self, call: draw.Data, rotary: bool, layer_norm: bool, cross: bool) -> None:
+        self.do("module", call=call, rotary=rotary, layer_norm=layer_norm, cross=cross)
 
     @rule(call=draw.plain_calls, batch=st.booleans())
     def empty(self, call: draw.Data, batch: bool) -> None:

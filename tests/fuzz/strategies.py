@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from typing import Any
 
 from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, SAME_VALUES, WAYS, Call
@@ -18,7 +19,7 @@ from dilkit.testing.problems import Case
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
 MASKS = ("none", "none", "random", "left", "right", "element", "all")
 VALUES = ("normal", "normal", "normal", "constant value", "ignored NaN")
-RARELY_COMPILED = (*[way for way in WAYS if way != "compiled"] * 8, "compiled")
+RARELY_COMPILED = (*[way for way in WAYS if not way.startswith("compiled")] * 8, "compiled", "compiled dynamic")
 Data = dict[str, Any]
 
 
@@ -71,6 +72,7 @@ def computes_all(pattern: Pattern) -> bool:
 
 plain_calls = calls(longest=30, ways=("function",))
 wrong_arguments = st.sampled_from([(name, how) for name, changes in ARGUMENTS.items() for how in changes])
+wrong_on_a_rank = wrong_arguments.filter(lambda wrong: wrong[0] in ("query", "key", "value", "pattern", "key_padding_mask"))
 wrong_tensors = st.sampled_from([name for name in (*TENSOR, *BESIDE_OTHERS) if name != "meta"])
 """Of "meta" an operator computes the shapes alone, as torch has it."""
 settings = st.sampled_from(
@@ -106,6 +108,37 @@ def pattern_fields(draw: st.DrawFn) -> Data:
     for name in draw(st.lists(st.sampled_from(OF_PATTERN), max_size=2)):
         fields[name] = draw(junk | st.lists(st.integers(-3, 9), max_size=4) | st.lists(st.lists(st.integers(-2, 5), max_size=3)))
     return fields
+
+
+numbers = st.integers(-3, 40) | st.sampled_from([2**31, 2**62, 2**63, -(2**63)])
+devices = st.sampled_from(["sm_61", "sm_90", "sm_120"]) | junk
+
+
+@st.composite
+def problem_fields(draw: st.DrawFn) -> Data:
+    """The fields of a problem but its pattern, some of them anything."""
+    fields: Data = dict(seq=draw(numbers), heads=draw(numbers), head_dim=draw(numbers), dtype=draw(st.sampled_from(DTYPES)))
+    names = ["batch", "kv_heads", "seq", "heads", "head_dim", "dtype", "is_causal", "key_padding_mask", "requires_grad", "scale"]
+    for name in draw(st.lists(st.sampled_from(names), max_size=3)):
+        fields[name] = draw(numbers | junk)
+    return fields
+
+
+sides = st.lists(st.integers(1, 9), min_size=2, max_size=3).filter(lambda shape: prod(shape) <= 90)
+permutations = st.integers(0, 20).flatmap(lambda n: st.permutations(range(n))) | st.lists(st.integers(-2, 9), max_size=8)
+
+
+@st.composite
+def clouds(draw: st.DrawFn) -> Data:
+    """Points in two or three dimensions, now and then in none that there is."""
+    ndim, bits = draw(st.sampled_from([2, 2, 3, 3, 1, 4])), draw(st.none() | st.integers(1, 31) | st.integers(-1, 70))
+    dtype = draw(st.sampled_from(["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32"]))
+    small = st.integers(0, 2 ** min(max(bits or 8, 1), 7) - 1)
+    coordinate = draw(st.sampled_from([small, small, numbers]))
+    coords = draw(st.lists(st.lists(coordinate, min_size=ndim, max_size=ndim), max_size=30))
+    return dict(
+        coords=coords, bits=bits, curve=draw(st.sampled_from(["hilbert", "morton"])), dtype=dtype, threads=draw(st.integers(1, 3))
+    )
 
 
 @st.composite

@@ -11,9 +11,10 @@ import pytest
 import torch
 from fuzz import run, session
 from fuzz.calls import Call
+from fuzz.checks import Wrong
 from fuzz.journal import CORPUS, Journal, read, write
 from fuzz.rounding import within_rounding
-from fuzz.world import World, Wrong
+from fuzz.world import STEPS
 
 import dilkit.attention
 from dilkit import Pattern, plan
@@ -34,8 +35,7 @@ def test_a_case_of_the_corpus(path: Path) -> None:
 
 
 def test_the_corpus_has_every_step() -> None:
-    kinds = {name for name, method in vars(World).items() if callable(method) and not name.startswith("_")}
-    assert kinds - {"close", "perform"} == {step["do"] for path in CASES for step in read(path)}
+    assert set(STEPS) == {step["do"] for path in CASES for step in read(path)}
 
 
 def off_by_a_little(*arguments: Any) -> Any:
@@ -69,7 +69,7 @@ def test_a_planted_fault_is_found(
 def test_steps_that_a_failure_does_not_need_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "cache_info", lambda: plan.CacheInfo(0, 0, 1, 10, 100))
     journal, last = tmp_path / "journal", dict(do="clear")
-    write(journal, [dict(do="set", name="threads", value="2"), dict(do="call", call=CALL), last])
+    write(journal, [dict(do="set_to", name="threads", value="2"), dict(do="call", call=CALL), last])
     session.shorten(journal)
     assert read(journal) == [last]
 
@@ -78,7 +78,7 @@ def test_a_world_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
     before = torch.get_num_threads()
     settings = [("threads", "5"), ("DILKIT_CPU_ISA", ""), ("DILKIT_CACHE_BYTES", "0")]
-    session.perform([dict(do="set", name=name, value=value) for name, value in settings])
+    session.perform([dict(do="set_to", name=name, value=value) for name, value in settings])
     assert torch.get_num_threads() == before
     assert dilkit.environment.cpu_isa(("avx2", "generic")) == "generic"
     assert dilkit.environment.cache_bytes() > 0

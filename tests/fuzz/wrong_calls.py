@@ -116,7 +116,7 @@ OF_PATTERN = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads",
 """The fields of a pattern: an error may name one of them where it means the pattern."""
 
 
-def names_it(argument: str, text: str) -> bool:
-    """Whether the text of an error names the argument; key and value are compared with each other, and with query."""
-    known = {"pattern": ("pattern", "heads"), "value": ("value", "key"), "query": ("query", "key")}.get(argument, (argument,))
-    return any(name in text for name in known)
+def names_of(argument: str) -> tuple[str, ...]:
+    """What an error about the argument may name: key and value are compared with each other, and with query."""
+    others = {"pattern": ("pattern", "heads"), "value": ("value", "key"), "query": ("query", "key")}
+    return others.get(argument, (argument,))

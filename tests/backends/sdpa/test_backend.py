@@ -207,6 +207,19 @@ def test_overlap_once_is_refused_where_branches_meet(pattern: Pattern, refused: 
     assert any(r.code == "overlap" for r in SDPA().refusals(posed)) == refused
 
 
+@pytest.mark.parametrize(
+    ("lengths", "text"),
+    [([2**20, 2**40], ""), ([2**20, 2**62], ""), ([2**20 + 1, 2**20 + 3], "shows after 1,099,515,822,083 rows only, more than")],
+)
+def test_overlap_once_of_a_sequence_without_end(lengths: list[int], text: str) -> None:
+    meeting = Pattern(lengths, [2, 3], overlap="once", heads=[(0, 1), (0, 1)])
+    apart = Pattern(lengths, [2, 3], overlap="once", heads=[(0, 1), (1, 2)])
+    found = SDPA().refusals(problem(pattern=meeting, seq=2**42))
+    assert [r.code for r in found] == ["overlap"]
+    assert (text or "two branches see the same key") in str(found[0])
+    assert SDPA().refusals(problem(pattern=apart, seq=2**42)) == ()
+
+
 def test_a_device_of_another_kind_is_refused() -> None:
     posed = replace(problem(), device=Device("mps", "mps"))
     assert [r.code for r in SDPA().refusals(posed)] == ["device"]

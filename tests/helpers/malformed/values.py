@@ -81,6 +81,8 @@ PATTERNS = {
 FACTS = {
     "batch below zero": Case(problem(batch=-1), ValueError, ("batch=-1", "at least 0")),
     "no heads": Case(problem(heads=0), ValueError, ("heads=0", "at least 1")),
+    "heads without end": Case(problem(heads=2**63), ValueError, ("heads=9223372036854775808", "at most 1048576")),
+    "tensors beyond 64 bits": Case(problem(seq=2**59), ValueError, ("seq=576460752303423488", "9223372036854775807 bytes")),
     "seq is a text": Case(problem(seq="6"), TypeError, ("seq='6'", "str", "integer")),
     "kv_heads do not divide": Case(problem(kv_heads=3), PatternError, ("kv_heads=3", "divide heads=4")),
     "unknown dtype": Case(problem(dtype="int8"), ValueError, ("dtype='int8'", "'float32'")),

@@ -1,0 +1,83 @@
+"""What steps demand of dilkit: right results, the same bits, and errors of the right kind that name the argument."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from fuzz.calls import Call, complaints
+from torch import Tensor
+
+from dilkit.testing.tensors import Tensors
+
+DOES_NOT_FIT = (ValueError, TypeError)
+BY_TORCH = (RuntimeError, NotImplementedError)
+"""What torch itself raises for arguments that do not fit an operator's schema, or devices that have no memory."""
+
+
+class Wrong(AssertionError):
+    """A result that is not right, an error of the wrong kind, or none where one is due."""
+
+
+def require(right: bool, text: str) -> None:
+    """Raise `Wrong` with this text unless `right`."""
+    if not right:
+        raise Wrong(text)
+
+
+def require_right(call: Call, tensors: Tensors, found: Any) -> None:
+    """Raise `Wrong` unless the results of a call are what the oracle says, within what the project allows."""
+    wrong = complaints(call, tensors, found)
+    require(not wrong, "; ".join(wrong))
+
+
+def require_same(first: dict[str, Tensor], second: dict[str, Tensor], when: str) -> None:
+    """Raise `Wrong` unless all bits are the same."""
+    other = [name for name, x in first.items() if not torch.equal(x, second[name])]
+    require(not other, f"{', '.join(other)} differ {when}")
+
+
+def require_raises(action: Callable[[], Any], errors: tuple[type[Exception], ...], *names: str) -> None:
+    """Raise `Wrong` unless `action` raises one of `errors`, with one of `names`, if there are any, in its text."""
+    try:
+        action()
+    except errors as error:
+        named = not names or any(name in str(error) for name in names)
+        require(named, f"{type(error).__name__} does not name {' or '.join(names)}: {error}")
+    except Exception as error:
+        raise Wrong(f"{type(error).__name__} where {errors[0].__name__} is due: {error}") from error
+    else:
+        raise Wrong(f"nothing was raised: {errors[0].__name__} is due")
+
+
+def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOES_NOT_FIT) -> Any:
+    """What `action` returns; None where it raises one of `errors`."""
+    try:
+        return action()
+    except errors:
+        return None
+    except Exception as error:
+        raise Wrong(f"{type(error).__name__} where {errors[0].__name__} is due: {error}") from error
+
+
+def in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each job returns, each run in a thread of its own; the first error is raised."""
+    found: list[Any] = [None] * len(jobs)
+    errors: list[BaseException] = []
+
+    def run(at: int) -> None:
+        try:
+            found[at] = jobs[at]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return found

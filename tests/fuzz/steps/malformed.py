@@ -1,0 +1,81 @@
+"""Arguments that do not fit: each is refused by a ValueError or TypeError that names it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+from fuzz.calls import Call, tensors_of
+from fuzz.checks import BY_TORCH, DOES_NOT_FIT, attempt, require, require_raises
+from fuzz.wrong_calls import ARGUMENTS, names_of
+
+import dilkit
+from dilkit import Device, Pattern, Problem, dilated_attention
+from dilkit.op.operators import backward_op, encode_call, forward_op
+
+
+def wrong(world: Any, call: dict[str, Any], argument: str, how: str) -> None:
+    """A call with one argument that does not fit."""
+    one = Call.from_data(call)
+    tensors, case = tensors_of(one), one.case
+    given: dict[str, Any] = dict(zip(("query", "key", "value"), tensors.qkv, strict=True))
+    given |= dict(pattern=case.pattern, key_padding_mask=tensors.mask, is_causal=case.is_causal, return_lse=True)
+    given |= dict(scale=case.scale, backend=one.backend)
+    about = given["query"] if argument == "key_padding_mask" else given[argument]
+    given[argument] = ARGUMENTS[argument][how](about)
+    require_raises(lambda: dilated_attention(**given), DOES_NOT_FIT, *names_of(argument))
+
+
+def wrong_operator(world: Any, call: dict[str, Any], at: int, how: str, backward: bool) -> None:
+    """An operator, called directly, with one tensor that does not fit; torch refuses some itself."""
+    one = Call.from_data(call)
+    tensors, case = tensors_of(one), one.case
+    rest = tensors.mask, case.scale or 1.0, encode_call(case.pattern, case.is_causal, backward, one.backend)
+    given = [*tensors.qkv]
+    if backward:
+        given = [tensors.dout, *given, *forward_op(*given, *rest)]
+    at %= len(given)
+    given[at] = ARGUMENTS["key"][how](given[at])
+    op = backward_op if backward else forward_op
+    require_raises(lambda: op(*given, *rest), (*DOES_NOT_FIT, *BY_TORCH))
+
+
+def text(world: Any, call: dict[str, Any], at: int, cut: int, put: str) -> None:
+    """An operator with a text that is not as dilkit writes it: computed, or refused."""
+    one = Call.from_data(call)
+    tensors, case = tensors_of(one), one.case
+    text = encode_call(case.pattern, case.is_causal, False, one.backend)
+    at %= len(text) + 1
+    text = text[:at] + put + text[at + cut :]
+    attempt(lambda: forward_op(*tensors.qkv, tensors.mask, 1.0, text))
+
+
+def giant(world: Any, call: dict[str, Any], tokens: int, mask: bool) -> None:
+    """A sequence of so many tokens in the memory of one that there is no room for the result."""
+    one = Call.from_data(call)
+    tensors = tensors_of(one)
+
+    def action() -> None:
+        first = [x[:, :1].expand(-1, 2**tokens, -1, -1) for x in tensors.qkv]
+        ignored = torch.zeros(len(first[0]), 1, dtype=torch.bool).expand(-1, 2**tokens) if mask else None
+        dilated_attention(*first, one.case.pattern, key_padding_mask=ignored, backend=one.backend)
+
+    require_raises(action, (*DOES_NOT_FIT, RuntimeError, MemoryError))
+
+
+def pattern(world: Any, fields: dict[str, Any]) -> None:
+    """A pattern of any arguments: refused, or a value that survives JSON and pickle."""
+    made = attempt(lambda: Pattern(**fields))
+    if made is not None:
+        require(Pattern.from_json(made.to_json()) == made == pickle.loads(pickle.dumps(made)), f"{made} is not itself")
+        require(str(made) != made.describe(), "no description")
+
+
+def problem(world: Any, fields: dict[str, Any], device: Any) -> None:
+    """The facts of a call, any of them anything: refused, or explained."""
+    where = attempt(lambda: Device.assume(device))
+    made = attempt(lambda: Problem(pattern=Pattern([8, 16], [1, 2]), **fields, **({} if where is None else {"device": where})))
+    if made is not None:
+        require(str(dilkit.explain(made)) != "", "no explanation")
+        require(made.flops() >= 0, f"{made} has {made.flops()} FLOPs")
