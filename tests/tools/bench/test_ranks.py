@@ -80,8 +80,8 @@ class TestWhichRanks:
             assert cli.main(["bench", "--comm", "mpi", "--world-size", "5"]) == 2
             assert len(capsys.readouterr().err.splitlines()) == 2 * lines
 
-    def test_threads_give_the_largest_code_and_name_who_raised(self) -> None:
-        assert ranks.run(asked("threads", 3), lambda comm: comm.rank) == 2
+    def test_threads_give_the_first_code_that_is_not_0_and_name_who_raised(self) -> None:
+        assert ranks.run(asked("threads", 3), lambda comm: -comm.rank) == -1
 
         def work(comm: Comm) -> int:
             if comm.rank == 1:
