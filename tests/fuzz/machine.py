@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from dilkit.comm.plan.routes import SCHEDULES
-from dilkit.orders.checks import CURVES
 
 HANGS_AFTER = 300
 """Seconds that one step may take; what all threads do is shown then, and the process ends."""
@@ -124,9 +123,9 @@ class Machine(RuleBasedStateMachine):
     def points(self, cloud: draw.Data) -> None:
         self.do("points", **cloud)
 
-    @rule(call=draw.plain_calls, shape=draw.sides, curves=st.lists(st.sampled_from(CURVES), min_size=1, max_size=3))
-    def ordered(self, call: draw.Data, shape: list[int], curves: list[str]) -> None:
-        self.do("ordered", call=call, shape=shape, curves=curves)
+    @rule(call=draw.plain_calls, shape=draw.sides, curves=draw.curves, cut=st.just(0) | st.integers(1, 60))
+    def ordered(self, call: draw.Data, shape: list[int], curves: list[str], cut: int) -> None:
+        self.do("ordered", call=call, shape=shape, curves=curves, cut=cut)
 
     @rule(cut=draw.calls_with_cuts(), rank=st.integers(0, 4), wrong=draw.wrong_on_a_rank)
     def wrong_rank(self, cut: tuple[draw.Data, list[int]], rank: int, wrong: tuple[str, str]) -> None:

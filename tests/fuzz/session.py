@@ -49,6 +49,7 @@ def main() -> int:
     args = parser.parse_args()
     os.environ[TUNED.name] = "none"
     warnings.simplefilter("error", RuntimeWarning)
+    warnings.filterwarnings("ignore", "torch.quantize_per_tensor|Sparse CSR tensor", UserWarning)  # tensors that are wrong here
     if args.replay:
         for path in args.replay:
             perform(read(path))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, SAME_VALUES, WAYS, Call
 from fuzz.wrong_calls import ARGUMENTS, BESIDE_OTHERS, OF_PATTERN, TENSOR
-from helpers.strategies import heads_and_groups, patterns
+from helpers.strategies import branches, heads_and_groups, patterns
 from hypothesis import strategies as st
 
 from dilkit import Pattern
@@ -23,6 +23,9 @@ RARELY_COMPILED = (*[way for way in WAYS if not way.startswith("compiled")] * 8,
 Data = dict[str, Any]
 
 
+many_branches = st.lists(branches(), min_size=4, max_size=40).map(lambda chosen: Pattern(*zip(*chosen, strict=True)))
+
+
 @st.composite
 def cases(draw: st.DrawFn, longest: int = 90) -> Case:
     """A problem of up to `longest` tokens; `variant` seeds its numbers."""
@@ -31,11 +34,13 @@ def cases(draw: st.DrawFn, longest: int = 90) -> Case:
     return Case(
         feature="fuzz",
         variant=str(draw(st.integers(0, 99))),
-        pattern=draw(patterns(heads, kv_heads) | st.just(Pattern.dense())),
+        pattern=draw(
+            st.sampled_from([patterns(heads, kv_heads)] * 6 + [st.just(Pattern.dense()), many_branches]).flatmap(lambda x: x)
+        ),
         seq=draw(st.integers(1, 20) | st.integers(1, longest)),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from([1, 3, 8, 16, 17, 24, 40, 64])),
+        head_dim=draw(st.sampled_from([1, 3, 8, 16, 17, 24, 40, 64, 128, 200])),
         batch=draw(st.integers(1, 3)),
         dtype=draw(st.sampled_from(DTYPES)),
         is_causal=draw(st.booleans()),
@@ -125,6 +130,7 @@ def problem_fields(draw: st.DrawFn) -> Data:
 
 
 sides = st.lists(st.integers(1, 9), min_size=2, max_size=3).filter(lambda shape: prod(shape) <= 90)
+curves = st.lists(st.sampled_from(CURVES), min_size=1, max_size=3)
 permutations = st.integers(0, 20).flatmap(lambda n: st.permutations(range(n))) | st.lists(st.integers(-2, 9), max_size=8)
 
 

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from fuzz.calls import Call, leaves, results, tensors_of
 from fuzz.checks import attempt, require, require_right
+from fuzz.steps.ranks import TIMEOUT
+from helpers.ranks import over_ranks
 from torch import Tensor
 
 import dilkit
 from dilkit import TokenOrder
 from dilkit.orders.points import decode, encode
+from dilkit.testing.accuracy import Results
 from dilkit.testing.tensors import Tensors
 
 
@@ -45,8 +48,8 @@ def points(world: Any, coords: list[list[int]], bits: int | None, curve: str, dt
 _NO_ARRAY = (ValueError, TypeError, OverflowError)
 
 
-def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequence[str]) -> None:
-    """Attention along one order, or along several that the heads use in turn."""
+def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequence[str], cut: int) -> None:
+    """Attention along one order, or along several that the heads use in turn; over two ranks if `cut` cuts the sequence."""
     one = Call.from_data(call)
     kv_heads = one.case.kv_heads or one.case.heads
     orders = [dilkit.order(shape, curve) for curve in curves][:kv_heads]
@@ -55,10 +58,11 @@ def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequ
     case = replace(case, values="normal" if several else case.values)
     one = replace(one, case=case, hooks="none")
     tensors = tensors_of(one)
-    options: dict[str, Any] = dict(key_padding_mask=tensors.mask, scale=case.scale, backend=one.backend)
-    inputs = leaves(one, tensors)
-    outputs = dilkit.ordered_dilated_attention(*inputs, case.pattern, orders, return_lse=True, **options)
-    found = results(one, tensors, outputs, inputs)
+    if 0 < cut < case.seq:
+        one, tensors = replace(one, wants=(True,) * 3), replace(tensors, dlse=None)
+        found = over_ranks(tensors, case.pattern, [0, cut, case.seq], scale=case.scale, order=orders, timeout=TIMEOUT).results
+    else:
+        found = _found(one, tensors, orders)
 
     def moved(x: Tensor) -> Tensor:
         return _moved(x, orders, one, several)
@@ -67,6 +71,13 @@ def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequ
         name: moved(x.transpose(1, 2)).transpose(1, 2).contiguous() if name == "lse" else moved(x) for name, x in found.items()
     }
     require_right(one, _tensors_moved(tensors, moved, orders), found)
+
+
+def _found(one: Call, tensors: Tensors, orders: list[TokenOrder]) -> Results:
+    options: dict[str, Any] = dict(key_padding_mask=tensors.mask, scale=one.case.scale, backend=one.backend)
+    inputs = leaves(one, tensors)
+    outputs = dilkit.ordered_dilated_attention(*inputs, one.case.pattern, orders, return_lse=True, **options)
+    return results(one, tensors, outputs, inputs)
 
 
 def _moved(x: Tensor, orders: Sequence[TokenOrder], one: Call, several: bool) -> Tensor:
