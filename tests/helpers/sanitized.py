@@ -28,12 +28,12 @@ def links(folder: Path) -> bool:
     return subprocess.run(command, input=b"int main(void) { return 0; }", check=False).returncode == 0
 
 
-def build(copy: Path, package: str = "dilkit.") -> list[setuptools.Extension]:
-    """Copy the checkout to `copy`, and build there, as setup.py says, the extensions whose names begin with `package`."""
+def build(copy: Path) -> list[setuptools.Extension]:
+    """Copy the checkout to `copy`, and build every extension there, as setup.py says: the package has to import."""
     found: list[setuptools.Extension] = []
 
     def chosen(extensions: list[setuptools.Extension], **options: object) -> list[setuptools.Extension]:
-        found.extend(e for e in extensions if e.name.startswith(package))
+        found.extend(extensions)
         for extension in found:
             extension.extra_compile_args = [flag for flag in extension.extra_compile_args if flag != "-O3"]
         return cythonize(found, **options)

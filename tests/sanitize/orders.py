@@ -30,8 +30,8 @@ def main() -> int:
             print(f"orders: not run: {MISSING}", flush=True)
             return 0 if args.if_possible else 2
         copy = Path(folder, "copy")
-        extensions = build(copy, "dilkit.orders.")
-        tests = [f"tests/core/orders/test_{e.name.rpartition('._')[2]}.py" for e in extensions if e.sources[1:]]
+        orders = [e for e in build(copy) if e.name.startswith("dilkit.orders.") and e.sources[1:]]
+        tests = [f"tests/core/orders/test_{e.name.rpartition('._')[2]}.py" for e in orders]
         print(f"orders: {', '.join(tests)}", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--capture=sys", *tests, *options]
         return subprocess.run(command, cwd=copy, env={**os.environ, **environment(copy)}, check=False).returncode
