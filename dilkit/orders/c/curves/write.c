@@ -11,6 +11,9 @@
 #include <string.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
+enum { STREAMS = 1 };
+#else
+enum { STREAMS = 0 };
 #endif
 
 /* The widest instructions are chosen at run time: a wheel is compiled for the oldest machine. */
@@ -41,11 +44,7 @@ typedef struct {
 } Stage;
 
 Output output_of(void *data, int bytes, int64_t count) {
-    Output out = {data, bytes, 0};
-#ifdef __SSE2__
-    out.stream = count >= STREAMED_BYTES / bytes;
-#endif
-    return out;
+    return (Output){data, bytes, STREAMS && count >= STREAMED_BYTES / bytes};
 }
 
 BlockTable new_block_table(const Output *out, int64_t count) {
@@ -73,6 +72,8 @@ static void stream(char *to, const char *from, int64_t bytes) {
             _mm_stream_si128((__m128i *)(to + at) + i, line[i]);
     }
     memcpy(to + bytes - tail, from + bytes - tail, (size_t)tail);
+#else
+    memcpy(to, from, (size_t)bytes);
 #endif
 }
 

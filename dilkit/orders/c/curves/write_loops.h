@@ -2,16 +2,18 @@
  *
  *   cells:   out[i] = origin + row-major offset of cell[i]         shifted: out[block][i] = table[block][i] + by[block]
  *   line:    out[i] = from + i * step                              ranks:   out[block][j] = first[block] + rank[block][row + j]
+ *
+ * Whoever made the output has seen to it that every index in it fits into INTEGER, so what makes up an index is narrowed.
  */
 
 typedef INTEGER NAMED(Vector) __attribute__((vector_size(VECTOR), aligned(sizeof(INTEGER)), may_alias));
 
 WIDEST static void NAMED(cells)(
-    INTEGER *restrict out, const Grid *grid, const uint16_t *restrict cell, INTEGER origin, int64_t count) {
-    const INTEGER plane = (INTEGER)grid->plane, row = (INTEGER)grid->row;
+    INTEGER *restrict out, const Grid *grid, const uint16_t *restrict cell, int64_t origin, int64_t count) {
+    const INTEGER first = (INTEGER)origin, plane = (INTEGER)grid->plane, row = (INTEGER)grid->row;
     const int bits = grid->bits, mask = (1 << bits) - 1;
     for (int64_t i = 0; i < count; i++)
-        out[i] = origin + (cell[i] >> 2 * bits) * plane + (cell[i] >> bits & mask) * row + (cell[i] & mask);
+        out[i] = first + (cell[i] >> 2 * bits) * plane + (cell[i] >> bits & mask) * row + (cell[i] & mask);
 }
 
 /* For any alignment: all stores but the first and the last of a block are aligned; these two overlap the others. */
@@ -32,9 +34,10 @@ WIDEST static void NAMED(shifted)(
     }
 }
 
-WIDEST static void NAMED(line)(INTEGER *out, INTEGER from, INTEGER step, int64_t count) {
+WIDEST static void NAMED(line)(INTEGER *out, int64_t from, int64_t step, int64_t count) {
+    const INTEGER first = (INTEGER)from, by = (INTEGER)step;
     for (int64_t i = 0; i < count; i++)
-        out[i] = from + (INTEGER)i * step;
+        out[i] = first + (INTEGER)i * by;
 }
 
 WIDEST static void NAMED(ranks)(
