@@ -34,7 +34,6 @@ from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
-from dilkit.op._facts import facts_of
 from dilkit.op.rules import power_of_two
 
 
@@ -104,7 +103,7 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     """
     *inputs, lse = saved
     tensors = dout, *inputs, lse.transpose(1, 2)
-    admission = boundary.prepare(boundary.SAVED, facts_of(boundary.SAVED, tensors))
+    admission = boundary.prepare(boundary.SAVED, tensors)
     _, *inputs, _ = boundary.admit(tensors, admission)
     return *inputs, lse.contiguous()
 

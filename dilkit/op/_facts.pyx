@@ -1,23 +1,85 @@
 # cython: language_level=3
-"""Facts of tensors, read at every call: in C, because this is most of what a call costs beside its kernel."""
+"""Facts of tensors, read at every call: in C, because this is most of what a call costs beside its kernel.
+
+Newer versions of torch describe a tensor to C in one call, as a DLTensor (the DLPack exchange API, dlpack.h). In older ones, and
+where DLPack cannot describe a tensor, its attributes are read one by one, which takes longer.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+import torch
 
 
-def facts_of(tuple names, tuple tensors):
-    """Shape, strides, dtype and device of each tensor, one after the other in one hashable tuple.
+cdef struct DLTensor:
+    void *data
+    int32_t device_type, device_id, ndim
+    uint32_t dtype
+    int64_t *shape
+    int64_t *strides
+    uint64_t byte_offset
+
+
+cdef struct ExchangeAPI:
+    uint32_t major, minor
+    void *older, *allocate, *export_managed, *import_managed
+    int (*export_borrowed)(void *tensor, DLTensor *out) except -1
+
+
+cdef ExchangeAPI *find_api() except? NULL:
+    """Torch's DLPack exchange API; NULL if it has none of the major version that is declared here."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return NULL
+    cdef ExchangeAPI *api = <ExchangeAPI *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+    return api if api.major == 1 else NULL
+
+
+cdef enum:
+    MOST_TENSORS = 8
+    MOST_DIMS = 4
+    HEADER = 4 * sizeof(int32_t)
+    MOST_BYTES = HEADER + 2 * MOST_DIMS * sizeof(int64_t)
+
+
+cdef ExchangeAPI *API = find_api()
+
+
+def key_of(tuple names, tuple tensors):
+    """A hashable value that is the same for tensors of the same shapes, strides, dtypes and devices, and for no others.
 
     Raises TypeError, naming the tensor, for None, which torch hands to operators for a tensor that is undefined.
     """
     cdef Py_ssize_t i
-    cdef list found = []
     for i in range(len(tensors)):
-        x = tensors[i]
-        if x is None:
+        if tensors[i] is None:
             raise TypeError(f"{names[i]} is None; a tensor is needed")
-        found.append(x.shape)
-        found.append(x.stride())
-        found.append(x.dtype)
-        found.append(x.device)
-    return tuple(found)
+    if API is not NULL and len(tensors) <= MOST_TENSORS:
+        try:
+            return described(tensors)
+        except (BufferError, RuntimeError):
+            pass  # whether the tensor can be used is not decided here
+    return tuple([(x.shape, x.stride(), x.dtype, x.device) for x in tensors])
+
+
+cdef object described(tuple tensors):
+    """Device, dtype, shape and strides of each tensor as bytes. Raises BufferError for what DLPack or this cannot describe."""
+    cdef char[MOST_TENSORS * MOST_BYTES] found
+    cdef char *end = found
+    cdef DLTensor x
+    cdef Py_ssize_t dims
+    for tensor in tensors:
+        API.export_borrowed(<void *>tensor, &x)
+        if x.ndim > MOST_DIMS:
+            raise BufferError
+        dims = x.ndim * sizeof(int64_t)
+        memcpy(end, &x.device_type, HEADER)
+        memcpy(end + HEADER, x.shape, dims)
+        memcpy(end + HEADER + dims, x.strides, dims)
+        end += HEADER + 2 * dims
+    return PyBytes_FromStringAndSize(found, end - found)
 
 
 def first_beyond(tuple tensors, tuple spans):

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dilkit.op._facts import first_beyond
 from dilkit.problem import DTYPES
-
-Facts = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-"""Shape, strides, dtype and device of a tensor. `facts_of` has those of all tensors one after the other."""
 
 INPUTS = ("query", "key", "value")
 SAVED = ("dout", "query", "key", "value", "out", "lse")
@@ -42,30 +38,28 @@ class Admission:
     any_copied: bool
 
 
-def prepare(names: Sequence[str], facts: tuple[Any, ...]) -> Admission:
-    """Check the facts of a call's tensors. Raises TypeError or ValueError that names the tensor.
+def prepare(names: Sequence[str], tensors: tuple[Tensor, ...]) -> Admission:
+    """Check shapes, dtypes and devices of a call's tensors. Raises TypeError or ValueError that names the tensor.
 
     `names` are `INPUTS` or `SAVED`; the mask may follow as one tensor more.
     """
-    found: list[Facts] = [facts[i : i + 4] for i in range(0, len(facts), 4)]
-    names = (*names, MASK)[: len(found)]
-    by_name = dict(zip(names, found, strict=True))
-    check_shapes(*(by_name[name][0] for name in INPUTS))
+    names = (*names, MASK)[: len(tensors)]
+    by_name = dict(zip(names, tensors, strict=True))
+    check_shapes(*(by_name[name].shape for name in INPUTS))
     hint = "" if "dout" not in by_name else "; with saved_tensors_hooks, unpacking must give back what was packed"
-    first = names[0]
-    _, _, dtype, device = by_name[first]
+    first, dtype, device = names[0], tensors[0].dtype, tensors[0].device
     if dtype not in _DTYPES:
         raise TypeError(f"{first} is {dtype}; one of {', '.join(DTYPES)} is needed")
     dtypes = {"lse": lse_dtype(dtype), MASK: torch.bool}
-    shapes = _shapes(by_name["query"][0])
-    for name, (shape, _, its_dtype, its_device) in by_name.items():
-        if (its_dtype, its_device) != (dtypes.get(name, dtype), device):
+    shapes = _shapes(by_name["query"].shape)
+    for name, x in by_name.items():
+        if (x.dtype, x.device) != (dtypes.get(name, dtype), device):
             needed = f"{dtypes.get(name, dtype)} on {device} is needed beside {first}, which is {dtype}"
-            raise TypeError(f"{name} is {its_dtype} on {its_device}; {needed}{hint}")
-        if shape != shapes.get(name, shape):
-            raise ValueError(f"{name} has shape {tuple(shape)}; {tuple(shapes[name])} is needed{hint}")
-    copied = tuple(name not in ("lse", MASK) and size[-1] > 1 and steps[-1] != 1 for name, (size, steps, *_) in by_name.items())
-    return Admission(names, tuple(_span(*one[:3]) for one in found), copied, any(copied))
+            raise TypeError(f"{name} is {x.dtype} on {x.device}; {needed}{hint}")
+        if x.shape != shapes.get(name, x.shape):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; {tuple(shapes[name])} is needed{hint}")
+    copied = tuple(name not in ("lse", MASK) and x.shape[-1] > 1 and x.stride(-1) != 1 for name, x in by_name.items())
+    return Admission(names, tuple(map(_span, tensors)), copied, any(copied))
 
 
 def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
@@ -90,16 +84,16 @@ def _shapes(query: torch.Size) -> dict[str, torch.Size]:
     return {"dout": query, "out": query, "lse": torch.Size((query[0], query[2], query[1])), MASK: query[:2]}
 
 
-def _span(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> int:
+def _span(x: Tensor) -> int:
     """Bytes from the first element to the end of the last; 0 of an empty tensor."""
-    if 0 in shape:
+    if 0 in x.shape:
         return 0
-    return (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))) * dtype.itemsize
+    return (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))) * x.itemsize
 
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:
     """Raise ValueError where a tensor reaches beyond its memory."""
-    _check_room(names, tensors, tuple(_span(x.shape, x.stride(), x.dtype) for x in tensors))
+    _check_room(names, tensors, tuple(map(_span, tensors)))
 
 
 def _check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:

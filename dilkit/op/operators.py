@@ -17,7 +17,7 @@ from dilkit.backend import Backend
 from dilkit.device import probe
 from dilkit.op import boundary, flops
 from dilkit.op import rules as op_rules
-from dilkit.op._facts import facts_of
+from dilkit.op._facts import key_of
 from dilkit.op.schema import backends_asked, backward_op, decode_call, encode_call, forward_op, library
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select, state
@@ -79,28 +79,30 @@ class PreparedCall:
 
 
 def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str) -> PreparedCall:
-    """What the pattern cache has for these tensors: one look-up by the facts of the call."""
+    """What the pattern cache has for these tensors: one look-up by their shapes, strides, dtypes and devices."""
     asked = backends_asked(call)
     requested = requested_backends(asked.split(",") if asked else None)
-    facts = names, facts_of(names, tensors), requested, scale, call
-    return plan.cached(("call", state(), facts), _prepare, *facts)
+    key = "call", state(), names, key_of(names, tensors), requested, scale, call
+    return plan.cached(key, _prepare, names, tensors, requested, scale, call)
 
 
-def _prepare(names: tuple[str, ...], facts: tuple[Any, ...], requested: tuple[str, ...], scale: float, call: str) -> PreparedCall:
-    """Check the facts of the tensors, and choose the backend."""
-    admission = boundary.prepare(names, facts)
-    at = 4 * names.index("query")
-    shape, _, dtype, device = facts[at : at + 4]
+def _prepare(
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], requested: tuple[str, ...], scale: float, call: str
+) -> PreparedCall:
+    """Check the tensors, and choose the backend."""
+    admission = boundary.prepare(names, tensors)
+    query, key = tensors[names.index("query")], tensors[names.index("key")]
+    batch, seq, heads, head_dim = query.shape
     pattern, is_causal, requires_grad = decode_call(call)
     problem = Problem(
         pattern=pattern,
-        batch=shape[0],
-        seq=shape[1],
-        heads=shape[2],
-        kv_heads=facts[at + 4][2],
-        head_dim=shape[3],
-        dtype=str(dtype).removeprefix("torch."),
-        device=probe(device.type, device.index or 0),
+        batch=batch,
+        seq=seq,
+        heads=heads,
+        kv_heads=key.shape[2],
+        head_dim=head_dim,
+        dtype=str(query.dtype).removeprefix("torch."),
+        device=probe(query.device.type, query.device.index or 0),
         is_causal=is_causal,
         key_padding_mask=boundary.MASK in admission.names,
         requires_grad=requires_grad,
@@ -108,11 +110,11 @@ def _prepare(names: tuple[str, ...], facts: tuple[Any, ...], requested: tuple[st
     )
     backend = select(problem, requested)
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    return PreparedCall(backend, problem, admission, foreign, nbytes=len(call) + _FACT_BYTES * len(facts))
+    return PreparedCall(backend, problem, admission, foreign, nbytes=len(call) + _TENSOR_BYTES * len(tensors))
 
 
-_FACT_BYTES = 100
-"""What a fact takes, about."""
+_TENSOR_BYTES = 400
+"""What is kept of each tensor takes about as much."""
 
 
 def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:

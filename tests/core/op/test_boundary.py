@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dilkit import dilated_attention, register_backend, unregister_backend
 from dilkit.backends.reference import Reference
+from dilkit.op._facts import key_of
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import PROBLEMS
@@ -37,6 +38,25 @@ def shrunk(x: Tensor) -> Tensor:
     x = x.clone()
     x.untyped_storage().resize_(100)
     return x
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x.double(),
+        lambda x: x[:, :1],
+        lambda x: x[..., None],
+        lambda x: x.mT.contiguous().mT,
+        lambda x: x.reshape(3, 2, 4),
+        lambda x: x.to("meta"),
+        lambda x: x.reshape(1, 1, 2, 3, 4),
+    ],
+)
+def test_the_key_of_tensors_is_another_for_other_tensors(other: Callable[[Tensor], Tensor]) -> None:
+    x, names = torch.zeros(2, 3, 4), ("x", "y")
+    keys = [key_of(names, pair) for pair in ((x, x), (other(x), x), (x, other(x)), (x,), (other(x),))]
+    assert len(set(keys)) == len(keys)
+    assert key_of(names, (torch.ones(2, 3, 4), other(torch.ones(2, 3, 4)))) == keys[2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
