@@ -22,6 +22,7 @@ from dilkit.tools.console.interrupt import INTERRUPTED, TERMINATED, terminable
 
 COMMANDS = {
     "info": "info.command",
+    "doctor": "doctor.command",
     "plan": "plan.command",
     "order": "order.command",
     "verify": "verify",
@@ -101,7 +102,7 @@ def _run(name: str, argv: list[str]) -> int:
         return _fail(prog, f"this command cannot be loaded: {type(error).__name__}: {error}", BAD_INPUT)
     try:
         args = parser.parse_args(argv)
-        if name != "info":  # which shows what is malformed
+        if name not in ("info", "doctor"):  # which show what is malformed
             environment.check()
         code: int = run(args)
         sys.stdout.flush()

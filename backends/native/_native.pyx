@@ -60,6 +60,11 @@ def instruction_sets():
     return tuple(native_codes[i].name.decode() for i in range(NATIVE_CODES) if native_codes[i].runs_here())
 
 
+def built_for():
+    """The names of the instruction sets that there is code for, whether this machine can run them or not."""
+    return tuple(native_codes[i].name.decode() for i in range(NATIVE_CODES))
+
+
 cdef const InstructionSet *code_of(str name) except NULL:
     cdef int i
     for i in range(NATIVE_CODES):

@@ -142,7 +142,7 @@ def start(
     """
     command, given = [sys.executable, *arguments], dict(variables or {})
     if kind == "mpi":
-        program = mpirun or str(_mpirun())
+        program = mpirun or str(mpi_launchers()[0])
         # Open MPI refuses more ranks than cores unless asked; jobs that run at once would bind to the same cores.
         more = ("--oversubscribe", "--bind-to", "none") if _is_open_mpi(program) else ()
         return start_processes([program, *more, *options, "-n", str(size), *command], [given], threads)
@@ -174,19 +174,32 @@ def transports() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def mpi_version() -> str:
     """Which MPI `mpirun` and mpi4py both are; empty where one is missing, or they do not belong together."""
-    if _mpirun() is None:
-        return ""
-    program = "from mpi4py import MPI; print(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split(',')[0].splitlines()[0])"
-    ended = launch("mpi", 2, ["-c", program], limit=60.0)
+    found = mpi_launchers()
+    return mpi_hello(found[0], limit=60.0)[0] if found else ""
+
+
+def mpi_hello(mpirun: Path, limit: float) -> tuple[str, str]:
+    """Let 2 ranks of mpi4py add up ones: the name of their MPI, empty if that fails; and what they printed."""
+    ended = start("mpi", 2, ["-c", _HELLO], mpirun=str(mpirun)).finish(limit)
     lines = [line for line in ended.text.splitlines() if line.startswith("2 ")]
     found = " ".join(lines[0].removeprefix("2 ").strip("\0").replace("Version:", "").split()) if lines else ""
-    return found if ended.code == 0 and len(lines) == 2 else ""
+    late = f"took more than {limit:g} s; " if ended.code == LATE else ""
+    return found if ended.code == 0 and len(lines) == 2 else "", f"{late}{ended.text}"
 
 
-def _mpirun() -> str | None:
-    """The one of this environment, else the first on the path."""
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    return str(own) if own.exists() else shutil.which("mpirun")
+_HELLO = """
+from mpi4py import MPI
+print(MPI.COMM_WORLD.allreduce(1), MPI.Get_library_version().split(',')[0].splitlines()[0])
+"""
+
+
+def mpi_launchers() -> list[Path]:
+    """Every `mpirun`: that of this environment, then those on the path, one that has two names once; else `mpiexec`."""
+    on_path = [shutil.which(name) for name in ("mpirun", "mpirun.openmpi", "mpirun.mpich")]
+    places = [Path(sys.prefix, "bin", "mpirun"), *(Path(found) for found in on_path if found)]
+    found = {path.resolve(): path for path in reversed(places) if path.exists()}
+    other = shutil.which("mpiexec")
+    return list(reversed(found.values())) or ([Path(other)] if other else [])
 
 
 @lru_cache(maxsize=4)

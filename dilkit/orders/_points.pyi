@@ -8,6 +8,7 @@ from dilkit.orders.checks import Index
 from dilkit.orders.point_arrays import ColumnAddress
 
 def instruction_sets() -> tuple[str, ...]: ...
+def built_for() -> tuple[str, ...]: ...
 def encode(
     isa: str,
     transitions: NDArray[uint8],

@@ -51,6 +51,11 @@ def instruction_sets():
     return tuple(points_kernels[i].name.decode() for i in range(POINTS_KERNELS) if points_kernels[i].runs_here())
 
 
+def built_for():
+    """The names of the instruction sets that there is code for, whether this machine can run them or not."""
+    return tuple(points_kernels[i].name.decode() for i in range(POINTS_KERNELS))
+
+
 cdef const PointsKernel *kernel_of(str name) except NULL:
     cdef int i
     for i in range(POINTS_KERNELS):
