@@ -24,7 +24,10 @@ cdef struct DLTensor:
 
 cdef struct ExchangeAPI:
     uint32_t major, minor
-    void *older, *allocate, *export_managed, *import_managed
+    void *older
+    void *allocate
+    void *export_managed
+    void *import_managed
     int (*export_borrowed)(void *tensor, DLTensor *out) except -1
 
 
