@@ -81,14 +81,14 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def others_may_write(path: Path) -> str:
+def why_others_may_write(path: Path) -> str:
     """Why what is in `path` may have been put there by another user; empty if it cannot, or if there is no such path."""
     try:
         found = path.stat()
     except OSError:
         return ""
     if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
-        return f"{path} belongs to another user (uid {found.st_uid})"
+        return f"{path} belongs to another user (uid {found.st_uid}): make it yours"
     if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}; chmod go-w it)"
+        return f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}): run chmod go-w on it"
     return ""

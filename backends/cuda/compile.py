@@ -75,9 +75,9 @@ def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] |
 
     Raises RuntimeError with the log if NVRTC refuses the source.
     """
-    nvrtc, files = _nvrtc(), dict(texts or _texts())
-    headers = {name: text.encode() for name, text in files.items() if name.endswith(".cuh")}
-    program = nvrtc.createProgram(files[source], source, list(headers.values()), [name.encode() for name in headers])
+    nvrtc, contents = _nvrtc(), dict(texts or _texts())
+    headers = {name: text.encode() for name, text in contents.items() if name.endswith(".cuh")}
+    program = nvrtc.createProgram(contents[source], source, list(headers.values()), [name.encode() for name in headers])
     try:
         nvrtc.compileProgram(program, arguments)
         return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
@@ -119,8 +119,8 @@ def _place(source: str, arguments: tuple[str, ...]) -> Path | None:
 
 def _read(place: Path) -> bytes | None:
     """What is kept there; None for nothing, for what is not as it was written, or if another user may have written it."""
-    if refused := files.others_may_write(place.parent) or files.others_may_write(place):
-        _warn_of(refused)
+    if why := files.why_others_may_write(place.parent) or files.why_others_may_write(place):
+        _warn_that_none_are_kept(why)
         return None
     try:
         found = files.read_bytes(place)
@@ -134,12 +134,13 @@ def _write(place: Path, code: bytes) -> None:
     """Keep `code` there if that is possible, in a folder that only this user can write; a reader never sees half of it."""
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not files.others_may_write(place.parent):
+        if not files.why_others_may_write(place.parent):
             with files.replacing(place) as file:
                 file.write(hashlib.sha256(code).digest() + code)
 
 
 @lru_cache(maxsize=8)
-def _warn_of(refused: str) -> None:
+def _warn_that_none_are_kept(why: str) -> None:
     """Say once why kernels are compiled anew in every process."""
-    warnings.warn(f"no compiled CUDA kernels are kept: {refused}; or set {environment.CUDA_CACHE.name}", stacklevel=2)
+    text = f"CUDA kernels are compiled anew, none are kept: {why}, or set {environment.CUDA_CACHE.name} to another folder"
+    warnings.warn(text, stacklevel=2)

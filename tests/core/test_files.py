@@ -58,7 +58,7 @@ def test_a_device_is_written_to_and_stays_a_device():
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(0o700, False), (0o755, False), (0o775, True), (0o777, True), (0o1777, True)])
-def test_others_may_write(mode, refused, tmp_path):
+def test_why_others_may_write(mode, refused, tmp_path):
     tmp_path.chmod(mode)
-    assert bool(files.others_may_write(tmp_path)) == refused
-    assert not files.others_may_write(tmp_path / "absent")
+    assert bool(files.why_others_may_write(tmp_path)) == refused
+    assert not files.why_others_may_write(tmp_path / "absent")

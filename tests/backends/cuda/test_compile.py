@@ -163,7 +163,7 @@ def test_code_that_another_user_may_have_written_is_not_run(folder: Path, compil
     for path, mode in ((folder, 0o777), (folder, 0o770), (kept, 0o666)):
         before = path.stat().st_mode
         path.chmod(mode)
-        cuda_compile._warn_of.cache_clear()
+        cuda_compile._warn_that_none_are_kept.cache_clear()
         with pytest.warns(UserWarning, match=f"{path} can be written by others.*DILKIT_CUDA_CACHE"):
             assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
         path.chmod(before)
