@@ -256,15 +256,34 @@ class Pattern:
         _check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
-        kv = kv_heads or heads
         pairs = 0
         for branch in self.branches:
-            length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
-            for head in filter(branch.serves, range(heads)):
-                offset = self.head_offset(rate, head // (heads // kv), kv)
-                full, tail = _pairs(length, rate, offset, is_causal), _pairs(seq % length, rate, offset, is_causal)
-                pairs += seq // length * full + tail
+            length = min(branch.segment_length, max(seq, 1))
+            for tokens, segments in ((length, seq // length), (seq % length, 1)):
+                pairs += segments * self._pairs(branch, tokens, heads, kv_heads or heads, is_causal)
         return 4 * head_dim * batch * pairs
+
+    def _pairs(self, branch: DilatedSegment, tokens: int, heads: int, kv_heads: int, is_causal: bool) -> int:
+        """Query-key pairs of one segment of `tokens` tokens, over all heads: those of the first offsets keep one row more."""
+        rows, more = divmod(tokens, branch.dilation_rate)
+        start, stop = branch.heads or (0, heads)
+        first = [self._heads_before(limit, more, branch.dilation_rate, heads, kv_heads) for limit in (start, stop)]
+        longer = first[1] - first[0]
+        return longer * _seen(rows + 1, is_causal) + (stop - start - longer) * _seen(rows, is_causal)
+
+    def _heads_before(self, stop: int, more: int, rate: int, heads: int, kv_heads: int) -> int:
+        """How many of the query heads `0 .. stop - 1` have an offset below `more`, without a look at each of them."""
+        first, total = self.head_shard or (0, kv_heads)
+
+        def before(kv_head: int) -> int:
+            """How many key/value heads before this one do."""
+            if self.offset == "modulo":
+                return kv_head // rate * more + min(kv_head % rate, more)
+            return min(kv_head, more * -(-total // rate))
+
+        kv_head, part = divmod(stop, heads // kv_heads)
+        whole, next_one = (before(first + h) for h in (kv_head, kv_head + 1))
+        return (whole - before(first)) * (heads // kv_heads) + (next_one - whole) * part
 
     def describe(self) -> str:
         """A text for people, with one line for each branch."""
@@ -329,7 +348,6 @@ def _check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> N
         integer("kv_heads", kv_heads)
 
 
-def _pairs(length: int, rate: int, offset: int, is_causal: bool) -> int:
-    """Query-key pairs of one segment of `length` tokens for a head at `offset`."""
-    kept = len(range(offset, length, rate))
-    return kept * (kept + 1) // 2 if is_causal else kept * kept
+def _seen(rows: int, is_causal: bool) -> int:
+    """Query-key pairs of one segment in which a head keeps `rows` rows."""
+    return rows * (rows + 1) // 2 if is_causal else rows * rows

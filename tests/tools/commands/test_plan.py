@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shar
 from dilkit.comm.passes.all_to_all.index_tables import index_tables
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.transports.base import Comm
+from dilkit.tools import cli
 from dilkit.tools.console.quantities import bandwidth, flops, whole_number
 
 MIB = 2**20
+MANY_BRANCHES = f"--heads 2 --segments 8{',8' * 2048} --rates 1{',1' * 2048}"
 
 CONFIGURATIONS = {
     "unaligned": "--seq 97 --segments 8,24,97 --rates 1,3,5 --heads 4 --dim 8 --dtype fp32 --world-size 3",
@@ -119,6 +122,19 @@ def test_the_report_fits_in_100_columns(capsys: pytest.CaptureFixture[str], opti
     text = output(capsys, "plan", *options.split())
     assert "sent forward, max" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("options", ["--heads 1e6", "--world-size 1e6 --seq 1e9", MANY_BRANCHES])
+def test_a_plan_that_would_not_end_is_refused(capsys: pytest.CaptureFixture[str], options: str) -> None:
+    assert cli.main(["plan", *options.split()]) == 2
+    assert re.search(
+        r"dilkit plan: --world-size [\d,]+ with .* branches is too large a plan; .*2,097,152", capsys.readouterr().err
+    )
+
+
+def test_query_heads_take_no_time_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    few, many = (planned(capsys, f"--heads {heads} --kv-heads 1")["schedules"]["auto"]["flops"] for heads in (4, 2**20))
+    assert many["max"] == few["max"] * 2**18
 
 
 def test_what_a_schedule_refuses_is_said(capsys: pytest.CaptureFixture[str]) -> None:

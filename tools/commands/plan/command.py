@@ -7,6 +7,7 @@ import argparse
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.plan.routes import SCHEDULES
+from dilkit.pattern import Pattern
 from dilkit.tools.commands.plan.report import Report, document
 from dilkit.tools.console.arguments import add_call_arguments, add_pattern_arguments, pattern_of, problem_of, set_series, whole
 from dilkit.tools.console.quantities import bandwidth, flops
@@ -14,6 +15,10 @@ from dilkit.tools.console.text import print_json
 from dilkit.tools.report.terminal import document_text
 
 ALL = "all"
+MOST_ENTRIES = 2**21
+"""The most ranks x key/value heads x branches that are planned: beyond that it takes more than a minute, and gigabytes."""
+LEAST_A_BRANCH = 2**10
+"""A branch counts as so many entries at least."""
 HELP = f"""\
 say what dilated attention over ranks would move, compute and hold, without running it
 
@@ -46,12 +51,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_size(args: argparse.Namespace, pattern: Pattern) -> None:
+    """Raise ValueError for a plan that would take minutes and gigabytes."""
+    kv_heads, branches = args.kv_heads or args.heads, len(pattern.branches)
+    if max(args.world_size * kv_heads, LEAST_A_BRANCH) * branches > MOST_ENTRIES:
+        raise ValueError(
+            f"--world-size {args.world_size:,} with {kv_heads:,} key/value heads and {branches:,} branches is too large a plan; "
+            f"ranks x heads, {LEAST_A_BRANCH:,} at least, x branches may be {MOST_ENTRIES:,} at most"
+        )
+
+
 def collect(args: argparse.Namespace) -> Report:
     """The whole report. Raises ValueError naming the argument that does not fit."""
     if args.seq < args.world_size:
         raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
     set_series(args)
     pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), Speed(args.bandwidth, args.flops)
+    _check_size(args, pattern)
     cuts, shape = shard_cuts(args.seq, args.world_size, pattern), (args.heads, args.kv_heads)
     found, refused = {}, {}
     for name in SCHEDULES if args.schedule == ALL else (args.schedule,):
