@@ -22,15 +22,16 @@ _RESUME_WAY_OUT = "leave --resume out, or name another folder with --out"
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} to go"
 
 
-def run(kind: type[Suite[Any]], args: Namespace, defaults: dict[str, Any]) -> int:
+def run(kind: type[Suite[Any]], args: Namespace, changed: dict[str, str]) -> int:
     """Measure, write suite.json, suite.md and suite.png into `args.out`, print the report; exit codes as of `dilkit bench`.
 
-    Raises ValueError for an argument that does not go with the suite, and for a file that cannot be gone on from.
+    `changed` are the options that are not at their defaults, by their names in `args`. Raises ValueError for one that does not
+    go with the suite, and for a file that cannot be gone on from.
     """
     fields = [field.name for field in dataclasses.fields(kind) if field.metadata.get("option", True)]
-    for name, value in vars(args).items():
-        if name not in (*fields, "suite", "resume", "out", "json") and value != defaults[name]:
-            raise ValueError(f"--{name.replace('_', '-')}: does not go with --suite {kind.NAME}; leave it out")
+    for name, option in changed.items():
+        if name not in (*fields, "suite", "resume", "out"):
+            raise ValueError(f"{option}: does not go with --suite {kind.NAME}; leave it out")
     make_folder("--out", args.out)
     from dilkit.tools.report.files import publish
 

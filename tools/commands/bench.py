@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dilkit.device import device_named
 from dilkit.problem import Problem
@@ -89,7 +89,7 @@ def run(args: Namespace) -> int:
 
     if args.suite:
         load_torch()
-        return suite_run.run(suites.suite(args.suite), args, _defaults())
+        return suite_run.run(suites.suite(args.suite), args, arguments.changed(args, add_arguments))
     _leave_out(args, "goes with --suite alone", "quick", "full", "resume")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
@@ -147,12 +147,6 @@ def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
         return INTERRUPTED
     verdicts = {entry.verdict for case in result.lengths for entry in case.entries.values()}
     return 1 if verdicts & {"wrong", "failed"} else 0
-
-
-def _defaults() -> dict[str, Any]:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return vars(parser.parse_args([]))
 
 
 def _measure(args: Namespace, longest: Problem, lengths: list[int], implementations: list[Implementation]) -> BenchResult:

@@ -100,6 +100,15 @@ def problem_of(args: argparse.Namespace, device: Device | None = None) -> Proble
     return Problem(pattern=pattern_of(args), dtype=args.dtype, **options)
 
 
+def changed(args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]) -> dict[str, str]:
+    """The arguments of `add_arguments` whose value is not the default: the option of each, by its name in `args`."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = vars(parser.parse_args([]))
+    options = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
+    return {name: options[name] for name, value in defaults.items() if getattr(args, name) != value}
+
+
 def make_folder(option: str, folder: Path) -> None:
     """Make the folder that `option` names, before there are results to lose. Raises ValueError where it cannot be."""
     try:

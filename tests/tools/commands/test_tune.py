@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_line import json_output
 from helpers.fakes import Fake, registered
 
 from dilkit import Device, Limits, Pattern, Problem
@@ -209,10 +210,10 @@ def test_what_was_measured_is_shown_and_removed(
     assert f"\n{here}\n" in text
     assert f"\n{old} (does not hold here)\n" in text
     assert "  32 tokens, 16/1 32/2, float32 x 8  native 1 ms, sdpa 2 ms" in text
-    shown = report(capsys, "--show")["entries"]
+    shown = json_output(capsys, "tune", "--show")["entries"]
     assert [row["holds"] for row in shown] == [True, False]
     assert shown[0]["seconds"] == dict(seconds)
-    assert report(capsys, "--clear") == dict(schema=1, command="tune", file=str(file), removed=True)
+    assert json_output(capsys, "tune", "--clear") == dict(schema=1, command="tune", file=str(file), removed=True)
     assert not file.exists()
     assert cli.main(["tune", "--clear"]) == 0
     assert f"there is no file {file}" in capsys.readouterr().out
@@ -223,6 +224,16 @@ def test_what_was_measured_is_shown_and_removed(
     assert f"{file}: no object with schema 1" in capsys.readouterr().err
     assert cli.main(["tune", "--clear"]) == 0
     assert not file.exists()
+
+
+@pytest.mark.parametrize("instead", ["--show", "--clear"])
+@pytest.mark.parametrize(
+    "option", ["--seq 5", "--seqs 5,6", "--dim 32", "--causal", "--head-split", "--backend native", "--budget 1"]
+)
+def test_an_option_without_effect_is_refused(file: Path, capsys: pytest.CaptureFixture[str], instead: str, option: str) -> None:
+    assert cli.main(["tune", instead, *option.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"dilkit tune: {option.split()[0]}: does not go with {instead}, which is about all orders of the file")
 
 
 def test_there_must_be_a_file_to_write_and_one_process(

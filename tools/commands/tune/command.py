@@ -64,9 +64,18 @@ def run(args: Namespace) -> int:
     path = environment.tuned_file()
     if path is None:
         raise ValueError(f"{environment.TUNED.name}={environment.tuned()!r}: no file to keep orders in; name one, or unset it")
+    if args.show or args.clear:
+        _check_alone(args, "--show" if args.show else "--clear")
     if args.clear:
         return _clear(args, path)
     return _show(args, path) if args.show else _tune(args, path)
+
+
+def _check_alone(args: Namespace, instead: str) -> None:
+    """Raise ValueError for an option that says what to measure: `instead` of measuring, all orders are shown or removed."""
+    for name, option in arguments.changed(args, add_arguments).items():
+        if name not in ("show", "clear"):
+            raise ValueError(f"{option}: does not go with {instead}, which is about all orders of the file; leave it out")
 
 
 def _tune(args: Namespace, path: Path) -> int:
