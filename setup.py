@@ -5,6 +5,7 @@ extension are those in its folder of `C_FOLDERS`; one that is named after an ins
 """
 
 import platform
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -22,6 +23,8 @@ C_FOLDERS = {
     "dilkit/orders/_generalised_hilbert.pyx": "dilkit/orders/c/generalised_hilbert",
     "dilkit/orders/_points.pyx": "dilkit/orders/c/points",
 }
+WINDOWS = sys.platform == "win32"
+"""Where there are no POSIX threads: extensions with C files are left out, and refused with a reason when they are asked for."""
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"]
 INSTRUCTION_SETS = {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
@@ -43,13 +46,15 @@ def extensions():
     for pyx in sorted(path for folder in ROOTS.values() for path in Path(folder).rglob("*.pyx")):
         name = f"{names[pyx.parent.as_posix()]}.{pyx.stem}"
         folder = Path(C_FOLDERS.get(pyx.as_posix(), "none"))
+        if WINDOWS and folder.exists():
+            continue
         sources = [path for path in sorted(folder.glob("*.c")) if path.stem not in INSTRUCTION_SETS]
         threads = dict(extra_link_args=["-pthread", "-ldl"], include_dirs=[str(folder)]) if sources else {}
         yield Extension(
             name,
             [str(path) for path in (pyx, *sources)],
             depends=[str(path) for path in sorted(folder.glob("*.[ch]"))],
-            extra_compile_args=["-O3", "-pthread"] if sources else ["-O3"],
+            extra_compile_args=["-O3", "-pthread"] if sources else [] if WINDOWS else ["-O3"],
             **threads,
         )
 

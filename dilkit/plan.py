@@ -20,7 +20,8 @@ from dilkit._cache import ENTRY_BYTES, ByteLRU, CacheInfo
 __all__ = ["ENTRY_BYTES", "ByteLRU", "CacheInfo", "cache_clear", "cache_info", "cached"]
 
 _CACHE = ByteLRU(environment.cache_bytes)
-os.register_at_fork(after_in_child=_CACHE.renew_lock)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_CACHE.renew_lock)
 
 # The methods themselves: a function around them would take as long as a hit does.
 cached = _CACHE.get

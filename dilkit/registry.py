@@ -28,7 +28,8 @@ class Broken:
 
 _lock = threading.RLock()
 # A fork waits for a thread that loads backends: its child would wait for that thread for ever, or see half of them.
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _declared: dict[str, Backend | Broken] | None = None
 _registered: dict[str, Backend] = {}
 _generation = 0

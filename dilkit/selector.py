@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -197,6 +198,12 @@ def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, .
         )
     chosen = candidates[decided.picked]
     assert isinstance(chosen, Backend)
+    if problem.device.type == "mps" and not requested:
+        warnings.warn(
+            f"device mps: {chosen.name} computes it. dilkit has no kernel for mps, and was never run there; the definition in "
+            f"plain torch is slow. To say that this is meant, name it: backend={chosen.name!r}",
+            stacklevel=2,
+        )
     return chosen
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
-from dilkit.backend import Backend, Limits, Refusal
+from dilkit.backend import Backend, Limits, Refusal, missing_modules
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
 
 
+NOT_BUILT = Refusal(
+    "kernel", "native", "this installation was built without it, as on Windows it always is", "sdpa computes the same"
+)
+
+
 class Native(Backend):
     """One fused kernel for every pattern. `DILKIT_CPU_ISA` names the instruction set, by default the best of this machine."""
 
@@ -64,6 +69,8 @@ class Native(Backend):
     reproducible = True
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        if not is_built():
+            return (NOT_BUILT,)
         branches = len(problem.pattern.branches)
         if branches <= MAX_BRANCHES:
             return super().refusals(problem)
@@ -120,6 +127,11 @@ class Native(Backend):
             delta.data_ptr(),
         )
         return dq, dk, dv
+
+
+def is_built() -> bool:
+    """Whether the compiled kernel is there."""
+    return not missing_modules((f"{__package__}._native",))
 
 
 def instruction_set() -> str:

@@ -28,6 +28,8 @@ from typing import IO
 MARK = "DILKIT_JOB"
 LATE = 124
 """The exit code of a job that did not end within its limit."""
+NOT_HERE = "" if hasattr(os, "pread") else "jobs of processes are started on POSIX systems alone; here, make ranks as threads"
+"""Why this system can start no jobs; empty where it can."""
 GRACE = 3.0
 """Seconds for which ranks may go on after one of them failed, so that they can say whom they miss."""
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
@@ -84,7 +86,7 @@ class Job:
             return Ended(code, self.text, ended - self.began, ended, left_behind)
 
     def marked_processes(self) -> dict[int, str]:
-        """Command lines of the job's processes that run, by process id."""
+        """Command lines of the job's processes that run, by process id; none is known where there is no /proc, as on macOS."""
         wanted, found = f"{MARK}={self.mark}".encode(), {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
@@ -151,6 +153,8 @@ def start(
 
 def start_processes(command: list[str], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:
     """Start `command` once for each set of environment variables, all of it one job."""
+    if NOT_HERE:
+        raise OSError(NOT_HERE)
     mark = f"{os.environ.get(MARK, '')}:{uuid.uuid4().hex}"  # a job within a job bears the marks of both
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -39,6 +39,11 @@ TABLE = (
         "one pass over the rows for all branches, each key that they share scored once",
         basis="as measured in docs/results",
     ),
+    PreferenceRow(
+        *("mps", _ANY, DTYPES, ()),
+        ("reference",),
+        "no kernel runs on GPUs of Apple; the definition is plain torch, and slow; it was never run there",
+    ),
     PreferenceRow(*("cuda", _ANY, ("float64",), ()), ("reference",), "the kernels for GPUs compute in float32 or in halves"),
     PreferenceRow(
         *("cuda", _ANY, _SINGLE, ()),

@@ -71,7 +71,7 @@ def _start_anew() -> int:
 
 def give_memory_back() -> None:
     """Give freed memory that the allocator keeps back to the system, where that can be done: with glibc."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 

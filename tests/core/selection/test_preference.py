@@ -180,7 +180,8 @@ def test_every_row_decides_on_something_and_is_well_formed() -> None:
         problem(device, dtype, pattern=pattern, head_dim=dim, key_padding_mask=mask, kv_heads=kv, seq=seq)
         for device, dtype, (pattern, dim, mask, kv, seq) in product(devices, DTYPES, flags)
     )
-    decided = {id(row_of(p)) for p in posed}
+    apple = replace(problem("cpu"), device=Device("mps", "mps"))
+    decided = {id(row_of(p)) for p in (*posed, apple)}
     assert [row.where for row in TABLE if id(row) not in decided] == []
     assert id(None) not in decided
     for row in TABLE:
@@ -213,7 +214,7 @@ def test_whatever_the_problem_a_row_decides(
 
 
 def test_a_device_of_another_kind_is_in_no_row() -> None:
-    posed = replace(problem("cpu"), device=Device("mps", "mps"))
+    posed = replace(problem("cpu"), device=Device("xpu", "xpu"))
     assert row_of(posed) is None
     decided = trace(posed, family(), (), table_preference(posed))
     assert (decided.picked, decided.why) == ("reference", "by its priority, 0")

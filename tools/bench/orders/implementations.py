@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dilkit.orders import _curves
-from dilkit.orders._generalised_hilbert import generalised_hilbert
+from dilkit.orders import _curves, _generalised_hilbert
 from dilkit.orders.curves import is_power_of_two_cube
 from dilkit.tools.bench.orders import checks
 from dilkit.tools.bench.orders.checks import same
@@ -75,7 +74,8 @@ def permutation(shape: tuple[int, ...], dtype: str) -> Implementations:
     if not is_power_of_two_cube(shape):
         # packages have codes on cubes of a power of two alone: sorted codes are what they offer here, a curve with jumps
         ours = OrderImplementation(
-            lambda _: filling(out, generalised_hilbert, shape, 1), lambda _, cells: checks.visits(cells, shape)
+            lambda _: filling(out, _generalised_hilbert.generalised_hilbert, shape, 1),
+            lambda _, cells: checks.visits(cells, shape),
         )
         cells = np.stack(np.unravel_index(np.arange(len(out)), shape))
         return {OURS: ours, **_sorters(cells, bits, packages), STORE_LOOP: loop}

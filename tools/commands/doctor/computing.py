@@ -95,6 +95,9 @@ def hello(comm: Comm) -> float:
 def ranks() -> Iterator[Finding]:
     """Two ranks over each transport: threads, processes with gloo, and those that each `mpirun` starts."""
     yield _two_ranks("threads", "make ranks as processes")
+    if processes.NOT_HERE:
+        yield absent("processes", processes.NOT_HERE)
+        return
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
         yield _two_ranks("gloo", "let this machine connect to itself (127.0.0.1), or make ranks as threads")
     else:

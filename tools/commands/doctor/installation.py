@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -50,6 +51,9 @@ def extensions() -> Iterator[Finding]:
         try:
             module = importlib.import_module(name)
         except Exception as error:
+            if sys.platform == "win32" and isinstance(error, ModuleNotFoundError):
+                yield absent(name, "there is none for Windows")
+                continue
             yield wrong(name, error_line(error), REINSTALL)
             continue
         chosen = ""

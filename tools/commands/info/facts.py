@@ -14,7 +14,7 @@ from typing import TypeVar
 import dilkit
 from dilkit import environment
 from dilkit.backend import torch_hint
-from dilkit.backends.native.backend import instruction_set
+from dilkit.backends.native.backend import NOT_BUILT, instruction_set, is_built
 from dilkit.device import Device, cuda_count, has_torch_code, probe
 from dilkit.selector import requested_backends
 
@@ -90,7 +90,7 @@ def variables() -> list[VariableFacts]:
     read: dict[environment.Variable, Callable[[], object]] = {
         environment.BACKEND: requested_backends,
         environment.CACHE_BYTES: environment.cache_bytes,
-        environment.CPU_ISA: instruction_set,
+        environment.CPU_ISA: instruction_set if is_built() else lambda: NOT_BUILT,
         environment.CUDA_CACHE: environment.cuda_cache,
         environment.TUNED: environment.tuned_file,
     }
