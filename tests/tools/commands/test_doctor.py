@@ -130,7 +130,9 @@ def test_a_folder_of_kernels_that_others_may_write(
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     monkeypatch.setenv(CUDA_CACHE.name, str(tmp_path / "shared"))
-    assert "can be written by others (mode 777; chmod go-w it)" in wrong_line(capsys, "compiled kernels")
+    line = wrong_line(capsys, "compiled kernels")
+    assert "can be written by others (mode 777), so no kernel is read from there" in line
+    assert "way out: run chmod go-w on it, or set DILKIT_CUDA_CACHE" in line
 
 
 def test_a_damaged_file_of_orders(

@@ -84,8 +84,9 @@ def _kernels_folder(folder: Path | None) -> Finding:
     name, choose = "compiled kernels", f"set {environment.CUDA_CACHE.name} to a folder that only you can write"
     if folder is None:
         return wrong(name, "there is no home folder to keep them in", choose)
-    if refused := files.others_may_write(folder):
-        return wrong(name, f"{refused}; no kernel is read from there", choose)
+    if why := files.why_others_may_write(folder):
+        found, _, way_out = why.rpartition(": ")
+        return wrong(name, f"{found}, so no kernel is read from there", f"{way_out}, or {choose}")
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
