@@ -11,12 +11,13 @@ INITS := $(shell find dilkit backends comm tools -name __init__.py)
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-.PHONY: help demo test slow sanitize fuzz sanitize-cuda kernels simulate lint docs results wheel clean
+.PHONY: help demo test slow sanitize aarch64 fuzz sanitize-cuda kernels simulate lint docs results wheel clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
 	@echo "make slow      the tests that 'make test' has no time for, but for those of 'make kernels'"
 	@echo "make sanitize  the C of the CPU kernel and of token orders under AddressSanitizer, UBSan and (the kernel) ThreadSanitizer"
+	@echo "make aarch64   the C of the CPU kernel compiled for aarch64, run over the problems under qemu (Debian's cross compiler, qemu-user)"
 	@echo "make fuzz      random calls through the public API against the oracle, under the sanitizers (MINUTES=60: longer than 10)"
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
@@ -40,6 +41,9 @@ slow: .venv/built
 sanitize: .venv/built
 	$(BIN)/python tests/sanitize/run.py $(ARGS)
 	$(BIN)/python tests/sanitize/orders.py $(ARGS)
+
+aarch64: .venv/built
+	$(BIN)/python tests/sanitize/aarch64.py $(ARGS)
 
 fuzz: .venv/built
 	$(BIN)/python tests/fuzz/run.py --if-possible --minutes $(MINUTES) $(ARGS)

@@ -1,0 +1,83 @@
+"""The problems of driver.c: a program that runs the C of the CPU kernel over a file of them, without Python.
+
+    write_problems ---> file: problems, and what the oracle says of them ---> the program that `build` makes ---> problems, wrong
+
+The problems are the conformance list, and longer ones of many tiles and blocks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+from unittest import mock
+
+import numpy as np
+import torch
+
+from dilkit import Pattern
+from dilkit.backends.native.backend import encode_problem
+from dilkit.oracle import oracle_attention
+from dilkit.testing.problems import PROBLEMS, Case
+from dilkit.testing.tensors import make_tensors
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "backends/native/kernels"
+DRIVER = ROOT / "tests/sanitize/driver.c"
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+LONG = (
+    Case(feature="long", variant="nested", pattern=Pattern([128, 256, 512], [1, 2, 4]), seq=701, heads=2, head_dim=24),
+    Case(feature="long", variant="odd", pattern=Pattern([150, 330], [1, 3]), seq=701, heads=2, kv_heads=1, head_dim=17),
+    Case(feature="long", variant="dense", pattern=Pattern.dense(), seq=500, heads=1, head_dim=40, mask="random"),
+)
+
+
+def write_problems(path: Path) -> None:
+    """Write every problem, and what is expected of it, as driver.c reads them."""
+    with path.open("wb") as file:
+        for case in cases():
+            write(case, file)
+
+
+def cases() -> Iterator[Case]:
+    """The conformance list without its exotic values, then long ones in every dtype, causal and not."""
+    yield from (case for case in PROBLEMS if case.values == "normal")
+    for case in LONG:
+        for dtype in ("float32", "float64", "bfloat16", "float16"):
+            for is_causal in (False, True):
+                yield replace(case, dtype=dtype, is_causal=is_causal)
+
+
+def write(case: Case, file: BinaryIO) -> None:
+    """Append a problem as driver.c reads it; blocks and chunks are short, so that there are several of each."""
+    tensors = make_tensors(case)
+    problem = case.problem()
+    with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=64, BLOCK_ROWS=64):
+        sizes, dtype, causal, once, scale, *arrays = encode_problem(problem)
+    mask = tensors.mask
+    counts = len(arrays[0]), len(arrays[3]), mask is not None, 0
+    file.write(np.array([*sizes, dtype, causal, once, *counts], np.int64).tobytes())
+    file.write(np.array([scale], np.float64).tobytes())
+    for array in arrays:
+        file.write(np.ascontiguousarray(array).tobytes())
+    for x in (*tensors.qkv, tensors.dout):
+        file.write(x.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    if mask is not None:
+        file.write(mask.numpy().astype(np.uint8).tobytes())
+    qkv = [x.detach().double().requires_grad_() for x in tensors.qkv]
+    options = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale)
+    out, lse = oracle_attention(*qkv, case.pattern, **options)
+    for x in (out, lse, *torch.autograd.grad(out, qkv, tensors.dout.double())):
+        file.write(x.detach().contiguous().numpy().astype(np.float64).tobytes())
+
+
+def build(program: Path, compiler: str, flags: Sequence[str], codes: Mapping[str, Sequence[str]]) -> None:
+    """Compile the driver and the kernel, once for each of `codes` with that one's own flags; a warning is an error."""
+    common = [compiler, "-std=gnu11", *WARNINGS, *flags, "-pthread", f"-I{KERNELS}"]
+    common += [f"-DHAVE_{code.upper()}" for code in codes if code != "generic"]
+    objects = [program.with_name(f"{code}.o") for code in codes]
+    for target, (code, own) in zip(objects, codes.items(), strict=True):
+        subprocess.run([*common, *own, "-c", KERNELS / f"{code}.c", "-o", target], check=True)
+    subprocess.run([*common, KERNELS / "work_queue.c", DRIVER, *objects, "-o", program, "-lm", "-ldl"], check=True)
