@@ -1,9 +1,9 @@
 """Commands that write files, ended by a signal at random moments, and what is left of their files then.
 
-    python tests/helpers/killing.py VERB SIGNAL MOMENTS
+    python tests/helpers/killing.py VERB SIGNAL MOMENTS      # as: "bench --overhead" SIGKILL 20
 
-prints one JSON object a moment. Children are forked from a process that has imported torch already, so that moments are spent on
-the work of the command and not on its start.
+prints one JSON object a moment, and one of a last run over what the others have left, which nothing ends. Children are forked
+from a process that has imported torch already, so that moments are spent on the work of the command and not on its start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,11 @@ VERBS = {
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def killed(verb: str, number: int, moments: int) -> list[dict[str, Any]]:
-    """What became of `moments` runs of a verb: the moment, the exit code, files that are not whole, temporary files."""
+def killed(verb: str, number: int, moments: int) -> Iterator[dict[str, Any]]:
+    """What became of `moments` runs of a verb: the moment, the exit code, files that are not whole, temporary files.
+
+    A last run, whose moment is None, is not ended: it goes on from the files of the others, with --resume where that is offered.
+    """
     import torch  # noqa: F401
     from matplotlib import figure  # noqa: F401
 
@@ -55,19 +58,23 @@ def killed(verb: str, number: int, moments: int) -> list[dict[str, Any]]:
         home = Path(folder)
         arguments = _arguments(verb, home)
         started = time.monotonic()
-        _ended(cli.main, arguments, home, PATIENCE, 0)
+        code, said = _ended(cli.main, arguments, home, PATIENCE, 0)
+        if code:
+            raise RuntimeError(f"dilkit {verb} ends with {code} where nothing ends it: {said}")
         lasts = min(time.monotonic() - started, 15.0)
-        found = []
         for trial in range(moments):
             if trial % 2:  # else over the files of the runs before
                 shutil.rmtree(home / "out")
                 (home / "out").mkdir()
             moment = START + lasts * draw.uniform(0.0 if trial % 4 < 2 else 0.6, 1.05)
             code, said = _ended(cli.main, arguments, home, moment, number)
-            found.append(dict(moment=round(moment, 3), code=code, said=said[-300:], **left(home / "out")))
-            for stray in found[-1]["temporary"]:
+            found = dict(moment=round(moment, 3), code=code, said=said[-300:], **left(home / "out"))
+            yield found
+            for stray in found["temporary"]:
                 (home / "out" / stray).unlink()
-        return found
+        resume = [] if "--suite" not in arguments or not (home / "out" / "suite.json").exists() else ["--resume"]
+        code, said = _ended(cli.main, [*arguments, *resume], home, PATIENCE, 0)
+        yield dict(moment=None, code=code, said=said[-300:], **left(home / "out"))
 
 
 def _arguments(verb: str, home: Path) -> list[str]:

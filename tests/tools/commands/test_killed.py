@@ -27,7 +27,9 @@ def test_a_command_that_is_ended_leaves_whole_files_or_none(verb: str, name: str
     script = str(ROOT / "tests" / "helpers" / "killing.py")
     done = in_subprocess(script, verb, name, str(MOMENTS), PYTHONPATH=str(ROOT / "tests"), OMP_NUM_THREADS="1")
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == MOMENTS, done.stderr
+    assert len(found) == MOMENTS + 1, done.stderr
+    last = found.pop()
+    assert (last["code"], last["broken"], last["temporary"]) == (0, [], []), last
     for one in found:
         assert not one["broken"], one
         assert not one["temporary"] or name == "SIGKILL", one
