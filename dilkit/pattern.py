@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OFFSETS = ("modulo", "block")
 OVERLAPS = ("count", "once")
 _MAX_COUNT_ENTRIES = 2**31
+_MAX_HEADS = 2**20  # heads are gone through one by one
 _FIELDS = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard")
 
 
@@ -186,6 +187,8 @@ class Pattern:
 
     def check_heads(self, heads: int, kv_heads: int | None = None) -> None:
         """Raise `PatternError` unless this pattern can be applied to `heads` query and `kv_heads` key/value heads."""
+        if heads > _MAX_HEADS:
+            raise PatternError(f"heads={heads} must be at most {_MAX_HEADS}")
         if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
             raise PatternError(f"kv_heads={kv_heads} must divide heads={heads}")
         if self.head_shard is not None:
@@ -208,6 +211,7 @@ class Pattern:
 
         _check_sizes(seq, heads, kv_heads)
         boolean("is_causal", is_causal)
+        self.check_heads(heads, kv_heads)
         if heads * seq * seq > _MAX_COUNT_ENTRIES:
             raise PatternError(
                 f"seq={seq} with heads={heads} needs {heads * seq * seq:,} entries; at most {_MAX_COUNT_ENTRIES:,}"

@@ -19,8 +19,8 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MOST_SCALE = (1e30, 1e300)
 """The largest |scale|, of all dtypes that accumulate in fp32 and of fp64: there is room for `|q . k|` up to 1e8."""
 
-MOST_HEADS, MOST_BYTES = 2**20, 2**63 - 1
-"""The largest number of heads, which are gone through one by one, and the largest tensor that there can be."""
+MOST_BYTES = 2**63 - 1
+"""The largest tensor that there can be."""
 
 _FROM_THE_REST: Any = None
 """Default of a field that is worked out from the other fields."""
@@ -84,12 +84,10 @@ class Problem:
         if abs(scale) > (most := MOST_SCALE[self.dtype == "float64"]):
             raise ValueError(f"scale={scale:g} would make infinite scores in {self.dtype}; at most {most:g} is needed")
         object.__setattr__(self, "scale", scale)
-        self._check_sizes()
         self.pattern.check_heads(self.heads, self.kv_heads)
+        self._check_sizes()
 
     def _check_sizes(self) -> None:
-        if self.heads > MOST_HEADS:
-            raise ValueError(f"heads={self.heads} must be at most {MOST_HEADS}")
         sizes = self.batch, self.seq, self.heads, self.head_dim
         if DTYPE_BYTES[self.dtype] * math.prod(size or 1 for size in sizes) > MOST_BYTES:
             raise ValueError(

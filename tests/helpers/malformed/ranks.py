@@ -62,6 +62,9 @@ PLANS = {
     "cuts for too many ranks": Case(lambda: shard_cuts(10**12, 10**12), ValueError, ("world_size=", "at most 1,048,576")),
     "cuts for a list": Case(lambda: shard_cuts(8, 2, [4]), TypeError, ("pattern=[4]", "dilkit.Pattern")),
     "cuts are a number": Case(plan(P, 8, 4, 4), TypeError, ("cuts=8", "int", "shard_cuts")),
+    "a plan of heads without end": Case(
+        lambda: exchange_plan(P, (0, 4, 8), 10**9), PatternError, ("heads=1000000000", "at most")
+    ),
     "cuts are None": Case(lambda: exchange_plan(P, None, 4), TypeError, ("cuts=None", "shard_cuts")),
     "cuts of an empty shard": Case(plan(P, (0, 4, 4), 4, 4), ValueError, ("cuts=(0, 4, 4)", "grow")),
     "cuts from 1 on": Case(plan(P, [1, 4, 8], 4, 4), ValueError, ("cuts=(1, 4, 8)", "start at 0")),

@@ -54,6 +54,8 @@ PATTERNS = {
     "count of no heads": Case(lambda: P.count(4, 0), ValueError, ("heads=0", "at least 1")),
     "count of odd groups": Case(lambda: P.count(4, 4, kv_heads=3), PatternError, ("kv_heads=3", "divide heads=4")),
     "count of too much": Case(lambda: P.count(2**20, 8), PatternError, ("seq=1048576", "heads=8", "at most")),
+    "count of nothing, in heads without end": Case(lambda: P.count(0, 10**12), PatternError, ("heads=1000000000000", "at most")),
+    "flops of heads without end": Case(lambda: P.flops(8, 10**12, 8), PatternError, ("heads=1000000000000", "at most")),
     "flops of a negative": Case(lambda: P.flops(-1, 2, 8), ValueError, ("seq=-1", "at least 0")),
     "nested lengths": Case(pattern([[4]], [1]), TypeError, ("segment_lengths[0]=[4]", "integer")),
     "no lengths": Case(pattern(None, None), TypeError, ("segment_lengths=None", "sequence")),
