@@ -1,17 +1,36 @@
-# `make demo` and `make test` need Python >= 3.10 with venv and headers, gcc and make; the rest goes into .venv.
+# `make demo` and `make test` need Python >= 3.10 with venv and headers, gcc and make; the rest goes into .venv, stage by stage.
 PYTHON ?= python3
 ARGS ?=
 MINUTES ?= 10
-BIN := .venv/bin
-PIP_INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYX := $(shell find dilkit backends comm -name '*.pyx')
 C := $(shell find dilkit backends comm -name '[a-z]*.[ch]')
 INITS := $(shell find dilkit backends comm tools -name __init__.py)
 
-# Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+# A PYTHON that was chosen, and is in a virtual environment with torch, is used as it is. Its stages are noted in build/.
+ENV := .venv
+PY := .venv/bin/python
+ifneq ($(origin PYTHON),file)
+REUSED := $(shell "$(PYTHON)" .ci/environment/machine.py --reused)
+ifneq ($(REUSED),)
+ENV := $(REUSED)
+PY := "$(PYTHON)"
+endif
+endif
+DEMO := $(ENV)/stage-dilkit
+TEST := $(ENV)/stage-test
+KERNELS := $(ENV)/stage-kernels
+LINT := $(ENV)/stage-lint
+DOCS := $(ENV)/stage-docs
+PEERS := $(ENV)/stage-peers
 
-.PHONY: help demo test slow sanitize aarch64 fuzz sanitize-cuda kernels simulate lint docs results wheel clean
+aarch64: $(TEST)
+	$(PY) tests/sanitize/aarch64.py $(ARGS)
+
+# Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
+
+.NOTPARALLEL:
+.PHONY: help demo test slow sanitize fuzz sanitize-cuda kernels simulate lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -27,72 +46,84 @@ help:
 	@echo "make results   measure anew, on a quiet machine, what the pages show of CPUs (ARGS='orders ring' a part), then make docs"
 	@echo "make wheel     a wheel and an sdist in dist/"
 	@echo "make clean     remove .venv and everything that was built"
-	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made from"
+	@echo "make stages    install what any of these needs; otherwise each installs its own stage, and says what and how large"
+	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made from. If it is that of a virtual environment with torch,"
+	@echo "  such as PYTHON=~/venv/bin/python, what is missing is installed there, and no .venv is made; name it in each call"
 
-demo: .venv/built
-	$(BIN)/dilkit demo $(ARGS)
+demo: $(DEMO)
+	$(PY) -m dilkit demo $(ARGS)
 
-test: .venv/built
+test: $(TEST)
 	$(PYTEST) $(ARGS)
 
-slow: .venv/built
+slow: $(TEST)
 	$(PYTEST) -m slow $(ARGS)
 
-sanitize: .venv/built
-	$(BIN)/python tests/sanitize/run.py $(ARGS)
-	$(BIN)/python tests/sanitize/orders.py $(ARGS)
+sanitize: $(TEST)
+	$(PY) tests/sanitize/run.py $(ARGS)
+	$(PY) tests/sanitize/orders.py $(ARGS)
 
-aarch64: .venv/built
-	$(BIN)/python tests/sanitize/aarch64.py $(ARGS)
+aarch64: $(TEST)
+	$(PY) tests/sanitize/aarch64.py $(ARGS)
 
-fuzz: .venv/built
-	$(BIN)/python tests/fuzz/run.py --if-possible --minutes $(MINUTES) $(ARGS)
+fuzz: $(TEST)
+	$(PY) tests/fuzz/run.py --if-possible --minutes $(MINUTES) $(ARGS)
 
-sanitize-cuda: .venv/built
-	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
-	compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
+sanitize-cuda: $(KERNELS)
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) -m dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
+	compute-sanitizer --tool racecheck --error-exitcode 1 $(PY) -m dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
 
-kernels: .venv/built
-	$(BIN)/python -m dilkit.tools.bench.kernels
-	$(PYTEST) -m kernels $(ARGS)
+kernels: $(TEST) $(KERNELS)
+	$(PY) -m dilkit.tools.bench.kernels
+	$(PYTEST) -m 'not slow' tests/backends/cuda tests/backends/numba tests/tools/bench/test_kernels.py tests/tools/bench/test_gpu.py $(ARGS)
 
-simulate: .venv/built
-	OMP_NUM_THREADS=1 $(BIN)/python tests/backends/numba/simulate.py --all $(ARGS)
+simulate: $(KERNELS)
+	OMP_NUM_THREADS=1 $(PY) tests/backends/numba/simulate.py --all $(ARGS)
 
-lint: .venv/built
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/python .ci/types.py
+lint: $(LINT)
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) .ci/types.py
 
-docs: .venv/built
-	$(BIN)/python -m dilkit.tools.site.pages
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(DOCS)
+	$(PY) -m dilkit.tools.site.pages
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-results: .venv/built
-	$(PIP_INSTALL) --no-build-isolation --editable '.[peers]'
-	$(BIN)/python -m dilkit.tools.site.remeasure $(ARGS)
+results: $(TEST) $(PEERS)
+	$(PY) -m dilkit.tools.site.remeasure $(ARGS)
 	$(MAKE) docs
 
-wheel: .venv/built
-	$(BIN)/python -m build --no-isolation
+wheel: $(TEST)
+	$(PY) -m build --no-isolation
+
+stages: $(TEST) $(KERNELS) $(LINT) $(DOCS)
 
 clean:
 	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f $(PYX:.pyx=.c) $(foreach file,$(PYX:.pyx=),$(wildcard $(file).*.so))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment is made once for each state of the files that decide what is in it. The tests run under both MPI libraries;
-# MPICH's wheel goes beside Open MPI's because each has a bin/mpirun.
-.venv/installed: pyproject.toml constraints.txt
-	@$(PYTHON) .ci/machine.py
-	$(PYTHON) -m venv .venv
-	$(PIP_INSTALL) setuptools cython
-	$(PIP_INSTALL) --no-build-isolation --editable '.[plot,test,lint,docs]'
-	$(PIP_INSTALL) --prefix .venv/mpich --ignore-installed mpich
+# Each stage is installed once for each state of the files that decide what is in it. `make demo` needs the first two.
+$(ENV)/made:
+	@"$(PYTHON)" .ci/environment/machine.py
+ifeq ($(ENV),.venv)
+	"$(PYTHON)" -m venv .venv
+else
+	@mkdir -p $(ENV)
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip
+endif
+	@touch $@
+
+$(ENV)/stage-demo: pyproject.toml constraints.txt | $(ENV)/made
+	@$(PY) .ci/environment/install.py demo
 	@touch $@
 
 # A changed extension, or a changed package map, is built again into the same environment, with nothing downloaded.
-.venv/built: .venv/installed setup.py $(PYX) $(C) $(INITS)
-	$(PIP_INSTALL) --no-build-isolation --no-deps --editable .
+$(ENV)/stage-dilkit: $(ENV)/stage-demo setup.py $(PYX) $(C) $(INITS)
+	@$(PY) .ci/environment/install.py dilkit
+	@touch $@
+
+$(TEST) $(KERNELS) $(LINT) $(DOCS) $(PEERS): $(ENV)/stage-%: pyproject.toml constraints.txt | $(DEMO)
+	@$(PY) .ci/environment/install.py $*
 	@touch $@

@@ -19,6 +19,21 @@ MATRIX = "dilkit_matrix"
 os.environ[TUNED.name] = "none"  # what somebody has measured on this machine changes no test, nor what a test starts
 
 
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--nothing-missing", action="store_true", help="fail if a test is skipped for want of a package")
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    """Where everything has to run, a test that was skipped for want of a package is a failure of the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not session.config.getoption("--nothing-missing") or reporter is None:
+        return
+    reasons = {report.longrepr[2] for report in reporter.getreports("skipped") if isinstance(report.longrepr, tuple)}
+    if missing := sorted(reason for reason in reasons if "not installed" in reason):
+        reporter.write_line(f"\nskipped, with --nothing-missing: {'; '.join(missing)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Every test starts from the same random numbers, in whatever order tests run."""

@@ -200,10 +200,12 @@ def test_the_wheel_has_everything_and_works_alone(tmp_path):
 
 
 class TestMachine:
-    """.ci/machine.py: what a bare machine lacks, told before anything is installed."""
+    """.ci/environment/machine.py: what a bare machine lacks, told before anything is installed."""
 
     def missing(self) -> str:
-        return " ".join(f"{what} {package}" for what, package in runpy.run_path(str(ROOT / ".ci/machine.py"))["missing"]())
+        return " ".join(
+            f"{what} {package}" for what, package in runpy.run_path(str(ROOT / ".ci/environment/machine.py"))["missing"]()
+        )
 
     def test_the_machine_that_runs_the_tests_lacks_nothing(self):
         assert self.missing() == ""

@@ -14,7 +14,7 @@ from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import report as cuda_report
 from dilkit.backends.cuda.table import CudaKernel
 
-pytest.importorskip("cupy", reason="cupy is not installed")
+pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
 KERNEL = CudaKernel("small.cu", "small", threads=32, blocks=1, tile_rows=4, defines=(("HEAD_DIM", 16),))
 CAPABILITY = (6, 1)

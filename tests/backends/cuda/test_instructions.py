@@ -167,7 +167,7 @@ def test_copies_arrive_when_they_are_waited_for(pending: int) -> None:
 @pytest.mark.parametrize("storage", [0, 1, 2])
 @pytest.mark.parametrize("number", [52, 61, 70, 75, 80, 90, 120])
 def test_cuda_has_every_instruction_that_the_shim_has(number: int, storage: int) -> None:
-    pytest.importorskip("cupy", reason="cupy is not installed")
+    pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     texts = {path.name: path.read_text() for path in (SHIM / "instructions.cu", *KERNELS.glob("*.cuh"))}
     macros = (f"-D{name}" for name in ("THREADS=64", "BLOCKS=1", f"STORAGE={storage}"))
     code, log = compiled("instructions.cu", (f"--gpu-architecture=sm_{number}", *OPTIONS, *macros), texts)

@@ -77,7 +77,7 @@ def test_nothing_is_loaded_while_a_graph_is_captured(cupy: FakeCupy) -> None:
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU, on which the launch of no kernel is an error")
 def test_the_true_cupy_takes_our_arguments() -> None:
     """Its launch turns the arguments into addresses before it looks for a driver, which is all that is missing here."""
-    true = pytest.importorskip("cupy", reason="cupy is not installed")
+    true = pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     function = true.cuda.Function.__new__(true.cuda.Function)
     with pytest.raises(true.cuda.runtime.CUDARuntimeError):
         function((3,), (128,), (NO_ARGUMENTS,), shared_mem=0, stream=Stream(77))

@@ -15,9 +15,10 @@ from dilkit.backends.numba.tilings import TABLE
 STATIC_BYTES = 48 * 1024
 """Shared memory that a kernel may declare on any GPU."""
 
-needs_numba = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+needs_numba = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed: make kernels")
 needs_nvvm = pytest.mark.skipif(
-    find_spec("nvidia.cuda_nvcc") is None, reason="nvidia-cuda-nvcc-cu12 is not installed, which has the compiler, NVVM"
+    find_spec("nvidia.cuda_nvcc") is None,
+    reason="nvidia-cuda-nvcc-cu12, with the compiler NVVM, is not installed: make kernels",
 )
 
 

@@ -15,7 +15,7 @@ from dilkit.tools.report.kinds.kernels import document, sentence
 from dilkit.tools.results.file import new_result, read_result
 from dilkit.tools.results.kinds.kernels import KernelsResult, KernelUse
 
-pytest.importorskip("cupy", reason="cupy is not installed")
+pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
 EVERYWHERE = builds(head_dims=[64], dtypes=["float32"], vectors=[True])
 TENSOR_CORES = builds([(7, 5)], [64], ["float16"], [True]) + builds(

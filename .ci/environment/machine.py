@@ -1,8 +1,11 @@
 """Can this Python make a virtual environment and build an extension? Says what is missing and how to get it.
 
+`machine.py --reused`: is it in an environment with torch already? Prints the folder that the state of that one is noted in.
 `make` runs it with the chosen interpreter before anything is installed, so it must run on any Python 3, however old.
 """
 
+import hashlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -40,6 +43,16 @@ def importable(module):
     return True
 
 
+def reused():
+    """A name for the environment of this Python, made anew or not, if it is virtual, has torch and is not the checkout's own."""
+    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".venv")  # noqa: PTH100, PTH118, PTH120
+    virtual = sys.prefix != sys.base_prefix and os.path.realpath(sys.prefix) != os.path.realpath(own)
+    if not virtual or importlib.util.find_spec("torch") is None:
+        return ""
+    made = os.stat(os.path.join(sys.prefix, "pyvenv.cfg")).st_mtime  # noqa: PTH116, PTH118
+    return "build/reused/" + hashlib.sha1((sys.prefix + str(made)).encode()).hexdigest()[:12]
+
+
 def main():
     found = missing()
     for what, package in found:
@@ -51,4 +64,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print(reused()) if "--reused" in sys.argv else main())

@@ -1,0 +1,84 @@
+"""One stage of the environment of the Python that runs this, told in one line: what it brings, how large it is, how long it took.
+
+    install.py demo      what `make demo` needs: dilkit's dependencies, matplotlib, the build tools
+    install.py test      what an extra of pyproject.toml names: also kernels, docs, lint and peers
+    install.py dilkit    dilkit itself, built from this checkout, with nothing downloaded
+
+`.venv` gets the versions of constraints.txt. In any other environment what fits is kept, and torch is never replaced.
+"""
+
+import fcntl
+import importlib.metadata
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch_build
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    from pip._vendor import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = Path(sys.prefix).resolve() == ROOT / ".venv"
+PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+BESIDE = {"test": ["mpich"]}
+"""What a stage installs into a folder of its own: MPICH's wheel and Open MPI's both have a bin/mpirun."""
+
+
+def main(stage: str) -> int:
+    with (Path(sys.prefix) / ".dilkit-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two pips in one environment would damage it
+        before, start = size(), time.monotonic()
+        wanted, beside = requirements(stage), BESIDE.get(stage, [])
+        names = [re.match(r"[\w-]+", line)[0] for line in [*wanted, *beside]] or ["built from this checkout"]
+        print(f"{stage}: {', '.join(names)} ...", end=" ", flush=True)
+        code = install(stage, wanted) or (install_beside(beside) if beside else 0)
+        print(f"{(size() - before) / 1e6:,.0f} MB in {time.monotonic() - start:.0f} s" if code == 0 else "failed")
+    return code
+
+
+def requirements(stage: str) -> list[str]:
+    """What pyproject.toml says that `stage` needs."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = table["project"]
+    if stage == "dilkit":
+        return []
+    if stage == "demo":
+        return [*project["dependencies"], *project["optional-dependencies"]["plot"], *table["build-system"]["requires"]]
+    return project["optional-dependencies"][stage]
+
+
+def install(stage: str, wanted: list[str]) -> int:
+    if stage == "dilkit":
+        return run(*PIP, "--no-build-isolation", "--no-deps", "--editable", str(ROOT))
+    if not OWN:
+        return run(*PIP, *wanted, f"torch=={importlib.metadata.version('torch')}")
+    if stage == "demo":
+        torch_build.prefer_cpu(next(line for line in wanted if line.startswith("torch")), constraints())
+    return run(*PIP, *constraints(), *wanted)
+
+
+def install_beside(names: list[str]) -> int:
+    """Each into a folder of its name."""
+    return max(run(*PIP, *constraints(), "--prefix", f"{sys.prefix}/{name}", "--ignore-installed", name) for name in names)
+
+
+def constraints() -> tuple[str, str]:
+    return "--constraint", str(ROOT / "constraints.txt")
+
+
+def run(*command: str) -> int:
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def size() -> int:
+    """Bytes of all files in the environment."""
+    return sum(path.lstat().st_size for path in Path(sys.prefix).rglob("*") if not path.is_dir())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
