@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.backends_here import on
+from helpers.pairwise import every_pair
 from helpers.ranks import PATTERN, assert_counted, assert_right, even_cuts, of_case, over_ranks, uneven_cuts
 from helpers.strategies import patterns_with_heads
 from hypothesis import given, settings
@@ -78,9 +79,7 @@ def test_problem_list_over_ranks(at: int, case: Case) -> None:
     assert_counted(found, make_tensors(case))
 
 
-@BACKENDS
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("backend", "schedule", "dtype"), every_pair(ABLE, SCHEDULES, DTYPES))
 def test_every_schedule_and_dtype(backend: str, schedule: str, dtype: str) -> None:
     for world_size, is_causal in ((5, True), (4, False)):
         case = replace(CASE, dtype=dtype, is_causal=is_causal, mask="random", kv_heads=2)

@@ -33,10 +33,16 @@ def runs(capability: Capability, dtype: str) -> Runs:
     return [(capability, case) for case in PROBLEMS if case.dtype == dtype]
 
 
-USUAL: Runs = runs(FP32, "float32") + runs(TENSOR_CORES, "bfloat16")
+def spread(listed: Runs, kind: int) -> Runs:
+    """Every other run of each feature, but of a feature with one variant that one: what one kind leaves out, the other takes."""
+    features = [[run for run in listed if run[1].feature == name] for name in dict.fromkeys(case.feature for _, case in listed)]
+    return [run for group in features for run in (group[kind::2] or group)]
+
+
+NATURAL = [runs(FP32, "float32"), runs(TENSOR_CORES, "bfloat16")]
 OTHER = runs(TENSOR_CORES, "float16") + runs(FP32, "float16") + runs(FP32, "bfloat16")
-USUAL += OTHER[::10]
-REST = [run for run in OTHER if run not in USUAL]
+USUAL: Runs = [run for kind, listed in enumerate(NATURAL) for run in spread(listed, kind)] + OTHER[::20]
+REST = [run for listed in (*NATURAL, OTHER) for run in listed if run not in USUAL]
 
 PATTERNS = {"groups": (Pattern([128, 256, 300], [1, 2, 32]), 300), "tall": (Pattern([256, 512], [1, 2]), 512)}
 SIZES: Runs = [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.host_launcher import HostLauncher
+from helpers.pairwise import every_pair
 from torch import Tensor
 
 from dilkit import Pattern
@@ -104,6 +105,10 @@ def judge(case: Case, found: dict[str, Tensor]) -> None:
         assert error <= LIMITS[name] * want.error[name], f"{name}: {error:.3g}, plain torch {want.error[name]:.3g}"
 
 
+def case_name(value: object) -> str | None:
+    return value.name if isinstance(value, Case) else None
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("role", NAMES)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
@@ -111,9 +116,9 @@ def test_problems(case: Case, role: str) -> None:
     judge(case, run(case, role, order="random", seed=len(case.name)))
 
 
-@pytest.mark.parametrize("role", NAMES)
-@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
-@pytest.mark.parametrize("capability", [610, 900])
+@pytest.mark.parametrize(
+    ("case", "role", "capability"), every_pair(LARGE, NAMES, [610, 900], mark=pytest.mark.kernels), ids=case_name
+)
 def test_larger_problems(case: Case, role: str, capability: int) -> None:
     judge(case, run(case, role, capability=capability))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from helpers.pairwise import every_pair
 
 from dilkit import Pattern, plan
 from dilkit.backends.native.backend import _chunks
@@ -19,24 +20,27 @@ PATTERNS = {
 }
 
 
-@pytest.fixture(params=[(16, 16), (48, 32)], ids=["16 rows", "48 rows"])
-def short_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    chunk_rows, block_rows = request.param
+BLOCK_ROWS = {16: 16, 48: 32}
+"""Of chunks with so many rows."""
+
+
+@pytest.fixture
+def short_chunks(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("dilkit.backends.native.backend.CHUNK_ROWS", chunk_rows)
-    monkeypatch.setattr("dilkit.backends.native.backend.BLOCK_ROWS", block_rows)
+    monkeypatch.setattr("dilkit.backends.native.backend.BLOCK_ROWS", BLOCK_ROWS[chunk_rows])
     plan.cache_clear()
     yield
     plan.cache_clear()
 
 
 @pytest.mark.usefixtures("short_chunks")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("mask", ["none", "random"])
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_gradients_of_many_chunks(pattern: Pattern, mask: str, is_causal: bool, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "chunk_rows", "mask", "is_causal", "dtype"),
+    every_pair(PATTERNS, BLOCK_ROWS, ["none", "random"], [False, True], ["float32", "float64"]),
+)
+def test_gradients_of_many_chunks(pattern: str, mask: str, is_causal: bool, dtype: str) -> None:
     sizes = dict(seq=257, heads=4, kv_heads=2, head_dim=20, batch=2)
-    case = Case(feature="chunks", variant="many", pattern=pattern, mask=mask, is_causal=is_causal, dtype=dtype, **sizes)
+    case = Case(feature="chunks", variant="many", pattern=PATTERNS[pattern], mask=mask, is_causal=is_causal, dtype=dtype, **sizes)
     assert _chunks(case.problem())[0] >= 4
     result = check("native", case)
     assert result.verdict == "passed", "; ".join(result.reasons)

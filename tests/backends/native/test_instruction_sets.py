@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.pairwise import every_pair
 
 from dilkit import Pattern, dilated_attention
 from dilkit.backends.native import _native
+from dilkit.problem import DTYPES
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import LAYOUTS, PROBLEMS, Case
 
@@ -27,17 +30,22 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("case", PROBLEMS, ids=[case.name for case in PROBLEMS])
+def in_one_dtype(at: int, case: Case) -> Any:
+    """Each variant in one dtype, the next in the next; the others wait for the slow tests."""
+    usual = case.feature == "mix" or at % len(DTYPES) == at // len(DTYPES) % len(DTYPES)
+    return pytest.param(case, marks=[] if usual else pytest.mark.slow, id=case.name)
+
+
+@pytest.mark.parametrize("case", [in_one_dtype(at, case) for at, case in enumerate(PROBLEMS)])
 def test_every_instruction_set_agrees_with_the_oracle(isa: str, case: Case) -> None:
     result = check("native", case)
     assert result.verdict == "passed", "; ".join(result.reasons)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("fields", LONG.values(), ids=LONG)
-def test_sequences_of_many_tiles(isa: str, fields: dict, is_causal: bool, dtype: str) -> None:
-    result = check("native", Case(feature="long", variant="tiles", seq=701, batch=1, is_causal=is_causal, dtype=dtype, **fields))
+@pytest.mark.parametrize(("name", "is_causal", "dtype"), every_pair(LONG, [False, True], ["float32", "float64", "bfloat16"]))
+def test_sequences_of_many_tiles(isa: str, name: str, is_causal: bool, dtype: str) -> None:
+    fields = dict(seq=701, batch=1, is_causal=is_causal, dtype=dtype, **LONG[name])
+    result = check("native", Case(feature="long", variant=f"{name} tiles", **fields))
     assert result.verdict == "passed", "; ".join(result.reasons)
 
 
