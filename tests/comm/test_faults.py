@@ -32,6 +32,8 @@ from helpers.rank import FAULTS, LONG_TIMEOUT, TIMEOUT, everyone
 from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, PlanMismatch, run_threads
 
 SLACK = 2.0
+SLOW = pytest.mark.slow
+"""Of what a launcher has in common with another, one is asked by default: a job of three takes seconds."""
 KNOWN = re.compile(r"^rank (\d) knows after ([\d.]+) s: (\w+): exchange 2 \(keys\): (.*)$", re.MULTILINE)
 
 
@@ -56,29 +58,38 @@ def assert_said(job: Job, error: type[CommError], what: str, all_of_them: bool =
 
 
 class TestGloo:
-    @pytest.mark.parametrize("kind", ["killed", "raises", "gives_up"])
+    @pytest.mark.parametrize("kind", ["killed", "raises", pytest.param("gives_up", marks=SLOW)])
     def test_a_rank_that_is_gone(self, kind: str, tmp_path: Path) -> None:
         job = fail("gloo", kind, tmp_path)
         assert_said(job, PeerLost, r"lost (rank 1|ranks 0, 1|ranks 1, 2):", all_of_them=True)
         assert ("[rank 1] ZeroDivisionError: this one's own fault" in job.text) == (kind == "raises"), job
 
-    @pytest.mark.parametrize("kind", ["frozen", "late"])
+    @pytest.mark.parametrize("kind", ["frozen", pytest.param("late", marks=SLOW)])
     def test_a_rank_that_does_not_answer(self, kind: str, tmp_path: Path) -> None:
         job = fail("gloo", kind, tmp_path)
         assert_said(job, CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s", all_of_them=True)
 
 
-@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 class TestMPI:
+    @pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=SLOW), "mpich"])
     def test_mpirun_ends_the_job_of_a_rank_that_was_killed(self, launcher: str, tmp_path: Path) -> None:
         job = fail(launcher, "killed", tmp_path)
         assert re.search(r"process rank 1 with PID" if launcher == "openmpi" else r"PID \d+ RUNNING AT", job.text), job
         assert re.search(r"signal 9", job.text), job
 
-    @pytest.mark.parametrize("kind", ["frozen", "late"])
+    @pytest.mark.parametrize(
+        ("launcher", "kind"),
+        [
+            ("openmpi", "late"),
+            ("mpich", "frozen"),
+            pytest.param("openmpi", "frozen", marks=SLOW),
+            pytest.param("mpich", "late", marks=SLOW),
+        ],
+    )
     def test_a_rank_that_does_not_answer(self, launcher: str, kind: str, tmp_path: Path) -> None:
         assert_said(fail(launcher, kind, tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
 
+    @pytest.mark.parametrize("launcher", ["openmpi", pytest.param("mpich", marks=SLOW)])
     def test_a_rank_that_raises_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
         assert_blamed(fail(launcher, "raises", tmp_path), traceback=True)
 
@@ -97,6 +108,7 @@ def test_ranks_that_are_left_alone_know_who_was_killed(tmp_path: Path) -> None:
 class TestEitherMPI:
     """What does not depend on the launcher."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["raises_in_a_thread", "gives_up"])
     def test_other_ways_to_fail(self, kind: str, tmp_path: Path) -> None:
         assert_blamed(fail("mpich", kind, tmp_path), traceback=kind != "gives_up")

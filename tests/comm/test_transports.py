@@ -27,7 +27,7 @@ def test_threads_conform(size: int) -> None:
     run_threads(size, conform)
 
 
-@pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3)), 4])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_processes_conform(launcher: str, size: int, tmp_path: Path) -> None:
     job = start(launcher, size, tmp_path, "rank.py", "conformance").finish()

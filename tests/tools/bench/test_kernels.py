@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers.project import ROOT
@@ -28,10 +29,19 @@ WIDE = [
     for build in builds([capability], [128], [dtype], [capability == (9, 0)])
 ]
 USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES]))
+
+
+def chosen(builds: list[Build]) -> list[Any]:
+    """By default, a file is compiled for the first and the last kind of GPU, and for one between; other files for another one."""
+    files = {names: [build for build in builds if build.names == names] for names in dict.fromkeys(b.names for b in builds)}
+    usual = [one[i] for at, one in enumerate(files.values()) for i in {0, 1 + at % max(1, len(one) - 2), len(one) - 1}]
+    return [pytest.param(build, marks=[] if build in usual else [pytest.mark.kernels]) for build in builds]
+
+
 AT_LENGTH = [pytest.param(build, marks=pytest.mark.kernels) for build in WIDE]
 
 
-@pytest.mark.parametrize("build", [*USUAL, *AT_LENGTH], ids=lambda build: build.name)
+@pytest.mark.parametrize("build", [*chosen(USUAL), *AT_LENGTH], ids=lambda build: build.name)
 def test_a_kernel_compiles_and_fits(build: Build) -> None:
     """`make kernels` holds every size of every kernel to the same."""
     found = compiled(build)
