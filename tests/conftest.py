@@ -18,6 +18,8 @@ from dilkit.testing.poison import poisoned_memory
 
 MATRIX = "dilkit_matrix"
 os.environ[TUNED.name] = "none"  # what somebody has measured on this machine changes no test, nor what a test starts
+if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):  # or torch takes AMX for bfloat16, and then fails
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
 def pytest_addoption(parser: Any) -> None:

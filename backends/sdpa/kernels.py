@@ -56,6 +56,29 @@ def installed(module: str) -> bool:
     return spec is not None
 
 
+def _cpu_refusals(problem: Problem) -> list[Refusal]:
+    """torch packs halves for AMX wherever the processor has that, but can only where it may use AVX-512 itself."""
+    torch = sys.modules.get("torch")
+    if problem.dtype not in _HALF or torch is None or torch.backends.cpu.get_cpu_capability() == "AVX512":
+        return []
+    if not (error := _cpu_error(problem.dtype)):
+        return []
+    return [Refusal("dtype", problem.dtype, f"torch: {error}", "unset ATEN_CPU_CAPABILITY, or set ONEDNN_MAX_CPU_ISA=AVX2 too")]
+
+
+@lru_cache(maxsize=2)
+def _cpu_error(dtype: str) -> str:
+    """What torch's kernel for CPUs raises for so many rows that it would pack them; empty if it computes."""
+    import torch
+
+    x = torch.zeros(1, 1, 64, 16, dtype=getattr(torch, dtype))
+    try:
+        aten.cpu_forward(x, x, x, None, False, 1.0)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
 def _efficient_refusals(problem: Problem) -> list[Refusal]:
     """Tensor cores, and everything from 8.0 on, read whole vectors; bf16 arithmetic came with 8.0."""
     capability = problem.device.capability or (0, 0)
@@ -131,7 +154,7 @@ _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_atte
 # cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead. FlashAttention 3 and 4
 # come before it, for they are there only where the user has installed them.
 KERNELS = (
-    SdpaKernel("cpu-flash", Limits(), aten.cpu_forward, aten.cpu_backward),
+    SdpaKernel("cpu-flash", Limits(), aten.cpu_forward, aten.cpu_backward, more_refusals=_cpu_refusals),
     SdpaKernel(
         "flash3",
         replace(_FLASH, min_capability=(9, 0), max_capability=(9, 0), grouped_heads=False),
