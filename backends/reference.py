@@ -31,7 +31,8 @@ class Reference(Backend):
     """`out = softmax(scale * q k^T + log count) v` on any device, computed in fp32, and in fp64 for fp64 tensors.
 
     `Reference(compute_dtype="float64", name="reference64")` computes in fp64 whatever the dtype of the tensors; register it with
-    `dilkit.register_backend`. The matrix products are torch's: the same number of threads gives the same bits.
+    `dilkit.register_backend`. The matrix products are torch's: the same number of threads gives the same bits, another one
+    perhaps others.
     """
 
     name = "reference"

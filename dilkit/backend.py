@@ -204,7 +204,7 @@ class Backend(ABC):
     """The automatic choice takes the backend with the highest priority that can compute the problem. dilkit's own backends
     have priorities from 0 to 20, which a table redistributes among them by what suits the device."""
     reproducible: ClassVar[bool] = False
-    """Whether equal inputs give equal bits in every run. `dilkit verify --repeats` checks it."""
+    """Whether equal inputs give equal bits in every run, with any number of threads. `dilkit verify --repeats` repeats runs."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every reason why this backend cannot compute `problem`; empty when it can."""

@@ -3,8 +3,8 @@
     lse = log(exp(lse_a) + exp(lse_b))        out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
 
 A first result that already lies in memory as the whole does is adopted, not copied. Later ones are overwritten where they lie.
-The bits must not depend on the number of threads, so every operator used here computes each element alike wherever torch splits
-a tensor: exp, log, and operations that round once. `sigmoid`, `logaddexp`, `lerp` and `sum` do not.
+The bits must not depend on the number of threads more than the kernel's do, so every operator used here computes each element
+alike wherever torch splits a tensor: exp, log, and operations that round once. `sigmoid`, `logaddexp`, `lerp` and `sum` do not.
 """
 
 from __future__ import annotations

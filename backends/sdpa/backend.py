@@ -5,6 +5,8 @@
 A branch is a few grids of equal small attention problems (`problem_grid`), which a kernel computes in a few calls
 (`strided_calls`). The partial results of the calls merge exactly into `out` and `lse` (`accumulators`). In the backward pass the
 kernel gets the `out` and `lse` of the whole softmax, so its gradients are exact and need only be added up.
+
+On a CPU the same number of threads gives the same bits; another one may not, as MKL's matrix products do not.
 """
 
 from __future__ import annotations

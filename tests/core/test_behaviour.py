@@ -9,9 +9,11 @@ import pytest
 import torch
 from helpers.backends_here import on
 
-from dilkit import Pattern, dilated_attention, explain
+from dilkit import Backend, Pattern, dilated_attention, explain
+from dilkit.registry import backends
 from dilkit.testing.problems import NESTED, RAGGED, SPARSE, Case
 from dilkit.testing.tensors import Tensors, make_tensors
+from dilkit.threads import torch_threads
 
 PATTERNS = {
     "nested": NESTED,
@@ -78,6 +80,19 @@ def test_every_run_gives_the_same_bits(backend: str, pattern: Pattern, dtype: st
     first, *others = [everything(backend, case, tensors) for _ in range(3)]
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_the_same_bits_with_the_same_number_of_threads_and_with_any_where_that_is_promised(backend: str) -> None:
+    case = replace(BASE, seq=157, batch=2, mask="random")
+    tensors, found = make_tensors(case), []
+    for threads in (1, 2, 4):
+        with torch_threads(threads):
+            first, again = (everything(backend, case, tensors) for _ in range(2))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), threads
+        found.append(first)
+    known = backends()[backend]
+    if isinstance(known, Backend) and known.reproducible:
+        assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def everything(backend: str, case: Case, tensors: Tensors) -> tuple[torch.Tensor, ...]:
