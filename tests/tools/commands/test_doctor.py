@@ -48,9 +48,9 @@ def test_nothing_is_wrong_here(capsys: pytest.CaptureFixture[str], without_ranks
 
 @pytest.mark.slow
 def test_ranks_meet_here() -> None:
-    found = {finding.name: finding.state for finding in computing.ranks()}
-    assert (found["threads"], found["gloo"]) == ("works", "works")
-    assert (found["mpi"] == "works") == bool(processes.mpi_version())
+    found = [(finding.name, finding.state) for finding in computing.ranks()]
+    assert {("threads", "works"), ("gloo", "works")} <= {*found}
+    assert (("mpi", "works") in found) == bool(processes.mpi_version())
 
 
 def test_every_extension_is_looked_at() -> None:
@@ -147,7 +147,7 @@ def test_a_damaged_file_of_orders(
 
 def test_a_broken_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')\n")
-    done = in_subprocess("-m", "dilkit", "doctor", PYTHONPATH=str(tmp_path), TUNED="none")
+    done = in_subprocess("-m", "dilkit", "doctor", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert not done.stderr
     said = " ".join(done.stdout.split())
