@@ -23,9 +23,6 @@ LINT := $(ENV)/stage-lint
 DOCS := $(ENV)/stage-docs
 PEERS := $(ENV)/stage-peers
 
-aarch64: $(TEST)
-	$(PY) tests/sanitize/aarch64.py $(ARGS)
-
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 

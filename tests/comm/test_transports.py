@@ -134,6 +134,15 @@ def test_staged_bytes_are_copies() -> None:
     assert part.tolist() == [7] * 5
 
 
+@pytest.mark.parametrize("folder", ["/usr/lib", "/home folder/müller/.venv/lib"])
+@pytest.mark.parametrize("name", ["libmpi.so.40.30.8", "libmpi_abi.so.0"])
+def test_the_mpi_library_is_found_wherever_it_lies(folder: str, name: str) -> None:
+    line = "7f31c2a00000-7f31c2a2f000 r-xp 0002f000 fe:00 2105417                    "
+    maps = f"{line}{folder}/libmpi4py.so\n{line}{folder}/{name}\n{line}[stack]\n"
+    assert library.library_in(maps) == f"{folder}/{name}"
+    assert library.library_in(f"{line}[heap]\n") is None
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="staging through pinned memory needs a CUDA device")
 def test_bytes_of_a_gpu_are_staged_through_pinned_memory() -> None:
     part = torch.arange(5, dtype=torch.uint8, device="cuda")

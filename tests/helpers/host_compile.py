@@ -64,7 +64,7 @@ def with_lines(text: str, path: Path) -> str:
 
     def line(match: re.Match[str]) -> str:
         places = _run("addr2line", "-i", "-e", str(path), match[1]).splitlines()
-        return " in ".join(Path(place.split(" ")[0]).name for place in places)
+        return " in ".join(Path(place.partition(" (discriminator")[0]).name for place in places)
 
     return re.sub(r"@([0-9a-f]+)", line, text)
 

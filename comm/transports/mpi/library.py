@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,14 @@ def loaded_library() -> ctypes.CDLL | None:
     """The MPI library that this process has loaded; None where the system does not say (outside Linux)."""
     mpi()
     try:
-        maps = Path("/proc/self/maps").read_text()
+        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     except OSError:
         return None
-    found = re.search(r"/\S*/libmpi(_abi)?\.so\S*", maps)
-    return ctypes.CDLL(found[0]) if found else None
+    place = library_in(maps)
+    return ctypes.CDLL(place) if place else None
+
+
+def library_in(maps: str) -> str | None:
+    """The path of the MPI library in what Linux says of a process's memory: the rest of a line, which may have spaces in it."""
+    found = re.search(r"^(?:\S+ +){5}(/.*/libmpi(?:_abi)?\.so[^/\n]*)$", maps, re.MULTILINE)
+    return found[1] if found else None
