@@ -27,10 +27,11 @@ PEERS := $(ENV)/stage-peers
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 
 .NOTPARALLEL:
-.PHONY: help demo test slow sanitize fuzz sanitize-cuda kernels simulate lint docs results wheel stages clean
+.PHONY: help demo test smoke slow sanitize fuzz sanitize-cuda kernels simulate lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
+	@echo "make smoke     a choice of the tests that answers in half a minute"
 	@echo "make slow      the tests that 'make test' has no time for, but for those of 'make kernels'"
 	@echo "make sanitize  the C of the CPU kernel and of token orders under AddressSanitizer, UBSan and (the kernel) ThreadSanitizer"
 	@echo "make aarch64   the C of the CPU kernel compiled for aarch64, run over the problems under qemu (Debian's cross compiler, qemu-user)"
@@ -52,6 +53,9 @@ demo: $(DEMO)
 
 test: $(TEST)
 	$(PYTEST) $(ARGS)
+
+smoke: $(TEST)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m smoke $(ARGS)
 
 slow: $(TEST)
 	$(PYTEST) -m slow $(ARGS)

@@ -98,6 +98,7 @@ def test_every_world_size(world_size: int, schedule: str) -> None:
         assert_counted(found, make_tensors(case))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("seq", [7, 8, 9, 23, 24, 25, 96, 97, 98])
 def test_odd_lengths_and_segments_that_end_beside_a_shard(seq: int) -> None:
     for is_causal, schedule in ((False, "auto"), (True, "ring"), (True, "gather")):

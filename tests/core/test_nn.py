@@ -93,6 +93,7 @@ MASK = torch.zeros(2, SEQ, dtype=torch.bool)
 MASK[0, 4:6] = MASK[1, 8:] = True
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["unmasked", "masked"])
 @pytest.mark.parametrize(
@@ -179,6 +180,7 @@ def by_hand(module, x, positions=None, is_causal=False):
     return out @ module.out_proj.weight.T + module.out_proj.bias
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_kv_heads": 2}, {"num_kv_heads": 1, "rotary": True}, {"rotary": 50}, {"layer_norm": True, "layer_norm_eps": 0.1}],

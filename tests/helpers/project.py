@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ BUILT = (
 )
 
 
+@cache
 def packages(root: Path = ROOT) -> dict[str, str]:
     """Every package of the checkout in `root`, by the name that it is installed under: a folder with an `__init__.py`."""
     found = {}

@@ -48,6 +48,7 @@ def say(line: str) -> None:
 
 def conformance(comm: Comm) -> None:
     """The whole list on this transport, and on what else its class can be made from."""
+    crossing(comm)
     for other in (comm, *(of_torch(comm) if isinstance(comm, TorchComm) else of_mpi(comm))):
         conform(other)
     say(f"rank {comm.rank} of {comm.size} conforms")

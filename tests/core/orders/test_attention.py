@@ -82,12 +82,14 @@ def _loss(results, weights):
     return sum((x.masked_fill(x == -torch.inf, 0.0) * w).sum() for x, w in zip(results, weights, strict=True))
 
 
+@pytest.mark.smoke
 @SEVERAL
 @MASKED
 def test_it_is_the_permuted_count_with_gradients(orders, masked, poisoned):
     assert_by_count(rows(grad=True), PATTERN, orders, a_mask() if masked else None)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("backend", on("cpu"))
 def test_one_order_is_the_oracle_on_moved_tokens(backend):
     tensors = rows(kv_heads=HEADS, dtype=torch.float32)

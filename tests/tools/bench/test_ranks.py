@@ -187,6 +187,7 @@ class TestSuite:
         assert call.sent_bytes == call.planned_bytes
         assert sum(call.sent_bytes) > 0
 
+    @pytest.mark.slow
     def test_a_job_that_fails_says_why(self) -> None:
         complaint = r"(?s)2 ranks of gloo: the job ended with 1:.*\[rank [01]\] ValueError: .*star"
         with pytest.raises(JobError, match=complaint):

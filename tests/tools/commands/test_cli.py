@@ -161,6 +161,7 @@ def test_a_bad_argument_is_one_line_naming_it(
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.smoke
 def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixture[str], picky: str) -> None:
     text = output(capsys, "info", "--all", "--assume", "sm_61", "--dtype", "fp16", "--train", "--causal", "--mask")
     assert "float16, is_causal, key_padding_mask, requires_grad" in text
@@ -258,6 +259,7 @@ def test_other_commands_say_that_torch_is_broken(broken_torch: dict[str, str], c
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "code",
     [

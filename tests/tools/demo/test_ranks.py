@@ -111,6 +111,7 @@ def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
     assert json.loads((tmp_path / "out" / "report.json").read_text())["interrupted"] == "training"
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     job = launch.start("openmpi", 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
     assert job.text.count("dilkit demo: --text: ") == 1, job
