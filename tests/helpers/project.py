@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,6 +53,18 @@ def packages(root: Path = ROOT) -> dict[str, str]:
 def metadata() -> dict[str, Any]:
     """The contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@cache
+def build_script() -> dict[str, Any]:
+    """The names of setup.py, which builds nothing here."""
+    with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize"):
+        return runpy.run_path(str(ROOT / "setup.py"))
+
+
+def extension_suffix() -> str:
+    """How the file of an extension ends."""
+    return ".abi3.so" if build_script()["STABLE_ABI"] else str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def checkout(target: Path) -> Path:

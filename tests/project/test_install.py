@@ -1,14 +1,18 @@
-"""From the source distribution to a working `dilkit` in an environment that has nothing of the checkout."""
+"""From the source distribution to a working `dilkit` in an environment that has nothing of the checkout.
+
+The wheel is built once. It is installed beside the torch that is here, and beside that of every interpreter that
+PYTHONS_WITH_TORCH names, separated by colons: environments with other versions of torch, or of Python.
+"""
 
 import json
-import site
+import os
+import re
 import sys
-import sysconfig
 import tarfile
 from pathlib import Path
 
 import pytest
-from helpers.project import checkout, metadata, succeed
+from helpers.project import build_script, checkout, metadata, succeed
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +26,32 @@ def sdist(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def environment(sdist, tmp_path_factory):
-    """The interpreter of a new environment into which the wheel made from the sdist is installed; torch is lent to it."""
-    folder = tmp_path_factory.mktemp("environment")
+def wheel(sdist):
+    """The wheel made from the sdist."""
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
-    succeed(sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(sdist), cwd=folder)
-    (wheel,) = folder.glob("dilkit-*.whl")
-    succeed(sys.executable, "-m", "venv", str(folder / "venv"), cwd=folder)
+    folder = sdist.parent / "wheel"
+    succeed(sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(sdist), cwd=sdist.parent)
+    (found,) = folder.glob("dilkit-*.whl")
+    return found
+
+
+@pytest.fixture(
+    scope="module", params=[sys.executable, *filter(None, os.environ.get("PYTHONS_WITH_TORCH", "").split(os.pathsep))]
+)
+def environment(request, wheel, tmp_path_factory):
+    """The interpreter of a new environment into which the wheel is installed; torch is lent to it."""
+    folder = tmp_path_factory.mktemp("environment")
+    succeed(request.param, "-m", "venv", "--without-pip", str(folder / "venv"), cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    succeed(str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel), cwd=folder)
+    install = ("install", "--quiet", "--no-deps", "--no-index", str(wheel))
+    succeed(sys.executable, "-m", "pip", "--python", str(python), *install, cwd=folder)
     # Appended after the environment's own modules: a .pth file in there, such as that of an editable dilkit, has no effect.
-    own = succeed(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
-    lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
-    (Path(own) / "lent.pth").write_text("\n".join(sorted(lent)) + "\n")
+    places = (
+        "import site, sysconfig; print(sysconfig.get_path('purelib'), sysconfig.get_path('platlib'), *site.getsitepackages())"
+    )
+    own = succeed(str(python), "-c", places, cwd=folder).split()[0]
+    lent = succeed(request.param, "-c", places, cwd=folder).split()
+    (Path(own) / "lent.pth").write_text("\n".join(sorted({*lent})) + "\n")
     return python
 
 
@@ -52,15 +69,40 @@ def test_the_sdist_has_what_a_build_and_a_test_run_need(sdist):
 
 
 @pytest.mark.slow
-def test_dilkit_works_in_a_new_environment(environment, tmp_path):
+def test_the_wheel_needs_no_library_that_linux_lacks(wheel):
+    """Nothing links torch or CUDA, so one wheel serves every version of them; glibc is all it asks for."""
+    shown = " ".join(succeed(sys.executable, "-m", "auditwheel", "show", str(wheel), cwd=wheel.parent).split())
+    assert re.search('following platform tag: "(many|musl)linux_', shown), shown
+    assert wheel.name.split("-")[2:4] == (["cp311", "abi3"] if build_script()["STABLE_ABI"] else [interpreter_tag()] * 2)
+
+
+def interpreter_tag() -> str:
+    return f"cp{sys.version_info[0]}{sys.version_info[1]}" + getattr(sys, "abiflags", "")
+
+
+@pytest.mark.slow
+def test_dilkit_works_in_a_new_environment_without_a_compiler(environment, tmp_path):
+    home = dict(cwd=tmp_path, PATH=str(environment.parent), HOME=str(tmp_path), OMP_NUM_THREADS="1")
     where = "print(dilkit.__file__, dilkit.orders._curves.__file__, importlib.resources.files('dilkit') / 'py.typed')"
-    for path in succeed(
-        str(environment), "-c", f"import dilkit.orders._curves, importlib.resources; {where}", cwd=tmp_path
-    ).split():
-        assert path.startswith(str(environment.parents[1]))
-        assert Path(path).exists()
+    found = succeed(str(environment), "-c", f"import dilkit.orders._curves, importlib.resources; {where}", **home)
+    assert all(path.startswith(str(environment.parents[1])) and Path(path).exists() for path in found.split())
+    no_compiler = "import shutil; print([c for c in ('cc', 'gcc', 'g++', 'clang') if shutil.which(c)])"
+    assert succeed(str(environment), "-c", no_compiler, **home).strip() == "[]"
+    succeed(str(environment.with_name("dilkit")), "doctor", **home)
+
+
+@pytest.mark.slow
+def test_the_command_finds_all_backends_and_native_is_right(environment, tmp_path):
+    home = dict(cwd=tmp_path, PATH=str(environment.parent), HOME=str(tmp_path), OMP_NUM_THREADS="1")
     command = str(environment.with_name("dilkit"))
-    info = json.loads(succeed(command, "info", "--json", cwd=tmp_path))
+    info = json.loads(succeed(command, "info", "--json", **home))
     declared = set(metadata()["project"]["entry-points"]["dilkit.backends"])
     assert declared <= {row["name"] for row in info["problem"]["backends"]}
-    assert json.loads(succeed(command, "verify", "--backend", "reference", "--json", cwd=tmp_path, OMP_NUM_THREADS="1"))["right"]
+    assert json.loads(succeed(command, "verify", "--backend", "native", "--json", **home))["right"]
+
+
+@pytest.mark.slow
+def test_orders_are_those_of_the_checkout(environment, tmp_path):
+    code = "import dilkit.orders as o; print([hash(tuple(map(int, getattr(o, n)((8, 12))))) for n in ('hilbert', 'morton')])"
+    here = succeed(sys.executable, "-c", code, cwd=tmp_path)
+    assert succeed(str(environment), "-c", code, cwd=tmp_path, PATH=str(environment.parent)) == here

@@ -10,7 +10,7 @@ import zipfile
 from importlib.metadata import entry_points, version
 
 import pytest
-from helpers.project import ROOT, ROOTS, checkout, metadata, packages, pip_install, python, succeed
+from helpers.project import ROOT, ROOTS, checkout, extension_suffix, metadata, packages, pip_install, python, succeed
 
 import dilkit
 
@@ -177,9 +177,8 @@ def test_the_wheel_has_everything_and_works_alone(tmp_path):
         for package, folder in packages(source).items()
         for path in (source / folder).glob("*.py")
     }
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
     for package, folder in packages(source).items():
-        expected |= {f"{package.replace('.', '/')}/{path.stem}{suffix}" for path in (source / folder).glob("*.pyx")}
+        expected |= {f"{package.replace('.', '/')}/{path.stem}{extension_suffix()}" for path in (source / folder).glob("*.pyx")}
     kernels = {f"dilkit/backends/cuda/kernels/{path.name}" for path in (source / "backends/cuda/kernels").glob("*.cu*")}
     assert "dilkit/backends/cuda/kernels/dilated.cuh" in kernels
     data = {"dilkit/py.typed", "dilkit/tools/report/page.html", "dilkit/tools/bench/published/claims.json"}

@@ -1,25 +1,15 @@
 """The C files compile without a warning, under every compiler that is here."""
 
 import functools
-import runpy
 import shutil
 import subprocess
-import sys
-from unittest import mock
 
 import pytest
-from helpers.project import ROOT
+from helpers.project import ROOT, build_script
 
 WARNINGS = ("-std=gnu11", "-O2", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror")
 COMPILERS = {"gcc": "gcc", "clang": "clang", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu"}
 """Each with its Debian package."""
-
-
-@functools.cache
-def build_script() -> dict:
-    """The names of setup.py, which builds nothing here."""
-    with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize"), mock.patch.object(sys, "argv", ["setup.py"]):
-        return runpy.run_path(str(ROOT / "setup.py"))
 
 
 def sources() -> list[str]:
