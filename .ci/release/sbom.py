@@ -41,13 +41,8 @@ def add(wheel: Path) -> None:
 
 def generator(files: dict) -> str:
     """The version of Cython, which the extensions name."""
-    found = {
-        m
-        for name, (_, content) in files.items()
-        if name.endswith(".so")
-        for m in re.findall(rb"_cython_(\d+)_(\d+)_(\d+)", content)
-    }
-    (parts,) = found
+    extensions = (content for name, (_, content) in files.items() if name.endswith(".so"))
+    (parts,) = {parts for content in extensions for parts in re.findall(rb"_cython_(\d+)_(\d+)_(\d+)", content)}
     return ".".join(part.decode() for part in parts)
 
 

@@ -153,13 +153,13 @@ def test_nobody_imports_a_package_by_its_folder(folder):
 
 def test_no_file_names_a_package_index_or_a_path_of_one_machine():
     wrong = re.compile("py" + r"pi\.org|index-" + r"url|/(root|work|home)/\w|/tm" + r"p/\w")
-    for path in [p for p in checkout_files() if p.suffix in (".py", ".pyx", ".md", ".toml", ".txt", ".in", "")]:
+    for path in [p for p in checkout_files() if p.suffix in (".py", ".pyx", ".md", ".toml", ".txt", ".in", ".yml", ".cff", "")]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             assert not wrong.search(line), f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
 
 
 def checkout_files() -> list:
-    folders = [*ROOTS.values(), "tests", "docs", ".ci"]
+    folders = [*ROOTS.values(), "tests", "docs", ".ci", ".github"]
     inside = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     return inside + [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".")]
 
