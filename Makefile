@@ -27,11 +27,13 @@ PEERS := $(ENV)/stage-peers
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 
 .NOTPARALLEL:
-.PHONY: help demo test smoke slow sanitize aarch64 fuzz sanitize-cuda kernels simulate lint docs results wheel stages clean
+.PHONY: help demo test smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels simulate lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
 	@echo "make smoke     a choice of the tests that answers in half a minute"
+	@echo "make matrix    the tests with every setting of torch, MKL, dilkit, threads, language and path, and with other Pythons:"
+	@echo "               hours; ARGS='--only torch tests/core' some settings and tests of them, --json for a program"
 	@echo "make slow      the tests that 'make test' has no time for, but for those of 'make kernels'"
 	@echo "make sanitize  the C of the CPU kernel and of token orders under AddressSanitizer, UBSan and (the kernel) ThreadSanitizer"
 	@echo "make aarch64   the C of the CPU kernel compiled for aarch64, run over the problems under qemu (Debian's cross compiler, qemu-user)"
@@ -56,6 +58,9 @@ test: $(TEST)
 
 smoke: $(TEST)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m smoke $(ARGS)
+
+matrix: $(TEST)
+	$(PY) tests/matrix/run.py $(ARGS)
 
 slow: $(TEST)
 	$(PYTEST) -m slow $(ARGS)

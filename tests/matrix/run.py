@@ -1,0 +1,100 @@
+"""Runs the tests in every surroundings of `variations.py`, one after another, and shows what became of them as a table.
+
+    python tests/matrix/run.py [--only WORD] [--json] [what pytest takes, such as -m smoke]
+
+A row says how many tests passed, failed and were skipped, or why the whole row was. The exit code is 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers.project import ROOT, checkout
+from matrix.variations import Variation, variations
+
+WORKERS = ("-n", "auto", "--maxprocesses", "4")
+OUTCOMES = ("passed", "failed", "skipped")
+STDERR = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None, allow_abbrev=False)
+    parser.add_argument("--only", default="", metavar="WORD", help="the variations whose names have this in them")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    args, options = parser.parse_known_args()
+    rows = []
+    for variation in variations():
+        if args.only in variation.name:
+            print(f"{variation.name} ...", file=sys.stderr, flush=True)
+            rows.append(row(variation, options))
+    print(json.dumps({"pytest": options, "rows": rows}, indent=1) if args.json else table(rows))
+    return int(not rows or any(row["failures"] for row in rows))
+
+
+def row(variation: Variation, options: list[str]) -> dict[str, Any]:
+    """What became of the tests under a variation."""
+    if variation.missing:
+        return {"name": variation.name, "skipped_because": variation.missing, "failures": []}
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        results = Path(scratch) / "results.xml"
+        try:
+            root, python = place(variation, Path(scratch))
+        except subprocess.CalledProcessError as error:
+            return {"name": variation.name, "failures": [f"its environment could not be made: {error.stdout[-2000:]}"]}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, **variation.variables}
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WORKERS, f"--junitxml={results}", *options]
+        done = subprocess.run(command, cwd=root, env=environment, stdout=STDERR, check=False)
+        found, failures = read(results)
+    if done.returncode not in (0, 1) or (done.returncode == 1) != bool(failures):
+        failures = [*failures, f"pytest ended with {done.returncode}"]
+    return {"name": variation.name, **found, "seconds": round(time.monotonic() - start), "failures": failures}
+
+
+def place(variation: Variation, scratch: Path) -> tuple[Path, str]:
+    """The checkout to run the tests of, and its interpreter; a copy with an environment of its own is made for that."""
+    if not variation.folder:
+        return ROOT, variation.python
+    root = checkout(scratch / variation.folder)
+    command = ["make", f"PYTHON={variation.python}", ".venv/stage-test"]
+    subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return root, ".venv/bin/python"
+
+
+def read(results: Path) -> tuple[dict[str, int], list[str]]:
+    """How many tests passed, failed and were skipped, and the names of those that failed."""
+    counts: Counter[str] = Counter()
+    failures = []
+    for case in ElementTree.parse(results).iter("testcase") if results.exists() else ():
+        kinds = {child.tag for child in case}
+        failed = bool(kinds & {"failure", "error"})
+        counts["failed" if failed else "skipped" if "skipped" in kinds else "passed"] += 1
+        if failed:
+            failures.append(f"{case.get('classname')}::{case.get('name')}")
+    return {name: counts[name] for name in OUTCOMES}, failures
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    width = max((len(row["name"]) for row in rows), default=0)
+    lines = [f"{'':{width}}" + "".join(f"{name:>9}" for name in (*OUTCOMES, "seconds"))]
+    for row in rows:
+        cells = "".join(f"{row.get(name, ''):>9}" for name in (*OUTCOMES, "seconds"))
+        lines.append(f"{row['name']:{width}}" + (f"  not run: {row['skipped_because']}" if "skipped_because" in row else cells))
+    lines += [f"{row['name']}: {failure}" for row in rows for failure in row["failures"]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The surroundings that the tests have to pass in: settings of torch, MKL and dilkit, threads, language, path, other Pythons."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from dilkit.backends.native import _native
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+CAPABILITIES = ("default", "avx2", "avx512")
+"""Of torch, each after those that a machine which has it has too: torch does not ask the machine whether it can."""
+MKL = {"default": "SSE4_2", "avx2": "AVX2", "avx512": "AVX512"}
+"""The setting of MKL that goes with a capability of torch."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One row of the matrix. With a `folder`: in a copy of the checkout of that name, with an environment of its own."""
+
+    name: str
+    variables: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable
+    folder: str = ""
+    missing: str = ""
+
+
+def variations() -> Iterator[Variation]:
+    able = CAPABILITIES[: CAPABILITIES.index(torch.backends.cpu.get_cpu_capability().lower()) + 1]
+    absent = {name: "" if name in able else "this machine does not have it" for name in CAPABILITIES}
+    for name in CAPABILITIES:
+        yield Variation(f"torch {name}", {"ATEN_CPU_CAPABILITY": name}, missing=absent[name])
+    for name, setting in MKL.items():
+        why = absent[name] if torch.backends.mkl.is_available() else "this torch has no MKL"
+        yield Variation(f"MKL {setting}", {"MKL_ENABLE_INSTRUCTIONS": setting}, missing=why)
+    for name in _native.instruction_sets():
+        yield Variation(f"dilkit {name}", {"DILKIT_CPU_ISA": name})
+    for threads in ("1", "2", "4"):
+        yield Variation(f"threads {threads}", {"OMP_NUM_THREADS": threads})
+    yield Variation("LANG=C", {"LANG": "C", "LC_ALL": "C"})
+    yield Variation("path", folder="mein Gerät", python=getattr(sys, "_base_executable", sys.executable))
+    for version in PYTHONS:
+        if version != f"{sys.version_info.major}.{sys.version_info.minor}":
+            python = interpreter(version)
+            yield Variation(f"Python {version}", {}, python, f"python{version}", "" if python else "no such interpreter here")
+
+
+def interpreter(version: str) -> str:
+    """A Python of this version, on PATH or of pyenv; empty if there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
+    return next((place for place in places if place and works(place)), "")
+
+
+def works(python: str) -> bool:
+    """Whether it starts: pyenv's commands on PATH do so only for versions that are switched on."""
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
