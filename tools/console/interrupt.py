@@ -6,10 +6,12 @@ together: one that stops in the middle of an exchange leaves the others waiting.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,15 +35,51 @@ def _end(number: int, *_: Any) -> None:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[threading.Event]:
-    """Within the block SIGTERM is Ctrl-C: no half-written file is left, and what there is so far is kept. It sets the event."""
+    """Within the block SIGTERM is Ctrl-C: no half-written file is left, and what there is so far is kept. It sets the event.
+
+    An interruption that comes in the middle of a destructor or of a weak reference's callback, where Python would print and
+    forget it, comes again.
+    """
     event = threading.Event()
 
     def end(*_: Any) -> None:
         event.set()
         raise KeyboardInterrupt
 
-    with _handled(end, signal.SIGTERM):
+    with _handled(end, signal.SIGTERM), _insistent(event):
         yield event
+
+
+@contextlib.contextmanager
+def _insistent(terminated: threading.Event) -> Iterator[None]:
+    """Within the block, an interruption that Python has to ignore where it was raised is raised again a moment later."""
+    usual = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def again(ignored: sys.UnraisableHookArgs) -> None:
+        if issubclass(ignored.exc_type, KeyboardInterrupt):
+            timers.append(timer := threading.Timer(0.01, _interrupt, [terminated.is_set()]))
+            timer.daemon = True
+            timer.start()
+        else:
+            usual(ignored)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+        for timer in timers:
+            timer.cancel()
+
+
+def _interrupt(terminated: bool) -> None:
+    """Send the main thread the signal once more, also while it sleeps."""
+    number, main = signal.SIGTERM if terminated else signal.SIGINT, threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, number)
+    else:
+        _thread.interrupt_main(number)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +85,27 @@ def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
     monkeypatch.setattr(where, interrupted)
     assert main(["info"]) == 130
+    assert capsys.readouterr().err == "dilkit: interrupted\n"
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interruption_of_a_destructor_is_not_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    """Python prints and forgets what a destructor raises."""
+
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    def run(args: Any) -> int:
+        Dying()
+        time.sleep(30)
+        return 0
+
+    monkeypatch.setattr("dilkit.tools.commands.info.command.run", run)
+    assert main(["info"]) == code
     assert capsys.readouterr().err == "dilkit: interrupted\n"
 
 
