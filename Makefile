@@ -24,7 +24,8 @@ DOCS := $(ENV)/stage-docs
 PEERS := $(ENV)/stage-peers
 
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
+# Each begins with a part of the files, so that what the tests of a file share is made once, and takes over what others have left.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
 .PHONY: help demo test smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels simulate lint docs results wheel stages clean
