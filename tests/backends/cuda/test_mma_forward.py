@@ -43,7 +43,7 @@ LARGER = [
         "16 of 16": dict(pattern=DEEP, seq=500, head_dim=16, dtype="float16"),
         "72 of 96": dict(pattern=DEEP, seq=300, head_dim=72, mask="right"),
         "128": dict(pattern=DEEP, seq=700, head_dim=128),
-        "128 huge": dict(pattern=DEEP, seq=600, head_dim=128, values="huge"),
+        "128 huge": dict(pattern=DEEP, seq=300, head_dim=128, values="huge"),
         "128 negative scale causal": dict(pattern=DEEP, seq=300, head_dim=128, scale=-0.2, is_causal=True),
     }.items()
 ]
