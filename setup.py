@@ -4,12 +4,12 @@ A folder with an `__init__.py` is a package. A `.pyx` is an extension of the pac
 extension are those in its folder of `C_FOLDERS`; one that is named after an instruction set is compiled with that set's flags.
 """
 
+import os
 import platform
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -70,18 +70,24 @@ def extensions():
 class BuildExtensions(build_ext):
     """Compiles what is dispatched once for each instruction set that the compiler knows, each file with its own flags."""
 
+    def finalize_options(self):
+        """As many extensions at a time as there are processors: together they take a minute on one."""
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
     def build_extension(self, ext):
-        sets = [path for path in map(Path, ext.depends) if X86 and path.suffix == ".c" and path.stem in INSTRUCTION_SETS]
-        flags_of = {str(path): INSTRUCTION_SETS[path.stem] for path in sets if self.understands(INSTRUCTION_SETS[path.stem])}
-        ext.sources += flags_of
-        ext.define_macros += [(f"HAVE_{Path(source).stem.upper()}", None) for source in flags_of]
-        compile_one = self.compiler._compile
-
-        def with_own_flags(target, source, suffix, arguments, flags, *rest):
-            compile_one(target, source, suffix, arguments, [*flags, *flags_of.get(source, [])], *rest)
-
-        with mock.patch.object(self.compiler, "_compile", with_own_flags):
-            super().build_extension(ext)
+        dispatched = [path for path in map(Path, ext.depends) if X86 and path.suffix == ".c" and path.stem in INSTRUCTION_SETS]
+        for path in filter(lambda path: self.understands(INSTRUCTION_SETS[path.stem]), dispatched):
+            ext.define_macros.append((f"HAVE_{path.stem.upper()}", None))
+            ext.extra_objects += self.compiler.compile(
+                [str(path)],
+                output_dir=self.build_temp,
+                include_dirs=ext.include_dirs,
+                debug=self.debug,
+                extra_postargs=[*ext.extra_compile_args, *INSTRUCTION_SETS[path.stem]],
+                depends=ext.depends,
+            )
+        super().build_extension(ext)
 
     def copy_extensions_to_source(self):
         """An extension from before the stable ABI would be taken before the one built now."""
@@ -104,7 +110,7 @@ class BuildExtensions(build_ext):
 setup(
     packages=list(packages()),
     package_dir=packages(),
-    ext_modules=cythonize(list(extensions()), language_level=3),
+    ext_modules=cythonize(list(extensions()), language_level=3, nthreads=0 if WINDOWS else os.cpu_count()),
     cmdclass={"build_ext": BuildExtensions},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},
 )
