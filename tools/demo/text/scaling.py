@@ -13,7 +13,7 @@ from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.demo import Length, Measured, Scaling
 
-LONGEST = 2.0
+LONGEST = 1.0
 """Seconds of a call beyond which there is no longer sequence: dense attention would take four times as long."""
 
 
