@@ -49,8 +49,9 @@ def python_bytes() -> bytes:
 )
 def test_peak_memory_of_known_allocations(function, expected) -> None:
     function()  # the code of an operator is read into memory at its first call
-    for _ in range(3):  # again: memory that the allocator kept from the last call must not hide this one's
-        assert peak_memory(function) == pytest.approx(expected * MIB, abs=TOLERANCE)
+    peaks = [peak_memory(function) for _ in range(3)]  # memory that the allocator kept from one call must not hide the next one's
+    assert min(peaks) == pytest.approx(expected * MIB, abs=TOLERANCE)  # other threads of the process may add to the others
+    assert max(peaks) < (expected + 8) * MIB
 
 
 @pytest.mark.usefixtures("measurable")
