@@ -28,17 +28,20 @@ if TYPE_CHECKING:
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
 
-BLOCK_ROWS = 1024
-"""Rows of a block, at most; a multiple of 16. Scratch grows with it, and keys are packed less often."""
+BLOCK_ROWS = 768
+"""Rows of a block, at most; a multiple of `ROW_STEP`. Scratch grows with it, and keys are packed less often."""
 
 BLOCK_NUMBERS = 2**17
 """Rows times head_dim of a block, at most: what the cache of a core holds."""
 
+ROW_STEP = 48
+"""Blocks have a multiple of so many rows: the widest tile's."""
+
 MIN_TASKS = 64
 """Shorter problems are cut into about as many blocks, so that every core gets some."""
 
-SHORT_BLOCK_ROWS, TINY_ROWS = 128, 2048
-"""But not into blocks of fewer rows, which cost a third of the speed; unless the problem has too few rows for that to matter."""
+SHORT_BLOCK_ROWS = 192
+"""But not into blocks of fewer rows: packing the keys takes longer then."""
 
 CHUNK_ROWS, MAX_CHUNKS = 8192, 16
 """The fused gradients cut a sequence into chunks of so many rows, and into no more chunks; shorter chunks are slower."""
@@ -198,9 +201,10 @@ def _offsets(problem: Problem, head: int) -> list[int]:
 
 def _block_rows(problem: Problem) -> int:
     """Rows of a block: by the problem alone, so that results do not depend on the machine."""
-    total = problem.seq * problem.batch * problem.heads
-    shared_out = max(total // MIN_TASKS, SHORT_BLOCK_ROWS if total >= TINY_ROWS else 0)
-    return max(min(BLOCK_ROWS, BLOCK_NUMBERS // problem.head_dim, shared_out) // 16 * 16, 16)
+    most = min(BLOCK_ROWS, BLOCK_NUMBERS // problem.head_dim) // ROW_STEP
+    shared_out = max(problem.seq * problem.batch * problem.heads // MIN_TASKS, SHORT_BLOCK_ROWS) // ROW_STEP
+    blocks = math.ceil(problem.seq / (max(min(most, shared_out), 1) * ROW_STEP))
+    return max(math.ceil(problem.seq / max(blocks, 1) / ROW_STEP), 1) * ROW_STEP
 
 
 def _chunks(problem: Problem) -> tuple[int, int]:

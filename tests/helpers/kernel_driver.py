@@ -54,7 +54,7 @@ def write(case: Case, file: BinaryIO) -> None:
     """Append a problem as driver.c reads it; blocks and chunks are short, so that there are several of each."""
     tensors = make_tensors(case)
     problem = case.problem()
-    with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=64, BLOCK_ROWS=64):
+    with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
         sizes, dtype, causal, once, scale, *arrays = encode_problem(problem)
     mask = tensors.mask
     counts = len(arrays[0]), len(arrays[3]), mask is not None, 0

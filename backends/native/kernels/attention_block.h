@@ -8,13 +8,14 @@
  *           attend_row_lists              up to MAX_ROW_LISTS at once; pack_rows                -> packed_rows
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
  *               attend_row_list               for each row list, tile of rows by tile of rows
- *                 attend_tile                   q k^T, softmax step, accumulate                 -> scores, accumulator
+ *                 attend_tile                   q k^T, softmax step, accumulate                 -> scores, slot_sums
+ *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
  *
- *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> accumulator[0] += P . packed_columns[1]
+ *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . packed_columns[1]
  *     BACKWARD  packed_rows[0] . packed_columns[0] -> scores                                           (rows and columns: scratch.h)
  *               packed_rows[1] . packed_columns[1] -> score_gradients -> softmax_backward_step: scores = P, score_gradients = dS
- *               accumulator[0] += dS . packed_columns[0]     accumulator[1] += P . packed_columns[1]   (BACKWARD_KEY)
- *               column_accumulator += dS^T . rows_as_columns                                           (fused)
+ *               slot_sums[0] += dS . packed_columns[0]       slot_sums[1] += P . packed_columns[1]     (BACKWARD_KEY)
+ *               column_sums += dS^T . plain_rows                                                       (fused)
  */
 #include "vector.h"
 #if UNIT == 2
@@ -26,69 +27,61 @@
 #include "results.h"
 #include "packing.h"
 
-/* A tile of scores: the rows in slots first .. first + count - 1 with the columns from .. to - 1. */
+/* A tile of scores: the rows in `vectors` vectors of slots from `first` on, `count` of them in use, with the columns from .. to - 1. */
 static void N(attend_tile)(
-    const Task *task, int64_t first, int64_t count, int64_t from, int64_t to, REAL bias, int masked, int64_t slots
+    const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, int masked
 ) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
+    const int64_t units = UNITS(p->dim), rows = first * round_up(units, PANEL);
+    const int64_t apart = task->padded_dim * N(LANES), sums = first * task->padded_dim;
     const REAL scale = (REAL)p->scale, *position = s->slot_position + first;
-    int64_t panels = (count + PANEL - 1) / PANEL, units = UNITS(p->dim), offset = first * units;
-    REAL *sums[2][TILE_ROWS], rescale[TILE_ROWS > TILE_COLUMNS ? TILE_ROWS : TILE_COLUMNS];
-    for (int a = 0; a < task->accumulators; a++)
-        for (int64_t r = 0; r < TILE_ROWS; r++)
-            sums[a][r] = s->accumulator[a] + (r < count ? s->slot_row[first + r] : p->block_rows) * task->padded_dim;
-    N(matmul_scores)(s->scores, s->packed_columns[0], s->packed_rows[0] + offset, from, to, panels, units);
+    REAL max[TILE_ROWS], rescale[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++)
+        max[r] = -(REAL)INFINITY, rescale[r] = 1;
+    N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, scale, bias);
     if (task->phase == FORWARD) {
-        N(online_softmax_step)(
-            s->scores, s->slot_max + first, s->slot_sum + first, rescale, position, s->column_position, scale, bias, masked, from,
-            to, panels * PANEL
-        );
-        N(accumulate_rows)(sums[0], rescale, s->scores, s->packed_columns[1], from, to, count, p->dim);
+        if (masked)
+            N(mask_scores)(s->scores, max, position, s->column_position, from, to, vectors * N(LANES));
+        N(online_softmax_step)(s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, vectors * N(LANES));
+        N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
         return;
     }
-    for (size_t r = 0; r < sizeof rescale / sizeof *rescale; r++)
-        rescale[r] = 1;
-    N(matmul_scores)(s->score_gradients, s->packed_columns[1], s->packed_rows[1] + offset, from, to, panels, units);
+    N(compute_scores)(vectors, s->score_gradients, max, s->packed_columns[1], s->packed_rows[1] + rows, from, to, units, 1, 0);
     int by_column = task->phase == BACKWARD_KEY;
     const REAL *lse = by_column ? s->column_lse : s->slot_max + first, *delta = by_column ? s->column_delta : s->slot_sum + first;
     N(softmax_backward_step)(
-        s->scores, s->score_gradients, lse, delta, by_column, position, s->column_position, scale, bias,
-        by_column ? -masked : masked, from, to, panels * PANEL
+        s->scores, s->score_gradients, lse, delta, by_column, position, s->column_position, by_column ? -masked : masked, from, to,
+        vectors * N(LANES)
     );
-    N(accumulate_rows)(sums[0], rescale, s->score_gradients, s->packed_columns[0], from, to, count, p->dim);
-    if (task->accumulators == 2)
-        N(accumulate_rows)(sums[1], rescale, s->scores, s->packed_columns[1], from, to, count, p->dim);
-    if (!task->fused)
-        return;
-    REAL *column_sums[TILE_COLUMNS];
-    for (int64_t k = 0; k < TILE_COLUMNS; k++)
-        column_sums[k] = s->column_accumulator + (k < to - from ? from + k : TILE_COLUMNS) * task->padded_dim;
-    N(accumulate_columns)(
-        column_sums, rescale, s->score_gradients + from * TILE_ROWS, s->rows_as_columns + first * PANEL, slots, count, to - from,
-        p->dim
-    );
+    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->score_gradients, s->packed_columns[0], from, to, p->dim);
+    if (by_column)
+        N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
+    if (task->fused) {
+        N(add_to_columns)(s->column_sums, s->score_gradients, s->plain_rows + sums, task->padded_dim, from, to, count, p->dim);
+    }
 }
 
 /* All rows of a list with the packed tile of columns; under causality, only the columns that some row of a tile sees. */
-static void N(attend_row_list)(const Task *task, const RowList *list, int64_t columns, REAL bias, int64_t slots) {
+static void N(attend_row_list)(const Task *task, const RowList *list, int64_t columns, REAL bias) {
     const Scratch *s = &task->s;
     const REAL *position = s->column_position;
-    int backwards = task->phase == BACKWARD_KEY;
-    for (int64_t first = list->first, end = first + list->count; first < end; first += TILE_ROWS) {
-        int64_t count = end - first < TILE_ROWS ? end - first : TILE_ROWS, from = 0, to = columns;
+    int backwards = task->phase == BACKWARD_KEY, vectors;
+    for (int64_t first = list->first, end = first + list->count; first < end; first += vectors * N(LANES)) {
+        vectors = N(block_vectors)((end - first + N(LANES) - 1) / N(LANES));
+        int64_t count = end - first < vectors * N(LANES) ? end - first : vectors * N(LANES), from = 0, to = columns;
         REAL low = s->slot_position[first], high = s->slot_position[first + count - 1];
-        int masked = 0;
         if (task->p->causal) {
             while (to > from && (backwards ? position[to - 1] < low : position[to - 1] > high))
                 to--;
             while (from < to && (backwards ? position[from] < low : position[from] > high))
                 from++;
-            from = from / REGISTER_ROWS * REGISTER_ROWS;
-            masked = from < to && (backwards ? position[from] < high : position[to - 1] > low);
         }
-        if (from < to)
-            N(attend_tile)(task, first, count, from, to, bias, masked, slots);
+        if (from == to)
+            continue;
+        from = from / REGISTER_ROWS * REGISTER_ROWS, to = round_up(to, REGISTER_ROWS);
+        int unseen = task->p->causal && (backwards ? position[from] < high : position[to - 1] > low);
+        N(attend_tile)(task, first, count, vectors, from, to, bias, unseen || to > columns);
     }
 }
 
@@ -100,14 +93,16 @@ static void N(load_slots)(const Task *task, int64_t slots, int64_t *low, int64_t
     for (int64_t i = 0; i < slots; i++) {
         int64_t row = s->slot_row[i];
         s->slot_position[i] = (REAL)row;
-        s->slot_sum[i] = s->row_sum[row];
-        s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : s->row_max[row];
+        s->slot_sum[i] = task->phase == BACKWARD_QUERY ? s->row_sum[row] : 0;
+        s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : -(REAL)INFINITY;
         if (row < p->block_rows)
             *low = row < *low ? row : *low, *high = row > *high ? row : *high;
     }
     N(pack_rows)(task, 0, slots);
     if (task->phase != FORWARD)
         N(pack_rows)(task, 1, slots);
+    for (int a = 0; a < task->accumulators; a++)
+        memset(s->slot_sums[a], 0, (size_t)(slots * task->padded_dim) * sizeof(REAL));
 }
 
 /* The rows of some lists, in the first `slots` slots, with all columns that they see. */
@@ -131,15 +126,12 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
         for (int i = 0; i < count; i++) {
             int times = __builtin_popcountll(tile->set & lists[i].set);
             if (times)
-                N(attend_row_list)(task, &lists[i], tile->count, times == 1 || p->once ? 0 : (REAL)log(times), slots);
+                N(attend_row_list)(task, &lists[i], tile->count, times == 1 || p->once ? 0 : (REAL)log(times));
         }
         if (task->fused)
             N(add_columns_to_dq)(task, tile);
     }
-    if (task->fused)
-        N(add_rows_to_dk_dv)(task, slots);
-    for (int64_t i = 0; task->phase == FORWARD && i < slots; i++)
-        s->row_max[s->slot_row[i]] = s->slot_max[i], s->row_sum[s->slot_row[i]] = s->slot_sum[i];
+    N(merge_slots)(task, slots);
 }
 
 /* Collect the rows of the first set that is left in the cell in the slots from `first` on; return the next free slot. */
@@ -155,7 +147,7 @@ static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, in
         s->slot_row[first + list->count++] = x - task->start;
         *set = 0;
     }
-    int64_t end = first + (list->count + PANEL - 1) / PANEL * PANEL;
+    int64_t end = first + round_up(list->count, N(LANES));
     for (int64_t i = first + list->count; i < end; i++)
         s->slot_row[i] = task->p->block_rows;
     return end;

@@ -1,12 +1,11 @@
 /* The CPU kernel for AVX2 with FMA; this file alone is compiled for them.
  *
- *     register block of a matrix product:   6 rows x 2 vectors of 8 floats = 12 sums, of 16 vector registers
- *     tile of scores:                       96 columns x 48 rows
+ *     register block of a matrix product:   4 rows x 3 vectors of 8 floats = 12 sums, of 16 vector registers
+ *     tile of scores:                       96 columns x 24 rows (floats)
  */
 #define VECTOR_BYTES 32
-#define REGISTER_ROWS 6
-#define REGISTER_VECTORS 2
-#define TILE_ROWS 48
+#define REGISTER_ROWS 4
+#define ROW_VECTORS 3
 #include "instruction_set.h"
 
 static int runs_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }

@@ -1,12 +1,11 @@
 /* The CPU kernel for AVX-512 (F, DQ, BW, VL); this file alone is compiled for it.
  *
- *     register block of a matrix product:   12 rows x 2 vectors of 16 floats = 24 sums, of 32 vector registers
- *     tile of scores:                       96 columns x 96 rows
+ *     register block of a matrix product:   8 rows x 3 vectors of 16 floats = 24 sums, of 32 vector registers
+ *     tile of scores:                       96 columns x 48 rows (floats)
  */
 #define VECTOR_BYTES 64
-#define REGISTER_ROWS 12
-#define REGISTER_VECTORS 2
-#define TILE_ROWS 96
+#define REGISTER_ROWS 8
+#define ROW_VECTORS 3
 #include "instruction_set.h"
 
 static int runs_here(void) {

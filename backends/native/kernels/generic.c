@@ -1,12 +1,16 @@
 /* The CPU kernel for whatever the compiler's baseline is: SSE2, NEON, or plain scalars.
  *
- *     register block of a matrix product:   6 rows x 2 vectors of 4 floats = 12 sums, of 16 vector registers on x86-64
- *     tile of scores:                       96 columns x 48 rows
+ *     register block of a matrix product:   4 rows x 3 vectors of 4 floats = 12 sums, of 16 vector registers on
+ *                                           x86-64; 8 rows and 24 sums, of 32 on aarch64
+ *     tile of scores:                       96 columns x 12 rows (floats)
  */
 #define VECTOR_BYTES 16
-#define REGISTER_ROWS 6
-#define REGISTER_VECTORS 2
-#define TILE_ROWS 48
+#ifdef __aarch64__
+#define REGISTER_ROWS 8
+#else
+#define REGISTER_ROWS 4
+#endif
+#define ROW_VECTORS 3
 #include "instruction_set.h"
 
 static int runs_here(void) { return 1; }

@@ -6,8 +6,8 @@
  *
  * Each KIND includes attention_block.h, and with it all other headers, once. N(name) is a name of that kind: name_float, ...
  *
- * The including file defines VECTOR_BYTES, the register block of a matrix product, REGISTER_ROWS x (REGISTER_VECTORS vectors),
- * and TILE_ROWS, a multiple of both sides of the register block in every kind. BF16_DOT: there are dot products of bf16 pairs.
+ * The including file defines VECTOR_BYTES, and the register block of a matrix product: REGISTER_ROWS, a divisor of 16, x
+ * (ROW_VECTORS vectors). BF16_DOT: there are dot products of bf16 pairs.
  */
 #include "native.h"
 #include "visibility.h"
@@ -19,6 +19,9 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define N(name) JOIN(name, KIND) /* of this kind */
 #define R(name) JOIN(name, REAL) /* of this type of numbers */
+
+#define TILE_ROWS (ROW_VECTORS * N(LANES))
+enum { PANEL = 16 }; /* numbers of a packed column that lie side by side */
 
 #define LOG2_E ((REAL)1.442695040888963407)
 #define LN_2 0.69314718055994530942L
@@ -35,6 +38,19 @@
 #else
 #define VECTOR_MAX_float(a, b) N(select)((Lanes)(a > b), a, b)
 #define VECTOR_MAX_double(a, b) N(select)((Lanes)(a > b), a, b)
+#endif
+
+/* The lanes of a and b, one after the other, that `which` names: of GCC; clang has it with constants only. */
+#ifdef __clang__
+#define SHUFFLE(a, b, which)                                                                       \
+    ({                                                                                             \
+        Vector shuffled;                                                                           \
+        for (int l = 0; l < N(LANES); l++)                                                         \
+            shuffled[l] = which[l] < N(LANES) ? (a)[which[l]] : (b)[which[l] - N(LANES)];          \
+        shuffled;                                                                                  \
+    })
+#else
+#define SHUFFLE(a, b, which) __builtin_shuffle(a, b, which)
 #endif
 
 #define REAL float

@@ -52,12 +52,12 @@ static inline uint16_t float_to_bfloat(float x) {
     return (uint16_t)(x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static inline void load_double(double *to, const char *from, int64_t count, int dtype) {
+__attribute__((always_inline)) static inline void load_double(double *to, const char *from, int64_t count, int dtype) {
     (void)dtype;
     memcpy(to, from, (size_t)count * 8);
 }
 
-static inline void load_float(float *restrict to, const char *restrict from, int64_t count, int dtype) {
+__attribute__((always_inline)) static inline void load_float(float *restrict to, const char *restrict from, int64_t count, int dtype) {
     if (dtype == FLOAT32) {
         memcpy(to, from, (size_t)count * 4);
         return;

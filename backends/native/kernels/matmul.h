@@ -1,109 +1,154 @@
 /* The matrix products of a tile, blocked in registers. Included once for each KIND.
  *
- *     scores (TILE_COLUMNS, TILE_ROWS)            accumulator of a row or column (padded dim)
+ *     One register block: REGISTER_ROWS broadcast units x up to ROW_VECTORS vectors of sums; for each k a rank-one update.
  *
- *              rows: panels of PANEL                        dim: panels of PANEL
- *             +---------+---------+                        +---------+---------+
- *     columns | 12 x 2v | 12 x 2v |                   rows | 12 x 2v | 12 x 2v |     one register block: REGISTER_ROWS broadcast
- *             +---------+---------+                        +---------+---------+     units x REGISTER_VECTORS vectors, summed up
- *             | 12 x 2v | 12 x 2v |                        | 12 x 2v | 12 x 2v |     by one rank-one update for each k
- *             +---------+---------+                        +---------+---------+
- *         matmul_scores: k runs over dim                   matmul_accumulate: k runs over the columns (or rows) of the tile
+ *     scores (columns, rows)               row_sums (dim, rows), transposed       column_sums (columns, dim)
  *
- * Packed columns are (dim panels, TILE_COLUMNS, PANEL): units of them are broadcast, or vectors of them read. Packed rows are
- * transposed, (row panels, dim, PANEL). A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the
- * `dim` of scores, and the columns that accumulators sum over, are counted in pairs.
+ *           rows: vectors                        rows: vectors                          dim: vectors
+ *          +----+----+----+                     +----+----+----+                       +----+----+----+
+ *     col- | 8 x 3 vectors|                dim  | 8 x 3 vectors|                 col-  | 8 x 3 vectors|
+ *     umns +----+----+----+                     +----+----+----+                 umns  +----+----+----+
+ *          | 8 x 3 vectors|                     | 8 x 3 vectors|                       | 8 x 3 vectors|
+ *          +----+----+----+                     +----+----+----+                       +----+----+----+
+ *     compute_scores: k over dim           add_to_rows: k over columns            add_to_columns: k over rows
+ *       columns broadcast, rows read         columns broadcast, weights read        weights broadcast, rows read
+ *
+ * Packed columns are (dim panels, TILE_COLUMNS, PANEL); packed rows are transposed, (row vectors, padded dim, LANES); row sums lie like
+ * these. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, and the columns
+ * that row sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
  */
-#undef PANEL
-#define PANEL (REGISTER_VECTORS * N(LANES))
-
 #if UNIT == 1
 #define ADD_PRODUCT(sum, a, x) ((sum) + (a) * (x))
 #else
 #define ADD_PRODUCT(sum, a, x) add_pair_products(sum, a, x)
 #endif
 
-/* sum[i] += a[i * apart] * b, for the units and the vectors of a register block. */
-__attribute__((always_inline)) static inline void N(rank_one_update)(
-    Vector sum[REGISTER_ROWS][REGISTER_VECTORS], const REAL *a, int64_t apart, const REAL *b
+/* The vectors of the next register block, when `left` are left: as many as there is room for, but 4 are 2 and 2. */
+static inline int N(block_vectors)(int64_t left) { return left == 4 || left == 2 ? 2 : left == 1 ? 1 : ROW_VECTORS; }
+
+/* sum[i][v] += a[i * apart] * b[v], for every k: a moves on by a_step and b, whose vectors are b_apart apart, by b_step. */
+__attribute__((always_inline)) static inline void N(rank_one_updates)(
+    Vector sum[REGISTER_ROWS][ROW_VECTORS], const int vectors, const REAL *a, const int64_t a_apart, const int64_t a_step,
+    const REAL *b, int64_t b_apart, int64_t b_step, int64_t count
 ) {
-    Vector x[REGISTER_VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < REGISTER_VECTORS; v++)
-        x[v] = N(load_vector)(b + v * N(LANES));
-#pragma GCC unroll 16
-    for (int i = 0; i < REGISTER_ROWS; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < REGISTER_VECTORS; v++)
-            sum[i][v] = ADD_PRODUCT(sum[i][v], a[i * apart], x[v]);
+    for (int64_t k = 0; k < count; k++, a += a_step, b += b_step) {
+        Vector x[ROW_VECTORS];
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; v++)
+            x[v] = N(load_vector)(b + v * b_apart);
+#pragma GCC unroll 8
+        for (int i = 0; i < REGISTER_ROWS; i++)
+#pragma GCC unroll 3
+            for (int v = 0; v < vectors; v++)
+                sum[i][v] = ADD_PRODUCT(sum[i][v], a[i * a_apart], x[v]);
+    }
 }
 
-/* scores[k, r] = columns[k] . rows[r], for k in from .. to - 1 rounded up to whole register blocks, `from` a multiple of
- * REGISTER_ROWS, and r in `panels` row panels. */
-static void N(matmul_scores)(
-    REAL *restrict scores, const REAL *restrict columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t panels,
-    int64_t dim
+/* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
+ * vectors of rows; max[r] = the maximum over k. */
+__attribute__((always_inline)) static inline void N(compute_scores_of)(
+    const int vectors, REAL *restrict scores, REAL *restrict max, const REAL *restrict columns, const REAL *restrict rows,
+    int64_t from, int64_t to, int64_t units, REAL scale, REAL bias
 ) {
-    for (int64_t k = from; k < to; k += REGISTER_ROWS)
-        for (int64_t panel = 0; panel < panels; panel++) {
-            Vector sum[REGISTER_ROWS][REGISTER_VECTORS] = {{{0}}};
-            const REAL *b = rows + panel * dim * PANEL;
-            for (int64_t done = 0; done < dim; done += PANEL) {
-                const REAL *a = columns + (done * TILE_COLUMNS + k * PANEL);
-                int64_t count = dim - done < PANEL ? dim - done : PANEL;
-                for (int64_t d = 0; d < count; d++, a++, b += PANEL)
-                    N(rank_one_update)(sum, a, PANEL, b);
+    const int64_t apart = round_up(units, PANEL) * N(LANES);
+    for (int64_t k = from; k < to; k += REGISTER_ROWS) {
+        Vector sum[REGISTER_ROWS][ROW_VECTORS] = {{{0}}};
+        for (int64_t done = 0; done < units; done += PANEL) {
+            const REAL *a = columns + (done * TILE_COLUMNS + k * PANEL), *b = rows + done * N(LANES);
+            N(rank_one_updates)(sum, vectors, a, PANEL, 1, b, apart, N(LANES), units - done < PANEL ? units - done : PANEL);
+        }
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; v++) {
+            Vector most = N(load_vector)(max + v * N(LANES));
+#pragma GCC unroll 8
+            for (int i = 0; i < REGISTER_ROWS; i++) {
+                Vector t = sum[i][v] * scale + bias;
+                most = N(vector_max)(t, most);
+                N(store_vector)(scores + (k + i) * TILE_ROWS + v * N(LANES), t);
             }
-            REAL *to_scores = scores + k * TILE_ROWS + panel * PANEL;
-#pragma GCC unroll 16
-            for (int i = 0; i < REGISTER_ROWS; i++)
-#pragma GCC unroll 4
-                for (int v = 0; v < REGISTER_VECTORS; v++)
-                    N(store_vector)(to_scores + i * TILE_ROWS + v * N(LANES), sum[i][v]);
+            N(store_vector)(max + v * N(LANES), most);
         }
+    }
 }
 
-/* accumulator[r] = rescale[r] * accumulator[r] + sum over k in from .. to - 1 of weights[k * step + r * across] * columns[k], r < count.
- *
- * `accumulator` are pointers to rows of padded length, a multiple of REGISTER_ROWS of them: beyond `count` they may point at a spare
- * row. `columns` come in panels of `height` columns. A tile is summed up by itself: fewer roundings than one long sum.
- */
-__attribute__((always_inline)) static inline void N(matmul_accumulate)(
-    REAL *const *accumulator, const REAL *rescale, const REAL *restrict weights, int64_t step, int64_t across,
-    const REAL *restrict columns, int64_t height, int64_t from, int64_t to, int64_t count, int64_t dim
+/* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`, rounded
+ * up to REGISTER_ROWS, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
+__attribute__((always_inline)) static inline void N(add_to_rows_of)(
+    const int vectors, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights,
+    const REAL *restrict columns, int64_t from, int64_t to, int64_t dim
 ) {
-    for (int64_t done = 0; done < dim; done += PANEL)
-        for (int64_t r = 0; r < count; r += REGISTER_ROWS) {
-            Vector sum[REGISTER_ROWS][REGISTER_VECTORS] = {{{0}}};
-            const REAL *a = weights + from * step + r * across, *b = columns + (done * height + from * PANEL);
-            for (int64_t k = from; k < to; k++, a += step, b += PANEL)
-                N(rank_one_update)(sum, a, across, b);
-#pragma GCC unroll 16
-            for (int i = 0; i < REGISTER_ROWS; i++)
-#pragma GCC unroll 4
-                for (int v = 0; v < REGISTER_VECTORS; v++) {
-                    REAL *at = accumulator[r + i] + done + v * N(LANES);
-                    N(store_vector)(at, rescale[r + i] * N(load_vector)(at) + sum[i][v]);
-                }
+    for (int64_t d = 0; d < dim; d += REGISTER_ROWS) {
+        Vector sum[REGISTER_ROWS][ROW_VECTORS] = {{{0}}};
+        const REAL *a = columns + (d / PANEL * PANEL * TILE_COLUMNS + from * PANEL + d % PANEL);
+        N(rank_one_updates)(sum, vectors, a, 1, PANEL, weights + from * TILE_ROWS, N(LANES), TILE_ROWS, to - from);
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; v++) {
+            Vector factor = N(load_vector)(rescale + v * N(LANES));
+#pragma GCC unroll 8
+            for (int i = 0; i < REGISTER_ROWS; i++) {
+                REAL *at = sums + v * apart + (d + i) * N(LANES);
+                N(store_vector)(at, factor * N(load_vector)(at) + sum[i][v]);
+            }
         }
+    }
 }
 
-/* Rows accumulate the columns from .. to - 1 of a tile, with weights[k, r]. */
-static void N(accumulate_rows)(
-    REAL *const *accumulator, const REAL *rescale, const REAL *weights, const REAL *columns, int64_t from, int64_t to, int64_t count,
-    int64_t dim
+/* sums[k, d] += sum over r below `count` of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS,
+ * and d in so many vectors. Rows of `sums` and `rows` are `width` numbers apart. */
+__attribute__((always_inline)) static inline void N(add_to_columns_of)(
+    const int vectors, REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from,
+    int64_t to, int64_t count
 ) {
-    N(matmul_accumulate)(
-        accumulator, rescale, weights, TILE_ROWS, 1, columns, TILE_COLUMNS, from / UNIT, (to + UNIT - 1) / UNIT, count, dim
-    );
+    for (int64_t k = from; k < to; k += REGISTER_ROWS) {
+        Vector sum[REGISTER_ROWS][ROW_VECTORS] = {{{0}}};
+        N(rank_one_updates)(sum, vectors, weights + k * TILE_ROWS, TILE_ROWS, 1, rows, N(LANES), width, count);
+#pragma GCC unroll 8
+        for (int i = 0; i < REGISTER_ROWS; i++)
+#pragma GCC unroll 3
+            for (int v = 0; v < vectors; v++) {
+                REAL *at = sums + (k + i) * width + v * N(LANES);
+                N(store_vector)(at, N(load_vector)(at) + sum[i][v]);
+            }
+    }
 }
 
-/* Columns accumulate rows, packed in panels of `height` rows, with weights[column, row]. */
-static void N(accumulate_columns)(
-    REAL *const *accumulator, const REAL *rescale, const REAL *weights, const REAL *rows, int64_t height, int64_t row_count,
+/* The compiler sees `vectors` as a constant, so that all sums stay in registers. */
+#define FOR_VECTORS(function, vectors, ...)  \
+    switch (vectors) {                       \
+    case 1:                                  \
+        function(1, __VA_ARGS__);            \
+        break;                               \
+    case 2:                                  \
+        function(2, __VA_ARGS__);            \
+        break;                               \
+    default:                                 \
+        function(ROW_VECTORS, __VA_ARGS__);  \
+    }
+
+static void N(compute_scores)(
+    int vectors, REAL *restrict scores, REAL *restrict max, const REAL *restrict columns, const REAL *restrict rows, int64_t from,
+    int64_t to, int64_t units, REAL scale, REAL bias
+) {
+    FOR_VECTORS(N(compute_scores_of), vectors, scores, max, columns, rows, from, to, units, scale, bias)
+}
+
+static void N(add_to_rows)(
+    int vectors, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights,
+    const REAL *restrict columns, int64_t from, int64_t to, int64_t dim
+) {
+    FOR_VECTORS(N(add_to_rows_of), vectors, sums, apart, rescale, weights, columns, from / UNIT, to / UNIT, dim)
+}
+
+static void N(add_to_columns)(
+    REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from, int64_t to,
     int64_t count, int64_t dim
 ) {
-    N(matmul_accumulate)(accumulator, rescale, weights, 1, TILE_ROWS, rows, height, 0, row_count, count, dim);
+    int64_t all = (dim + N(LANES) - 1) / N(LANES);
+    for (int64_t done = 0; done < all; done += N(block_vectors)(all - done)) {
+        int64_t d = done * N(LANES);
+        FOR_VECTORS(N(add_to_columns_of), N(block_vectors)(all - done), sums + d, weights, rows + d, width, from, to, count)
+    }
 }
 
 #undef ADD_PRODUCT
+#undef FOR_VECTORS

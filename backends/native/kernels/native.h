@@ -23,6 +23,8 @@ enum { MAX_BRANCHES = 64 };
 enum { FLOAT64, FLOAT32, BFLOAT16, FLOAT16 };
 enum { FORWARD, BACKWARD_QUERY, BACKWARD_KEY };
 
+static inline int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+
 /* A tensor (batch, seq, heads, dim) with a contiguous last dimension; strides in bytes. */
 typedef struct {
     char *data;

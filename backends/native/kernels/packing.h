@@ -1,8 +1,8 @@
 /* Packing: rows and columns of tensors, of any stride, dtype and alignment, to the layouts that matmul.h reads.
  * Included once for each KIND.
  *
- *     q (k), dout (v)  -- rows of slot_row[] -->       pack_rows     packed_rows[0], [1]      (row panels, dim, PANEL), transposed
- *                                                                    rows_as_columns          (dim panels, slots, PANEL), if fused
+ *     q (k), dout (v)  -- rows of slot_row[] -->       pack_rows     packed_rows[0], [1]      (row vectors, padded dim, LANES)
+ *                                                                    plain_rows               (slots, padded dim), if fused
  *     k (q), v (dout)  -- tile->column[] -->           pack_columns  packed_columns[0], [1]   (dim panels, TILE_COLUMNS, PANEL)
  *     v, KIND pairs    -- two columns at a time -->    pack_column_pairs  packed_columns[1]   the same, a unit has a number of each
  *     lse, delta       -- tile->column[] -->           pack_tile     column_lse, column_delta, in BACKWARD_KEY
@@ -10,32 +10,42 @@
  * In parentheses: BACKWARD_KEY. Columns are packed once for all row lists that are at hand.
  */
 
-/* Units first .. first + count - 1 of a row. */
-static inline void N(load_units)(REAL *to, const char *from, int64_t first, int64_t count, const Problem *p) {
-#if UNIT == 1
-    R(load)(to, from + first * N(element_bytes)(p), count, p->dtype);
+/* The units done .. done + PANEL - 1 of a row, with zeros beyond its end. */
+static inline void N(load_panel)(REAL *to, const char *row, int64_t done, const Problem *p) {
+    const char *from = row + done * UNIT * N(element_bytes)(p);
+    int64_t left = p->dim - done * UNIT;
+    if (left >= PANEL * UNIT && N(element_bytes)(p) * UNIT == sizeof(REAL)) {
+        for (int i = 0; i < PANEL; i += N(LANES))
+            N(store_vector)(to + i, N(load_vector)((const REAL *)(const void *)from + i));
+        return;
+    }
+    left = left < PANEL * UNIT ? left : PANEL * UNIT;
+    memset(to, 0, PANEL * sizeof(REAL));
+#if UNIT == 2
+    memcpy(to, from, (size_t)left * 2);
 #else
-    int64_t numbers = p->dim - 2 * first < 2 * count ? p->dim - 2 * first : 2 * count;
-    to[count - 1] = 0;
-    memcpy(to, from + 4 * first, (size_t)numbers * 2);
+    R(load)(to, from, left, p->dtype);
 #endif
 }
 
-/* The rows of the slots, transposed into panels; 0 where a slot is empty. */
-static void N(pack_rows)(const Task *task, int which, int64_t slots) {
+/* The rows of the slots, transposed; 0 where a slot is empty. */
+__attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, int64_t slots) {
     const Problem *p = task->p;
-    const int64_t units = UNITS(p->dim);
-    REAL *to = task->s.packed_rows[which], *line = task->s.packed_columns[0];
-    for (int64_t r = 0; r < slots; r++) {
-        REAL *slot = to + r / PANEL * PANEL * units + r % PANEL;
-        int64_t row = task->s.slot_row[r];
-        if (row < p->block_rows)
-            N(load_units)(line, row_address(&task->row_tensor[which], task->batch, task->start + row, task->row_head), 0, units, p);
-        for (int64_t d = 0; d < units; d++)
-            slot[d * PANEL] = row < p->block_rows ? line[d] : 0;
-        for (int64_t d = 0; task->fused && which == 0 && d < task->padded_dim; d++)
-            task->s.rows_as_columns[d / PANEL * PANEL * slots + r * PANEL + d % PANEL] =
-                row < p->block_rows && d < p->dim ? line[d] : 0;
+    const int64_t width = round_up(UNITS(p->dim), PANEL);
+    REAL *lines = task->s.packed_columns[0];
+    for (int64_t first = 0; first < slots; first += N(LANES)) {
+        for (int64_t i = 0; i < N(LANES); i++) {
+            int64_t row = task->s.slot_row[first + i];
+            const char *from = row_address(&task->row_tensor[which], task->batch, task->start + row, task->row_head);
+            for (int64_t done = 0; row < p->block_rows && done < width; done += PANEL)
+                N(load_panel)(lines + i * width + done, from, done, p);
+            if (row == p->block_rows)
+                memset(lines + i * width, 0, (size_t)width * sizeof(REAL));
+        }
+        for (int64_t done = 0; done < width; done += N(LANES))
+            N(transpose_square)(task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), lines + done, width);
+        if (task->fused && which == 0)
+            memcpy(task->s.plain_rows + first * width, lines, (size_t)(N(LANES) * width) * sizeof(REAL));
     }
 }
 
@@ -51,36 +61,32 @@ static void N(prefetch_column)(const Task *task, int which, int64_t column) {
 }
 
 /* The columns of a tile, in panels along dim; 0 after the last column up to a whole register block, and after `dim` numbers. */
-static void N(pack_columns)(const Task *task, int which, const ColumnTile *tile) {
-    const int64_t units = UNITS(task->p->dim);
-    for (int64_t k = 0; k < (tile->count + REGISTER_ROWS - 1) / REGISTER_ROWS * REGISTER_ROWS; k++) {
-        const char *from = k < tile->count ? N(column_address)(task, which, tile->column[k]) : NULL;
-        if (from && which == 0)
+__attribute__((noinline)) static void N(pack_columns)(const Task *task, int which, const ColumnTile *tile) {
+    const int64_t width = round_up(UNITS(task->p->dim), PANEL), last = round_up(tile->count, REGISTER_ROWS);
+    for (int64_t k = 0; k < last; k++) {
+        REAL *to = task->s.packed_columns[which] + k * PANEL;
+        if (k < tile->count && which == 0)
             N(prefetch_column)(task, 1, tile->column[k]);
-        for (int64_t done = 0; done < units; done += PANEL) {
-            REAL *to = task->s.packed_columns[which] + done * TILE_COLUMNS + k * PANEL;
-            int64_t rest = from ? units - done : 0;
-            if (rest >= PANEL) {
-                N(load_units)(to, from, done, PANEL, task->p);
-                continue;
-            }
-            if (rest)
-                N(load_units)(to, from, done, rest, task->p);
-            memset(to + rest, 0, (size_t)(PANEL - rest) * sizeof(REAL));
-        }
+        for (int64_t done = 0; done < width; done += PANEL)
+            if (k < tile->count)
+                N(load_panel)(to + done * TILE_COLUMNS, N(column_address)(task, which, tile->column[k]), done, task->p);
+            else
+                memset(to + done * TILE_COLUMNS, 0, PANEL * sizeof(REAL));
     }
 }
 
 #if UNIT == 2
 /* The values of a tile two columns at a time: a unit has the same number of both, 0 after the last column. */
 static void N(pack_column_pairs)(const Task *task, const ColumnTile *tile) {
-    for (int64_t k = 0; k < tile->count; k += 2) {
-        const char *even = N(column_address)(task, 1, tile->column[k]), *odd = NULL;
+    for (int64_t k = 0; k < round_up(tile->count, REGISTER_ROWS); k += 2) {
+        const char *even = NULL, *odd = NULL;
+        if (k < tile->count)
+            even = N(column_address)(task, 1, tile->column[k]);
         if (k + 1 < tile->count)
             odd = N(column_address)(task, 1, tile->column[k + 1]);
         for (int64_t d = 0; d < task->padded_dim; d++) {
             uint16_t low = 0, high = 0;
-            if (d < task->p->dim)
+            if (d < task->p->dim && even)
                 memcpy(&low, even + 2 * d, 2);
             if (d < task->p->dim && odd)
                 memcpy(&high, odd + 2 * d, 2);
@@ -94,9 +100,12 @@ static void N(pack_column_pairs)(const Task *task, const ColumnTile *tile) {
 /* Pack the columns of a tile, with the numbers that belong to each of them. */
 static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
     const Scratch *s = &task->s;
+    const REAL seen = task->phase == BACKWARD_KEY ? (REAL)INFINITY : -(REAL)INFINITY;
+    for (int64_t k = tile->count; k < round_up(tile->count, REGISTER_ROWS); k++)
+        s->column_position[k] = -seen, s->column_lse[k] = s->column_delta[k] = 0;
     for (int64_t k = 0; k < tile->count; k++) {
         N(prefetch_column)(task, 0, tile->column[k]);
-        s->column_position[k] = (REAL)(tile->column[k] - task->start);
+        s->column_position[k] = task->p->causal ? (REAL)(tile->column[k] - task->start) : seen;
         if (task->phase == BACKWARD_KEY) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
             s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k])];

@@ -3,8 +3,8 @@
  *     FORWARD               accumulator[0] / row_sum                  --- write_output --->        out, lse
  *     BACKWARD_QUERY        rowsum(dout * out)                        --- compute_delta --->       delta
  *     BACKWARD_QUERY, _KEY  accumulator * scale                       --- write_gradient --->      dq; dk, dv
- *     BACKWARD_KEY, fused   column_accumulator of a tile              --- add_columns_to_dq --->   dq +=
- *                           accumulator of the rows that were at hand --- add_rows_to_dk_dv --->   dk +=, dv +=
+ *     every phase           slot_sums of the rows that were at hand   --- merge_slots --->         accumulator; fused: dk +=, dv +=
+ *     BACKWARD_KEY, fused   column_sums of a tile                     --- add_columns_to_dq --->   dq +=
  */
 
 /* Where (batch, head, row) lies in lse and delta. */
@@ -64,22 +64,54 @@ static void N(add_to_gradient)(const Task *task, const TensorView *to, int64_t r
     }
 }
 
-/* The columns of a tile are queries here: add what they accumulated to dq. */
+/* The columns of a tile are queries here: add what they summed up to dq. */
 static void N(add_columns_to_dq)(const Task *task, const ColumnTile *tile) {
     for (int64_t k = 0; k < tile->count; k++) {
-        REAL *sums = task->s.column_accumulator + k * task->padded_dim;
+        REAL *sums = task->s.column_sums + k * task->padded_dim;
         N(add_to_gradient)(task, &task->p->dq, tile->column[k], task->head, sums, (REAL)task->p->scale);
     }
 }
 
-/* The rows are keys here: add what those in the first `slots` slots accumulated to dk and dv. */
-static void N(add_rows_to_dk_dv)(const Task *task, int64_t slots) {
-    const Problem *p = task->p;
-    for (int64_t i = 0; i < slots; i++) {
-        int64_t row = task->s.slot_row[i], at = row * task->padded_dim;
-        if (row == p->block_rows)
-            continue;
-        N(add_to_gradient)(task, &p->dk, task->start + row, task->kv_head, task->s.accumulator[0] + at, (REAL)p->scale);
-        N(add_to_gradient)(task, &p->dv, task->start + row, task->kv_head, task->s.accumulator[1] + at, 1);
+/* accumulator = accumulator * exp(m - m') + sums * exp(m_slot - m'), m' = max(m, m_slot), for the row of a slot. */
+static void N(merge_softmax)(const Task *task, int64_t row, REAL slot_max, REAL slot_sum, const REAL *sums) {
+    const Scratch *s = &task->s;
+    REAL *accumulator = s->accumulator[0] + row * task->padded_dim, ours = 0, theirs = 1, max = slot_max;
+    if (slot_sum == 0)
+        return;
+    if (s->row_sum[row] != 0) {
+        max = s->row_max[row] > slot_max ? s->row_max[row] : slot_max;
+        ours = (REAL)exp(s->row_max[row] - max), theirs = (REAL)exp(slot_max - max);
     }
+    for (int64_t d = 0; d < task->p->dim; d++)
+        accumulator[d] = ours * accumulator[d] + theirs * sums[d];
+    s->row_max[row] = max, s->row_sum[row] = ours * s->row_sum[row] + theirs * slot_sum;
+}
+
+/* The sums of a slot go to its row. */
+static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
+    const Scratch *s = &task->s;
+    int64_t row = s->slot_row[slot];
+    if (row == task->p->block_rows)
+        return;
+    if (task->phase == FORWARD)
+        N(merge_softmax)(task, row, s->slot_max[slot], s->slot_sum[slot], sums);
+    else if (task->fused)
+        N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, task->start + row, task->kv_head, sums, a ? 1 : (REAL)task->p->scale);
+    else
+        for (int64_t d = 0; d < task->p->dim; d++)
+            s->accumulator[a][row * task->padded_dim + d] += sums[d];
+}
+
+/* The sums of the first `slots` slots go to the accumulators of their rows; in fused gradients, where rows are keys, to dk and dv. */
+__attribute__((noinline)) static void N(merge_slots)(const Task *task, int64_t slots) {
+    const Scratch *s = &task->s;
+    const int64_t width = task->padded_dim;
+    REAL *lines = s->packed_columns[0];
+    for (int64_t first = 0; first < slots; first += N(LANES))
+        for (int a = 0; a < task->accumulators; a++) {
+            for (int64_t d = 0; d < width; d += N(LANES))
+                N(transpose_square)(lines + d, width, s->slot_sums[a] + first * width + d * N(LANES), N(LANES));
+            for (int64_t i = 0; i < N(LANES); i++)
+                N(merge_slot)(task, a, first + i, lines + i * width);
+        }
 }

@@ -2,11 +2,12 @@
  *
  *     task->s     packed_rows      rows of the block that are at hand, one a slot       written by pack_rows
  *                 packed_columns   the columns of one tile                              written by pack_columns
- *                 scores           (columns of the tile, rows of the tile)              matmul_scores, then the softmax in place
- *                 accumulator      a sum for each row of the block                      added to by accumulate_rows
- *                 column_accumulator  a sum for each column of the tile (fused dq)      added to by accumulate_columns
+ *                 scores           (columns of the tile, rows of the tile)              compute_scores, then the softmax in place
+ *                 slot_sums        a sum for each slot, transposed as packed rows are   add_to_rows
+ *                 column_sums      a sum for each column of the tile (fused dq)         add_to_columns
+ *                 accumulator      a sum for each row of the block                      merge_slots, when its slots are done
  *
- *     Two operands a side:          rows[0]  rows[1]     columns[0]  columns[1]     accumulator[0]  accumulator[1]
+ *     Two operands a side:          rows[0]  rows[1]     columns[0]  columns[1]     slot_sums[0]    slot_sums[1]
  *         FORWARD                   q                    k           v              out
  *         BACKWARD_QUERY            q        dout        k           v              dq
  *         BACKWARD_KEY              k        v           q           dout           dk              dv
@@ -21,10 +22,11 @@
 
 typedef struct {
     REAL *accumulator[2];      /* (block_rows + 1, padded_dim) */
-    REAL *packed_rows[2];      /* (row panels of the slots, dim, PANEL) */
+    REAL *slot_sums[2];        /* (row vectors of the slots, padded_dim, LANES) */
+    REAL *packed_rows[2];      /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_columns[2];   /* (dim panels, TILE_COLUMNS, PANEL) */
-    REAL *rows_as_columns;     /* (dim panels, slots, PANEL): rows[0] packed as columns are */
-    REAL *column_accumulator;  /* (TILE_COLUMNS + 1, padded_dim), the last one spare */
+    REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are */
+    REAL *column_sums;         /* (TILE_COLUMNS, padded_dim) */
     REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS) */
     REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum; in BACKWARD_QUERY lse and delta */
     REAL *slot_position;       /* (slots + TILE_ROWS,): the row of a slot, as a number */
@@ -54,24 +56,25 @@ static char *N(reserve)(char **at, size_t count, size_t size) {
     return here;
 }
 
-static int64_t N(slot_count)(const Problem *p) { return (p->block_rows + PANEL - 1) / PANEL * PANEL + MAX_ROW_LISTS * PANEL; }
+static int64_t N(slot_count)(const Problem *p) { return round_up(p->block_rows, N(LANES)) + MAX_ROW_LISTS * N(LANES); }
 
 /* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
 static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
-    size_t rows = (size_t)p->block_rows, slots = (size_t)N(slot_count)(p), dim = (size_t)p->dim;
-    size_t padded = (dim + PANEL - 1) / PANEL * PANEL;
+    size_t rows = (size_t)p->block_rows, slots = (size_t)N(slot_count)(p);
+    size_t padded = (size_t)round_up(p->dim, PANEL);
     int fused = phase == BACKWARD_KEY && p->chunks;
     char *at = memory;
     Scratch unused;
     s = s ? s : &unused;
 #define RESERVE(count, type) (type *)(void *)N(reserve)(&at, count, sizeof(type))
     for (int i = 0; i < 2; i++) {
-        s->accumulator[i] = RESERVE(i == 0 || phase == BACKWARD_KEY ? (rows + 1) * padded : 0, REAL);
-        s->packed_rows[i] = RESERVE(i == 0 || phase != FORWARD ? slots * dim : 0, REAL);
+        s->accumulator[i] = RESERVE(!fused && (i == 0 || phase == BACKWARD_KEY) ? (rows + 1) * padded : 0, REAL);
+        s->slot_sums[i] = RESERVE(i == 0 || phase == BACKWARD_KEY ? slots * padded : 0, REAL);
+        s->packed_rows[i] = RESERVE(i == 0 || phase != FORWARD ? slots * padded : 0, REAL);
         s->packed_columns[i] = RESERVE(TILE_COLUMNS * padded, REAL);
     }
-    s->rows_as_columns = RESERVE(fused ? slots * padded : 0, REAL);
-    s->column_accumulator = RESERVE(fused ? (TILE_COLUMNS + 1) * padded : 0, REAL);
+    s->plain_rows = RESERVE(fused ? slots * padded : 0, REAL);
+    s->column_sums = RESERVE(fused ? TILE_COLUMNS * padded : 0, REAL);
     s->scores = RESERVE(TILE_COLUMNS * TILE_ROWS, REAL);
     s->score_gradients = RESERVE(phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
     s->slot_max = RESERVE(slots + TILE_ROWS, REAL), s->slot_sum = RESERVE(slots + TILE_ROWS, REAL);
@@ -88,21 +91,21 @@ static void N(start_task)(Task *task, void *scratch) {
     const Problem *p = task->p;
     int by_key = task->phase == BACKWARD_KEY;
     task->kv_head = by_key ? task->head : task->head / (p->heads / p->kv_heads);
-    task->padded_dim = (p->dim + PANEL - 1) / PANEL * PANEL;
+    task->padded_dim = round_up(p->dim, PANEL);
     task->row_bytes = p->dim * N(element_bytes)(p);
     task->accumulators = by_key ? 2 : 1;
     N(lay_out_scratch)(p, task->phase, &task->s, scratch);
-    for (int a = 0; a < task->accumulators; a++)
+    for (int a = 0; a < task->accumulators && !task->fused; a++)
         memset(task->s.accumulator[a], 0, (size_t)((p->block_rows + 1) * task->padded_dim) * sizeof(REAL));
     if (task->fused)
-        memset(task->s.column_accumulator, 0, (size_t)((TILE_COLUMNS + 1) * task->padded_dim) * sizeof(REAL));
+        memset(task->s.column_sums, 0, (size_t)(TILE_COLUMNS * task->padded_dim) * sizeof(REAL));
     TensorView queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
     memcpy(task->row_tensor, by_key ? keys : queries, sizeof task->row_tensor);
     memcpy(task->column_tensor, by_key ? queries : keys, sizeof task->column_tensor);
     task->row_head = task->head, task->column_head = task->kv_head;
 }
 
-/* Begin a block of rows; accumulators are 0, and are again when they have been added to the gradients in memory. */
+/* Begin a block of rows. */
 static void N(start_block)(Task *task, int64_t start) {
     const Problem *p = task->p;
     task->start = start;

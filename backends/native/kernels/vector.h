@@ -28,6 +28,37 @@ static inline Vector N(select)(Lanes which, Vector yes, Vector no) {
 /* max(a, b), and b where either is NaN. */
 static inline Vector N(vector_max)(Vector a, Vector b) { return R(VECTOR_MAX)(a, b); }
 
+/* One step of a transpose: lanes and vectors whose numbers differ in `bit` change places. */
+__attribute__((always_inline)) static inline void N(exchange)(Vector x[N(LANES)], const int bit) {
+    if (bit >= N(LANES))
+        return;
+    Lanes low, high;
+#pragma GCC unroll 16
+    for (int i = 0; i < N(LANES); i++)
+        low[i] = i & bit ? i - bit + N(LANES) : i, high[i] = low[i] + bit;
+#pragma GCC unroll 16
+    for (int i = 0; i < N(LANES); i++)
+        if (!(i & bit)) {
+            Vector a = x[i], b = x[i + bit];
+            x[i] = SHUFFLE(a, b, low), x[i + bit] = SHUFFLE(a, b, high);
+        }
+}
+
+/* The transpose of LANES x LANES numbers, whose lines are so far apart. */
+static inline void N(transpose_square)(REAL *restrict to, int64_t to_apart, const REAL *restrict from, int64_t from_apart) {
+    Vector x[N(LANES)];
+#pragma GCC unroll 16
+    for (int i = 0; i < N(LANES); i++)
+        x[i] = N(load_vector)(from + i * from_apart);
+    N(exchange)(x, 1);
+    N(exchange)(x, 2);
+    N(exchange)(x, 4);
+    N(exchange)(x, 8);
+#pragma GCC unroll 16
+    for (int i = 0; i < N(LANES); i++)
+        N(store_vector)(to + i * to_apart, x[i]);
+}
+
 #define IS_float (sizeof(REAL) == 4)
 
 /* e**x for x up to 0 and a little more; 0 below the logarithm of the smallest normal number, NaN for NaN.

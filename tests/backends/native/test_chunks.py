@@ -28,6 +28,7 @@ BLOCK_ROWS = {16: 16, 48: 32}
 def short_chunks(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("dilkit.backends.native.backend.CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr("dilkit.backends.native.backend.BLOCK_ROWS", BLOCK_ROWS[chunk_rows])
+    monkeypatch.setattr("dilkit.backends.native.backend.ROW_STEP", 16)
     plan.cache_clear()
     yield
     plan.cache_clear()
