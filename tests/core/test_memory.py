@@ -44,13 +44,19 @@ def python_bytes() -> bytes:
 
 @pytest.mark.usefixtures("measurable")
 @pytest.mark.parametrize(
-    ("function", "expected"),
-    [(one_after_the_other, 64), (both_at_once, 96), (many_small, 16), (python_bytes, 24), (lambda: None, 0)],
+    ("function", "expected", "rounding"),
+    [
+        (one_after_the_other, 64, 0),
+        (both_at_once, 96, 0),
+        (many_small, 16, 2),  # each of 256 may lie in a hole of its own, and begin and end in a page that it has for itself
+        (python_bytes, 24, 0),
+        (lambda: None, 0, 0),
+    ],
 )
-def test_peak_memory_of_known_allocations(function, expected) -> None:
+def test_peak_memory_of_known_allocations(function, expected, rounding) -> None:
     function()  # the code of an operator is read into memory at its first call
     peaks = [peak_memory(function) for _ in range(3)]  # memory that the allocator kept from one call must not hide the next one's
-    assert min(peaks) == pytest.approx(expected * MIB, abs=TOLERANCE)  # other threads of the process may add to the others
+    assert expected * MIB - TOLERANCE < min(peaks) < (expected + rounding) * MIB + TOLERANCE  # other threads may add to the rest
     assert max(peaks) < (expected + 8) * MIB
 
 
