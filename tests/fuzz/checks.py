@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -63,21 +63,6 @@ def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOE
 
 
 def in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each job returns, each run in a thread of its own; the first error is raised."""
-    found: list[Any] = [None] * len(jobs)
-    errors: list[BaseException] = []
-
-    def run(at: int) -> None:
-        try:
-            found[at] = jobs[at]()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found
+    """What each job returns, all run at once in threads; the first error is raised."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(lambda job: job(), jobs))

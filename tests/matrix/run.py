@@ -54,7 +54,8 @@ def row(variation: Variation, options: list[str]) -> dict[str, Any]:
             root, python = place(variation, Path(scratch))
         except subprocess.CalledProcessError as error:
             return {"name": variation.name, "failures": [f"its environment could not be made: {error.stdout[-2000:]}"]}
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, **variation.variables}
+        # Workers that wait for threads must not spin on the cores that these need.
+        environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, **variation.variables}
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WORKERS, f"--junitxml={results}", *options]
         done = subprocess.run(command, cwd=root, env=environment, stdout=STDERR, check=False)
         found, failures = read(results)

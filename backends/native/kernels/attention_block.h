@@ -57,9 +57,8 @@ static void N(attend_tile)(
     N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->score_gradients, s->packed_columns[0], from, to, p->dim);
     if (by_column)
         N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
-    if (task->fused) {
+    if (task->fused)
         N(add_to_columns)(s->column_sums, s->score_gradients, s->plain_rows + sums, task->padded_dim, from, to, count, p->dim);
-    }
 }
 
 /* All rows of a list with the packed tile of columns; under causality, only the columns that some row of a tile sees. */

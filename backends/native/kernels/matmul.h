@@ -2,7 +2,7 @@
  *
  *     One register block: REGISTER_ROWS broadcast units x up to ROW_VECTORS vectors of sums; for each k a rank-one update.
  *
- *     scores (columns, rows)               row_sums (dim, rows), transposed       column_sums (columns, dim)
+ *     scores (columns, rows)               slot_sums (dim, rows), transposed      column_sums (columns, dim)
  *
  *           rows: vectors                        rows: vectors                          dim: vectors
  *          +----+----+----+                     +----+----+----+                       +----+----+----+
@@ -13,9 +13,9 @@
  *     compute_scores: k over dim           add_to_rows: k over columns            add_to_columns: k over rows
  *       columns broadcast, rows read         columns broadcast, weights read        weights broadcast, rows read
  *
- * Packed columns are (dim panels, TILE_COLUMNS, PANEL); packed rows are transposed, (row vectors, padded dim, LANES); row sums lie like
- * these. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, and the columns
- * that row sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
+ * Packed columns are (dim panels, TILE_COLUMNS, PANEL); packed rows are transposed, (row vectors, padded dim, LANES), and so
+ * are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, and the columns
+ * that slot_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
  */
 #if UNIT == 1
 #define ADD_PRODUCT(sum, a, x) ((sum) + (a) * (x))

@@ -64,12 +64,15 @@ static void N(add_to_gradient)(const Task *task, const TensorView *to, int64_t r
     }
 }
 
-/* The columns of a tile are queries here: add what they summed up to dq. */
+/* The columns of a tile are queries here: add what they summed up to dq. Those that fill the last register block have summed up
+ * zeros, which a NaN in the rows makes NaN: the next tile must not find them. */
 static void N(add_columns_to_dq)(const Task *task, const ColumnTile *tile) {
+    int64_t filled = round_up(tile->count, REGISTER_ROWS), width = task->padded_dim;
     for (int64_t k = 0; k < tile->count; k++) {
-        REAL *sums = task->s.column_sums + k * task->padded_dim;
+        REAL *sums = task->s.column_sums + k * width;
         N(add_to_gradient)(task, &task->p->dq, tile->column[k], task->head, sums, (REAL)task->p->scale);
     }
+    memset(task->s.column_sums + tile->count * width, 0, (size_t)((filled - tile->count) * width) * sizeof(REAL));
 }
 
 /* accumulator = accumulator * exp(m - m') + sums * exp(m_slot - m'), m' = max(m, m_slot), for the row of a slot. */
