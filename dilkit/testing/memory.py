@@ -12,6 +12,7 @@ from typing import Any
 
 MIB = 2**20
 _SELF_CHECK_BYTES = 32 * MIB
+_SELF_CHECK_TRIES = 5
 
 
 class MeasureError(RuntimeError):
@@ -84,18 +85,22 @@ def _status_bytes(field: str) -> int:
 
 @lru_cache(maxsize=1)
 def _check_resident_method() -> None:
-    """Raise `MeasureError` unless a known allocation is seen, the second time too: an allocator that keeps memory fails there."""
+    """Raise `MeasureError` unless a known allocation is seen in full, in one of a few tries after the first.
+
+    An allocator that keeps memory shows it in the first try alone. The system, which takes pages away where memory is short,
+    and other threads spoil some tries, not all.
+    """
     import torch
 
     if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"):
         raise MeasureError("peak memory of CPU code is measured on Linux with glibc only")
+    seen = []
     try:
-        for _ in range(2):
-            seen = _resident_peak(lambda: torch.ones(_SELF_CHECK_BYTES, dtype=torch.uint8))
+        for _ in range(_SELF_CHECK_TRIES):
+            seen.append(_resident_peak(lambda: torch.ones(_SELF_CHECK_BYTES, dtype=torch.uint8)))
+            if len(seen) > 1 and abs(seen[-1] - _SELF_CHECK_BYTES) <= 0.1 * _SELF_CHECK_BYTES:
+                return
     except OSError as error:
         raise MeasureError(f"peak memory: {error}; the system does not let a process reset its high-water mark") from error
-    if abs(seen - _SELF_CHECK_BYTES) > 0.1 * _SELF_CHECK_BYTES:
-        expected = _SELF_CHECK_BYTES // MIB
-        raise MeasureError(
-            f"peak memory: a known {expected} MiB was seen as {seen / MIB:.1f} MiB; is another allocator preloaded?"
-        )
+    expected, found = _SELF_CHECK_BYTES // MIB, ", ".join(f"{size / MIB:.1f}" for size in seen[1:])
+    raise MeasureError(f"peak memory: a known {expected} MiB was seen as {found} MiB; is another allocator preloaded?")

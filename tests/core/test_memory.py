@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dilkit.testing import memory
-from dilkit.testing.memory import MIB, MeasureError, peak_memory
+from dilkit.testing.memory import MIB, MeasureError, check_peak_memory, peak_memory
 
 TOLERANCE = MIB
 """The high-water mark is kept in pages and by per-CPU counters."""
@@ -85,11 +85,22 @@ def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch) -> None:
     memory._check_resident_method.cache_clear()
 
 
-def test_an_allocator_that_hides_memory_is_found_out(monkeypatch) -> None:
-    monkeypatch.setattr(memory, "_resident_peak", lambda function: 0)
+def check_with_peaks(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
+    """What `peak_memory` checks first, where a known allocation is seen as each of `peaks` in turn."""
+    monkeypatch.setattr(memory, "_resident_peak", lambda function: peaks.pop(0))
     monkeypatch.setattr(memory.sys, "platform", "linux")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: type("Libc", (), {"malloc_trim": None}))
     memory._check_resident_method.cache_clear()
+    try:
+        check_peak_memory()
+    finally:
+        memory._check_resident_method.cache_clear()
+
+
+def test_an_allocator_that_hides_memory_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MeasureError, match="known 32 MiB was seen as 0"):
-        peak_memory(lambda: None)
-    memory._check_resident_method.cache_clear()
+        check_with_peaks(monkeypatch, [32 * MIB] + [0] * 9)
+
+
+def test_one_try_that_another_thread_spoils_does_not_end_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_with_peaks(monkeypatch, [32 * MIB, 12 * MIB, 45 * MIB, 33 * MIB])
