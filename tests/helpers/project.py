@@ -30,13 +30,9 @@ BUILT = (
     ".venv",
     ".*_cache",
     ".hypothesis",
-    "build",
-    "dist",
-    "dilkit-demo",
-    "dilkit-demo-image",
-    "dilkit-bench",
-    "site",
 )
+BUILT_AT_THE_TOP = ("build", "dist", "dilkit-demo", "dilkit-demo-image", "dilkit-bench", "site")
+"""Folders inside the packages may have these names too."""
 
 
 @cache
@@ -69,7 +65,12 @@ def extension_suffix() -> str:
 
 def checkout(target: Path) -> Path:
     """A copy of the checkout as a fresh clone has it, with nothing built: what a test builds, it builds there."""
-    shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*BUILT), symlinks=True)
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        patterns = BUILT + BUILT_AT_THE_TOP if Path(folder) == ROOT else BUILT
+        return shutil.ignore_patterns(*patterns)(folder, names)
+
+    shutil.copytree(ROOT, target, ignore=ignored, symlinks=True)
     return target
 
 

@@ -174,12 +174,12 @@ def test_the_wheel_has_everything_and_works_alone(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {
         f"{package.replace('.', '/')}/{path.name}"
-        for package, folder in packages(source).items()
-        for path in (source / folder).glob("*.py")
+        for package, folder in packages().items()
+        for path in (ROOT / folder).glob("*.py")
     }
-    for package, folder in packages(source).items():
-        expected |= {f"{package.replace('.', '/')}/{path.stem}{extension_suffix()}" for path in (source / folder).glob("*.pyx")}
-    kernels = {f"dilkit/backends/cuda/kernels/{path.name}" for path in (source / "backends/cuda/kernels").glob("*.cu*")}
+    for package, folder in packages().items():
+        expected |= {f"{package.replace('.', '/')}/{path.stem}{extension_suffix()}" for path in (ROOT / folder).glob("*.pyx")}
+    kernels = {f"dilkit/backends/cuda/kernels/{path.name}" for path in (ROOT / "backends/cuda/kernels").glob("*.cu*")}
     assert "dilkit/backends/cuda/kernels/dilated.cuh" in kernels
     data = {"dilkit/py.typed", "dilkit/tools/report/page.html", "dilkit/tools/bench/published/claims.json"}
     assert expected | kernels | data <= names
