@@ -52,6 +52,17 @@ TUNED = Variable(
 )
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED)
 
+_RAW = getattr(os.environ, "_data", None)
+"""The dict in `os.environ`: it says in a tenth of the time that a variable is unset, as most are at every call."""
+_RAW_NAMES = {variable.name: os.fsencode(variable.name) if os.name == "posix" else variable.name for variable in VARIABLES}
+
+
+def _text(variable: Variable) -> str:
+    """What `variable` holds; empty if it is unset."""
+    if _RAW is not None and _RAW_NAMES[variable.name] not in _RAW:
+        return ""
+    return os.environ.get(variable.name, "")
+
 
 def check() -> None:
     """Raise ValueError, naming the variable, if one is malformed."""
@@ -60,7 +71,7 @@ def check() -> None:
 
 def backend_names() -> tuple[str, ...]:
     """The names in `DILKIT_BACKEND`, or an empty tuple when it is unset or blank."""
-    text = os.environ.get(BACKEND.name, "")
+    text = _text(BACKEND)
     if not text.strip():
         return ()
     names = tuple(part.strip() for part in text.split(","))
@@ -71,7 +82,7 @@ def backend_names() -> tuple[str, ...]:
 
 def cache_bytes() -> int:
     """The value of `DILKIT_CACHE_BYTES`, a whole number of bytes, 0 or more."""
-    text = os.environ.get(CACHE_BYTES.name, "")
+    text = _text(CACHE_BYTES)
     if not text.strip():
         return DEFAULT_CACHE_BYTES
     try:
@@ -85,7 +96,7 @@ def cache_bytes() -> int:
 
 def cpu_isa(available: tuple[str, ...]) -> str:
     """The value of `DILKIT_CPU_ISA`, one of `available`; the first of them when it is unset or blank."""
-    name = os.environ.get(CPU_ISA.name, "").strip()
+    name = _text(CPU_ISA).strip()
     if not name:
         return available[0]
     if name not in available:
@@ -99,8 +110,8 @@ def cuda_cache() -> Path | None:
 
 
 def tuned() -> str:
-    """The text of `DILKIT_TUNED`. Reading it costs less than a microsecond."""
-    return os.environ.get(TUNED.name, "")
+    """The text of `DILKIT_TUNED`. Reading it costs a fraction of a microsecond."""
+    return _text(TUNED)
 
 
 def tuned_file() -> Path | None:
@@ -110,7 +121,7 @@ def tuned_file() -> Path | None:
 
 def _path(variable: Variable, name: str) -> Path | None:
     """The value of `variable`, by default `name` in dilkit's folder of cached files, if there is a home folder."""
-    text = os.environ.get(variable.name, "").strip()
+    text = _text(variable).strip()
     caches = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
     try:
         return (Path(text) if text else Path(caches, "dilkit", name)).expanduser()

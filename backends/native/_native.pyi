@@ -1,7 +1,6 @@
-from collections.abc import Sequence
-
 from numpy import float32, int64, uint64
 from numpy.typing import NDArray
+from torch import Tensor
 
 class EncodedProblem:
     def __init__(
@@ -22,17 +21,31 @@ class EncodedProblem:
 def instruction_sets() -> tuple[str, ...]: ...
 def built_for() -> tuple[str, ...]: ...
 def forward(
-    encoded: EncodedProblem, isa: str, threads: int, tensors: Sequence[tuple[int, ...]], lse: int, mask: tuple[int, ...]
+    encoded: EncodedProblem,
+    isa: str,
+    threads: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
 ) -> None: ...
 def backward(
     encoded: EncodedProblem,
     isa: str,
     threads: int,
-    tensors: Sequence[tuple[int, ...]],
-    lse: int,
-    mask: tuple[int, ...],
-    gradients: Sequence[tuple[int, ...]],
-    delta: int,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    delta: Tensor,
 ) -> None: ...
 def exp(isa: str, x: NDArray[float32], y: NDArray[float32]) -> None: ...
 def multiply_add(isa: str, rounds: int) -> int: ...

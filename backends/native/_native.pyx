@@ -1,7 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The CPU kernel as Python calls it: numbers and addresses in, no tensors. kernels/native.h describes what they mean."""
+"""The CPU kernel as Python calls it. kernels/native.h describes what the numbers mean."""
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t
+
+from dilkit.op._facts cimport locate
 
 cdef extern from "native.h":
     ctypedef struct TensorView:
@@ -73,10 +75,11 @@ cdef const InstructionSet *code_of(str name) except NULL:
     raise ValueError(f"instruction set {name!r} is none of those that this machine can run: {', '.join(instruction_sets())}")
 
 
-cdef TensorView tensor_view(tuple fields):
+cdef TensorView view_of(tensor) except *:
     cdef TensorView view
-    view.data = <char *><uintptr_t>fields[0]
-    view.batch, view.row, view.head = fields[1], fields[2], fields[3]
+    cdef int64_t[3] strides
+    view.data = locate(tensor, strides, 3)
+    view.batch, view.row, view.head = strides[0], strides[1], strides[2]
     return view
 
 
@@ -108,13 +111,13 @@ cdef class EncodedProblem:
         return sum(array.nbytes for array in self.arrays)
 
 
-cdef Problem with_tensors(EncodedProblem encoded, tensors, lse, mask):
+cdef Problem with_tensors(EncodedProblem encoded, q, k, v, out, lse, mask) except *:
     cdef Problem p = encoded.problem
-    p.q, p.k = tensor_view(tensors[0]), tensor_view(tensors[1])
-    p.v, p.out = tensor_view(tensors[2]), tensor_view(tensors[3])
-    p.lse = <char *><uintptr_t>lse
-    p.mask = <const char *><uintptr_t>mask[0]
-    p.mask_batch, p.mask_row = mask[1], mask[2]
+    cdef int64_t[2] strides
+    p.q, p.k, p.v, p.out, p.lse = view_of(q), view_of(k), view_of(v), view_of(out), locate(lse, strides, 0)
+    if mask is not None:
+        p.mask = locate(mask, strides, 2)
+        p.mask_batch, p.mask_row = strides[0], strides[1]
     return p
 
 
@@ -135,25 +138,17 @@ cdef int run(const InstructionSet *code, const Problem *problem, int phase, int 
     return 0
 
 
-def forward(EncodedProblem encoded, str isa, int threads, tensors, lse, mask):
-    """Write `out` and `lse`.
-
-    `tensors`: of q, k, v and out the address and the strides of batch, seq and heads in bytes. `lse`: an address. `mask`: an
-    address, 0 for none, and the strides of batch and seq.
-    """
-    cdef Problem p = with_tensors(encoded, tensors, lse, mask)
+def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask):
+    """Write `out` and `lse`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None."""
+    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     run(code_of(isa), &p, FORWARD, threads)
 
 
-def backward(EncodedProblem encoded, str isa, int threads, tensors, lse, mask, gradients, delta):
-    """Write dq, dk and dv, which must be 0 before.
-
-    `gradients`: dout, dq, dk, dv as `tensors` of `forward`. `delta`: the address of room shaped like lse.
-    """
-    cdef Problem p = with_tensors(encoded, tensors, lse, mask)
-    p.dout, p.dq = tensor_view(gradients[0]), tensor_view(gradients[1])
-    p.dk, p.dv = tensor_view(gradients[2]), tensor_view(gradients[3])
-    p.delta = <char *><uintptr_t>delta
+def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta):
+    """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous."""
+    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    cdef int64_t[1] none
+    p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
     run(code_of(isa), &p, BACKWARD_QUERY, threads)
     for p.round in range(max(p.chunks, 1)):
         run(code_of(isa), &p, BACKWARD_KEY, threads)

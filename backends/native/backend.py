@@ -8,7 +8,8 @@ with `+ log` of how many branches see it. Nothing grows with the number of branc
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
@@ -87,19 +88,11 @@ class Native(Backend):
     ) -> tuple[Tensor, Tensor]:
         import torch
 
-        from dilkit.backends.native import _native
-
-        out = query.new_empty(query.shape)
-        lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        lse = query.new_empty(problem.batch, problem.heads, problem.seq, dtype=lse_dtype)
-        _native.forward(
-            _encoded(problem),
-            instruction_set(),
-            _threads(problem),
-            [_address_and_strides(x) for x in (query, key, value, out)],
-            lse.data_ptr(),
-            _mask_address_and_strides(key_padding_mask),
-        )
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        lse = query.new_empty(problem.batch, problem.heads, problem.seq, dtype=dtype)
+        tensors = query, key, value, out, lse, key_padding_mask
+        _kernel().forward(_encoded(problem), instruction_set(), _threads(problem), *tensors)
         return out, lse
 
     def backward(
@@ -113,22 +106,12 @@ class Native(Backend):
         problem: Problem,
         key_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
 
-        from dilkit.backends.native import _native
-
-        lse = lse.contiguous()
-        delta = lse.new_empty(lse.shape)
-        dq, dk, dv = (x.new_zeros(x.shape) for x in (query, key, value))
-        _native.backward(
-            _encoded(problem),
-            instruction_set(),
-            _threads(problem),
-            [_address_and_strides(x) for x in (query, key, value, out)],
-            lse.data_ptr(),
-            _mask_address_and_strides(key_padding_mask),
-            [_address_and_strides(x) for x in (dout, dq, dk, dv)],
-            delta.data_ptr(),
-        )
+        lse, plain = lse.contiguous(), torch.contiguous_format
+        dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
+        tensors = dout, query, key, value, out, lse, key_padding_mask, dq, dk, dv, torch.empty_like(lse)
+        _kernel().backward(_encoded(problem), instruction_set(), _threads(problem), *tensors)
         return dq, dk, dv
 
 
@@ -137,11 +120,23 @@ def is_built() -> bool:
     return not missing_modules((f"{__package__}._native",))
 
 
-def instruction_set() -> str:
-    """The name of the instruction set that the kernel runs: that of `DILKIT_CPU_ISA`, else the best of this machine."""
+@cache
+def _kernel() -> ModuleType:
+    """The compiled kernel, imported when it is first used."""
     from dilkit.backends.native import _native
 
-    return environment.cpu_isa(_native.instruction_sets())
+    return _native
+
+
+@cache
+def _instruction_sets() -> tuple[str, ...]:
+    names: tuple[str, ...] = _kernel().instruction_sets()
+    return names
+
+
+def instruction_set() -> str:
+    """The name of the instruction set that the kernel runs: that of `DILKIT_CPU_ISA`, else the best of this machine."""
+    return environment.cpu_isa(_instruction_sets())
 
 
 def _threads(problem: Problem) -> int:
@@ -150,26 +145,16 @@ def _threads(problem: Problem) -> int:
     return max(1, min(torch.get_num_threads(), 1 + problem.flops() // FLOPS_PER_THREAD))
 
 
-def _address_and_strides(x: Tensor) -> tuple[int, ...]:
-    """The address of a tensor, and its first three strides in bytes."""
-    return x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:3])
-
-
-def _mask_address_and_strides(mask: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
-
-
 def _encoded(problem: Problem) -> EncodedProblem:
     """`problem` as the C kernel reads it; made once and kept in the cache."""
     sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
     options = problem.dtype, problem.is_causal, problem.scale
-    return plan.cached(("native", problem.pattern.to_json(), sizes, options), partial(_encode, problem))
+    return plan.cached(("native", problem.pattern.to_json(), sizes, options), _encode, problem)
 
 
 def _encode(problem: Problem) -> EncodedProblem:
-    from dilkit.backends.native import _native
-
-    return _native.EncodedProblem(*encode_problem(problem))
+    encoded: EncodedProblem = _kernel().EncodedProblem(*encode_problem(problem))
+    return encoded
 
 
 def encode_problem(problem: Problem) -> EncodeArguments:

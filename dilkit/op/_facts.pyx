@@ -7,7 +7,7 @@ where DLPack cannot describe a tensor, its attributes are read one by one, which
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 import torch
@@ -83,6 +83,24 @@ cdef object described(tuple tensors):
         memcpy(end + HEADER + dims, x.strides, dims)
         end += HEADER + 2 * dims
     return PyBytes_FromStringAndSize(found, end - found)
+
+
+cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:
+    """The address of a tensor; writes the strides of its first `dims` dimensions, in bytes."""
+    cdef DLTensor x
+    cdef int i
+    if API is not NULL:
+        try:
+            API.export_borrowed(<void *>tensor, &x)
+            for i in range(dims):
+                strides[i] = x.strides[i] * (x.dtype >> 8 & 0xFF) // 8  # the second byte of a dtype is its bits
+            return <char *>x.data + x.byte_offset
+        except (BufferError, RuntimeError):
+            pass
+    step, size = tensor.stride(), tensor.element_size()
+    for i in range(dims):
+        strides[i] = step[i] * size
+    return <char *><uintptr_t>tensor.data_ptr()
 
 
 def first_beyond(tuple tensors, tuple spans):
