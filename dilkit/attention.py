@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import boolean, real
+from dilkit.op._facts import surely_fit
 from dilkit.op.boundary import check_shapes
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.op.rules import AUTOCAST_KEYS
@@ -102,21 +103,27 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, ke
         raise TypeError(
             f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
         )
-    _check_tensor("query", query, query)
-    _check_tensor("key", key, query)
-    _check_tensor("value", value, query)
-    check_shapes(query.shape, key.shape, value.shape)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.stride(3) != 1 and x.shape[3] > 1:
-            raise ValueError(f"{name} has stride {x.stride(3)} in its last dimension; 1 is needed ({name}.contiguous())")
+    if torch.compiler.is_compiling() or not surely_fit(query, key, value):
+        _check_tensors(query, key, value)
     if pattern.heads is not None or pattern.head_shard is not None:
         pattern.check_heads(query.shape[2], key.shape[2])
     if key_padding_mask is not None:
         _check_mask(key_padding_mask, query)
 
 
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise TypeError or ValueError, naming the tensor, unless these can be computed together."""
+    named = (("query", query), ("key", key), ("value", value))
+    for name, x in named:
+        _check_tensor(name, x, query)
+    check_shapes(query.shape, key.shape, value.shape)
+    for name, x in named:
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(f"{name} has stride {x.stride(3)} in its last dimension; 1 is needed ({name}.contiguous())")
+
+
 def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
-    """Raise TypeError or ValueError for a tensor that cannot be computed. It runs three times a call, so it does little work."""
+    """Raise TypeError or ValueError for a tensor that cannot be computed."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
     if x.dtype not in _DTYPES:

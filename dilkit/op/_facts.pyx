@@ -7,8 +7,8 @@ where DLPack cannot describe a tensor, its attributes are read one by one, which
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcmp, memcpy
 
 import torch
 
@@ -16,7 +16,8 @@ import torch
 cdef struct DLTensor:
     void *data
     int32_t device_type, device_id, ndim
-    uint32_t dtype
+    uint8_t kind, bits
+    uint16_t lanes
     int64_t *shape
     int64_t *strides
     uint64_t byte_offset
@@ -41,6 +42,8 @@ cdef ExchangeAPI *find_api() except? NULL:
 
 
 cdef enum:
+    FLOAT = 2  # of the kinds of dtypes
+    BFLOAT = 4
     MOST_TENSORS = 8
     MOST_DIMS = 4
     HEADER = 4 * sizeof(int32_t)
@@ -48,6 +51,39 @@ cdef enum:
 
 
 cdef ExchangeAPI *API = find_api()
+Tensor = torch.Tensor
+
+
+def surely_fit(query, key, value):
+    """Whether these are plain tensors that can be computed together. False means that it takes a closer look to say."""
+    cdef DLTensor q, k, v
+    if API is NULL or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
+        return False
+    try:
+        API.export_borrowed(<void *>query, &q)
+        API.export_borrowed(<void *>key, &k)
+        API.export_borrowed(<void *>value, &v)
+    except (BufferError, RuntimeError):
+        return False
+    return is_floating(&q) and in_rows_like(&q, &q) and in_rows_like(&k, &q) and in_rows_like(&v, &q) and go_together(&q, &k, &v)
+
+
+cdef bint is_floating(const DLTensor *x) noexcept:
+    return x.lanes == 1 and (x.bits in (16, 32, 64) if x.kind == FLOAT else x.bits == 16 and x.kind == BFLOAT)
+
+
+cdef bint in_rows_like(const DLTensor *x, const DLTensor *query) noexcept:
+    """Whether `x` has four dimensions, a contiguous last one, and the device and dtype of `query`."""
+    return x.ndim == 4 and memcmp(&x.device_type, &query.device_type, HEADER) == 0 and (x.strides[3] == 1 or x.shape[3] <= 1)
+
+
+cdef bint go_together(const DLTensor *q, const DLTensor *k, const DLTensor *v) noexcept:
+    cdef const int64_t *size = q.shape
+    cdef const int64_t *kv = k.shape
+    return (
+        memcmp(kv, v.shape, 4 * sizeof(int64_t)) == 0 and kv[0] == size[0] and kv[1] == size[1] and kv[3] == size[3]
+        and size[3] > 0 and size[2] > 0 and kv[2] > 0 and size[2] % kv[2] == 0
+    )
 
 
 def key_of(tuple names, tuple tensors):
@@ -93,7 +129,7 @@ cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:
         try:
             API.export_borrowed(<void *>tensor, &x)
             for i in range(dims):
-                strides[i] = x.strides[i] * (x.dtype >> 8 & 0xFF) // 8  # the second byte of a dtype is its bits
+                strides[i] = x.strides[i] * (x.bits // 8)
             return <char *>x.data + x.byte_offset
         except (BufferError, RuntimeError):
             pass

@@ -31,7 +31,8 @@ class Differentiable(torch.autograd.Function):
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = isinstance(out, (FakeTensor, FunctionalTensor))
-        ctx.call = call if traced or backends_asked(call) else asking_for(call, ",".join(requested_backends()))
+        names = () if traced or backends_asked(call) else requested_backends()
+        ctx.call = asking_for(call, ",".join(names)) if names else call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, mask, out, lse)
         return out, lse
