@@ -18,7 +18,7 @@ from dilkit.device import probe
 from dilkit.op import boundary, flops
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import key_of
-from dilkit.op.schema import backends_asked, backward_op, decode_call, encode_call, forward_op, library
+from dilkit.op.schema import asks_for_backends, backends_asked, backward_op, decode_call, encode_call, forward_op, library
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select, state
 
@@ -80,16 +80,15 @@ class PreparedCall:
 
 def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str) -> PreparedCall:
     """What the pattern cache has for these tensors: one look-up by their shapes, strides, dtypes and devices."""
-    asked = backends_asked(call)
-    requested = requested_backends(asked.split(",") if asked else None)
-    key = "call", state(), names, key_of(names, tensors), requested, scale, call
-    return plan.cached(key, _prepare, names, tensors, requested, scale, call)
+    default = () if asks_for_backends(call) else requested_backends()
+    key = "call", state(), names, key_of(names, tensors), default, scale, call
+    return plan.cached(key, _prepare, names, tensors, default, scale, call)
 
 
 def _prepare(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], requested: tuple[str, ...], scale: float, call: str
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], default: tuple[str, ...], scale: float, call: str
 ) -> PreparedCall:
-    """Check the tensors, and choose the backend."""
+    """Check the tensors, and choose the backend: one of those that the call requests, else of `default`."""
     admission = boundary.prepare(names, tensors)
     query, key = tensors[names.index("query")], tensors[names.index("key")]
     batch, seq, heads, head_dim = query.shape
@@ -108,7 +107,8 @@ def _prepare(
         requires_grad=requires_grad,
         scale=scale,
     )
-    backend = select(problem, requested)
+    asked = backends_asked(call)
+    backend = select(problem, requested_backends(asked.split(",")) if asked else default)
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
     return PreparedCall(backend, problem, admission, foreign, nbytes=len(call) + _TENSOR_BYTES * len(tensors))
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from dilkit.op.schema import asking_for, backends_asked, backward_op, forward_op
+from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op
 from dilkit.selector import requested_backends
 
 _ROOM = 14
@@ -31,7 +31,7 @@ class Differentiable(torch.autograd.Function):
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = isinstance(out, (FakeTensor, FunctionalTensor))
-        names = () if traced or backends_asked(call) else requested_backends()
+        names = () if traced or asks_for_backends(call) else requested_backends()
         ctx.call = asking_for(call, ",".join(names)) if names else call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, mask, out, lse)
@@ -92,7 +92,7 @@ def autograd(op: Any, function: Any) -> Callable[..., Any]:
 
 
 def _requires_grad(inputs: tuple[Any, ...]) -> bool:
-    for x in inputs:  # `any` with a generator would take three times as long
+    for x in inputs:  # noqa: SIM110 (`any` with a generator takes three times as long)
         if isinstance(x, Tensor) and x.requires_grad:
             return True
     return False

@@ -46,6 +46,11 @@ def backends_asked(call: str) -> str:
     return call[3 : call.index(";")]
 
 
+def asks_for_backends(call: str) -> bool:
+    """Whether a call requests backends, and leaves nothing to the automatic choice."""
+    return call[3:4] != ";"
+
+
 def asking_for(call: str, names: str) -> str:
     """`call`, which requests no backend, with a request for `names`."""
     return call[:3] + names + call[3:]
