@@ -52,12 +52,15 @@ cdef enum:
 
 cdef ExchangeAPI *API = find_api()
 Tensor = torch.Tensor
+transforms_active = torch._C._are_functorch_transforms_active
 
 
 def surely_fit(query, key, value):
     """Whether these are plain tensors that can be computed together. False means that it takes a closer look to say."""
     cdef DLTensor q, k, v
     if API is NULL or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
+        return False
+    if transforms_active() or not (query.is_cpu or query.is_cuda):  # they have no memory: to fail at that takes a millisecond
         return False
     try:
         API.export_borrowed(<void *>query, &q)
