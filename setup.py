@@ -28,7 +28,9 @@ WINDOWS = sys.platform == "win32"
 """Where there are no POSIX threads: extensions with C files are left out, and refused with a reason when they are asked for."""
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"]
-INSTRUCTION_SETS = {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+AVX512BF16 = [*AVX512, "-mavx512bf16"]
+AMX = [*AVX512BF16, "-mamx-tile", "-mamx-bf16"]
+INSTRUCTION_SETS = {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": AVX512BF16, "amx": AMX}
 """The flags that the C files of these names are compiled with: which of them runs is decided where it runs."""
 
 STABLE_ABI = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")

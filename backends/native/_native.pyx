@@ -40,6 +40,9 @@ cdef extern from "Python.h":
 cdef extern from *:
     """
     static const InstructionSet *const native_codes[] = {
+    #ifdef HAVE_AMX
+        &native_amx,
+    #endif
     #ifdef HAVE_AVX512BF16
         &native_avx512bf16,
     #endif

@@ -21,7 +21,11 @@
 #if UNIT == 2
 #include "bf16_pairs.h"
 #endif
+#ifdef BF16_TILES
+#include "amx_tiles.h"
+#else
 #include "matmul.h"
+#endif
 #include "online_softmax.h"
 #include "scratch.h"
 #include "results.h"
@@ -47,6 +51,7 @@ static void N(attend_tile)(
         N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
         return;
     }
+#if UNIT == 1
     N(compute_scores)(vectors, s->score_gradients, max, s->packed_columns[1], s->packed_rows[1] + rows, from, to, units, 1, 0);
     int by_column = task->phase == BACKWARD_KEY;
     const REAL *lse = by_column ? s->column_lse : s->slot_max + first, *delta = by_column ? s->column_delta : s->slot_sum + first;
@@ -59,6 +64,9 @@ static void N(attend_tile)(
         N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
     if (task->fused)
         N(add_to_columns)(s->column_sums, s->score_gradients, s->plain_rows + sums, task->padded_dim, from, to, count, p->dim);
+#else
+    (void)count;
+#endif
 }
 
 /* All rows of a list with the packed tile of columns; under causality, only the columns that some row of a tile sees. */

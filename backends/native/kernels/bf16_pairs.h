@@ -13,9 +13,10 @@ static inline Vector_pairs add_pair_products(Vector_pairs sum, float a, Vector_p
 }
 
 static inline Vector_pairs make_pairs(Vector_pairs even, Vector_pairs odd) {
-    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)even));
-    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)odd));
-    return (Vector_pairs)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    const Lanes_pairs one_of_each = {0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                                     0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f};
+    __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    return (Vector_pairs)_mm512_permutexvar_epi16((__m512i)one_of_each, halves);
 }
 
 #else /* the same in other instructions: slow, for machines that test without these */

@@ -1,13 +1,13 @@
-/* The CPU kernel compiled for one instruction set; each of generic.c, avx2.c, avx512.c and avx512bf16.c includes this file.
+/* The CPU kernel compiled for one instruction set; each of generic.c, avx2.c, avx512.c, avx512bf16.c and amx.c includes this file.
  *
  *     KIND float    fp32, fp16, bf16: computed in float             \
- *     KIND pairs    bf16 forward, by dot products of bf16 pairs      >  run_task_of_dtype  --->  const InstructionSet native_...
- *     KIND double   fp64: computed in double                        /
+ *     KIND double   fp64: computed in double                         >  run_task_of_dtype  --->  const InstructionSet native_...
+ *     KIND pairs    bf16 forward, by products of bf16 pairs         /
  *
  * Each KIND includes attention_block.h, and with it all other headers, once. N(name) is a name of that kind: name_float, ...
  *
  * The including file defines VECTOR_BYTES, and the register block of a matrix product: REGISTER_ROWS, a divisor of 16, x
- * (ROW_VECTORS vectors). BF16_DOT: there are dot products of bf16 pairs.
+ * (ROW_VECTORS vectors). BF16_PAIRS: KIND pairs alone; all that it does not compute is the code for AVX-512. BF16_TILES: by AMX.
  */
 #include "native.h"
 #include "visibility.h"
@@ -55,26 +55,40 @@ enum { PANEL = 16 }; /* numbers of a packed column that lie side by side */
 
 #define REAL float
 #define INTEGER int32_t
+#ifdef BF16_PAIRS
+
+#define KIND pairs
+#define UNIT 2
+#include "attention_block.h"
+
+static int by_pairs(const Problem *problem, int phase) { return problem->dtype == BFLOAT16 && phase == FORWARD; }
+
+static size_t scratch_bytes(const Problem *problem, int phase) {
+    return by_pairs(problem, phase) ? lay_out_scratch_pairs(problem, phase, NULL, NULL) : native_avx512.scratch_bytes(problem, phase);
+}
+
+static void run_task_of_dtype(const Problem *problem, int phase, int64_t index, void *scratch) {
+    if (by_pairs(problem, phase))
+        run_task_pairs(problem, phase, index, scratch);
+    else
+        native_avx512.run_task(problem, phase, index, scratch);
+}
+
+static void exp_many(const float *x, float *y, int64_t count) { native_avx512.exp(x, y, count); }
+static int64_t multiply_add(int64_t rounds, float *result) { return native_avx512.multiply_add(rounds, result); }
+
+#else
+
 #define KIND float
 #define UNIT 1
 #include "attention_block.h"
 #undef KIND
-#undef UNIT
-
-#ifdef BF16_DOT
-#define KIND pairs
-#define UNIT 2
-#include "attention_block.h"
-#undef KIND
-#undef UNIT
-#endif
-
 #undef REAL
 #undef INTEGER
+
 #define REAL double
 #define INTEGER int64_t
 #define KIND double
-#define UNIT 1
 #include "attention_block.h"
 
 static size_t scratch_bytes(const Problem *problem, int phase) {
@@ -85,10 +99,6 @@ static size_t scratch_bytes(const Problem *problem, int phase) {
 static void run_task_of_dtype(const Problem *problem, int phase, int64_t index, void *scratch) {
     if (problem->dtype == FLOAT64)
         run_task_double(problem, phase, index, scratch);
-#ifdef BF16_DOT
-    else if (problem->dtype == BFLOAT16 && phase == FORWARD)
-        run_task_pairs(problem, phase, index, scratch);
-#endif
     else
         run_task_float(problem, phase, index, scratch);
 }
@@ -112,3 +122,5 @@ static int64_t multiply_add(int64_t rounds, float *result) {
     *result = sum[0][0];
     return rounds * 12 * LANES_float * 2;
 }
+
+#endif

@@ -93,6 +93,7 @@ __attribute__((always_inline)) static inline void N(add_to_rows_of)(
     }
 }
 
+#if UNIT == 1
 /* sums[k, d] += sum over r below `count` of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS,
  * and d in so many vectors. Rows of `sums` and `rows` are `width` numbers apart. */
 __attribute__((always_inline)) static inline void N(add_to_columns_of)(
@@ -111,6 +112,8 @@ __attribute__((always_inline)) static inline void N(add_to_columns_of)(
             }
     }
 }
+
+#endif
 
 /* The compiler sees `vectors` as a constant, so that all sums stay in registers. */
 #define FOR_VECTORS(function, vectors, ...)  \
@@ -139,6 +142,7 @@ static void N(add_to_rows)(
     FOR_VECTORS(N(add_to_rows_of), vectors, sums, apart, rescale, weights, columns, from / UNIT, to / UNIT, dim)
 }
 
+#if UNIT == 1
 static void N(add_to_columns)(
     REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from, int64_t to,
     int64_t count, int64_t dim
@@ -149,6 +153,7 @@ static void N(add_to_columns)(
         FOR_VECTORS(N(add_to_columns_of), N(block_vectors)(all - done), sums + d, weights, rows + d, width, from, to, count)
     }
 }
+#endif
 
 #undef ADD_PRODUCT
 #undef FOR_VECTORS

@@ -57,15 +57,8 @@ typedef struct {
 } InstructionSet;
 
 extern const InstructionSet native_generic;
-#ifdef HAVE_AVX2
-extern const InstructionSet native_avx2;
-#endif
-#ifdef HAVE_AVX512
-extern const InstructionSet native_avx512;
-#endif
-#ifdef HAVE_AVX512BF16
-extern const InstructionSet native_avx512bf16;
-#endif
+/* Those that the compiler knows: HAVE_AVX2, ... */
+extern const InstructionSet native_avx2, native_avx512, native_avx512bf16, native_amx;
 
 /* The number of tasks of a phase.
  *

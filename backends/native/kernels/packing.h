@@ -76,23 +76,30 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
 }
 
 #if UNIT == 2
-/* The values of a tile two columns at a time: a unit has the same number of both, 0 after the last column. */
-static void N(pack_column_pairs)(const Task *task, const ColumnTile *tile) {
-    for (int64_t k = 0; k < round_up(tile->count, REGISTER_ROWS); k += 2) {
-        const char *even = NULL, *odd = NULL;
-        if (k < tile->count)
-            even = N(column_address)(task, 1, tile->column[k]);
-        if (k + 1 < tile->count)
-            odd = N(column_address)(task, 1, tile->column[k + 1]);
-        for (int64_t d = 0; d < task->padded_dim; d++) {
-            uint16_t low = 0, high = 0;
-            if (d < task->p->dim && even)
-                memcpy(&low, even + 2 * d, 2);
-            if (d < task->p->dim && odd)
-                memcpy(&high, odd + 2 * d, 2);
-            REAL *to = task->s.packed_columns[1] + d / PANEL * PANEL * TILE_COLUMNS + k / 2 * PANEL + d % PANEL;
-            *to = from_bits((uint32_t)high << 16 | low);
+/* Numbers done .. done + PANEL - 1 of a column, each in a lane, with zeros beyond its end; zeros if there is no such column. */
+static inline Lanes N(load_halves)(const Task *task, const ColumnTile *tile, int64_t k, int64_t done) {
+    uint16_t halves __attribute__((vector_size(2 * PANEL))) = {0};
+    int64_t left = k < tile->count ? task->p->dim - done : 0;
+    if (left >= PANEL)
+        memcpy(&halves, N(column_address)(task, 1, tile->column[k]) + 2 * done, sizeof halves);
+    else if (left > 0)
+        memcpy(&halves, N(column_address)(task, 1, tile->column[k]) + 2 * done, (size_t)left * 2);
+    return __builtin_convertvector(halves, Lanes);
+}
+
+/* The values of a tile two columns at a time: a unit has the same number of both, 0 after the last column. For tile registers, a
+ * line is a number of PANEL such pairs. */
+__attribute__((noinline)) static void N(pack_column_pairs)(const Task *task, const ColumnTile *tile) {
+    for (int64_t done = 0; done < task->padded_dim; done += PANEL) {
+        REAL *panel = task->s.packed_columns[1] + done * TILE_COLUMNS;
+        for (int64_t k = 0; k < round_up(tile->count, REGISTER_ROWS); k += 2) {
+            Lanes even = N(load_halves)(task, tile, k, done), odd = N(load_halves)(task, tile, k + 1, done);
+            N(store_vector)(panel + k / 2 * PANEL, (Vector)(even | odd << 16));
         }
+#ifdef BF16_TILES
+        for (int64_t k = 0; k < round_up(tile->count, REGISTER_ROWS); k += 2 * PANEL)
+            N(transpose_square)(panel + k / 2 * PANEL, PANEL, panel + k / 2 * PANEL, PANEL);
+#endif
     }
 }
 #endif

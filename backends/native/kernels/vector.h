@@ -44,8 +44,8 @@ __attribute__((always_inline)) static inline void N(exchange)(Vector x[N(LANES)]
         }
 }
 
-/* The transpose of LANES x LANES numbers, whose lines are so far apart. */
-static inline void N(transpose_square)(REAL *restrict to, int64_t to_apart, const REAL *restrict from, int64_t from_apart) {
+/* The transpose of LANES x LANES numbers, whose lines are so far apart; `to` may be `from`. */
+static inline void N(transpose_square)(REAL *to, int64_t to_apart, const REAL *from, int64_t from_apart) {
     Vector x[N(LANES)];
 #pragma GCC unroll 16
     for (int i = 0; i < N(LANES); i++)

@@ -1,0 +1,174 @@
+/* The matrix products of a tile on AMX, in the place of matmul.h: bf16 pairs in tile registers, each 16 lines of 64 bytes.
+ *
+ *     C += A . B     fp32 16 x 16  +=  16 lines of 16 pairs  .  16 lines of pairs for 16 rows;   2 x 2 tiles of C at a time
+ *
+ *                      B  tmm6  tmm7              compute_scores: k over dim         add_to_rows: k over columns
+ *                       +-----+-----+
+ *                     k |     |     |          B  packed_rows[0]    queries          scores            P, a line a pair of columns
+ *         A             +-----+-----+          A  packed_columns[0] keys             packed_columns[1] values, a line a number of dim
+ *         tmm4 +-----+  +-----+-----+          C  scores (columns, rows)             slot_sums[0] (dim, rows)
+ *              |     |  |tmm0 |tmm1 |
+ *         tmm5 +-----+  +-----+-----+          lines go down, rows of queries to the right, in vectors of 16
+ *              |     |  |tmm2 |tmm3 |
+ *              +-----+  +-----+-----+
+ *
+ * The shape of the tile registers is set once for each task, on the thread that runs it, and given up at its end.
+ */
+enum { TILE_LINES = 16 };
+
+/* Tiles in memory, as counted in numbers: from line to line of a tile, and to the next tile in two directions. */
+typedef struct {
+    float *at;
+    int64_t line, next, step;
+} Tiles;
+
+#ifdef __AMX_BF16__
+
+static const struct {
+    uint8_t palette, first_line, reserved[14];
+    uint16_t line_bytes[16];
+    uint8_t lines[16];
+} tile_shapes = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+static void use_tiles(void) { _tile_loadconfig(&tile_shapes); }
+
+static void give_up_tiles(void) { _tile_release(); }
+
+#define LOAD_TILE(tile, from, tiles) _tile_loadd(tile, from, (size_t)tiles.line * sizeof(float))
+#define STORE_TILE(tile, to, tiles) _tile_stored(tile, to, (size_t)tiles.line * sizeof(float))
+
+/* c += a . b, or c = a . b: c.next goes down, and c.step to the right; a.step and b.step go along k. */
+__attribute__((always_inline)) static inline void multiply_tiles(
+    const int down, const int right, const int add, Tiles c, Tiles a, Tiles b, int64_t count
+) {
+    float *corner = c.at + c.next + c.step;
+    __asm__ volatile("" ::: "memory"); /* GCC does not know that a tile register is loaded from memory */
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (add) {
+        LOAD_TILE(0, c.at, c);
+        if (right == 2)
+            LOAD_TILE(1, c.at + c.step, c);
+        if (down == 2)
+            LOAD_TILE(2, c.at + c.next, c);
+        if (down == 2 && right == 2)
+            LOAD_TILE(3, corner, c);
+    }
+    for (int64_t k = 0; k < count; k++, a.at += a.step, b.at += b.step) {
+        LOAD_TILE(4, a.at, a);
+        LOAD_TILE(6, b.at, b);
+        _tile_dpbf16ps(0, 4, 6);
+        if (right == 2) {
+            LOAD_TILE(7, b.at + b.next, b);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (down == 2) {
+            LOAD_TILE(5, a.at + a.next, a);
+            _tile_dpbf16ps(2, 5, 6);
+        }
+        if (down == 2 && right == 2)
+            _tile_dpbf16ps(3, 5, 7);
+    }
+    STORE_TILE(0, c.at, c);
+    if (right == 2)
+        STORE_TILE(1, c.at + c.step, c);
+    if (down == 2)
+        STORE_TILE(2, c.at + c.next, c);
+    if (down == 2 && right == 2)
+        STORE_TILE(3, corner, c);
+}
+
+#undef LOAD_TILE
+#undef STORE_TILE
+
+#else /* the same in other instructions: slow, for machines that test without these */
+
+static void use_tiles(void) {}
+static void give_up_tiles(void) {}
+
+static inline void multiply_tiles(int down, int right, int add, Tiles c, Tiles a, Tiles b, int64_t count) {
+    for (int i = 0; i < down * TILE_LINES; i++)
+        for (int v = 0; v < right; v++) {
+            float *at = c.at + i / TILE_LINES * c.next + i % TILE_LINES * c.line + v * c.step;
+            const float *line = a.at + i / TILE_LINES * a.next + i % TILE_LINES * a.line;
+            Vector sum = add ? N(load_vector)(at) : N(broadcast)(0);
+            for (int64_t k = 0; k < count * TILE_LINES; k++) {
+                const float *x = b.at + k / TILE_LINES * b.step + k % TILE_LINES * b.line + v * b.next;
+                sum = add_pair_products(sum, line[k / TILE_LINES * a.step + k % TILE_LINES], N(load_vector)(x));
+            }
+            N(store_vector)(at, sum);
+        }
+}
+
+#endif
+
+/* The vectors of rows of the next tile of scores, when `left` are left. */
+static inline int N(block_vectors)(int64_t left) { return left < ROW_VECTORS ? (int)left : ROW_VECTORS; }
+
+/* t = scale * t + bias, for the columns from .. to - 1; max[r] = the maximum over them. */
+static inline void N(scale_scores)(
+    REAL *restrict scores, REAL *restrict max, int64_t from, int64_t to, int64_t count, REAL scale, REAL bias
+) {
+    for (int64_t r = 0; r < count; r += N(LANES)) {
+        Vector most = N(load_vector)(max + r);
+        for (int64_t k = from; k < to; k++) {
+            REAL *at = scores + k * TILE_ROWS + r;
+            Vector t = N(load_vector)(at) * scale + bias;
+            most = N(vector_max)(t, most);
+            N(store_vector)(at, t);
+        }
+        N(store_vector)(max + r, most);
+    }
+}
+
+/* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
+ * vectors of rows; max[r] = the maximum over k. */
+static void N(compute_scores)(
+    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale, REAL bias
+) {
+    const int64_t steps = (units + PANEL - 1) / PANEL, square = PANEL * N(LANES);
+    for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
+        Tiles c = {scores + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, N(LANES)};
+        Tiles a = {columns + k * PANEL, PANEL, TILE_LINES * PANEL, TILE_COLUMNS * PANEL}, b = {rows, N(LANES), steps * square, square};
+        if (vectors == 2)
+            multiply_tiles(2, 2, 0, c, a, b, steps);
+        else
+            multiply_tiles(2, 1, 0, c, a, b, steps);
+    }
+    N(scale_scores)(scores, max, from, to, vectors * N(LANES), scale, bias);
+}
+
+/* sums[d, r] *= rescale[r], for one vector of rows; most often there is nothing to do. */
+static inline void N(rescale_sums)(REAL *restrict sums, const REAL *restrict rescale, int64_t dim) {
+    static const REAL ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    if (!memcmp(rescale, ones, sizeof ones))
+        return;
+    Vector factor = N(load_vector)(rescale);
+    for (int64_t d = 0; d < dim; d++)
+        N(store_vector)(sums + d * N(LANES), factor * N(load_vector)(sums + d * N(LANES)));
+}
+
+/* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`, rounded
+ * up to PANEL, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
+static void N(add_to_rows)(
+    int vectors, REAL *sums, int64_t apart, const REAL *rescale, REAL *weights, REAL *columns, int64_t from, int64_t to, int64_t dim
+) {
+    const int64_t steps = (to - from) / (2 * TILE_LINES), pair = from / 2;
+    for (int v = 0; v < vectors; v++)
+        N(rescale_sums)(sums + v * apart, rescale + v * N(LANES), dim);
+    Tiles b = {weights + pair * TILE_ROWS, TILE_ROWS, N(LANES), TILE_LINES * TILE_ROWS};
+    for (int64_t d = 0; d < dim; d += 2 * TILE_LINES) {
+        Tiles c = {sums + d * N(LANES), N(LANES), TILE_LINES * N(LANES), apart};
+        Tiles a = {columns + (d * TILE_COLUMNS + pair * PANEL), PANEL, TILE_COLUMNS * PANEL, TILE_LINES * PANEL};
+        if (vectors == 2 && d + TILE_LINES < dim)
+            multiply_tiles(2, 2, 1, c, a, b, steps);
+        else if (vectors == 2)
+            multiply_tiles(1, 2, 1, c, a, b, steps);
+        else if (d + TILE_LINES < dim)
+            multiply_tiles(2, 1, 1, c, a, b, steps);
+        else
+            multiply_tiles(1, 1, 1, c, a, b, steps);
+    }
+}
