@@ -35,8 +35,8 @@ CACHE_BYTES = Variable(
 )
 CPU_ISA = Variable(
     "DILKIT_CPU_ISA",
-    "Instruction set of the CPU kernel, and of the codes of points: `generic`, `avx2`, `avx512` or `avx512bf16`, as far as the "
-    "machine has them.",
+    "Instruction set of the CPU kernel, and of the codes of points: `generic`, `avx2`, `avx512`, `avx512bf16` or `amx`, as far "
+    "as the machine has them.",
     "the best there is",
 )
 CUDA_CACHE = Variable(
@@ -50,6 +50,8 @@ TUNED = Variable(
     "once. `none`: use no such file.",
     "`dilkit/tuned.json` in `XDG_CACHE_HOME`",
 )
+BF16_SETS = ("amx", "avx512bf16")
+"""Instruction sets that are AVX-512 but for products of bf16 pairs: what has none of these runs its code for AVX-512."""
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED)
 
 _RAW = getattr(os.environ, "_data", None)

@@ -145,8 +145,8 @@ def sort_points(
 def instruction_set() -> str:
     """The name of the instruction set whose code runs: `DILKIT_CPU_ISA`, by default the best that this machine has."""
     sets = _points.instruction_sets()
-    name = environment.cpu_isa(("avx512", "avx512bf16", *sets[1:]) if sets[0] == "avx512" else sets)
-    return "avx512" if name == "avx512bf16" else name  # the bf16 extension has no integer instructions
+    name = environment.cpu_isa((*sets, *environment.BF16_SETS) if "avx512" in sets else sets)
+    return "avx512" if name in environment.BF16_SETS else name
 
 
 def _check(ndim: int, bits: Any, curve: str) -> None:

@@ -82,6 +82,9 @@ static int check(const InstructionSet *code, Problem p, int threads, double *con
 /* The next problem of the file, with the code for every instruction set. */
 static int next(const int64_t *header, int number_of) {
     static const InstructionSet *const codes[] = {
+#ifdef HAVE_AMX
+        &native_amx,
+#endif
 #ifdef HAVE_AVX512BF16
         &native_avx512bf16,
 #endif

@@ -2,8 +2,8 @@
 
     python tests/sanitize/run.py [--if-possible]
 
-The code for AVX-512 is built too, without that machine's instructions: the compiler splits the wide vectors. With --if-possible,
-a compiler without the sanitizers is no failure.
+The code for AVX-512 and AMX is built too, without those instructions: the compiler splits the wide vectors, and products of bf16
+pairs and of tile registers are written out. With --if-possible, a compiler without the sanitizers is no failure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers.kernel_driver import build, write_problems
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-CODES = {"generic": []} | ({"avx2": ["-mavx2", "-mfma"], "avx512bf16": ["-Wno-psabi"]} if X86 else {})
+WIDE = {name: ["-Wno-psabi"] for name in ("avx512", "avx512bf16", "amx")}
+CODES = {"generic": []} | ({"avx2": ["-mavx2", "-mfma"], **WIDE} if X86 else {})
 SANITIZERS = {"address and undefined": "address,undefined", "thread": "thread"}
 
 

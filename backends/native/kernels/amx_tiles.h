@@ -43,10 +43,6 @@ __attribute__((always_inline)) static inline void multiply_tiles(
 ) {
     float *corner = c.at + c.next + c.step;
     __asm__ volatile("" ::: "memory"); /* GCC does not know that a tile register is loaded from memory */
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
     if (add) {
         LOAD_TILE(0, c.at, c);
         if (right == 2)
@@ -55,6 +51,11 @@ __attribute__((always_inline)) static inline void multiply_tiles(
             LOAD_TILE(2, c.at + c.next, c);
         if (down == 2 && right == 2)
             LOAD_TILE(3, corner, c);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
     }
     for (int64_t k = 0; k < count; k++, a.at += a.step, b.at += b.step) {
         LOAD_TILE(4, a.at, a);
@@ -112,14 +113,17 @@ static inline void N(scale_scores)(
     REAL *restrict scores, REAL *restrict max, int64_t from, int64_t to, int64_t count, REAL scale, REAL bias
 ) {
     for (int64_t r = 0; r < count; r += N(LANES)) {
-        Vector most = N(load_vector)(max + r);
-        for (int64_t k = from; k < to; k++) {
-            REAL *at = scores + k * TILE_ROWS + r;
-            Vector t = N(load_vector)(at) * scale + bias;
-            most = N(vector_max)(t, most);
-            N(store_vector)(at, t);
-        }
-        N(store_vector)(max + r, most);
+        Vector most[4] = {N(load_vector)(max + r), most[0], most[0], most[0]};
+        for (int64_t k = from; k < to; k += 4)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                REAL *at = scores + (k + i) * TILE_ROWS + r;
+                Vector t = N(load_vector)(at) * scale + bias;
+                most[i] = N(vector_max)(t, most[i]);
+                N(store_vector)(at, t);
+            }
+        most[0] = N(vector_max)(N(vector_max)(most[0], most[1]), N(vector_max)(most[2], most[3]));
+        N(store_vector)(max + r, most[0]);
     }
 }
 

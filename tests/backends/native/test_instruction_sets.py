@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,26 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
     q = torch.randn(1, 8, 2, 8)
     with pytest.raises(ValueError, match=r"DILKIT_CPU_ISA='mmx'.*generic"):
         dilated_attention(q, q, q, Pattern([8], [1]), backend="native")
+
+
+@pytest.mark.skipif("amx" not in _native.instruction_sets(), reason="this machine has no AMX, or the system refuses it")
+def test_a_process_that_the_system_refuses_amx_computes_without() -> None:
+    """Linux refuses it to one that has an alternate signal stack with no room for the tile registers."""
+    program = """
+import ctypes
+room = ctypes.create_string_buffer(8192)
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, len(room))), None) == 0
+import torch
+import dilkit
+from dilkit.backends.native import _native
+q = torch.ones(1, 8, 2, 8, dtype=torch.bfloat16)
+assert dilkit.dilated_attention(q, q, q, dilkit.Pattern.dense(), backend="native").eq(1).all()
+print(*_native.instruction_sets())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [name for name in _native.instruction_sets() if name != "amx"]
 
 
 def test_exp_is_accurate(isa: str) -> None:

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dilkit
+from dilkit import environment
 from dilkit.orders import _points
 from dilkit.orders.points import CURVES, MAX_BITS, PER_THREAD, decode, encode, instruction_set, sort_points
 
@@ -241,6 +242,9 @@ def test_an_instruction_set_is_chosen(monkeypatch):
     assert instruction_set() == best
     monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
     assert instruction_set() == "generic"
+    for name in environment.BF16_SETS if best == "avx512" else ():
+        monkeypatch.setenv("DILKIT_CPU_ISA", name)
+        assert instruction_set() == "avx512"
     monkeypatch.setenv("DILKIT_CPU_ISA", "mmx")
     with pytest.raises(ValueError, match="DILKIT_CPU_ISA='mmx'"):
         encode(np.zeros((4, 3), int))

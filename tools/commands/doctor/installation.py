@@ -59,7 +59,7 @@ def extensions() -> Iterator[Finding]:
         chosen = ""
         if hasattr(module, "instruction_sets"):
             here, built = module.instruction_sets(), module.built_for()
-            asked = guarded(partial(environment.cpu_isa, (*here, "avx512bf16")))
+            asked = guarded(partial(environment.cpu_isa, (*here, *environment.BF16_SETS)))
             runs = asked if asked in here else here[0]
             chosen = f"runs {runs}; built for {', '.join(built)}; this machine has {'all' if here == built else ', '.join(here)}"
         yield works(name, chosen or "loaded")
