@@ -140,8 +140,10 @@ static void N(compute_scores)(
             multiply_tiles(2, 2, 0, c, a, b, steps);
         else
             multiply_tiles(2, 1, 0, c, a, b, steps);
+        if (k > from) /* while the product of these columns is under way */
+            N(scale_scores)(scores, max, k - 2 * TILE_LINES, k, vectors * N(LANES), scale, bias);
     }
-    N(scale_scores)(scores, max, from, to, vectors * N(LANES), scale, bias);
+    N(scale_scores)(scores, max, to - 2 * TILE_LINES, to, vectors * N(LANES), scale, bias);
 }
 
 /* sums[d, r] *= rescale[r], for one vector of rows; most often there is nothing to do. */

@@ -22,6 +22,7 @@ LONG = {
     "nested": dict(pattern=Pattern([128, 256, 512], [1, 2, 4]), heads=2),
     "not nested": dict(pattern=Pattern([150, 330], [1, 3]), heads=2),
     "few rows in a segment": dict(pattern=Pattern([16, 700], [1, 8]), heads=2),
+    "odd head_dim": dict(pattern=Pattern([200, 512], [1, 3]), heads=1, head_dim=75),
     "dense grouped": dict(pattern=Pattern.dense(), heads=2, kv_heads=1),
 }
 
