@@ -109,7 +109,9 @@ class Native(Backend):
         import torch
 
         lse, plain = lse.contiguous(), torch.contiguous_format
-        dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
+        dq = torch.zeros_like(query, memory_format=plain)
+        dk = torch.zeros_like(key, memory_format=plain)
+        dv = torch.zeros_like(value, memory_format=plain)
         tensors = dout, query, key, value, out, lse, key_padding_mask, dq, dk, dv, torch.empty_like(lse)
         _kernel().backward(_encoded(problem), instruction_set(), _threads(problem), *tensors)
         return dq, dk, dv
