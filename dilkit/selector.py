@@ -180,7 +180,7 @@ def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
 
 def state() -> tuple[object, ...]:
     """A value that changes whenever a choice may change: with the set of backends, and with the measured orders."""
-    return registry.generation(), *tuned.state()
+    return registry.generation(), tuned.state()
 
 
 def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:

@@ -128,7 +128,7 @@ cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:
     """The address of a tensor; writes the strides of its first `dims` dimensions, in bytes."""
     cdef DLTensor x
     cdef int i
-    if API is not NULL:
+    if API is not NULL and isinstance(tensor, Tensor):
         try:
             API.export_borrowed(<void *>tensor, &x)
             for i in range(dims):

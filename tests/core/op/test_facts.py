@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from dilkit import Pattern, Problem
 from dilkit.attention import _check_tensors
+from dilkit.backends.native.backend import Native
 from dilkit.op._facts import surely_fit
 
 SHAPE = 1, 6, 4, 8
@@ -48,3 +50,12 @@ def test_ordinary_tensors_surely_fit() -> None:
     assert surely_fit(query.requires_grad_(), key[:, :, :2], key[:, :, :2])
     assert surely_fit(*torch.zeros(3, *SHAPE, dtype=torch.bfloat16).unbind())
     assert not surely_fit(query, key[:, :, :3], key[:, :, :3])
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_the_kernel_refuses_what_is_no_tensor(at: int) -> None:
+    problem = Problem.of(torch.zeros(SHAPE), torch.zeros(SHAPE), Pattern.dense())
+    tensors: list[Any] = [torch.zeros(SHAPE)] * 3
+    tensors[at] = [0.0]
+    with pytest.raises((AttributeError, TypeError), match="list"):
+        Native().forward(*tensors, problem)
