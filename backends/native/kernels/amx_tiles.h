@@ -4,8 +4,8 @@
  *
  *                      B  tmm6  tmm7              compute_scores: k over dim         add_to_rows: k over columns
  *                       +-----+-----+
- *                     k |     |     |          B  packed_rows[0]    queries          scores            P, a line a pair of columns
- *         A             +-----+-----+          A  packed_columns[0] keys             packed_columns[1] values, a line a number of dim
+ *                     k |     |     |          B  packed_rows[0]    queries          scores            P, a line is 2 columns
+ *         A             +-----+-----+          A  packed_columns[0] keys             packed_columns[1] values, a line is 1 dim
  *         tmm4 +-----+  +-----+-----+          C  scores (columns, rows)             slot_sums[0] (dim, rows)
  *              |     |  |tmm0 |tmm1 |
  *         tmm5 +-----+  +-----+-----+          lines go down, rows of queries to the right, in vectors of 16
@@ -130,12 +130,14 @@ static inline void N(scale_scores)(
 /* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
  * vectors of rows; max[r] = the maximum over k. */
 static void N(compute_scores)(
-    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale, REAL bias
+    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
+    REAL bias
 ) {
     const int64_t steps = (units + PANEL - 1) / PANEL, square = PANEL * N(LANES);
     for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
         Tiles c = {scores + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, N(LANES)};
-        Tiles a = {columns + k * PANEL, PANEL, TILE_LINES * PANEL, TILE_COLUMNS * PANEL}, b = {rows, N(LANES), steps * square, square};
+        Tiles a = {columns + k * PANEL, PANEL, TILE_LINES * PANEL, TILE_COLUMNS * PANEL};
+        Tiles b = {rows, N(LANES), steps * square, square};
         if (vectors == 2)
             multiply_tiles(2, 2, 0, c, a, b, steps);
         else
@@ -156,10 +158,11 @@ static inline void N(rescale_sums)(REAL *restrict sums, const REAL *restrict res
         N(store_vector)(sums + d * N(LANES), factor * N(load_vector)(sums + d * N(LANES)));
 }
 
-/* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`, rounded
- * up to PANEL, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
+/* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`,
+ * rounded up to PANEL, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
 static void N(add_to_rows)(
-    int vectors, REAL *sums, int64_t apart, const REAL *rescale, REAL *weights, REAL *columns, int64_t from, int64_t to, int64_t dim
+    int vectors, REAL *sums, int64_t apart, const REAL *rescale, REAL *weights, REAL *columns, int64_t from, int64_t to,
+    int64_t dim
 ) {
     const int64_t steps = (to - from) / (2 * TILE_LINES), pair = from / 2;
     for (int v = 0; v < vectors; v++)

@@ -61,8 +61,8 @@ static inline void N(transpose_square)(REAL *to, int64_t to_apart, const REAL *f
 
 #if UNIT == 2 && defined(__AVX512DQ__)
 
-/* e**x for x up to 0 and a little more, to 3e-6: for probabilities that are rounded to bf16. x log 2 is a whole number and a
- * fraction from 0 on, of which 2**fraction is a polynomial. */
+/* e**x for x up to 0 and a little more, to a relative 3e-6 and that of rounding x / log 2: for probabilities that are rounded to
+ * bf16. x / log 2 is a whole number and a fraction from 0 to 1, for which 2**fraction is a polynomial of degree 4. */
 static inline Vector N(exp)(Vector x) {
     __m512 y = (__m512)(x * LOG2_E), f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     Vector power = (Vector)f * 0.01342668519f + 0.05224247354f;
