@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
 
-BLOCK_ROWS = 768
-"""Rows of a block, at most; a multiple of `ROW_STEP`. Scratch grows with it, and keys are packed less often."""
+BLOCK_ROWS = 1024
+"""Rows of a block, at most. Scratch grows with it, and keys are packed less often."""
 
 BLOCK_NUMBERS = 2**17
 """Rows times head_dim of a block, at most: what the cache of a core holds."""
 
 ROW_STEP = 48
-"""Blocks have a multiple of so many rows: the widest tile's."""
+"""The rows of the widest tile: blocks that end at no segment's end have a multiple of it."""
 
 MIN_TASKS = 64
 """Shorter problems are cut into about as many blocks, so that every core gets some."""
@@ -187,11 +187,18 @@ def _offsets(problem: Problem, head: int) -> list[int]:
 
 
 def _block_rows(problem: Problem) -> int:
-    """Rows of a block: by the problem alone, so that results do not depend on the machine."""
-    most = min(BLOCK_ROWS, BLOCK_NUMBERS // problem.head_dim) // ROW_STEP
-    shared_out = max(problem.seq * problem.batch * problem.heads // MIN_TASKS, SHORT_BLOCK_ROWS) // ROW_STEP
-    blocks = math.ceil(problem.seq / (max(min(most, shared_out), 1) * ROW_STEP))
-    return max(math.ceil(problem.seq / max(blocks, 1) / ROW_STEP), 1) * ROW_STEP
+    """Rows of a block: by the problem alone, so that results do not depend on the machine.
+
+    Whole segments of the branch with the shortest ones, or an equal part of one: where a segment ends within a block, its keys
+    are packed once more.
+    """
+    rows = max(problem.batch * problem.heads * problem.seq // MIN_TASKS, SHORT_BLOCK_ROWS)
+    rows = max(min(rows, BLOCK_ROWS, BLOCK_NUMBERS // problem.head_dim), 1)
+    segment = max(min(problem.seq, *(branch.segment_length for branch in problem.pattern.branches)), 1)
+    if segment <= rows:
+        return min(rows // segment, math.ceil(problem.seq / segment)) * segment
+    rows = math.ceil(segment / math.ceil(segment / rows))
+    return rows if segment < problem.seq else math.ceil(rows / ROW_STEP) * ROW_STEP
 
 
 def _chunks(problem: Problem) -> tuple[int, int]:

@@ -69,26 +69,67 @@ static void N(attend_tile)(
 #endif
 }
 
-/* All rows of a list with the packed tile of columns; under causality, only the columns that some row of a tile sees. */
+/* The row vectors `low` .. `high` - 1 of a tile of rows with the columns from .. to - 1. */
+static void N(attend_vectors)(
+    const Task *task, int64_t first, int64_t end, int low, int high, int64_t from, int64_t to, int64_t columns, REAL bias
+) {
+    const REAL *column = task->s.column_position, *row = task->s.slot_position;
+    int64_t start = first + low * N(LANES), stop = first + high * N(LANES) < end ? first + high * N(LANES) : end;
+    if (from == to)
+        return;
+    int unseen = task->phase == BACKWARD_KEY ? to > columns || column[from] < row[stop - 1] : column[to - 1] > row[start];
+    N(attend_tile)(task, start, stop - start, high - low, from, to, bias, unseen);
+}
+
+/* A tile of rows with the packed tile of columns. Under causality a query sees the columns up to its own place, and a key is seen
+ * from there on, so that the columns between the places of two row vectors go with fewer vectors, unless they are few.
+ *
+ *     queries as rows   vector 0  ######|                  keys as rows   vector 0  |####|####|######
+ *                       vector 1  ######|####|                            vector 1       |####|######
+ *                       vector 2  ######|####|####|                       vector 2            |######     columns -->
+ */
+static void N(attend_queries)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
+    const REAL *column = task->s.column_position, *row = task->s.slot_position;
+    int64_t from = 0, to = 0;
+    for (int v = 0, low = 0; v < vectors; v++) {
+        int64_t next = first + (v + 1) * N(LANES), last = (next < end ? next : end) - 1;
+        if (column[columns - 1] <= row[last])
+            to = columns;
+        while (to < columns && column[to] <= row[last])
+            to++;
+        int64_t edge = round_up(to, REGISTER_ROWS);
+        if (edge > from && edge - from < FEW_COLUMNS && v < vectors - 1)
+            continue;
+        N(attend_vectors)(task, first, end, low, vectors, from, edge, columns, bias);
+        from = edge, low = v + 1;
+    }
+}
+
+static void N(attend_keys)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
+    const REAL *column = task->s.column_position, *row = task->s.slot_position;
+    int64_t from = columns, to = round_up(columns, REGISTER_ROWS);
+    for (int v = vectors - 1, high = vectors; v >= 0; v--) {
+        if (column[0] >= row[first + v * N(LANES)])
+            from = 0;
+        while (from > 0 && column[from - 1] >= row[first + v * N(LANES)])
+            from--;
+        int64_t edge = from == columns ? to : from / REGISTER_ROWS * REGISTER_ROWS;
+        if (edge < to && to - edge < FEW_COLUMNS && v > 0)
+            continue;
+        N(attend_vectors)(task, first, end, 0, high, edge, to, columns, bias);
+        to = edge, high = v;
+    }
+}
+
+/* All rows of a list with the packed tile of columns. */
 static void N(attend_row_list)(const Task *task, const RowList *list, int64_t columns, REAL bias) {
-    const Scratch *s = &task->s;
-    const REAL *position = s->column_position;
-    int backwards = task->phase == BACKWARD_KEY, vectors;
+    int vectors;
     for (int64_t first = list->first, end = first + list->count; first < end; first += vectors * N(LANES)) {
         vectors = N(block_vectors)((end - first + N(LANES) - 1) / N(LANES));
-        int64_t count = end - first < vectors * N(LANES) ? end - first : vectors * N(LANES), from = 0, to = columns;
-        REAL low = s->slot_position[first], high = s->slot_position[first + count - 1];
-        if (task->p->causal) {
-            while (to > from && (backwards ? position[to - 1] < low : position[to - 1] > high))
-                to--;
-            while (from < to && (backwards ? position[from] < low : position[from] > high))
-                from++;
-        }
-        if (from == to)
-            continue;
-        from = from / REGISTER_ROWS * REGISTER_ROWS, to = round_up(to, REGISTER_ROWS);
-        int unseen = task->p->causal && (backwards ? position[from] < high : position[to - 1] > low);
-        N(attend_tile)(task, first, count, vectors, from, to, bias, unseen || to > columns);
+        if (task->phase == BACKWARD_KEY)
+            N(attend_keys)(task, first, end, vectors, columns, bias);
+        else
+            N(attend_queries)(task, first, end, vectors, columns, bias);
     }
 }
 

@@ -21,7 +21,8 @@
 #define R(name) JOIN(name, REAL) /* of this type of numbers */
 
 #define TILE_ROWS (ROW_VECTORS * N(LANES))
-enum { PANEL = 16 }; /* numbers of a packed column that lie side by side */
+enum { PANEL = 16 };       /* numbers of a packed column that lie side by side */
+enum { FEW_COLUMNS = 40 }; /* fewer go with row vectors that do not see them: a step of their own takes longer */
 
 #define LOG2_E ((REAL)1.442695040888963407)
 #define LN_2 0.69314718055994530942L

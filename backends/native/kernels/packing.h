@@ -10,11 +10,12 @@
  * In parentheses: BACKWARD_KEY. Columns are packed once for all row lists that are at hand.
  */
 
-/* The units done .. done + PANEL - 1 of a row, with zeros beyond its end. */
-static inline void N(load_panel)(REAL *to, const char *row, int64_t done, const Problem *p) {
-    const char *from = row + done * UNIT * N(element_bytes)(p);
-    int64_t left = p->dim - done * UNIT;
-    if (left >= PANEL * UNIT && N(element_bytes)(p) * UNIT == sizeof(REAL)) {
+/* The units done .. done + PANEL - 1 of a row of `dim` numbers, with zeros beyond its end. */
+__attribute__((always_inline)) static inline void N(load_panel)(REAL *to, const char *row, int64_t done, int64_t dim, int dtype) {
+    const int64_t bytes = dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
+    const char *from = row + done * UNIT * bytes;
+    int64_t left = dim - done * UNIT;
+    if (left >= PANEL * UNIT && bytes * UNIT == sizeof(REAL)) {
         for (int i = 0; i < PANEL; i += N(LANES))
             N(store_vector)(to + i, N(load_vector)((const REAL *)(const void *)from + i));
         return;
@@ -24,7 +25,7 @@ static inline void N(load_panel)(REAL *to, const char *row, int64_t done, const 
 #if UNIT == 2
     memcpy(to, from, (size_t)left * 2);
 #else
-    R(load)(to, from, left, p->dtype);
+    R(load)(to, from, left, dtype);
 #endif
 }
 
@@ -38,7 +39,7 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
             int64_t row = task->s.slot_row[first + i];
             const char *from = row_address(&task->row_tensor[which], task->batch, task->start + row, task->row_head);
             for (int64_t done = 0; row < p->block_rows && done < width; done += PANEL)
-                N(load_panel)(lines + i * width + done, from, done, p);
+                N(load_panel)(lines + i * width + done, from, done, p->dim, p->dtype);
             if (row == p->block_rows)
                 memset(lines + i * width, 0, (size_t)width * sizeof(REAL));
         }
@@ -49,41 +50,46 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
     }
 }
 
-static const char *N(column_address)(const Task *task, int which, int64_t column) {
-    return row_address(&task->column_tensor[which], task->batch, column, task->column_head);
-}
-
-/* Columns far apart are each a miss, of the cache and of the pages: ask for many at once. */
-static void N(prefetch_column)(const Task *task, int which, int64_t column) {
-    const char *from = N(column_address)(task, which, column);
-    for (int64_t byte = 0; byte < task->row_bytes; byte += 64)
-        __builtin_prefetch(from + byte);
+/* Ask for the columns that the next tile of the same set will have, if it goes on as this one: the memory has all the time that
+ * this tile takes. */
+static void N(prefetch_columns)(const Task *task, int which, const ColumnTile *tile) {
+    const TensorView *tensor = &task->column_tensor[which];
+    const char *base = row_address(tensor, task->batch, 0, task->column_head);
+    const int64_t row = tensor->row, bytes = task->row_bytes, *column = tile->column;
+    const int64_t ahead = tile->count > 1 ? column[tile->count - 1] - column[0] + column[1] - column[0] : task->last_column;
+    for (int64_t k = 0; k < tile->count && column[k] + ahead < task->last_column; k++)
+        for (int64_t byte = 0; byte < bytes; byte += 64)
+            __builtin_prefetch(base + (column[k] + ahead) * row + byte, 0, 2);
 }
 
 /* The columns of a tile, in panels along dim; 0 after the last column up to a whole register block, and after `dim` numbers. */
 __attribute__((noinline)) static void N(pack_columns)(const Task *task, int which, const ColumnTile *tile) {
-    const int64_t width = round_up(UNITS(task->p->dim), PANEL), last = round_up(tile->count, REGISTER_ROWS);
-    for (int64_t k = 0; k < last; k++) {
-        REAL *to = task->s.packed_columns[which] + k * PANEL;
-        if (k < tile->count && which == 0)
-            N(prefetch_column)(task, 1, tile->column[k]);
+    const TensorView *tensor = &task->column_tensor[which];
+    const char *base = row_address(tensor, task->batch, 0, task->column_head);
+    const int64_t dim = task->p->dim, row = tensor->row, width = round_up(UNITS(dim), PANEL), count = tile->count;
+    const int dtype = task->p->dtype;
+    REAL *packed = task->s.packed_columns[which];
+    for (int64_t k = 0; k < count; k++)
         for (int64_t done = 0; done < width; done += PANEL)
-            if (k < tile->count)
-                N(load_panel)(to + done * TILE_COLUMNS, N(column_address)(task, which, tile->column[k]), done, task->p);
-            else
-                memset(to + done * TILE_COLUMNS, 0, PANEL * sizeof(REAL));
-    }
+            N(load_panel)(packed + k * PANEL + done * TILE_COLUMNS, base + tile->column[k] * row, done, dim, dtype);
+    for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
+        for (int64_t done = 0; done < width; done += PANEL)
+            memset(packed + k * PANEL + done * TILE_COLUMNS, 0, PANEL * sizeof(REAL));
+    N(prefetch_columns)(task, which, tile);
 }
 
 #if UNIT == 2
 /* Numbers done .. done + PANEL - 1 of a column, each in a lane, with zeros beyond its end; zeros if there is no such column. */
 static inline Lanes N(load_halves)(const Task *task, const ColumnTile *tile, int64_t k, int64_t done) {
     uint16_t halves __attribute__((vector_size(2 * PANEL))) = {0};
-    int64_t left = k < tile->count ? task->p->dim - done : 0;
-    if (left >= PANEL)
-        memcpy(&halves, N(column_address)(task, 1, tile->column[k]) + 2 * done, sizeof halves);
-    else if (left > 0)
-        memcpy(&halves, N(column_address)(task, 1, tile->column[k]) + 2 * done, (size_t)left * 2);
+    if (k < tile->count) {
+        const char *from = row_address(&task->column_tensor[1], task->batch, tile->column[k], task->column_head) + 2 * done;
+        int64_t left = task->p->dim - done;
+        if (left >= PANEL)
+            memcpy(&halves, from, sizeof halves);
+        else if (left > 0)
+            memcpy(&halves, from, (size_t)left * 2);
+    }
     return __builtin_convertvector(halves, Lanes);
 }
 
@@ -101,6 +107,7 @@ __attribute__((noinline)) static void N(pack_column_pairs)(const Task *task, con
             N(transpose_square)(panel + k / 2 * PANEL, PANEL, panel + k / 2 * PANEL, PANEL);
 #endif
     }
+    N(prefetch_columns)(task, 1, tile);
 }
 #endif
 
@@ -111,7 +118,6 @@ static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
     for (int64_t k = tile->count; k < round_up(tile->count, REGISTER_ROWS); k++)
         s->column_position[k] = -seen, s->column_lse[k] = s->column_delta[k] = 0;
     for (int64_t k = 0; k < tile->count; k++) {
-        N(prefetch_column)(task, 0, tile->column[k]);
         s->column_position[k] = task->p->causal ? (REAL)(tile->column[k] - task->start) : seen;
         if (task->phase == BACKWARD_KEY) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
