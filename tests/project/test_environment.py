@@ -64,6 +64,7 @@ def test_any_other_interpreter_makes_an_environment(virtual: Path) -> None:
 
 
 @pytest.mark.usefixtures("scripts")
+@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils:UserWarning")  # pip imports it, under Python 3.10
 def test_stages_take_what_pyproject_says() -> None:
     import install
 
