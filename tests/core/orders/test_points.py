@@ -238,6 +238,7 @@ def test_what_cannot_be_is_refused(call, error, words):
 
 
 def test_an_instruction_set_is_chosen(monkeypatch):
+    monkeypatch.delenv("DILKIT_CPU_ISA", raising=False)
     best = _points.instruction_sets()[0]
     assert instruction_set() == best
     monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
