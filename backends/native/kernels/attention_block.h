@@ -8,7 +8,8 @@
  *           attend_row_lists              up to MAX_ROW_LISTS at once; pack_rows                -> packed_rows
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
  *               attend_row_list               for each row list, tile of rows by tile of rows
- *                 attend_tile                   q k^T, softmax step, accumulate                 -> scores, slot_sums
+ *                 attend_queries, attend_keys   columns by which row vectors may see them
+ *                   attend_tile                   q k^T, softmax step, accumulate               -> scores, slot_sums
  *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
  *
  *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . packed_columns[1]
