@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
 
-BLOCK_ROWS = 1024
+BLOCK_ROWS = 2048
 """Rows of a block, at most. Scratch grows with it, and keys are packed less often."""
 
 BLOCK_NUMBERS = 2**17
