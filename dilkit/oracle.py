@@ -26,6 +26,8 @@ def oracle_attention(
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
 
+    With `tail="zeros"` the keys that segments are padded with are appended to the sequence, as keys and values of zeros.
+
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
     """
@@ -39,6 +41,8 @@ def oracle_attention(
     if key_padding_mask is not None:
         count = count * ~key_padding_mask[:, None, None, :]
         k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))  # which may be NaN there
+    padding = None if is_causal else padded_keys(pattern, torch.arange(seq, device=q.device), seq, heads, heads // group)
+    k, v, count = with_zero_keys(k, v, count, padding)
     out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale)
     return out.transpose(1, 2), lse.expand(batch, heads, seq)
 
@@ -57,3 +61,35 @@ def softmax_of_count(q: Tensor, k: Tensor, v: Tensor, count: Tensor, scale: floa
     # logsumexp of a row of -inf has NaN gradients, so such rows are filled before and after it.
     lse = torch.logsumexp(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none.squeeze(-1), -math.inf)
     return weights @ v, lse
+
+
+def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: int) -> Tensor | None:
+    """Which query of `rows` sees which padded key, bool `(heads, len(rows), keys)`; None where nothing is padded.
+
+    Branch by branch and segment by segment: positions from the segment's last token to the end of its padding, of which a head
+    keeps what it would keep of tokens.
+    """
+    import torch
+
+    seen = []
+    for branch in () if pattern.tail == "exact" else pattern.branches:
+        length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
+        padded = math.ceil(length / rate) * rate
+        offsets = torch.full((heads, 1), -1, device=rows.device)
+        for head in filter(branch.serves, range(heads)):
+            offsets[head] = pattern.head_offset(rate, head // (heads // kv_heads), kv_heads)
+        for start in range(0, seq, length):
+            places = torch.arange(min(length, seq - start), padded, device=rows.device)
+            kept = (start <= rows) & (rows < start + length) & ((rows - start) % rate == offsets)
+            seen.append(kept[:, :, None] & (places % rate == offsets)[:, None, :])
+    return torch.cat(seen, -1) if seen else None
+
+
+def with_zero_keys(key: Tensor, value: Tensor, count: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """`key`, `value` and `count` of `softmax_of_count` with the keys of `padded_keys` appended, which are zeros."""
+    import torch
+
+    if padding is None:
+        return key, value, count
+    key, value = (torch.nn.functional.pad(x, (0, 0, 0, padding.shape[-1])) for x in (key, value))
+    return key, value, torch.cat([count, padding.to(count.dtype).expand(*count.shape[:-1], -1)], -1)

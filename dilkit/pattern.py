@@ -10,11 +10,11 @@ Everything else in dilkit computes this, or checks against it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dilkit.checks import boolean, integer, one_of
 from dilkit.pattern_checks import WHOLE_SEQUENCE, PatternError, head_ranges, positive_integers, shard_of_heads
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 OFFSETS = ("modulo", "block")
 OVERLAPS = ("count", "once")
+TAILS = ("exact", "zeros")
 _MAX_COUNT_ENTRIES = 2**31
 _MAX_HEADS = 2**20  # heads are gone through one by one
-_FIELDS = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard")
+_FIELDS = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard", "tail")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,11 @@ class Pattern:
     - `head_shard=(first, total)`: the tensors hold only some of the `total` key/value heads of a model, from head `first` on, as
       under tensor parallelism. They keep the offsets that they have in the whole model. `heads` counts the heads at hand.
 
-    The last segment may be short, and a segment longer than the sequence is the sequence. Nothing is ever padded.
+    - `tail`: "exact" pads nothing. "zeros" fills segments up as torchscale does, where not all heads keep as many rows: a segment
+      is padded to a multiple of its rate, and a short last one to the length of the others, with keys of score 0 and value 0
+      (`zero_keys`). Keyword only; under causality no row sees the padding.
+
+    The last segment may be short, and a segment longer than the sequence is the sequence.
     Patterns are hashable values. Raises `PatternError` (a ValueError) or TypeError for arguments that do not fit.
 
     Example:
@@ -108,6 +113,7 @@ class Pattern:
     overlap: str = "count"
     heads: tuple[tuple[int, int] | None, ...] | None = None
     head_shard: tuple[int, int] | None = None
+    tail: str = "exact"
     branches: tuple[DilatedSegment, ...] = field(init=False, repr=False, compare=False)
     """The branches, in the order given."""
     _json: str = field(init=False, repr=False, compare=False)
@@ -120,6 +126,8 @@ class Pattern:
         overlap: str = "count",
         heads: Sequence[range | tuple[int, int] | None] | None = None,
         head_shard: tuple[int, int] | None = None,
+        *,
+        tail: str = "exact",
     ) -> None:
         lengths = positive_integers("segment_lengths", segment_lengths)
         rates = positive_integers("dilation_rates", dilation_rates)
@@ -132,16 +140,17 @@ class Pattern:
                 raise PatternError(f"dilation_rates[{i}]={rate} exceeds segment_lengths[{i}]={length}; at most the length")
         one_of("offset", offset, OFFSETS, PatternError)
         one_of("overlap", overlap, OVERLAPS, PatternError)
+        _check_tail(tail, overlap)
         ranges = head_ranges(heads, len(lengths))
         fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap, heads=ranges)
-        fields["head_shard"] = shard_of_heads(head_shard)
+        fields |= dict(head_shard=shard_of_heads(head_shard), tail=tail)
         # Worked out now, not at first use: torch.compile traces attribute reads but not the lock of a cached property.
         branches = tuple(map(DilatedSegment, lengths, rates, ranges or (None,) * len(lengths)))
         for name, value in dict(**fields, branches=branches, _json=json.dumps(fields, separators=(",", ":"))).items():
             object.__setattr__(self, name, value)
 
-    def __reduce__(self) -> tuple[type[Pattern], tuple[Any, ...]]:
-        return Pattern, (self.segment_lengths, self.dilation_rates, self.offset, self.overlap, self.heads, self.head_shard)
+    def __reduce__(self) -> tuple[Callable[[str], Pattern], tuple[str]]:
+        return Pattern.from_json, (self._json,)
 
     @classmethod
     def dense(cls) -> Pattern:
@@ -236,6 +245,37 @@ class Pattern:
             total *= rows[:, None] >= columns
         return total.clamp_(max=1) if self.overlap == "once" else total
 
+    def zero_keys(
+        self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False, rows: Tensor | None = None
+    ) -> Tensor:
+        """How many keys of score 0 and value 0 each query sees beside its count: int32 `(heads, seq)`, all 0 for tail="exact".
+
+            zero_keys[h, i] = sum over the branches that keep i for h of ceil(w / r) - tokens in the segment of i that h keeps
+
+        Here w is at most `seq`. A row that sees n of them has `lse' = log(exp(lse) + n)` and `out' = out * exp(lse - lse')`.
+        `rows` (int64, `(m,)`): of these rows only, `(heads, m)` on their device. Raises as `count` does.
+
+            >>> from dilkit import Pattern
+            >>> Pattern([4], [2], tail="zeros").zero_keys(seq=7, heads=2)  # head 1 keeps tokens 1, 3, 5 and the padded 7
+            tensor([[0, 0, 0, 0, 0, 0, 0],
+                    [0, 0, 0, 0, 0, 1, 0]], dtype=torch.int32)
+        """
+        import torch
+
+        _check_sizes(seq, heads, kv_heads)
+        boolean("is_causal", is_causal)
+        self.check_heads(heads, kv_heads)
+        rows = torch.arange(seq, device="cpu") if rows is None else rows
+        total = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device)
+        for branch in () if is_causal or self.tail == "exact" else self.branches:
+            length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
+            offsets = self._query_head_offsets(branch, heads, kv_heads or heads).to(rows.device)[:, None]
+            place = rows % length
+            tokens = (place + seq - rows).clamp(max=length)  # of the segment
+            missing = -(-length // rate) - (tokens - offsets + rate - 1) // rate
+            total += (place % rate == offsets) * missing
+        return total
+
     def _query_head_offsets(self, branch: DilatedSegment, heads: int, kv_heads: int) -> Tensor:
         """The offset of each query head in `branch`, int64 `(heads,)`; -1 for a head that the branch does not serve."""
         import torch
@@ -249,8 +289,8 @@ class Pattern:
     ) -> int:
         """Nominal forward FLOPs: `4 * head_dim * batch *` the sum over heads and branches of the pairs seen (2 matmuls).
 
-        A key seen by several branches counts each time, even where a backend scores it once. A backward pass is nominally 2.5
-        times this.
+        A key seen by several branches counts each time, even where a backend scores it once; those that `tail="zeros"` pads
+        with do not. A backward pass is nominally 2.5 times this.
 
             >>> from dilkit import Pattern
             >>> dense, dilated = Pattern.dense(), Pattern([2048, 8192, 32768], [1, 4, 16])
@@ -295,14 +335,16 @@ class Pattern:
         overlap = {"count": "a key seen by m branches counts m times", "once": "a key seen by several branches counts once"}
         lines = [f"branch {i}: {branch}" for i, branch in enumerate(self.branches)]
         shard = "" if self.head_shard is None else "; the heads from {} on, of {}".format(*self.head_shard)
-        return "\n".join([*lines, f"offset: {offset}{shard}; overlap: {overlap[self.overlap]}"])
+        tail = {"exact": "", "zeros": "; tail: zero keys in the place of missing ones"}[self.tail]
+        return "\n".join([*lines, f"offset: {offset}{shard}; overlap: {overlap[self.overlap]}{tail}"])
 
     def to_json(self) -> str:
         """This pattern as canonical JSON text, as the torch operators and result files hold it.
 
         >>> from dilkit import Pattern
-        >>> Pattern.from_json(Pattern([512], [2]).to_json())
-        Pattern(segment_lengths=(512,), dilation_rates=(2,), offset='modulo', overlap='count', heads=None, head_shard=None)
+        >>> pattern = Pattern([512], [2])
+        >>> Pattern.from_json(pattern.to_json()) == pattern
+        True
         """
         return self._json
 
@@ -323,6 +365,7 @@ class Pattern:
                 ("overlap", self.overlap, "count"),
                 ("heads", self.heads, None),
                 ("head_shard", self.head_shard, None),
+                ("tail", self.tail, "exact"),
             )
             if value != default
         )
@@ -343,6 +386,15 @@ def _from_json(text: str) -> Pattern:
     if missing := [name for name in _FIELDS[:2] if name not in fields]:
         raise PatternError(f"text={shown} has no {' and no '.join(missing)}; write it with Pattern.to_json()")
     return Pattern(**fields)
+
+
+def _check_tail(tail: str, overlap: str) -> None:
+    one_of("tail", tail, TAILS, PatternError)
+    if tail == "zeros" and overlap == "once":
+        raise PatternError(
+            "tail='zeros' with overlap='once' is not defined: padded keys of several branches are no tokens that could count "
+            "once; overlap='count' or tail='exact' is needed"
+        )
 
 
 def _check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> None:

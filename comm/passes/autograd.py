@@ -7,6 +7,7 @@
     compute, send back    all_to_all            compute, send gradients back
     rotate k, v blocks    ring                  rotate k, v blocks, return their gradients
     merge results         partial_results       add gradients
+    add zero keys         zero_keys
 
 What is sent first travels while the local attention is computed.
 """
@@ -35,6 +36,8 @@ from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
 from dilkit.op.rules import power_of_two
+from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, zero_keys_of
+from dilkit.plan import cached
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,14 @@ class PassContext:
     def ranges(self) -> tuple[LocalRange, ...]:
         """The rows that this rank computes by itself."""
         return local_ranges(self.plan, self.comm.rank)
+
+    def zero_keys(self, query: Tensor) -> ZeroKeys | None:
+        """The keys that segments are padded with, as this rank's rows see them; None where there are none."""
+        plan = self.plan
+        if plan.pattern.tail == "exact" or plan.is_causal:
+            return None
+        facts, rows = (plan.pattern, plan.seq, plan.heads, plan.kv_heads), plan.positions(self.comm.rank)
+        return cached(("zero keys", facts, rows, query.dtype, query.device), zero_keys_of, *facts, query, rows)
 
     @property
     def ring_branches(self) -> list[int]:
@@ -122,6 +133,8 @@ def _forward(
             merge_rows(out, lse, rows, found)
     if under_way is not None:
         under_way.merge_into(out, lse)
+    if (zero_keys := context.zero_keys(query)) is not None:
+        add_zero_keys(out, lse.transpose(1, 2), zero_keys)
     return out, lse, held
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,9 +47,9 @@ def local_ranges(plan: ExchangePlan, rank: int) -> tuple[LocalRange, ...]:
 
 
 def _with_branches(pattern: Pattern, branches: list[int]) -> Pattern:
-    """A pattern of some of the branches."""
+    """A pattern of some of the branches, without the keys that segments are padded with: those are added to whole results."""
     if len(branches) == len(pattern.branches):
-        return pattern
+        return replace(pattern, tail="exact")
     chosen = [pattern.branches[b] for b in branches]
     heads = None if pattern.heads is None else [branch.heads for branch in chosen]
     lengths, rates = [branch.segment_length for branch in chosen], [branch.dilation_rate for branch in chosen]

@@ -19,6 +19,7 @@ from dilkit.op import boundary, flops
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import key_of
 from dilkit.op.schema import asks_for_backends, backends_asked, backward_op, decode_call, encode_call, forward_op, library
+from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, zero_keys_of
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select, state
 
@@ -34,11 +35,13 @@ def _forward(
     if query.numel() == 0:
         return _empty_outputs(query)
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
-    returned = prepared.backend.forward(query, key, value, prepared.problem, key_padding_mask)
-    if not prepared.foreign:
-        return returned
-    wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
-    out, lse = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
+    returned: tuple[Tensor, ...] = prepared.backend.forward(query, key, value, prepared.problem, key_padding_mask)
+    if prepared.foreign:
+        wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
+        returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
+    out, lse = returned
+    if prepared.zero_keys is not None:
+        add_zero_keys(out, lse, prepared.zero_keys)
     return out, lse
 
 
@@ -69,12 +72,16 @@ def _backward(
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """What was chosen and worked out for calls with the same facts. `foreign`: the backend is none of dilkit's own."""
+    """What was chosen and worked out for calls with the same facts.
+
+    `foreign`: the backend is none of dilkit's own. `zero_keys`: those that rows see at the end of the forward pass, if any do.
+    """
 
     backend: Backend
     problem: Problem
     admission: boundary.Admission
     foreign: bool
+    zero_keys: ZeroKeys | None
     nbytes: int
 
 
@@ -110,7 +117,10 @@ def _prepare(
     asked = backends_asked(call)
     backend = select(problem, requested_backends(asked.split(",")) if asked else default)
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    return PreparedCall(backend, problem, admission, foreign, nbytes=len(call) + _TENSOR_BYTES * len(tensors))
+    padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS
+    zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
+    nbytes = len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
+    return PreparedCall(backend, problem, admission, foreign, zero_keys, nbytes)
 
 
 _TENSOR_BYTES = 400

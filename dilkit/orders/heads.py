@@ -139,4 +139,4 @@ def _of_head(pattern: Pattern, head: int, group: int, kv_heads: int) -> str | No
         return None
     lengths, rates = [branch.segment_length for branch in branches], [branch.dilation_rate for branch in branches]
     shard = first_head(pattern) + head, total_heads(pattern, kv_heads)
-    return Pattern(lengths, rates, pattern.offset, pattern.overlap, ranges, shard).to_json()
+    return Pattern(lengths, rates, pattern.offset, pattern.overlap, ranges, shard, tail=pattern.tail).to_json()

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dilkit.oracle import oracle_attention, softmax_of_count
-from dilkit.pattern import Pattern
+from dilkit.oracle import oracle_attention, padded_keys, softmax_of_count, with_zero_keys
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -117,12 +116,15 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
 
     kind, group = getattr(torch, dtype), problem.heads // problem.kv_heads
     count = problem.pattern.count_rows(rows, problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
+    padding = None if problem.is_causal else padded_keys(problem.pattern, rows, problem.seq, problem.heads, problem.kv_heads)
     found: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
     for head in range(problem.heads):
         query = tensors.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
         key, value = (x.detach()[:, :, head // group].to(kind) for x in (tensors.key, tensors.value))
         seen = count[head] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
-        out, lse = softmax_of_count(query, key, value, seen, problem.scale)
+        out, lse = softmax_of_count(
+            query, *with_zero_keys(key, value, seen, None if padding is None else padding[head]), problem.scale
+        )
         if problem.requires_grad:
             found["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
         found["out"].append(out.detach())
@@ -182,9 +184,8 @@ def shortened(problem: Problem) -> Problem:
     most = SHORT * min(1.0, math.sqrt(WIDE / (problem.batch * problem.heads)))
     divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / most)))
     pattern = problem.pattern
-    lengths = [
+    lengths = tuple(
         max(rate, min(w, KEYS * rate), min(w, problem.seq) // divisor)
         for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
-    ]
-    scaled = Pattern(lengths, pattern.dilation_rates, pattern.offset, pattern.overlap, pattern.heads, pattern.head_shard)
-    return replace(problem, seq=problem.seq // divisor, pattern=scaled)
+    )
+    return replace(problem, seq=problem.seq // divisor, pattern=replace(pattern, segment_lengths=lengths))

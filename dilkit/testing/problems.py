@@ -95,6 +95,17 @@ FEATURES: dict[str, dict[str, Fields]] = {
         "unserved head": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
         "grouped": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 3), (3, 6)]), heads=6, kv_heads=2),
     },
+    "tail": {
+        "zeros": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43),
+        "zeros mask": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=41, mask="right"),
+        "zeros block grouped": dict(
+            pattern=Pattern([12, 24, 64], [3, 4, 5], offset="block", tail="zeros"), seq=53, heads=6, kv_heads=3
+        ),
+        "zeros ragged": dict(pattern=Pattern([6, 10, 21], [1, 3, 5], tail="zeros"), seq=47),
+        "zeros all masked": dict(pattern=Pattern([8, 16], [1, 4], tail="zeros"), seq=19, mask="all"),
+        "zeros heads 3-6 of 8": dict(pattern=Pattern([16, 32], [2, 4], heads=[(0, 3), (1, 4)], head_shard=(3, 8), tail="zeros")),
+        "zeros causal": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43, is_causal=True),
+    },
     "length": {str(n): dict(seq=n) for n in (1, 2, 7, 15, 16, 17, 31, 37, 61, 64)} | {"31 causal": dict(seq=31, is_causal=True)},
     "long segment": {
         "w > n": dict(pattern=Pattern([64, 1000], [1, 4]), seq=23),

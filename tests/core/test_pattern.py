@@ -78,7 +78,8 @@ def test_a_pattern_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, H
 
 @examples
 def test_json_holds_the_arguments_and_nothing_else(pattern: Pattern) -> None:
-    assert set(json.loads(pattern.to_json())) == {"segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard"}
+    arguments = {"segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard", "tail"}
+    assert set(json.loads(pattern.to_json())) == arguments
 
 
 @examples
@@ -99,8 +100,9 @@ def test_every_argument_tells_patterns_apart() -> None:
         Pattern([4, 8], [1, 2], overlap="once"),
         Pattern([4, 8], [1, 2], heads=[(0, 1), None]),
         Pattern([4, 8], [1, 2], head_shard=(1, 4)),
+        Pattern([4, 8], [1, 2], tail="zeros"),
     ]
-    assert len({base, *others}) == len({p.to_json() for p in (base, *others)}) == len({str(p) for p in (base, *others)}) == 7
+    assert len({base, *others}) == len({p.to_json() for p in (base, *others)}) == len({str(p) for p in (base, *others)}) == 8
 
 
 def test_equal_patterns_written_differently() -> None:

@@ -29,16 +29,37 @@ def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np
     return count
 
 
-def by_rows(q: np.ndarray, k: np.ndarray, v: np.ndarray, count: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """`out` and `lse`, one row at a time, each key repeated as often as it counts: a plain softmax over a list of keys."""
+def brute_force_padding(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:
+    """How many padded keys each query sees: one position at a time, of a sequence in which every segment is padded."""
+    found = np.zeros((heads[0], seq), dtype=int)
+    if is_causal or pattern.tail == "exact" or not seq:
+        return found
+    for b, (w, r) in enumerate(zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)):
+        w = min(w, seq)
+        padded = next(n for n in range(w, w + r) if n % r == 0)
+        apart = Pattern([padded], [r], pattern.offset, heads=pattern.heads and [pattern.heads[b]], head_shard=pattern.head_shard)
+        for head, i in np.ndindex(*found.shape):
+            place, tokens = i % w, min(w, seq - i // w * w)
+            found[head, i] += sum(sees(apart, 0, head, place, j, heads) for j in range(tokens, padded))
+    return found
+
+
+def by_rows(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, count: np.ndarray, padding: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """`out` and `lse`, one row at a time, each key repeated as often as it counts: a plain softmax over a list of keys.
+
+    Beside them it sees `padding[h, i]` keys of zeros with values of zeros.
+    """
     batch, seq, heads, _ = q.shape
     out, lse = np.zeros_like(q), np.full((batch, heads, seq), -np.inf)
     group = heads // k.shape[2]
     for b, h, i in np.ndindex(batch, heads, seq):
         seen = np.repeat(np.arange(seq), count[b, h, i])
-        if len(seen):
-            scores = scale * (k[b, seen, h // group] @ q[b, i, h])
+        if len(seen) + padding[h, i]:
+            zeros = np.zeros((padding[h, i], k.shape[-1]))
+            scores = scale * (np.concatenate([k[b, seen, h // group], zeros]) @ q[b, i, h])
             weights = np.exp(scores - scores.max())
-            out[b, i, h] = weights @ v[b, seen, h // group] / weights.sum()
+            out[b, i, h] = weights @ np.concatenate([v[b, seen, h // group], zeros]) / weights.sum()
             lse[b, h, i] = scores.max() + np.log(weights.sum())
     return out, lse

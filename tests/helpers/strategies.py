@@ -31,10 +31,12 @@ def patterns(draw: st.DrawFn, heads: int, kv_heads: int) -> Pattern:
     starts = st.integers(0, heads - 1)
     ranges = st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads)))
     shard = st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda pair: (pair[0], pair[0] + kv_heads + pair[1]))
+    overlap, tail = draw(st.sampled_from([("count", "exact"), ("count", "zeros"), ("once", "exact")]))
     return Pattern(
         *zip(*chosen, strict=True),
         offset=draw(st.sampled_from(["modulo", "block"])),
-        overlap=draw(st.sampled_from(["count", "once"])),
+        overlap=overlap,
+        tail=tail,
         heads=draw(st.none() | st.lists(ranges, min_size=len(chosen), max_size=len(chosen))),
         head_shard=draw(st.none() | shard),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.device import Device, cuda_count, probe
-from dilkit.pattern import OFFSETS, OVERLAPS, Pattern
+from dilkit.pattern import OFFSETS, OVERLAPS, TAILS, Pattern
 from dilkit.problem import DTYPES, Problem
 from dilkit.tools.console.quantities import whole_number
 
@@ -29,7 +29,7 @@ def add_pattern_arguments(
     segments: Sequence[int] | None = (2048, 4096, 8192, 16384),
     seq_help: str = "tokens (default %(default)s)",
 ) -> None:
-    """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --head-split,
+    """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --tail, --head-split,
     --causal; read them with `pattern_of`. `segments=None`: `set_series` is to set them once --seq is known."""
     shown = ",".join(map(str, segments)) if segments else "2048,8192,32768,... up to --seq, with rates 1,4,16,..."
     group = parser.add_argument_group("pattern")
@@ -42,6 +42,8 @@ def add_pattern_arguments(
     group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
     counts = "how a key of several branches counts (default %(default)s)"
     group.add_argument("--overlap", choices=OVERLAPS, default=OVERLAPS[0], help=counts)
+    tails = "what fills up segments that lack tokens (default %(default)s)"
+    group.add_argument("--tail", choices=TAILS, default=TAILS[0], help=tails)
     group.add_argument("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
     group.add_argument("--causal", action="store_true", help="no token sees a later one")
 
@@ -85,9 +87,8 @@ def pattern_of(args: argparse.Namespace) -> Pattern:
         lengths, rates = args.segments, args.rates or tuple(2**i for i in range(len(args.segments)))
     options = dict(offset=args.offset, overlap=args.overlap)
     try:
-        if args.head_split:
-            return Pattern.head_split(lengths, rates, args.heads, **options)
-        return Pattern(lengths, rates, **options)
+        split = Pattern.head_split(lengths, rates, args.heads).heads if args.head_split else None
+        return Pattern(lengths, rates, **options, heads=split, tail=args.tail)
     except ValueError as error:
         raise ValueError(f"--segments, --rates: {error}") from None
 

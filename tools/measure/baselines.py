@@ -91,6 +91,7 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
         "head ranges: not supported": pattern.heads is not None,
         "a shard of heads: not supported": pattern.head_shard is not None,
         "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
+        "tail 'zeros': pads nothing": pattern.tail != "exact",
     }
     for branch in pattern.branches:
         length, rate = min(branch.segment_length, seq), branch.dilation_rate

@@ -20,6 +20,7 @@ class PatternFacts:
     overlap: str = "count"
     heads: Any = None
     head_shard: Any = None
+    tail: str = "exact"
 
 
 @dataclass(frozen=True, kw_only=True)
