@@ -28,7 +28,7 @@ PEERS := $(ENV)/stage-peers
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels simulate lint docs results wheel stages clean
+.PHONY: help demo test smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels simulate peers lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -42,6 +42,7 @@ help:
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
+	@echo "make peers     dilkit in the place of torchscale's own code (DIR=a checkout of torchscale or of prov-gigapath)"
 	@echo "make lint      ruff, mypy, and zizmor on the workflows"
 	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
 	@echo "make results   measure anew, on a quiet machine, what the pages show of CPUs (ARGS='orders ring' a part), then make docs"
@@ -86,6 +87,9 @@ kernels: $(TEST) $(KERNELS)
 
 simulate: $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/backends/numba/simulate.py --all $(ARGS)
+
+peers: $(TEST) $(PEERS)
+	$(if $(wildcard $(DIR)/gigapath),DILKIT_GIGAPATH,DILKIT_TORCHSCALE)="$(DIR)" OMP_NUM_THREADS=1 $(PY) -m pytest tests/integrations $(ARGS)
 
 lint: $(LINT)
 	$(PY) -m ruff check

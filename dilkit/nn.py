@@ -278,6 +278,26 @@ class MultiheadDilatedAttention(nn.Module):
             projected = tuple(map(F.linear, (query, key, value), weights, biases))
         return tuple(x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
 
+    @classmethod
+    def from_torchscale(cls, module: nn.Module, *, tail: str = "zeros") -> MultiheadDilatedAttention:
+        """A copy of torchscale's `DilatedAttention`: its weights, pattern, device and dtype (`offset="block"`).
+
+        `tail`: "zeros" computes what torchscale computes where segments are padded, "exact" attends to no padding. Raises
+        TypeError for another module, ValueError for one with xPos, multiway weights or attention dropout.
+        """
+        from dilkit.integrations.torchscale.weights import module_of
+
+        return module_of(module, tail, cls)
+
+    def to_torchscale_state_dict(self) -> dict[str, Tensor]:
+        """The weights under the names of torchscale's `DilatedAttention`, which loads them with `load_state_dict`.
+
+        Raises ValueError for what torchscale's module does not have, such as grouped heads, `rotary` or `offset="modulo"`.
+        """
+        from dilkit.integrations.torchscale.weights import torchscale_state_dict
+
+        return torchscale_state_dict(self)
+
     def extra_repr(self) -> str:
         sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
         usual = dict(num_kv_heads=self.num_heads, kdim=self.embed_dim, vdim=self.embed_dim, rotary=None, is_causal=False)

@@ -1,0 +1,12 @@
+"""torchscale's `DilatedAttention`, computed by dilkit: on any device, with no flash-attn.
+
+install.py   which classes are patched, when, and how that is undone
+forward.py   one call of the patched `forward`
+masks.py     whether a padding mask hides anything
+weights.py   weights to and from `dilkit.MultiheadDilatedAttention`
+"""
+
+from dilkit.integrations.torchscale.install import Installation as Installation
+from dilkit.integrations.torchscale.install import install as install
+
+__all__ = ["Installation", "install"]

@@ -1,0 +1,163 @@
+"""One call of torchscale's `DilatedAttention.forward`, computed by dilkit.
+
+Its projections, `inner_attn_ln`, `xpos` and parameters are the module's own; only what lies between them is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dilkit.attention import dilated_attention
+from dilkit.integrations.torchscale.masks import MaskMemory
+from dilkit.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `install`, and what its calls remember."""
+
+    tail: str
+    mask: str
+    backend: str | Sequence[str] | None
+    masks: MaskMemory = field(default_factory=MaskMemory, compare=False)
+    warned: set[tuple[int, int]] = field(default_factory=set, compare=False)
+
+
+def pattern_of(module: Any, tail: str) -> Pattern:
+    """The pattern of torchscale's module: its lengths and ratios in pairs; what has no partner is left out."""
+    for name in ("segment_length", "dilated_ratio"):
+        if isinstance(given := getattr(module.args, name, None), str) or not given:
+            raise ValueError(f"args.{name}={given!r} of {type(module).__name__} is no list; a list of integers is needed")
+    pairs = tuple(zip(module.args.segment_length, module.args.dilated_ratio, strict=False))
+    return _pattern(pairs, tail)
+
+
+@lru_cache(maxsize=64)
+def _pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> Pattern:
+    lengths, ratios = zip(*pairs, strict=True)
+    return Pattern(lengths, ratios, offset="block", tail=tail)
+
+
+def attend(
+    options: Options,
+    package: str,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    incremental_state: dict[str, Tensor] | None = None,
+    key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    rel_pos: Tensor | None = None,
+    is_first_step: bool = False,
+    is_causal: bool = False,
+) -> tuple[Tensor, None]:
+    """What `forward` of `module` returns; `package` is where its class and the `utils` that belong to it lie.
+
+    `is_first_step` changes nothing: the incremental state says how many keys there are.
+    """
+    _check_supported(module, attn_mask=attn_mask, rel_pos=rel_pos)
+    q, k, v = (_heads(module, x) for x in (module.q_proj(query), module.k_proj(key), module.v_proj(value)))
+    if incremental_state is not None:
+        k, v = (_appended(incremental_state, name, x) for name, x in (("prev_key", k), ("prev_value", v)))
+    before = k.shape[1] - q.shape[1]
+    if k.shape[1] != v.shape[1] or (before and incremental_state is None):
+        raise ValueError(
+            f"query has {q.shape[1]} rows, key {k.shape[1]} and value {v.shape[1]}; dilated attention is within one sequence"
+        )
+    if module.xpos is not None:
+        q, k = _rotated(module, q, before, False).type_as(v), _rotated(module, k, 0, True).type_as(v)
+    q = F.pad(q, (0, 0, 0, 0, before, 0)) if before else q  # rows that were decoded before; their results are not needed again
+    group = _group(module, package)
+    if group is not None and incremental_state is not None:
+        raise ValueError("incremental_state is given with seq_parallel: decode on one rank, without seq_parallel")
+    out = _attention(options, pattern_of(module, options.tail), (q, k, v), _bool(key_padding_mask), is_causal, group)
+    out = out[:, before:].reshape(query.shape)
+    return module.out_proj(out if module.inner_attn_ln is None else module.inner_attn_ln(out)), None
+
+
+def _check_supported(module: Any, **refused: Any) -> None:
+    for name, given in refused.items():
+        if given is not None:
+            raise ValueError(f"{name} is given, but dilated attention has no scores to add it to: leave {name} out")
+    if module.training and module.dropout > 0:
+        raise ValueError(
+            f"attention dropout is {module.dropout}, and dilkit drops no weights: set attention_dropout=0, or call eval()"
+        )
+
+
+def _heads(module: Any, x: Tensor) -> Tensor:
+    return x.view(*x.shape[:2], module.num_heads, module.head_dim)
+
+
+def _appended(state: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
+    """The rows of `state[name]`, `(batch, heads, rows, head_dim)` as torchscale keeps them, and `new`, which are added to it."""
+    rows = new.transpose(1, 2)
+    if name in state:
+        rows = torch.cat([state[name].view(*rows.shape[:2], -1, rows.shape[3]), rows], dim=2)
+    state[name] = rows.contiguous()
+    return state[name].transpose(1, 2)
+
+
+def _rotated(module: Any, x: Tensor, offset: int, downscale: bool) -> Tensor:
+    """`x` with the module's xPos, which takes one head at a time."""
+    rows = x.transpose(1, 2)
+    turned: Tensor = module.xpos(rows.flatten(0, 1), offset=offset, downscale=downscale)
+    return turned.view(rows.shape).transpose(1, 2)
+
+
+def _bool(mask: Tensor | None) -> Tensor | None:
+    return mask if mask is None or mask.dtype == torch.bool else mask.to(torch.bool)
+
+
+def _attention(
+    options: Options, pattern: Pattern, rows: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, is_causal: bool, group: Any
+) -> Tensor:
+    mask = None if options.mask == "ignore" else mask
+    ranks = 1 if group is None else torch.distributed.get_world_size(group)
+    _warn_of_difference(options, pattern, rows[0].shape[1] * ranks)
+    call: dict[str, Any] = dict(is_causal=is_causal, backend=options.backend)
+    out: Tensor
+    if group is not None:
+        comm = importlib.import_module("dilkit.comm")  # not before it is needed: the core stands below it
+        out = comm.ring_dilated_attention(*rows, pattern, _transport(group), key_padding_mask=mask, **call)
+    else:
+        mask = None if mask is None or not options.masks.hides(mask) else mask
+        out = dilated_attention(*rows, pattern, key_padding_mask=mask, **call)  # type: ignore[assignment]
+    return out
+
+
+def _group(module: Any, package: str) -> Any:
+    """The process group over which `module` shards its sequences, as its own package makes it; None if it does not."""
+    if not getattr(module.args, "seq_parallel", False):
+        return None
+    group = sys.modules[f"{package}.utils"].get_data_parallel_group()
+    return None if group is None or torch.distributed.get_world_size(group) == 1 else group
+
+
+@lru_cache(maxsize=8)
+def _transport(group: Any) -> Any:
+    return importlib.import_module("dilkit.comm").TorchComm(group)
+
+
+def _warn_of_difference(options: Options, pattern: Pattern, seq: int) -> None:
+    """Where torchscale's results are not those of dilated attention, and so not dilkit's, say so once."""
+    for branch in pattern.branches:
+        w, r = sizes = branch.segment_length, branch.dilation_rate
+        if w % r and seq > w and sizes not in options.warned:
+            options.warned.add(sizes)
+            warnings.warn(
+                f"segment_length={w} is no multiple of dilated_ratio={r}: torchscale itself puts the results of this branch into "
+                f"wrong rows from row {w} on, while dilkit computes dilated attention, so results differ from torchscale's",
+                stacklevel=4,
+            )

@@ -1,0 +1,94 @@
+"""Weights of torchscale's `DilatedAttention` in `dilkit.MultiheadDilatedAttention`, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dilkit.integrations.torchscale.forward import pattern_of
+
+if TYPE_CHECKING:
+    from dilkit.nn import DilatedAttention, MultiheadDilatedAttention
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+def module_of(module: Any, tail: str, kind: type[MultiheadDilatedAttention]) -> MultiheadDilatedAttention:
+    """A `kind` with the pattern and copies of the parameters of torchscale's `module`."""
+    from dilkit.nn import DilatedAttention
+
+    _check_module(module)
+    norm, weight = module.inner_attn_ln, module.out_proj.weight
+    made = kind(
+        module.embed_dim,
+        module.num_heads,
+        DilatedAttention(pattern_of(module, tail)),
+        layer_norm=norm is not None,
+        layer_norm_eps=1e-5 if norm is None else norm.eps,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    made.load_state_dict(_renamed(module.state_dict()))
+    return made.train(module.training)
+
+
+def _check_module(module: Any) -> None:
+    missing = [name for name in ("args", *PROJECTIONS, "out_proj", "inner_attn_ln", "xpos") if not hasattr(module, name)]
+    if missing:
+        raise TypeError(
+            f"module is a {type(module).__name__} without {', '.join(missing)}; torchscale's DilatedAttention is needed"
+        )
+    reasons = {
+        "xpos_rel_pos": ("xPos", module.xpos is not None),
+        "multiway": ("two sets of weights", not hasattr(module.q_proj, "weight")),
+        "attention_dropout": ("attention dropout, which dilkit has not", module.training and module.dropout > 0),
+    }
+    if wrong := [f"{name} ({what})" for name, (what, given) in reasons.items() if given]:
+        raise ValueError(
+            f"module has {', '.join(wrong)}, which MultiheadDilatedAttention cannot hold; "
+            "dilkit.integrations.torchscale.install() runs modules as they are, without dropout"
+        )
+
+
+def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """torchscale's state dict under the names of `nn.MultiheadAttention`."""
+    made = {f"in_proj_{part}": torch.cat([state[f"{name}.{part}"] for name in PROJECTIONS]) for part in ("weight", "bias")}
+    for name, value in state.items():
+        if name.startswith(("out_proj.", "inner_attn_ln.")):
+            made[name.replace("inner_attn_ln", "inner_norm")] = value
+    return made
+
+
+def torchscale_state_dict(module: MultiheadDilatedAttention) -> dict[str, Tensor]:
+    """Copies of the parameters of `module` under torchscale's names."""
+    state = module.state_dict()
+    _check_attention(module, state)
+    made = {}
+    for part in ("weight", "bias"):
+        for name, value in zip(PROJECTIONS, state[f"in_proj_{part}"].chunk(3), strict=True):
+            made[f"{name}.{part}"] = value.clone()
+    for name, value in state.items():
+        if name.startswith(("out_proj.", "inner_norm.")):
+            made[name.replace("inner_norm", "inner_attn_ln")] = value.clone()
+    return made
+
+
+def _check_attention(module: MultiheadDilatedAttention, state: dict[str, Tensor]) -> None:
+    inner: DilatedAttention | Any = module.attention
+    pattern = getattr(inner, "pattern", None)
+    reasons = {
+        f"num_kv_heads={module.num_kv_heads}, and num_heads={module.num_heads}": module.num_kv_heads != module.num_heads,
+        f"kdim={module.kdim} and vdim={module.vdim}": "in_proj_weight" not in state,
+        "no biases": "out_proj.bias" not in state,
+        "rotary positions": module.rotary is not None,
+        f"the pattern {pattern}, while torchscale's offsets are 'block', of whole models, and its branches serve all heads": (
+            pattern is None or pattern.offset != "block" or pattern.heads is not None or pattern.head_shard is not None
+        ),
+        "overlap='once'": getattr(pattern, "overlap", None) == "once",
+        "token orders": getattr(inner, "orders", None) is not None,
+        f"the scale {getattr(inner, 'scale', None)}": getattr(inner, "scale", None) is not None,
+    }
+    if wrong := [what for what, given in reasons.items() if given]:
+        raise ValueError(f"this module has {'; '.join(wrong)}: torchscale's DilatedAttention cannot hold that")

@@ -1,0 +1,153 @@
+"""LongNet's layer as its procedure was published: pad, cut, drop, attend, put back, weigh. And checkouts of those who use it.
+
+`DilatedAttention` has the names of torchscale's class, so that `install` takes it for one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+PUBLISHED = "published.torchscale.component.dilated_attention"
+CHECKOUTS = {
+    "torchscale": ("DILKIT_TORCHSCALE", "torchscale.component.dilated_attention"),
+    "gigapath": ("DILKIT_GIGAPATH", "gigapath.torchscale.component.dilated_attention"),
+}
+PEERS = ("published", *CHECKOUTS)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
+    """Out and lse, fp32 or fp64, of `(batch, rows, heads, head_dim)`; under causality row i sees keys up to the i-th."""
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])
+    if is_causal:
+        rows, keys = scores.shape[-2:]
+        scores = scores.masked_fill(torch.ones(rows, keys, dtype=torch.bool).triu(1), -math.inf)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v), scores.to(
+        torch.promote_types(q.dtype, torch.float32)
+    ).logsumexp(-1)
+
+
+class DilatedAttention(nn.Module):
+    """The published procedure. `detached`: whether branches are weighed without gradients, as published."""
+
+    detached = True
+
+    def __init__(
+        self, args: Any, embed_dim: int, num_heads: int, dropout: float = 0.0, subln: bool = False, **kind: bool
+    ) -> None:
+        super().__init__()
+        self.args, self.embed_dim, self.num_heads, self.head_dim = args, embed_dim, num_heads, embed_dim // num_heads
+        self.dropout, self.xpos = dropout, None
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            setattr(self, name, nn.Linear(embed_dim, embed_dim))
+        self.inner_attn_ln = nn.LayerNorm(embed_dim, eps=args.layernorm_eps) if subln else None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        incremental_state: Any = None,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        rel_pos: Tensor | None = None,
+        is_first_step: bool = False,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        inputs = zip((query, key, value), (self.q_proj, self.k_proj, self.v_proj), strict=True)
+        q, k, v = (project(x).unflatten(2, (self.num_heads, self.head_dim)) for x, project in inputs)
+        pairs = list(zip(self.args.segment_length, self.args.dilated_ratio, strict=False))
+        branches = [self.branch(q, k, v, min(w, q.shape[1]), r, is_causal) for w, r in pairs]
+        lses = torch.stack([lse for _, lse in branches])
+        weights = lses.masked_fill((lses == -math.inf).all(0), 0.0).softmax(0)
+        weights = weights.detach() if self.detached else weights
+        out = sum((w[..., None].to(q.dtype) * out for w, (out, _) in zip(weights, branches, strict=True)), torch.zeros_like(q))
+        out = out.flatten(2)
+        return self.out_proj(out if self.inner_attn_ln is None else self.inner_attn_ln(out)), None
+
+    def branch(self, q: Tensor, k: Tensor, v: Tensor, w: int, r: int, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Out and lse, `(batch, rows, heads)`, of one branch; out = 0 and lse = -inf of rows that are dropped."""
+        batch, rows, heads, _ = q.shape
+        segments, group = math.ceil(rows / w), math.ceil(heads / r)
+        padded = [
+            F.pad(
+                F.pad(x, (0, 0, 0, 0, 0, segments * w - rows)).reshape(batch * segments, w, *x.shape[2:]), (0, 0, 0, 0, 0, -w % r)
+            )
+            for x in (q, k, v)
+        ]
+        out, lse = (
+            torch.zeros_like(padded[0]),
+            torch.full(padded[0].shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32)),
+        )
+        for offset, first in enumerate(range(0, heads, group)):
+            part = slice(first, first + group)
+            out[:, offset::r, part], found = plain_attention(*(x[:, offset::r, part] for x in padded), is_causal)
+            lse[:, offset::r, part] = found.transpose(1, 2)
+        return tuple(x[:, :w].reshape(batch, segments * w, *x.shape[2:])[:, :rows] for x in (out, lse))
+
+
+def unavailable(peer: str) -> str:
+    """Why `peer` cannot be had here; empty where it can."""
+    if peer == "published":
+        return ""
+    variable, _ = CHECKOUTS[peer]
+    if not os.environ.get(variable):
+        return f"{variable} names no checkout of {peer}: make peers DIR=<checkout>"
+    return "" if importlib.util.find_spec("einops") else "einops, which torchscale imports, is not installed (dilkit[peers])"
+
+
+@contextmanager
+def loaded(peer: str) -> Iterator[type[Any]]:
+    """The peer's class, on a CPU and without flash-attn; afterwards its modules are as if they had never been loaded."""
+    before = set(sys.modules)
+    try:
+        yield _published() if peer == "published" else _of_checkout(*CHECKOUTS[peer])
+    finally:
+        for name in set(sys.modules) - before:
+            if "torchscale" in name or name.partition(".")[0] == "gigapath":
+                del sys.modules[name]
+
+
+def _published() -> type[Any]:
+    module = ModuleType(PUBLISHED)
+    module.DilatedAttention = type("DilatedAttention", (DilatedAttention,), {"forward": DilatedAttention.forward})
+    sys.modules[PUBLISHED] = module
+    return module.DilatedAttention
+
+
+def _of_checkout(variable: str, name: str) -> type[Any]:
+    folder = str(Path(os.environ[variable]).resolve())
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+    ordinary = sys.modules[f"{name.rpartition('.')[0]}.multihead_attention"]
+    ordinary.flash_attn_func = lambda q, k, v, dropout, bias, scale, is_causal: plain_attention(q, k, v, is_causal)
+    return module.DilatedAttention
+
+
+def arguments(lengths: list[int], ratios: list[int], **others: Any) -> SimpleNamespace:
+    """The `args` that torchscale's class reads."""
+    defaults = dict(flash_attention=True, multiway=False, xpos_rel_pos=False, xpos_scale_base=512, layernorm_eps=1e-5)
+    return SimpleNamespace(segment_length=lengths, dilated_ratio=ratios, **{**defaults, "seq_parallel": False, **others})
+
+
+def layer(kind: type[Any], lengths: list[int], ratios: list[int], heads: int = 4, dropout: float = 0.0, **others: Any) -> Any:
+    """A layer of 8 dimensions a head, in fp64, with weights that make scores large enough to tell keys apart."""
+    made = kind(arguments(lengths, ratios, **others), 8 * heads, heads, dropout, self_attention=True, subln=True).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.3)
+    return made

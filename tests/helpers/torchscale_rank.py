@@ -1,0 +1,44 @@
+"""A layer whose sequences are sharded over ranks, patched: `torchscale_rank.py <launcher>` on each of some processes."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from helpers.rank import connect, say
+from helpers.torchscale_peer import PUBLISHED, layer, loaded
+
+from dilkit.integrations.torchscale import install
+
+
+def main(launcher: str) -> None:
+    """Each rank's rows of a batch of two sequences, forward and backward, against the whole."""
+    comm = connect(launcher, 60.0)
+    with loaded("published") as kind:
+        utils = sys.modules[PUBLISHED.replace("dilated_attention", "utils")] = ModuleType("utils")
+        utils.get_data_parallel_group = lambda: dist.group.WORLD
+        torch.manual_seed(0)
+        made = layer(kind, [8, 16, 64], [1, 2, 4], seq_parallel=True)
+        whole, mask = torch.randn(2, 54, 32, dtype=torch.float64, requires_grad=True), torch.zeros(2, 54, dtype=torch.bool)
+        mask[0, 5:9] = True  # of one rank alone
+        mine = whole.detach().chunk(comm.size, 1)[comm.rank].requires_grad_()
+        for is_causal, hidden in ((False, None), (True, None), (False, mask)):
+            options = dict(is_causal=is_causal, key_padding_mask=hidden)
+            made.args.seq_parallel = False
+            with install(tail="exact"):
+                expected, _ = made(whole, whole, whole, **options)
+            made.args.seq_parallel = True
+            part = None if hidden is None else mask.chunk(comm.size, 1)[comm.rank]
+            with install(tail="exact"):
+                found, _ = made(mine, mine, mine, **{**options, "key_padding_mask": part})
+            torch.testing.assert_close(found, expected.chunk(comm.size, 1)[comm.rank], rtol=0, atol=1e-12)
+            (gradient,) = torch.autograd.grad(expected.square().sum(), whole)
+            (part_of_it,) = torch.autograd.grad(found.square().sum(), mine)
+            torch.testing.assert_close(part_of_it, gradient.chunk(comm.size, 1)[comm.rank], rtol=0, atol=1e-10)
+    say(f"rank {comm.rank} is right")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

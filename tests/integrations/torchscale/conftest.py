@@ -1,0 +1,19 @@
+"""The classes that are patched: the procedure as published, and those of checkouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers.torchscale_peer import loaded, unavailable
+
+
+@pytest.fixture
+def peer(request: pytest.FixtureRequest) -> Iterator[type[Any]]:
+    """torchscale's class, as the parameter says: by default a peer written from the published procedure."""
+    name = getattr(request, "param", "published")
+    if why := unavailable(name):
+        pytest.skip(why)
+    with loaded(name) as kind:
+        yield kind

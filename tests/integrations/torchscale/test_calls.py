@@ -1,0 +1,216 @@
+"""Calls of a patched class: masks, cached keys, xPos, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from helpers.torchscale_peer import CHECKOUTS, PEERS, PUBLISHED, layer
+from torch import Tensor, nn
+
+from dilkit.integrations.torchscale import install
+from dilkit.integrations.torchscale.forward import pattern_of
+from dilkit.integrations.torchscale.masks import MaskMemory
+from dilkit.oracle import oracle_attention
+
+EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
+LENGTHS, RATIOS = [8, 16, 32], [1, 2, 4]
+
+
+class Turn(nn.Module):
+    """Stands in for xPos: what it does to a row depends on the row's position alone."""
+
+    def forward(self, x: Tensor, offset: int = 0, downscale: bool = False) -> Tensor:
+        assert x.dim() == 3
+        angle = torch.arange(offset, offset + x.shape[1], dtype=x.dtype)[:, None] / 3
+        first, second = x.chunk(2, -1)
+        turned = torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
+        return turned / 2 if downscale else turned
+
+
+def rows(count: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, count, 32, dtype=torch.float64)
+
+
+def by_the_oracle(made: Any, x: Tensor, **options: Any) -> Tensor:
+    q, k, v = (project(x).unflatten(2, (made.num_heads, -1)) for project in (made.q_proj, made.k_proj, made.v_proj))
+    if made.xpos is not None:
+        q, k = (torch.stack([made.xpos(h, downscale=down) for h in x.unbind(2)], 2) for x, down in ((q, False), (k, True)))
+    out, _ = oracle_attention(q, k, v, pattern_of(made, "zeros"), **options)
+    return made.out_proj(made.inner_attn_ln(out.flatten(2)))
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long])
+def test_masks_are_applied_or_ignored(peer: type[Any], dtype: torch.dtype) -> None:
+    made, x, mask = layer(peer, LENGTHS, RATIOS), rows(43), torch.zeros(2, 43, dtype=torch.bool)
+    mask[0, 30:] = mask[1, :5] = True
+    for way, hidden in (("apply", mask), ("ignore", None)):
+        with install(mask=way):
+            found, _ = made(x, x, x, key_padding_mask=mask.to(dtype))
+        close(found, by_the_oracle(made, x, key_padding_mask=hidden))
+
+
+def test_a_mask_that_hides_nothing_changes_nothing(peer: type[Any]) -> None:
+    made, x = layer(peer, LENGTHS, RATIOS), rows(43)
+    with install():
+        assert torch.equal(made(x, x, x, key_padding_mask=torch.zeros(2, 43, dtype=torch.bool))[0], made(x, x, x)[0])
+
+
+class Elsewhere(torch.Tensor):
+    """A mask on another device, to all appearances. `looks` counts how often somebody waited for its values."""
+
+    looks = 0
+    device = torch.device("cuda")
+
+    def any(self) -> Any:
+        Elsewhere.looks += 1
+        return self.as_subclass(torch.Tensor).any()
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    monkeypatch.setattr(Elsewhere, "looks", 0)
+    return torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
+
+
+def test_a_mask_elsewhere_is_looked_at_once(elsewhere: Elsewhere) -> None:
+    memory = MaskMemory()
+    assert [memory.hides(elsewhere) for _ in range(12)] == [False] * 12
+    assert Elsewhere.looks == 1
+    elsewhere[1, 3] = True
+    assert [memory.hides(elsewhere) for _ in range(12)] == [True] * 12
+    assert Elsewhere.looks == 2
+    assert memory.hides(torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)) is False
+    assert Elsewhere.looks == 3
+
+
+def test_a_mask_that_cannot_be_remembered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elsewhere, "looks", 0)
+    with torch.inference_mode():
+        mask = torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
+        assert MaskMemory().hides(mask) is True
+    assert Elsewhere.looks == 0
+
+
+def test_a_mask_here_is_looked_at_each_time() -> None:
+    """numpy may have written to it, which torch does not notice."""
+    memory, mask = MaskMemory(), torch.zeros(2, 43, dtype=torch.bool)
+    assert memory.hides(mask) is False
+    mask.numpy()[0, 0] = True
+    assert memory.hides(mask) is True
+
+
+@pytest.mark.parametrize("xpos", [None, Turn()], ids=["", "xpos"])
+@pytest.mark.parametrize("tail", ["zeros", "exact"])
+def test_decoding_is_the_whole_row_by_row(peer: type[Any], xpos: Any, tail: str) -> None:
+    """A prompt of 11 rows, then one row, two, and one at a time over the ends of segments."""
+    made, x, state = layer(peer, LENGTHS, RATIOS), rows(43), {}
+    made.xpos = xpos
+    whole = by_the_oracle(made, x, is_causal=True)
+    with install(tail=tail):
+        close(made(x, x, x, is_causal=True)[0], whole)
+        cuts = [0, 11, 12, *range(14, 44)]
+        for start, stop in pairwise(cuts):
+            part = x[:, start:stop]
+            found, _ = made(part, part, part, state, is_first_step=start == 0, is_causal=True)
+            close(found, whole[:, start:stop])
+    assert {name: tuple(kept.shape) for name, kept in state.items()} == {"prev_key": (2, 4, 43, 8), "prev_value": (2, 4, 43, 8)}
+    assert all(kept.is_contiguous() for kept in state.values()), "torchscale takes views of it"
+    close(state["prev_key"].transpose(1, 2).flatten(2), made.k_proj(x))
+
+
+@pytest.mark.parametrize("peer", CHECKOUTS, indirect=True)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("option", ["xpos_rel_pos", "multiway"])
+def test_what_else_torchscale_can_do(peer: type[Any], option: str, is_causal: bool) -> None:
+    made, x = layer(peer, LENGTHS, RATIOS, **{option: True}), rows(43)
+    for part in made.modules():
+        if hasattr(part, "split_position"):
+            part.split_position = 20
+    own, _ = made(x, x, x, is_causal=is_causal)
+    with install():
+        close(made(x, x, x, is_causal=is_causal)[0], own)
+
+
+@pytest.mark.parametrize("peer", ["torchscale"], indirect=True)
+@pytest.mark.filterwarnings("ignore")  # of fairscale
+def test_a_whole_encoder_runs_without_flash_attn(peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask, which is all False, included. Of timm it needs one function, for training."""
+    pytest.importorskip("fairscale", reason="fairscale, which torchscale imports, is not installed, nor with dilkit[peers]")
+    for name in ("timm", "timm.models", "timm.models.layers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["timm.models.layers"].drop_path = None
+    monkeypatch.syspath_prepend(str(next(iter(sys.modules["torchscale"].__path__))) + "/..")
+    from torchscale.architecture.config import EncoderConfig
+    from torchscale.model.LongNet import LongNetEncoder
+
+    sizes = dict(encoder_embed_dim=32, encoder_attention_heads=4, encoder_ffn_embed_dim=64, encoder_layers=2)
+    config = EncoderConfig(**sizes, flash_attention=True, segment_length="[8, 16]", dilated_ratio="[1, 2]", vocab_size=-1)
+    encoder, x = LongNetEncoder(config).double().eval(), rows(43)
+    own = encoder(src_tokens=None, token_embeddings=x)["encoder_out"]
+    monkeypatch.setattr(sys.modules["torchscale.component.multihead_attention"], "flash_attn_func", None)
+    with pytest.raises(AssertionError):
+        encoder(src_tokens=None, token_embeddings=x)
+    with install():
+        close(encoder(src_tokens=None, token_embeddings=x)["encoder_out"], own)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(attn_mask=torch.zeros(43, 43)), "attn_mask is given, but dilated attention has no scores to add it to"),
+        (dict(rel_pos=torch.zeros(8, 43, 43)), "rel_pos is given"),
+        (dict(key_padding_mask=torch.ones(2, 42, dtype=torch.bool)), r"key_padding_mask has shape \(2, 42\)"),
+    ],
+)
+def test_refused_arguments(peer: type[Any], options: dict[str, Any], text: str) -> None:
+    made, x = layer(peer, LENGTHS, RATIOS), rows(43)
+    with install(), pytest.raises(ValueError, match=text):
+        made(x, x, x, **options)
+
+
+def test_dropout_is_refused_in_training_alone(peer: type[Any]) -> None:
+    made, x = layer(peer, LENGTHS, RATIOS, dropout=0.1), rows(43)
+    with install():
+        with pytest.raises(ValueError, match=r"attention dropout is 0.1, and dilkit drops no weights"):
+            made(x, x, x)
+        close(made.eval()(x, x, x)[0], by_the_oracle(made, x))
+
+
+@pytest.mark.parametrize(("keys", "values"), [(42, 42), (43, 42), (44, 44)])
+def test_sequences_of_other_lengths_are_refused(peer: type[Any], keys: int, values: int) -> None:
+    with install(), pytest.raises(ValueError, match=f"query has 43 rows, key {keys} and value {values}"):
+        layer(peer, LENGTHS, RATIOS)(rows(43), rows(keys), rows(values))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ratios", "text"),
+    [
+        (None, [1], "args.segment_length=None of DilatedAttention is no list"),
+        ([8], "[1]", r"args.dilated_ratio='\[1\]' of DilatedAttention is no list"),
+        ([], [1], r"args.segment_length=\[\]"),
+        ([8], [16], r"dilation_rates\[0\]=16 exceeds segment_lengths\[0\]=8"),
+    ],
+)
+def test_refused_patterns(peer: type[Any], lengths: Any, ratios: Any, text: str) -> None:
+    made, x = layer(peer, lengths, ratios), rows(16)
+    with install(), pytest.raises(ValueError, match=text):
+        made(x, x, x)
+
+
+def test_decoding_over_ranks_is_refused(peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = ModuleType("utils")
+    utils.get_data_parallel_group = lambda: "some ranks"
+    monkeypatch.setitem(sys.modules, PUBLISHED.replace("dilated_attention", "utils"), utils)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    made, x = layer(peer, LENGTHS, RATIOS, seq_parallel=True), rows(16)
+    with install(), pytest.raises(ValueError, match="incremental_state is given with seq_parallel"):
+        made(x, x, x, {})

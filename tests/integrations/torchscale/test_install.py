@@ -1,0 +1,185 @@
+"""What `install` patches, when, and how that is undone."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from helpers.torchscale_peer import PUBLISHED, layer
+
+from dilkit.integrations.torchscale import install
+
+SOURCE = """
+from helpers import torchscale_peer
+
+class DilatedAttention(torchscale_peer.DilatedAttention):
+    def forward(self, *args, **kwargs):
+        "torchscale's own."
+        return super().forward(*args, **kwargs)
+"""
+FORKS = ("torchscale", "xtuner.model.torchscale", "my_torchscale")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = [*sys.meta_path]
+    yield
+    assert sys.meta_path == before
+
+
+@pytest.fixture(params=FORKS)
+def fork(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The module of a package that is on the path, and not loaded."""
+    folder = tmp_path.joinpath(*request.param.split("."), "component")
+    folder.mkdir(parents=True)
+    (folder / "dilated_attention.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield f"{request.param}.component.dilated_attention"
+    for name in [name for name in sys.modules if name.partition(".")[0] == request.param.partition(".")[0]]:
+        del sys.modules[name]
+
+
+def is_patched(kind: type[Any]) -> bool:
+    return hasattr(kind.forward, "__wrapped__")
+
+
+def test_loaded_classes_are_patched_and_restored(peer: type[Any]) -> None:
+    own = vars(peer)["forward"]
+    handle = install()
+    assert is_patched(peer)
+    assert inspect.signature(peer.forward) == inspect.signature(own)
+    handle.uninstall()
+    assert vars(peer)["forward"] is own
+    handle.uninstall()
+    assert vars(peer)["forward"] is own
+
+
+def test_classes_that_are_loaded_later_are_patched(fork: str) -> None:
+    with install():
+        kind = importlib.import_module(fork).DilatedAttention
+        assert is_patched(kind)
+        assert kind.forward.__doc__ == "torchscale's own."
+    assert not is_patched(kind)
+    with install():
+        assert is_patched(kind)
+
+
+def test_a_module_that_is_loaded_later_is_as_it_would_be(fork: str) -> None:
+    with install():
+        module = importlib.import_module(fork)
+        assert inspect.getsource(module) == SOURCE
+        assert module.__spec__ is not None
+        assert module.__loader__ is module.__spec__.loader
+        assert type(module.__loader__).__name__ == "SourceFileLoader"
+        assert is_patched(importlib.reload(module).DilatedAttention)
+    assert not is_patched(importlib.reload(module).DilatedAttention)
+
+
+def test_a_module_that_is_looked_for_only(fork: str) -> None:
+    with install():
+        spec = importlib.util.find_spec(fork)
+        assert spec is not None
+        assert spec.loader.get_source(fork) == SOURCE
+        assert importlib.util.find_spec(fork.replace("dilated", "other")) is None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert not is_patched(module.DilatedAttention), "it was uninstalled before"
+
+
+def test_a_module_that_fails_to_load_is_not_in_the_way(fork: str, tmp_path: Path) -> None:
+    (file,) = tmp_path.rglob("dilated_attention.py")
+    file.write_text("raise RuntimeError('broken')")
+    with install(), pytest.raises(RuntimeError, match="broken"):
+        importlib.import_module(fork)
+
+
+@pytest.mark.parametrize(
+    "name", ["torchscale.component.other", "torchscale.dilated_attention", "other.component.dilated_attention"]
+)
+def test_other_modules_are_left_alone(name: str, peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(name)
+    module.DilatedAttention = type("DilatedAttention", (peer,), {"forward": lambda self, x: x})
+    monkeypatch.setitem(sys.modules, name, module)
+    with install():
+        assert not is_patched(module.DilatedAttention)
+
+
+def test_a_module_without_the_class_is_left_alone(peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[PUBLISHED]
+    monkeypatch.delattr(module, "DilatedAttention")
+    with install():
+        assert not is_patched(peer)
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_installations_nest_and_the_latest_rules(peer: type[Any], first_out: int) -> None:
+    """In whatever order they end."""
+    own = vars(peer)["forward"]
+    made, x = layer(peer, [8, 16], [1, 4]), torch.randn(1, 13, 32, dtype=torch.float64)
+    expected = {}
+    for tail in ("zeros", "exact"):
+        with install(tail=tail):
+            expected[tail] = made(x, x, x)[0]
+    handles = [install(tail="zeros"), install(tail="exact")]
+    assert torch.equal(made(x, x, x)[0], expected["exact"])
+    handles.pop(first_out).uninstall()
+    assert torch.equal(made(x, x, x)[0], expected["exact" if first_out == 0 else "zeros"])
+    handles.pop().uninstall()
+    assert vars(peer)["forward"] is own
+    assert not torch.equal(expected["zeros"], expected["exact"])
+
+
+def test_a_block_that_fails_ends_its_installation(peer: type[Any]) -> None:
+    with pytest.raises(KeyError), install():
+        raise KeyError
+    assert not is_patched(peer)
+
+
+def test_a_later_patch_of_others_stays(peer: type[Any]) -> None:
+    """It goes on to work, and calls the class's own forward."""
+    made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
+    own = made(x, x, x)[0]
+    with install(backend="reference"):
+        ours = peer.forward
+        peer.forward = lambda self, *args: ours(self, *args)
+    assert peer.forward is not ours
+    assert torch.equal(made(x, x, x)[0], own)
+
+
+def test_state_dicts_and_parameters_are_not_touched(peer: type[Any]) -> None:
+    made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    with install():
+        made(x, x, x)
+        after = made.state_dict()
+    assert [*after] == [*before]
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (dict(tail="none"), ValueError, "tail='none' is not known; choose from 'exact', 'zeros'"),
+        (dict(mask=None), ValueError, "mask=None is not known; choose from 'apply', 'ignore'"),
+        (dict(backend=3), TypeError, "backend=3 is a int"),
+        (dict(backend=[]), ValueError, r"backend=\[\] must be"),
+    ],
+)
+def test_refused_arguments(peer: type[Any], options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        install(**options)
+    assert not is_patched(peer)
+
+
+def test_the_backend_is_that_which_was_asked_for(peer: type[Any]) -> None:
+    made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
+    with install(backend="no such backend"), pytest.raises(ValueError, match="no such backend"):
+        made(x, x, x)

@@ -1,0 +1,151 @@
+"""dilkit computes what the classes compute that it is installed into, and better gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.torchscale_peer import PEERS, layer
+from torch import Tensor
+
+from dilkit.integrations.torchscale import install
+from dilkit.integrations.torchscale.forward import pattern_of
+from dilkit.oracle import oracle_attention
+
+EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
+PATTERNS: dict[str, tuple[list[int], list[int], int, int]] = {
+    "whole segments": ([8, 16, 32], [1, 2, 4], 4, 64),
+    "short last segments": ([8, 16, 32], [1, 2, 4], 4, 43),
+    "a last segment of one row": ([8, 24, 64], [1, 2, 4], 4, 41),
+    "shorter than every segment": ([16, 32], [2, 4], 4, 13),
+    "one row": ([8, 16], [1, 2], 4, 1),
+    "heads no multiple of the ratio": ([9, 18, 36], [1, 3, 6], 5, 50),
+    "fewer heads than the ratio": ([16, 32], [4, 8], 3, 37),
+    "more lengths than ratios": ([10, 20, 30], [1, 2], 4, 33),
+    "not a row of the last branch twice": ([64], [4], 4, 50),
+    "ratios that do not divide a long segment": ([8, 50], [2, 3], 4, 41),
+}
+CASES = pytest.mark.parametrize("case", PATTERNS.values(), ids=PATTERNS)
+
+
+def both(made: Any, *inputs: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The result of the class itself, and dilkit's."""
+    own, none = made(*inputs, **options)
+    with install():
+        found, nothing = made(*inputs, **options)
+    assert none is nothing is None
+    return own, found
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a.detach().double() - b.detach().double()).abs().max())
+
+
+@EVERY_PEER
+@CASES
+@pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
+def test_fp64(peer: type[Any], case: tuple[list[int], list[int], int, int], is_causal: bool) -> None:
+    lengths, ratios, heads, rows = case
+    x = torch.randn(2, rows, 8 * heads, dtype=torch.float64)
+    own, found = both(layer(peer, lengths, ratios, heads), x, x, x, is_causal=is_causal)
+    assert difference(own, found) <= 1e-12
+
+
+def test_more_ratios_than_lengths(peer: type[Any]) -> None:
+    """Cut as `zip` cuts them. Forks of torchscale have such configurations; torchscale's own class fails in an assertion."""
+    x = torch.randn(2, 33, 32, dtype=torch.float64)
+    assert difference(*both(layer(peer, [10, 20], [1, 2, 3, 4]), x, x, x)) <= 1e-12
+
+
+@EVERY_PEER
+def test_query_key_and_value_may_differ(peer: type[Any]) -> None:
+    inputs = torch.randn(3, 2, 43, 32, dtype=torch.float64).unbind()
+    assert difference(*both(layer(peer, [8, 16], [1, 2]), *inputs)) <= 1e-12
+
+
+@EVERY_PEER
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_other_dtypes(peer: type[Any], dtype: torch.dtype) -> None:
+    """Against fp64: at most twice the error of the class itself."""
+    x = torch.randn(2, 43, 32, dtype=torch.float64)
+    made = layer(peer, [8, 16, 32], [1, 2, 4])
+    exact = made(x, x, x)[0]
+    scale = float(exact.detach().abs().max())
+    low = x.to(dtype)
+    own, found = both(made.to(dtype), low, low, low)
+    assert found.dtype == dtype
+    assert difference(found, exact) <= 2 * difference(own, exact) + torch.finfo(dtype).eps * scale
+
+
+@EVERY_PEER
+def test_exact_tails_differ_where_there_is_padding_alone(peer: type[Any]) -> None:
+    made = layer(peer, [8, 16, 32], [1, 2, 4])
+    for rows, least, most in ((64, 0.0, 1e-12), (43, 1e-2, 10.0)):
+        x = torch.randn(1, rows, 32, dtype=torch.float64)
+        own = made(x, x, x)[0]
+        with install(tail="exact"):
+            assert least <= difference(made(x, x, x)[0], own) <= most
+
+
+def gradients(made: Any, x: Tensor, call: Any) -> dict[str, Tensor]:
+    wanted = {"x": x, **{name: p for name, p in made.named_parameters() if name != "k_proj.bias"}}  # whose gradient is 0
+    weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)
+    return dict(zip(wanted, torch.autograd.grad((call(x) * weights).sum(), [*wanted.values()]), strict=True))
+
+
+def off(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """How far each gradient is from the exact one, in parts of its length."""
+    return {name: float((found[name] - e).norm() / e.norm()) for name, e in exact.items()}
+
+
+def by_the_oracle(made: Any, x: Tensor) -> Tensor:
+    """The layer with one softmax over all keys, explicit zero keys among them, in place of its attention."""
+    q, k, v = (project(x).unflatten(2, (made.num_heads, -1)) for project in (made.q_proj, made.k_proj, made.v_proj))
+    out, _ = oracle_attention(q, k, v, pattern_of(made, "zeros"))
+    return made.out_proj(made.inner_attn_ln(out.flatten(2)))
+
+
+@EVERY_PEER
+@pytest.mark.parametrize("rows", [64, 43])
+def test_gradients_are_those_of_one_softmax(peer: type[Any], rows: int) -> None:
+    """The class's own leave out that the weights of its branches depend on queries and keys: wrong by a fifth and more."""
+    made = layer(peer, [8, 16, 32], [1, 2, 4])
+    x = torch.randn(2, rows, 32, dtype=torch.float64, requires_grad=True)
+    exact = gradients(made, x, lambda x: by_the_oracle(made, x))
+    own = gradients(made, x, lambda x: made(x, x, x)[0])
+    with install():
+        found = gradients(made, x, lambda x: made(x, x, x)[0])
+    assert {name: wrong for name, wrong in off(found, exact).items() if wrong > 1e-12} == {}
+    of_torchscale = off(own, exact)
+    assert min(of_torchscale[name] for name in ("q_proj.weight", "k_proj.weight")) > 0.2
+    assert of_torchscale["x"] > 0.1
+    assert max(of_torchscale[name] for name in ("v_proj.weight", "out_proj.weight")) < 1e-12
+
+
+@pytest.fixture
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+@EVERY_PEER
+def test_where_torchscale_is_wrong_dilkit_is_not_and_says_so_once(peer: type[Any], warned: list[Any], request: Any) -> None:
+    """A ratio that does not divide its length, and more rows than that: torchscale puts results into wrong rows."""
+    made = layer(peer, [8, 10], [1, 4])
+    x = torch.randn(1, 43, 32, dtype=torch.float64)
+    own, found = both(made, x, x, x)
+    assert difference(found, by_the_oracle(made, x)) <= 1e-12
+    is_right = request.node.callspec.params["peer"] == "published"
+    assert (difference(own, found) <= 1e-12) is is_right
+    with install():
+        for _ in range(2):
+            made(x[:, :10], x[:, :10], x[:, :10])
+        assert len(warned) == 1
+        for _ in range(2):
+            made(x, x, x)
+    assert [str(w.message).partition(":")[0] for w in warned] == ["segment_length=10 is no multiple of dilated_ratio=4"] * 2
