@@ -14,7 +14,7 @@ from typing import TypeVar
 import dilkit
 from dilkit import environment
 from dilkit.backend import torch_hint
-from dilkit.backends.native.backend import NOT_BUILT, instruction_set, is_built
+from dilkit.backends.native.backend import instruction_set, is_built
 from dilkit.device import Device, cuda_count, has_torch_code, probe
 from dilkit.selector import requested_backends
 
@@ -90,13 +90,21 @@ def variables() -> list[VariableFacts]:
     read: dict[environment.Variable, Callable[[], object]] = {
         environment.BACKEND: requested_backends,
         environment.CACHE_BYTES: environment.cache_bytes,
-        environment.CPU_ISA: instruction_set if is_built() else lambda: NOT_BUILT,
+        environment.CPU_ISA: _cpu_isa,
         environment.CUDA_CACHE: environment.cuda_cache,
         environment.TUNED: environment.tuned_file,
     }
     found = {v: guarded(read[v]) for v in environment.VARIABLES}
     errors = {v: looked.error for v, looked in found.items() if isinstance(looked, Failure)}
     return [VariableFacts(v.name, os.environ.get(v.name), v.default, v.meaning, errors.get(v)) for v in found]
+
+
+def _cpu_isa() -> object:
+    """The instruction set of the CPU kernel; None without it, or without torch, which it needs: the versions tell of that."""
+    try:
+        return instruction_set() if is_built() else None
+    except ImportError:
+        return None
 
 
 def torch_note(device: Device) -> str | None:
