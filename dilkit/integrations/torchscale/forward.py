@@ -39,13 +39,22 @@ def pattern_of(module: Any, tail: str) -> Pattern:
         if isinstance(given := getattr(module.args, name, None), str) or not given:
             raise ValueError(f"args.{name}={given!r} of {type(module).__name__} is no list; a list of integers is needed")
     pairs = tuple(zip(module.args.segment_length, module.args.dilated_ratio, strict=False))
-    return _pattern(pairs, tail)
+    return _patterns[_name_of_pattern(pairs, tail)]
 
 
-@lru_cache(maxsize=64)
-def _pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> Pattern:
-    lengths, ratios = zip(*pairs, strict=True)
-    return Pattern(lengths, ratios, offset="block", tail=tail)
+_patterns: dict[str, Pattern] = {}
+
+
+def _name_of_pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> str:
+    """The name in `_patterns` of the pattern, which is made unless it is there."""
+    name = f"{tail} {pairs}"
+    if name not in _patterns:
+        lengths, ratios = zip(*pairs, strict=True)
+        _patterns[name] = Pattern(lengths, ratios, offset="block", tail=tail)
+    return name
+
+
+torch.compiler.assume_constant_result(_name_of_pattern)  # torch.compile can make no patterns
 
 
 def attend(

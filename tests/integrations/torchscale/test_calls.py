@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.torchscale_peer import CHECKOUTS, PEERS, PUBLISHED, layer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dilkit.integrations.torchscale import install
 from dilkit.integrations.torchscale.forward import pattern_of
@@ -140,27 +141,32 @@ def test_what_else_torchscale_can_do(peer: type[Any], option: str, is_causal: bo
         close(made(x, x, x, is_causal=is_causal)[0], own)
 
 
-@pytest.mark.parametrize("peer", ["torchscale"], indirect=True)
-@pytest.mark.filterwarnings("ignore")  # of fairscale
-def test_a_whole_encoder_runs_without_flash_attn(peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mask, which is all False, included. Of timm it needs one function, for training."""
-    pytest.importorskip("fairscale", reason="fairscale, which torchscale imports, is not installed, nor with dilkit[peers]")
-    for name in ("timm", "timm.models", "timm.models.layers"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["timm.models.layers"].drop_path = None
-    monkeypatch.syspath_prepend(str(next(iter(sys.modules["torchscale"].__path__))) + "/..")
-    from torchscale.architecture.config import EncoderConfig
-    from torchscale.model.LongNet import LongNetEncoder
-
-    sizes = dict(encoder_embed_dim=32, encoder_attention_heads=4, encoder_ffn_embed_dim=64, encoder_layers=2)
-    config = EncoderConfig(**sizes, flash_attention=True, segment_length="[8, 16]", dilated_ratio="[1, 2]", vocab_size=-1)
-    encoder, x = LongNetEncoder(config).double().eval(), rows(43)
-    own = encoder(src_tokens=None, token_embeddings=x)["encoder_out"]
-    monkeypatch.setattr(sys.modules["torchscale.component.multihead_attention"], "flash_attn_func", None)
-    with pytest.raises(AssertionError):
-        encoder(src_tokens=None, token_embeddings=x)
+@pytest.mark.parametrize("lengths", [LENGTHS, [8, 18, 32]], ids=["", "with a warning"])
+@pytest.mark.filterwarnings("ignore:segment_length=18")
+def test_it_compiles_as_one_graph(peer: type[Any], lengths: list[int]) -> None:
+    made, x, mask = layer(peer, lengths, RATIOS), rows(43), torch.zeros(2, 43, dtype=torch.bool)
+    mask[0, 3] = True
     with install():
-        close(encoder(src_tokens=None, token_embeddings=x)["encoder_out"], own)
+        compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
+        for hidden in (None, mask):
+            close(compiled(x, x, x, key_padding_mask=hidden)[0], made(x, x, x, key_padding_mask=hidden)[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_may_be_checkpointed(peer: type[Any], reentrant: bool) -> None:
+    made, x = layer(peer, LENGTHS, RATIOS), rows(43).requires_grad_()
+    with install():
+        (expected,) = torch.autograd.grad(made(x, x, x)[0].sum(), x)
+        checkpoint(lambda x: made(x, x, x)[0], x, use_reentrant=reentrant).sum().backward()
+    assert torch.equal(x.grad, expected)
+
+
+def test_autocast(peer: type[Any]) -> None:
+    made, x = layer(peer, LENGTHS, RATIOS).float(), rows(43).float()
+    with install(), torch.autocast("cpu", torch.bfloat16):
+        found, _ = made(x, x, x)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.double(), by_the_oracle(made.double(), x.double()), rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize(
