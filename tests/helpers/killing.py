@@ -87,7 +87,7 @@ def _arguments(verb: str, home: Path) -> list[str]:
     for letter in "abcdefgh":
         (home / "text" / letter).write_text(f"{letter} is a letter of the alphabet. " * 40)
     os.environ["DILKIT_TUNED"] = str(home / "out" / "tuned.json")
-    return VERBS[verb].format(out=home / "out", text=home / "text", results=RESULTS).split()
+    return [word.format(out=home / "out", text=home / "text", results=RESULTS) for word in VERBS[verb].split()]
 
 
 def _ended(main: Callable[[list[str]], int], arguments: list[str], home: Path, moment: float, number: int) -> tuple[int, str]:

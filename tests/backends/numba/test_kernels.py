@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from helpers.project import ROOT, succeed
 
+from dilkit.backend import missing_modules
 from dilkit.backends.numba.tilings import TABLE
 
 STATIC_BYTES = 48 * 1024
 """Shared memory that a kernel may declare on any GPU."""
 
-needs_numba = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed: make kernels")
+needs_numba = pytest.mark.skipif(bool(missing_modules(("numba_cuda",))), reason="numba-cuda is not installed: make kernels")
 needs_nvvm = pytest.mark.skipif(
-    find_spec("nvidia.cuda_nvcc") is None,
+    bool(missing_modules(("nvidia.cuda_nvcc",))),
     reason="nvidia-cuda-nvcc-cu12, with the compiler NVVM, is not installed: make kernels",
 )
 

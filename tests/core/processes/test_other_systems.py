@@ -16,7 +16,7 @@ from dilkit.op import operators
 from dilkit.selector import select
 
 HIDE = """
-import ctypes, importlib, multiprocessing, os, pathlib, pkgutil, signal, subprocess, sys, tempfile
+import ctypes, importlib, multiprocessing, os, pathlib, pkgutil, signal, subprocess, sys, sysconfig, tempfile
 import numpy, torch, torch.distributed, torch.utils.checkpoint, tqdm
 
 MODULES, OS, SIGNALS, EXTENSIONS, PLATFORM = {hidden!r}
@@ -31,6 +31,7 @@ class Hidden:
             raise ModuleNotFoundError("No module named " + repr(name), name=name)
 
 
+sysconfig.get_config_vars()  # it keeps what it finds, and looks for it by the name of the system
 sys.meta_path.insert(0, Hidden())
 for name in MODULES:
     sys.modules.pop(name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -47,4 +48,4 @@ def command(*argv: str) -> Callable[[], None]:
 def refused(*line: str, **environment: str) -> Case:
     """`refused("info --seq 0", "--seq", "'0'")`: a command line, and what its one line on stderr must hold."""
     text, *fragments = line
-    return Case(command(*text.split()), CommandError, (f"dilkit {text.split()[0]}: ", *fragments), environment)
+    return Case(command(*shlex.split(text)), CommandError, (f"dilkit {text.split()[0]}: ", *fragments), environment)

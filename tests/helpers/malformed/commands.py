@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from helpers.malformed.attention import attend
 from helpers.malformed.case import Case, CommandError, command, refused
 from helpers.malformed.values import problem
@@ -9,7 +11,7 @@ from helpers.result_files import FOLDER
 
 import dilkit
 
-CPU, KERNELS = FOLDER / "cpu.json", FOLDER / "kernels.json"
+CPU, KERNELS = (shlex.quote(str(FOLDER / name)) for name in ("cpu.json", "kernels.json"))
 
 ENVIRONMENT = {
     "no names": Case(attend(), ValueError, ("DILKIT_BACKEND=','", "empty name"), {"DILKIT_BACKEND": ","}),

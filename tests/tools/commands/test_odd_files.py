@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from helpers.result_files import FOLDER
 
 from dilkit.tools import cli
 
-CPU = FOLDER / "cpu.json"
+CPU = shlex.quote(str(FOLDER / "cpu.json"))
 COMMANDS = {
     "report": "report {odd}",
     "compare": f"compare {{odd}} {CPU}",
@@ -43,7 +44,7 @@ def test_what_is_no_file_is_refused_in_one_line(
 ) -> None:
     if "--image" in command:
         pytest.importorskip("PIL", reason="pictures are read by Pillow")
-    assert cli.main(command.format(odd=odd, out=tmp_path / "out").split()) == 2
+    assert cli.main(shlex.split(command.format(odd=shlex.quote(str(odd)), out=shlex.quote(str(tmp_path / "out"))))) == 2
     said = capsys.readouterr().err
     assert str(odd) in said
     assert len(said.splitlines()) == 1
@@ -59,7 +60,7 @@ def test_a_full_disk_keeps_the_old_file(command: str, tmp_path: Path) -> None:
         "import os, resource, sys; os.chdir(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "from dilkit.tools.cli import main; sys.exit(main(sys.argv[2:]))"
     )
-    done = in_subprocess("-c", code, str(tmp_path), *command.split())
+    done = in_subprocess("-c", code, str(tmp_path), *shlex.split(command))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "File too large" in done.stderr
     assert name in done.stderr
