@@ -32,6 +32,7 @@ COMMANDS = {
     "tune": "tune.command",
     "draw": "draw",
     "demo": "demo",
+    "encode-slide": "encode_slide",
 }
 """Each command with its module in `dilkit.tools.commands`."""
 GRACE = 5.0
@@ -126,7 +127,8 @@ def _fail(prog: str, message: str, code: int) -> int:
 
 
 def _top_parser(with_help: bool) -> Parser:
-    lines = "\n".join(f"  {name:<7} {_first_line(name)}" for name in COMMANDS) if with_help else ""
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}} {_first_line(name)}" for name in COMMANDS) if with_help else ""
     parser = Parser(
         prog="dilkit",
         usage="dilkit COMMAND ...",

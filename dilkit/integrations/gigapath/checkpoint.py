@@ -1,0 +1,99 @@
+"""`load_slide_encoder`: a slide encoder of a published architecture, with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.checks import one_of
+from dilkit.files import check_regular
+from dilkit.integrations.gigapath.config import ARCHITECTURES
+from dilkit.integrations.gigapath.encoder import SlideEncoder
+
+MOST_BYTES = 2**63
+
+
+def load_slide_encoder(
+    checkpoint: str | Path | None = None,
+    arch: str = "gigapath_slide_enc12l768d",
+    *,
+    ngrids: int = 1000,
+    segment_lengths: Sequence[int] | None = None,
+    tail: str = "zeros",
+    global_pool: bool = False,
+    activation_checkpointing: bool = False,
+    backend: str | Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> SlideEncoder:
+    """GigaPath's slide encoder, in eval mode; it needs neither flash-attn nor GigaPath's own code.
+
+    - `checkpoint`: a file `{"model": weights}` such as the published `slide_encoder.pth`, or of the weights alone; without it
+      they are random. Only tensors and plain values are read from it, no code.
+    - `arch`: one of `dilkit.integrations.gigapath.ARCHITECTURES`.
+    - `ngrids`, `tail`, `global_pool`: those of `SlideEncoderConfig`.
+    - `segment_lengths`: by default the architecture's, (1024, 5792, 32768, 185363, 1048576).
+    - `activation_checkpointing`, `backend`: those of `SlideEncoder`.
+    - `device`, `dtype`: of the parameters.
+
+    Raises OSError for a file that cannot be read, ValueError for one that holds other weights: all names that are missing, not
+    known or of another shape are listed.
+
+        >>> import torch
+        >>> from dilkit.integrations.gigapath import load_slide_encoder
+        >>> model = load_slide_encoder()  # doctest: +SKIP
+    """
+    one_of("arch", arch, tuple(ARCHITECTURES))
+    known = ARCHITECTURES[arch]
+    lengths = known.segment_lengths if segment_lengths is None else tuple(segment_lengths)
+    config = replace(known, ngrids=ngrids, segment_lengths=lengths, tail=tail, global_pool=global_pool)
+    weights = None if checkpoint is None else _weights(Path(checkpoint))
+    options: dict[str, Any] = dict(backend=backend, device=device, dtype=dtype)
+    model = SlideEncoder(config, activation_checkpointing=activation_checkpointing, **options).eval()
+    if weights is not None:
+        _check(weights, model.state_dict(), f"checkpoint {checkpoint} does not fit arch={arch!r}")
+        model.load_state_dict(weights)
+    return model
+
+
+def load_tensors(path: Path) -> Any:
+    """What a file of `torch.save` holds, tensors and plain values only. Raises OSError, or ValueError for any other file."""
+    check_regular(path, path.stat(), MOST_BYTES)
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # training arguments, which lie beside the weights
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        said = str(error).strip().splitlines() or [""]
+        raise ValueError(f"{path} is no file of tensors that torch.load(weights_only=True) reads: {said[0]}") from None
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    found = load_tensors(path)
+    weights = found.get("model", found) if isinstance(found, Mapping) else found
+    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f'checkpoint {path} holds no weights; a file {{"model": {{name: tensor}}}} is needed')
+    return dict(weights)
+
+
+def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    """Raise ValueError with all differences in names and shapes."""
+    misshapen = [
+        f"{name} {tuple(found[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in expected
+        if name in found and found[name].shape != expected[name].shape
+    ]
+    lists = {
+        "missing": [name for name in expected if name not in found],
+        "not known": [str(name) for name in found if name not in expected],
+        "of another shape": misshapen,
+    }
+    if any(lists.values()):
+        raise ValueError(
+            f"{what}: " + "; ".join(f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists.items() if names)
+        )

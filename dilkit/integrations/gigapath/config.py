@@ -1,0 +1,78 @@
+"""The sizes of GigaPath's slide encoders (Xu et al., Nature 630, 2024). Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dilkit.checks import boolean, integer, real
+from dilkit.pattern import Pattern
+
+RATES = (1, 2, 4, 8, 16)
+
+
+def segment_lengths_of(slide_pixels: int = 262144, tile_size: int = 256) -> tuple[int, ...]:
+    """The five segment lengths for slides of up to `slide_pixels` squared: powers of 2, evenly spaced, cut to integers.
+
+    >>> segment_lengths_of()
+    (1024, 5792, 32768, 185363, 1048576)
+    """
+    top = int(math.log2((slide_pixels // tile_size) ** 2))
+    return tuple(int(2 ** (10 + (top - 10) * step / 4)) for step in range(5))
+
+
+@dataclass(frozen=True)
+class SlideEncoderConfig:
+    """What a slide encoder is made of; the defaults are those of `gigapath_slide_enc12l768d`.
+
+    - `embed_dim` (a multiple of 4), `depth`, `num_heads`, `in_chans`: the sizes; the feed-forward network is 4 times as wide.
+    - `segment_lengths`, `dilation_rates`: the pattern, with `offset="block"`.
+    - `tail`: "zeros" as the weights were trained, "exact" without padding (`dilkit.Pattern`).
+    - `ngrids`: a slide has `ngrids` x `ngrids` cells of `tile_size` pixels.
+    - `global_pool`: the mean of the tiles instead of the class token.
+    - `dropout`, `drop_path`: in training; the layers' own rates of `drop_path` rise from 0 to this.
+
+    Raises TypeError or ValueError naming the field.
+
+        >>> SlideEncoderConfig(embed_dim=48, depth=2).pattern
+        Pattern([1024, 5792, 32768, 185363, 1048576], [1, 2, 4, 8, 16], offset='block', tail='zeros')
+    """
+
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 16
+    in_chans: int = 1536
+    segment_lengths: tuple[int, ...] = segment_lengths_of()
+    dilation_rates: tuple[int, ...] = RATES
+    tail: str = "zeros"
+    ngrids: int = 1000
+    tile_size: int = 256
+    global_pool: bool = False
+    dropout: float = 0.25
+    drop_path: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dim", "depth", "num_heads", "in_chans", "ngrids", "tile_size"):
+            integer(name, getattr(self, name), at_least=1)
+        if self.embed_dim % self.num_heads or self.embed_dim % 4:
+            raise ValueError(
+                f"embed_dim={self.embed_dim} must be a multiple of 4, for the positions, and of num_heads={self.num_heads}"
+            )
+        boolean("global_pool", self.global_pool)
+        for name in ("dropout", "drop_path"):
+            if not 0 <= real(name, getattr(self, name)) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and less than 1")
+        self.pattern  # noqa: B018  raises for what is no pattern
+
+    @property
+    def pattern(self) -> Pattern:
+        """What sees what, the class token being the first of the sequence."""
+        return Pattern(self.segment_lengths, self.dilation_rates, offset="block", tail=self.tail)
+
+
+ARCHITECTURES = {
+    "gigapath_slide_enc12l768d": SlideEncoderConfig(),
+    "gigapath_slide_enc24l1024d": SlideEncoderConfig(embed_dim=1024, depth=24),
+    "gigapath_slide_enc12l1536d": SlideEncoderConfig(embed_dim=1536),
+}
+"""The published architectures, by name."""

@@ -1,0 +1,140 @@
+"""`SlideEncoder`: tile features and coordinates in, embeddings of slides out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from dilkit.checks import boolean
+from dilkit.integrations.gigapath.config import SlideEncoderConfig
+from dilkit.integrations.gigapath.layers import EPS, EncoderLayer
+from dilkit.integrations.gigapath.positions import GridPositions
+from dilkit.nn import DilatedAttention
+
+
+class SlideEncoder(nn.Module):
+    """GigaPath's slide encoder, a LongNet over the tiles of a slide, on whichever backend suits the device.
+
+    `config` says its sizes; `load_slide_encoder` makes one of a published architecture. The names and shapes of its parameters
+    are those of the published checkpoints. With `activation_checkpointing`, the backward pass computes each layer anew instead of
+    holding its activations. `backend` is that of `dilkit.dilated_attention`.
+
+        >>> import torch
+        >>> from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
+        >>> config = SlideEncoderConfig(embed_dim=32, depth=2, num_heads=4, in_chans=16, segment_lengths=(4, 8, 16, 32, 64))
+        >>> model = SlideEncoder(config).eval()
+        >>> tiles, coords = torch.randn(1, 10, 16), torch.randint(0, 256000, (1, 10, 2))  # features, and pixels x and y
+        >>> [embedding] = model(tiles, coords)
+        >>> embedding.shape
+        torch.Size([1, 32])
+    """
+
+    def __init__(
+        self,
+        config: SlideEncoderConfig,
+        *,
+        activation_checkpointing: bool = False,
+        backend: str | Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(config, SlideEncoderConfig):
+            raise TypeError(f"config={config!r} is a {type(config).__name__}; a SlideEncoderConfig is needed")
+        boolean("activation_checkpointing", activation_checkpointing)
+        self.config, self.activation_checkpointing = config, activation_checkpointing
+        factory: dict[str, Any] = dict(device=device, dtype=dtype)
+        dim = config.embed_dim
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim, **factory))
+        self.patch_embed = nn.ModuleDict({"proj": nn.Linear(config.in_chans, dim, **factory)})
+        self.positions = GridPositions(dim, config.ngrids, config.tile_size, device)
+        self.positions.to(dtype)
+        self.attention = DilatedAttention(config.pattern, backend=backend)
+        rates = torch.linspace(0, config.drop_path, config.depth).tolist()
+        layers = [EncoderLayer(dim, config.num_heads, config.dropout, rate, factory) for rate in rates]
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers), "layer_norm": nn.LayerNorm(dim, eps=EPS, **factory)})
+        self.norm = nn.LayerNorm(dim, eps=1e-6, **factory)
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        nn.init.normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None = None, all_layer_embed: bool = False
+    ) -> list[Tensor]:
+        """`[embedding]`, `(batch, embed_dim)`; with `all_layer_embed` `[embedding of the input, of layer 0, of layer 1, ...]`.
+
+        - `tiles`: `(batch, n, in_chans)`, the features of the tiles.
+        - `coords`: `(batch, n, 2)`, their x and y in pixels.
+        - `key_padding_mask`: bool `(batch, n)`, True where there is no tile. Each slide is computed as it would be alone, of the
+          tiles that it has, in their order; whatever stands in the others, NaN too, has no part in it.
+        - `all_layer_embed`: one embedding a layer, without the norm that follows the last layer, as in GigaPath.
+
+        Raises TypeError or ValueError for tensors that do not fit, tiles outside the grid, and a slide without tiles.
+        """
+        boolean("all_layer_embed", all_layer_embed)
+        kept = self._kept(tiles, coords, key_padding_mask)
+        lengths = [tiles.shape[1]] * len(tiles) if kept is None else kept.sum(dim=1).tolist()
+        if 0 in lengths:
+            raise ValueError(f"tiles: slide {lengths.index(0)} of {len(lengths)} has no tiles; leave it out")
+        rows, where = (tiles.flatten(0, 1), coords.flatten(0, 1)) if kept is None else (tiles[kept], coords[kept])
+        x = self._embed(rows, where, lengths)
+        lengths = [length + 1 for length in lengths]
+        states = [x]
+        for layer in self._layers():
+            x = self._through(layer, x, lengths)
+            if all_layer_embed:
+                states.append(x)
+        return [self._pool(x, lengths) for x in (states if all_layer_embed else [self.encoder["layer_norm"](x)])]
+
+    def _kept(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+        """Where there are tiles, bool `(batch, n)`; None means everywhere."""
+        if tiles.dim() != 3 or tiles.shape[2] != self.config.in_chans:
+            raise ValueError(f"tiles has shape {tuple(tiles.shape)}; (batch, n, in_chans={self.config.in_chans}) is needed")
+        if coords.shape != (*tiles.shape[:2], 2):
+            raise ValueError(f"coords has shape {tuple(coords.shape)}; (batch, n, 2) = {(*tiles.shape[:2], 2)} is needed")
+        if len(tiles) == 0:
+            raise ValueError("tiles has no slides: the batch is 0, and at least 1 is needed")
+        if key_padding_mask is None:
+            return None
+        if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != tiles.shape[:2]:
+            raise ValueError(
+                f"key_padding_mask is {key_padding_mask.dtype} {tuple(key_padding_mask.shape)}; torch.bool (batch, n) = "
+                f"{tuple(tiles.shape[:2])} is needed, True where there is no tile"
+            )
+        return None if not bool(key_padding_mask.any()) else key_padding_mask.logical_not()
+
+    def _embed(self, tiles: Tensor, coords: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The packed rows that enter the first layer, each slide's class token first."""
+        x = self.patch_embed["proj"](tiles)
+        x = x + self.positions(coords).to(x.dtype)
+        first = self.cls_token[0].to(x.dtype)
+        x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
+        return F.dropout(x, self.config.dropout, self.training)
+
+    def _layers(self) -> Iterator[nn.Module]:
+        layers = self.encoder["layers"]
+        assert isinstance(layers, nn.ModuleList)
+        return iter(layers)
+
+    def _through(self, layer: nn.Module, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            out: Tensor = checkpoint(layer, x, lengths, self.attention, use_reentrant=False)
+        else:
+            out = layer(x, lengths, self.attention)
+        return out
+
+    def _pool(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        slides = torch.split(x, list(lengths))
+        pooled = torch.stack([slide[1:].mean(dim=0) if self.config.global_pool else slide[0] for slide in slides])
+        out: Tensor = self.norm(pooled)
+        return out

@@ -1,0 +1,92 @@
+"""One layer of the slide encoder: attention and feed-forward network, each with a norm before and inside it (sub-LN).
+
+Rows are packed: `(rows, embed_dim)`, one slide after the other, `lengths[i]` rows of slide i. Only attention sees slides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+EPS = 1e-5
+CHUNK = 8192
+"""Rows that the feed-forward network takes at a time where no gradients are wanted: its hidden rows are 4 times as wide."""
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention on `(batch, rows, heads, head_dim)`."""
+
+
+class SelfAttention(nn.Module):
+    """out_proj(inner_attn_ln(attention(q_proj(x), k_proj(x), v_proj(x))))"""
+
+    def __init__(self, embed_dim: int, num_heads: int, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.k_proj = nn.Linear(embed_dim, embed_dim, **factory)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, **factory)
+        self.q_proj = nn.Linear(embed_dim, embed_dim, **factory)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, **factory)
+        self.inner_attn_ln = nn.LayerNorm(embed_dim, eps=EPS, **factory)
+
+    def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention) -> Tensor:
+        heads = self.heads(x)
+        if len(set(lengths)) == 1:
+            out = attention(*(one.view(len(lengths), lengths[0], *one.shape[1:]) for one in heads)).flatten(0, 1)
+        else:
+            slides = zip(*(torch.split(one, list(lengths)) for one in heads), strict=True)
+            out = torch.cat([attention(*(one.unsqueeze(0) for one in slide)).squeeze(0) for slide in slides])
+        normed: Tensor = self.out_proj(self.inner_attn_ln(out.flatten(1)))
+        return normed
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, `(rows, heads, head_dim)`."""
+        shape = (len(x), self.num_heads, x.shape[1] // self.num_heads)
+        return self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+
+
+class FeedForward(nn.Module):
+    """fc2(ffn_layernorm(gelu(fc1(x))))"""
+
+    def __init__(self, embed_dim: int, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dim, 4 * embed_dim, **factory)
+        self.fc2 = nn.Linear(4 * embed_dim, embed_dim, **factory)
+        self.ffn_layernorm = nn.LayerNorm(4 * embed_dim, eps=EPS, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or len(x) <= CHUNK:
+            return self._rows(x)
+        return torch.cat([self._rows(rows) for rows in torch.split(x, CHUNK)])
+
+    def _rows(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.ffn_layernorm(F.gelu(self.fc1(x))))
+        return out
+
+
+class EncoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)); `drop_path` leaves a slide's summand out in training."""
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float, drop_path: float, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(embed_dim, num_heads, factory)
+        self.self_attn_layer_norm = nn.LayerNorm(embed_dim, eps=EPS, **factory)
+        self.ffn = FeedForward(embed_dim, factory)
+        self.final_layer_norm = nn.LayerNorm(embed_dim, eps=EPS, **factory)
+        self.dropout, self.drop_path = dropout, drop_path
+
+    def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention) -> Tensor:
+        x = x + self._dropped(self.self_attn(self.self_attn_layer_norm(x), lengths, attention), lengths)
+        return x + self._dropped(self.ffn(self.final_layer_norm(x)), lengths)
+
+    def _dropped(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        x = F.dropout(x, self.dropout, self.training)
+        if not self.training or self.drop_path == 0:
+            return x
+        kept = x.new_empty(len(lengths), 1).bernoulli_(1 - self.drop_path).div(1 - self.drop_path)
+        return x * kept.repeat_interleave(torch.tensor(lengths, device=x.device), dim=0)
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}, drop_path={self.drop_path:.3g}"

@@ -1,0 +1,44 @@
+"""The fixed sin-cos positions of a grid of tiles, by coordinate: no table of all cells is made."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+BASE = 10000.0
+
+
+class GridPositions(nn.Module):
+    """The position of the tile in cell (x, y) of the grid: the half for y, then the half for x; each is sines, then cosines.
+
+        half(p) = [sin(p w_0), sin(p w_1), ..., cos(p w_0), cos(p w_1), ...]        w_i = BASE ** (-i / (embed_dim / 4))
+
+    It holds `ngrids` rows of `embed_dim / 2` numbers, worked out in double precision and rounded to single.
+    """
+
+    halves: Tensor
+
+    def __init__(self, embed_dim: int, ngrids: int, tile_size: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.ngrids, self.tile_size = ngrids, tile_size
+        frequencies = BASE ** -(torch.arange(embed_dim // 4, dtype=torch.float64) / (embed_dim // 4))
+        angles = torch.arange(ngrids, dtype=torch.float64)[:, None] * frequencies
+        halves = torch.cat((angles.sin(), angles.cos()), dim=1).float().to(device)
+        self.register_buffer("halves", halves, persistent=False)
+
+    def forward(self, coords: Tensor) -> Tensor:
+        """`(n, embed_dim)` for `coords` `(n, 2)`, pixels x and y. Raises ValueError for a tile outside the grid."""
+        cells = coords.double().div(self.tile_size).floor()
+        inside = ((cells >= 0) & (cells < self.ngrids)).all(dim=1)  # NaN is neither
+        if not bool(inside.all()):
+            first = int(inside.logical_not().nonzero()[0])
+            raise ValueError(
+                f"coords: tile {first} of {len(coords)} is at {tuple(coords[first].tolist())}, and {int((~inside).sum())} lie outside "
+                f"the grid of {self.ngrids} x {self.ngrids} tiles of {self.tile_size} pixels: 0 to {self.ngrids * self.tile_size - 1} "
+                f"is needed; raise ngrids, or give pixels of the level that the tiles were cut from"
+            )
+        x, y = cells.long().unbind(dim=1)
+        return torch.cat((self.halves[y], self.halves[x]), dim=1)
+
+    def extra_repr(self) -> str:
+        return f"ngrids={self.ngrids}, tile_size={self.tile_size}"

@@ -1,0 +1,102 @@
+"""Checkpoints: published names and shapes, what else lies in the file, and files that do not fit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+
+import pytest
+import torch
+from helpers.slide_encoder import LENGTHS, SMALL, manifest, slide, small
+
+from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig, load_slide_encoder
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The name of a small architecture, which is known while the test runs."""
+    config = SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS)
+    monkeypatch.setitem(ARCHITECTURES, "tiny", config)
+    return "tiny"
+
+
+@pytest.mark.parametrize(
+    ("arch", "embed_dim", "depth", "numbers"),
+    [
+        ("gigapath_slide_enc12l768d", 768, 12, 86330880),
+        ("gigapath_slide_enc24l1024d", 1024, 24, 304134144),
+        ("gigapath_slide_enc12l1536d", 1536, 12, 342531072),
+    ],
+)
+def test_names_and_shapes_are_the_published_ones(arch, embed_dim, depth, numbers):
+    model = SlideEncoder(ARCHITECTURES[arch], device="meta")
+    assert {name: tuple(weight.shape) for name, weight in model.state_dict().items()} == manifest(embed_dim, depth)
+    assert sum(weight.numel() for weight in model.parameters()) == numbers
+
+
+@pytest.mark.parametrize("beside", [None, dict(epoch=3, args=argparse.Namespace(lr=0.1))])
+def test_weights_are_read(tiny, tmp_path, beside):
+    model = small()
+    torch.save(model.state_dict() if beside is None else dict(model=model.state_dict(), **beside), tmp_path / "weights.pth")
+    loaded = load_slide_encoder(tmp_path / "weights.pth", tiny, ngrids=20, dtype=torch.float64)
+    assert not loaded.training
+    assert loaded.config == model.config
+    with torch.no_grad():
+        assert torch.equal(loaded(*slide(30))[0], model(*slide(30))[0])
+
+
+def test_settings_are_those_asked_for(tiny):
+    settings = dict(ngrids=30, segment_lengths=(4, 8, 12), tail="exact", global_pool=True)
+    model = load_slide_encoder(arch=tiny, **settings, activation_checkpointing=True, backend="reference", dtype=torch.bfloat16)
+    assert all(getattr(model.config, name) == value for name, value in settings.items())
+    assert model.activation_checkpointing
+    assert model.attention.backend == "reference"
+    assert {weight.dtype for weight in (*model.parameters(), *model.buffers())} == {torch.bfloat16}
+
+
+def test_every_difference_is_listed(tiny, tmp_path):
+    weights = small().state_dict()
+    del weights["norm.bias"], weights["cls_token"]
+    weights |= {"decoder.weight": torch.zeros(2), "pos_embed": torch.zeros(3), "norm.weight": torch.zeros(7)}
+    torch.save({"model": weights}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"weights\.pth does not fit arch='tiny'") as caught:
+        load_slide_encoder(tmp_path / "weights.pth", tiny)
+    for part in (
+        "2 missing: cls_token, norm.bias",
+        "2 not known: decoder.weight, pos_embed",
+        "1 of another shape: norm.weight (7,) instead of (48,)",
+    ):
+        assert part in str(caught.value)
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("harm",)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"nonsense", pickle.dumps({"model": {}, "x": Harmful()})], ids=["empty", "text", "code"]
+)
+def test_other_files_are_refused(tiny, tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.pth").write_bytes(content)
+    with pytest.raises(ValueError, match=r"weights\.pth is no file of tensors"):
+        load_slide_encoder(tmp_path / "weights.pth", tiny)
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"model": 3}, {"model": {"norm.weight": 1.0}}])
+def test_files_without_weights_are_refused(tiny, tmp_path, content):
+    torch.save(content, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="holds no weights"):
+        load_slide_encoder(tmp_path / "weights.pth", tiny)
+
+
+def test_a_missing_file_a_folder_and_an_unknown_architecture(tiny, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.pth"):
+        load_slide_encoder(tmp_path / "none.pth", tiny)
+    with pytest.raises(IsADirectoryError):
+        load_slide_encoder(tmp_path, tiny)
+    with pytest.raises(ValueError, match="arch='vit' is not known; choose from 'gigapath_slide_enc12l768d'"):
+        load_slide_encoder(arch="vit")

@@ -1,0 +1,170 @@
+"""The slide encoder: equal to the procedure written out, whatever the slide's length, alone or in a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.slide_encoder import LENGTHS, SMALL, embeddings, position, slide, small
+
+from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig
+from dilkit.integrations.gigapath.config import segment_lengths_of
+from dilkit.integrations.gigapath.layers import FeedForward
+
+TILES = (1, 2, 7, 15, 31, 32, 40, 45, 70)
+"""With the class token: less than a segment, whole segments, and short ones, some of fewer rows than a rate."""
+
+
+@pytest.mark.parametrize("global_pool", [False, True])
+@pytest.mark.parametrize("tail", ["exact", "zeros"])
+@pytest.mark.parametrize("n", TILES)
+def test_every_layer_is_that_of_the_procedure(n, tail, global_pool):
+    model = small(tail=tail, global_pool=global_pool)
+    tiles, coords = slide(n)
+    *layers, last = embeddings(model.state_dict(), model.config, tiles[0], coords[0])
+    with torch.no_grad():
+        found = [*model(tiles, coords, all_layer_embed=True), *model(tiles, coords)]
+    assert len(found) == model.config.depth + 2
+    for ours, theirs in zip(found, [*layers, last], strict=True):
+        assert (ours[0] - theirs).abs().max() <= 1e-12
+
+
+def test_tails_differ():
+    """Else the comparison above would hold with either."""
+    models = [small(tail=tail, global_pool=True) for tail in ("exact", "zeros")]
+    with torch.no_grad():
+        exact, zeros = (model(*slide(40))[0] for model in models)
+    assert (exact - zeros).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_are_those_of_the_procedure(checkpointing):
+    model = small()
+    model.activation_checkpointing = checkpointing
+    tiles, coords = slide(21)
+    model(tiles.requires_grad_(), coords)[0].sum().backward()
+    weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.state_dict().items()}
+    other = tiles.detach().clone().requires_grad_()
+    embeddings(weights, model.config, other[0], coords[0])[-1].sum().backward()
+    assert (tiles.grad - other.grad).abs().max() <= 1e-11
+    for name, weight in model.named_parameters():
+        assert (weight.grad - weights[name].grad).abs().max() <= 1e-10, name
+
+
+@pytest.mark.parametrize("tail", ["exact", "zeros"])
+def test_a_slide_in_a_batch_is_that_slide_alone(tail):
+    model, lengths = small(tail=tail), (40, 3, 17)
+    tiles = torch.full((3, 40, SMALL["in_chans"]), float("nan"), dtype=torch.float64)
+    coords, mask = torch.full((3, 40, 2), -1), torch.ones(3, 40, dtype=torch.bool)
+    for i, n in enumerate(lengths):
+        tiles[i, 40 - n :], coords[i, 40 - n :] = (x[0] for x in slide(n, i))
+        mask[i, 40 - n :] = False
+    with torch.no_grad():
+        together = model(tiles, coords, mask, all_layer_embed=True)
+        for i, n in enumerate(lengths):
+            for ours, alone in zip(together, model(*slide(n, i), all_layer_embed=True), strict=True):
+                assert (ours[i] - alone[0]).abs().max() <= 1e-13
+
+
+def test_slides_of_one_length_need_no_mask():
+    model, slides = small(), [slide(19, seed) for seed in range(3)]
+    with torch.no_grad():
+        (together,) = model(*(torch.cat(x) for x in zip(*slides, strict=True)))
+        alone = torch.cat([model(*one)[0] for one in slides])
+    assert (together - alone).abs().max() <= 1e-13
+
+
+def test_positions_are_the_rows_of_the_table():
+    model = SlideEncoder(SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS))
+    cells = torch.cartesian_prod(torch.arange(20), torch.arange(20))
+    table = torch.stack([position(x, y, model.config) for x, y in cells.tolist()])
+    for coords in (256 * cells, 256 * cells + 255, (256 * cells + 255.5).double()):
+        assert (model.positions(coords) - table).abs().max() <= 1e-6
+    assert model.positions.halves.shape == (20, 24)
+
+
+@pytest.mark.parametrize("place", [(-1, 0), (0, -0.5), (5120, 0), (0, 1e30), (float("nan"), 0)])
+def test_a_tile_outside_the_grid_is_named(place):
+    tiles, coords = slide(3)
+    coords = coords.double()
+    coords[0, 1] = torch.tensor(place)
+    with pytest.raises(ValueError, match=r"tile 1 of 3 is at .* and 1 lie outside the grid of 20 x 20 .* 0 to 5119 is needed"):
+        small()(tiles, coords)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(tiles=torch.zeros(5, 10)), r"tiles has shape \(5, 10\); \(batch, n, in_chans=10\)"),
+        (dict(tiles=torch.zeros(1, 5, 9)), r"tiles has shape \(1, 5, 9\)"),
+        (dict(coords=torch.zeros(1, 4, 2)), r"coords has shape \(1, 4, 2\); .* \(1, 5, 2\)"),
+        (dict(key_padding_mask=torch.zeros(1, 5)), "key_padding_mask is torch.float32"),
+        (dict(key_padding_mask=torch.zeros(1, 6, dtype=torch.bool)), r"torch.bool \(1, 6\)"),
+        (dict(key_padding_mask=torch.ones(1, 5, dtype=torch.bool)), "slide 0 of 1 has no tiles"),
+        (dict(tiles=torch.zeros(1, 0, 10), coords=torch.zeros(1, 0, 2)), "slide 0 of 1 has no tiles"),
+        (dict(tiles=torch.zeros(0, 5, 10), coords=torch.zeros(0, 5, 2)), "tiles has no slides"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        small()(**dict(tiles=torch.zeros(1, 5, 10), coords=torch.zeros(1, 5, 2)) | change)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("embed_dim", 50, ValueError),
+        ("depth", 0, ValueError),
+        ("ngrids", 1.5, TypeError),
+        ("dropout", 1.0, ValueError),
+        ("drop_path", -0.1, ValueError),
+        ("global_pool", 1, TypeError),
+        ("tail", "some", ValueError),
+        ("segment_lengths", (8, 16), ValueError),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_named(field, value, error):
+    with pytest.raises(error, match=field):
+        SlideEncoderConfig(**dict(SMALL, segment_lengths=LENGTHS) | {field: value})
+
+
+def test_segment_lengths_of_slides():
+    assert (
+        segment_lengths_of() == ARCHITECTURES["gigapath_slide_enc12l768d"].segment_lengths == (1024, 5792, 32768, 185363, 1048576)
+    )
+    assert segment_lengths_of(250000) == (1024, 4870, 23170, 110217, 524288)
+
+
+def test_dropout_and_drop_path_in_training_alone():
+    model = small(dropout=0.5, drop_path=0.5)
+    tiles, coords = slide(12)
+    torch.manual_seed(1)
+    first, second = model.train()(tiles, coords)[0], model(tiles, coords)[0]
+    assert not torch.equal(first, second)
+    model.eval()
+    assert torch.equal(model(tiles, coords)[0], model(tiles, coords)[0])
+
+
+def test_drop_path_leaves_out_whole_slides():
+    model = small(dropout=0.0, drop_path=0.5)
+    layer, lengths = model.encoder["layers"][1].train(), [3, 5] * 50
+    torch.manual_seed(1)
+    kept = layer._dropped(torch.ones(400, 48, dtype=torch.float64), lengths).split(lengths)
+    assert all(len(set(slide.flatten().tolist())) == 1 for slide in kept)
+    assert {slide[0, 0].item() for slide in kept} == {0.0, 2.0}
+
+
+def test_the_feed_forward_network_in_pieces_is_the_whole(monkeypatch):
+    network, x = FeedForward(8, {}), torch.randn(50, 8)
+    whole = network(x)
+    monkeypatch.setattr("dilkit.integrations.gigapath.layers.CHUNK", 7)
+    with torch.no_grad():
+        assert torch.allclose(network(x), whole, atol=1e-6)
+
+
+def test_bfloat16():
+    model, (tiles, coords) = small(), slide(40)
+    with torch.no_grad():
+        right = model(tiles, coords)[0]
+        found = model.bfloat16()(tiles.bfloat16(), coords)[0]
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - right).abs().max() < 0.3

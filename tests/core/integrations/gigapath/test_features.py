@@ -1,0 +1,125 @@
+"""Files of tile features: what is read from each kind, and what is refused by name."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dilkit.integrations.gigapath import read_features
+from dilkit.integrations.gigapath.features import features_in
+
+TILES, COORDS = torch.randn(5, 8), torch.arange(10).view(5, 2) * 256
+
+
+def written(path, tiles=TILES, coords=COORDS, name="features"):
+    """The file, with this content."""
+    if path.suffix == ".pt":
+        torch.save({name: tiles, "coords": coords}, path)
+    elif path.suffix == ".npy":
+        np.save(path, tiles.numpy())
+        np.save(path.with_name(f"{path.stem}.coords.npy"), coords.numpy())
+    else:
+        h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+        with h5py.File(path, "w") as file:
+            file[name], file["coords"] = tiles.numpy(), coords.numpy()
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".h5"])
+@pytest.mark.parametrize("leading", [False, True])
+def test_each_kind_is_read(tmp_path, suffix, leading):
+    tiles, coords = (TILES[None], COORDS[None]) if leading else (TILES, COORDS)
+    found = read_features(written(tmp_path / f"slide{suffix}", tiles, coords))
+    assert all(map(torch.equal, found, (TILES, COORDS)))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".h5"])
+def test_the_other_name_of_features(tmp_path, suffix):
+    assert torch.equal(read_features(written(tmp_path / f"slide{suffix}", name="tile_embeds"))[0], TILES)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "coords", "message"),
+    [
+        (TILES[:0], COORDS[:0], "the slide has no tiles"),
+        (TILES[0], COORDS, r"features \(8,\) and coords \(5, 2\)"),
+        (TILES, COORDS[:4], r"coords \(4, 2\); \(n, in_chans\) and \(n, 2\) are needed"),
+        (TILES, COORDS[:, :1], r"coords \(5, 1\)"),
+        (TILES.long(), COORDS, "features are torch.int64; floating-point"),
+        (TILES / torch.tensor([[1.0], [1], [0], [1], [1]]), COORDS, "features of tile 2 are not finite"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pt", ".npy"])
+def test_content_that_does_not_fit_is_named(tmp_path, suffix, tiles, coords, message):
+    path = written(tmp_path / f"slide{suffix}", tiles, coords)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_features(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (TILES, "holds a Tensor; a dictionary"),
+        ({"coords": COORDS}, "holds coords; coords and one of features or tile_embeds"),
+        ({"features": TILES}, "holds features; coords and one of"),
+        ({"features": TILES, "tile_embeds": TILES, "coords": COORDS}, "one of features or tile_embeds are needed"),
+        ({"features": [object], "coords": COORDS}, "no file of tensors"),
+        ({"features": ["a"], "coords": COORDS}, "features is no array of numbers"),
+    ],
+)
+def test_dictionaries_that_do_not_fit_are_named(tmp_path, content, message):
+    torch.save(content, tmp_path / "slide.pt")
+    with pytest.raises(ValueError, match=message):
+        read_features(tmp_path / "slide.pt")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".h5"])
+def test_a_damaged_file_is_named(tmp_path, suffix):
+    path = written(tmp_path / f"slide{suffix}")
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match=rf"slide{suffix} is no "):
+        read_features(path)
+
+
+def test_numbers_without_coordinates_beside_them(tmp_path):
+    written(tmp_path / "slide.npy")
+    (tmp_path / "slide.coords.npy").unlink()
+    with pytest.raises(ValueError, match=r"slide\.coords\.npy, an array \(n, 2\), is needed beside it"):
+        read_features(tmp_path / "slide.npy")
+
+
+def test_objects_are_not_read(tmp_path):
+    written(tmp_path / "slide.npy")
+    np.save(tmp_path / "slide.npy", np.array([{"a": 1}]), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"no \.npy file of numbers: Object arrays"):
+        read_features(tmp_path / "slide.npy")
+
+
+def test_without_h5py(tmp_path, monkeypatch):
+    (tmp_path / "slide.h5").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"slide\.h5 needs h5py.*pip install h5py, or give \.pt or \.npy"):
+        read_features(tmp_path / "slide.h5")
+
+
+def test_other_endings_and_missing_files(tmp_path):
+    with pytest.raises(ValueError, match=r"slide\.csv is no file of features; one of \.pt, \.npy, \.h5"):
+        read_features(tmp_path / "slide.csv")
+    with pytest.raises(FileNotFoundError, match=r"slide\.pt"):
+        read_features(tmp_path / "slide.pt")
+
+
+def test_folders_are_looked_into(tmp_path):
+    for name in ("b.pt", "a.npy"):
+        written(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("")
+    assert [path.name for path in features_in([tmp_path, tmp_path / "b.pt"])] == ["a.npy", "b.pt", "b.pt"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty holds no file of features"):
+        features_in([tmp_path / "empty"])
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
+        features_in([tmp_path / "none.pt"])

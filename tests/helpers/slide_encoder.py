@@ -1,0 +1,114 @@
+"""GigaPath's slide encoder once more, as its paper and configuration describe it: plain torch, one head and branch at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
+
+SMALL: dict[str, Any] = dict(embed_dim=48, depth=2, num_heads=4, in_chans=10, ngrids=20, dilation_rates=(1, 2, 4))
+LENGTHS = (8, 16, 32)
+PARTS = (
+    *(f"self_attn.{name}_proj" for name in "kvq"),
+    *("self_attn.out_proj", "self_attn.inner_attn_ln", "self_attn_layer_norm"),
+    *("ffn.fc1", "ffn.fc2", "ffn.ffn_layernorm", "final_layer_norm"),
+)
+"""What has a weight and a bias in a layer of a published checkpoint."""
+
+
+def small(**changes: Any) -> SlideEncoder:
+    """A small encoder in double precision, with weights and biases that all matter."""
+    torch.manual_seed(0)
+    model = SlideEncoder(SlideEncoderConfig(**dict(SMALL, segment_lengths=LENGTHS) | changes), dtype=torch.float64).eval()
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    return model
+
+
+def slide(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Tiles `(1, n, in_chans)` and coordinates `(1, n, 2)` of a slide."""
+    generator = torch.Generator().manual_seed(seed)
+    tiles = torch.randn(1, n, SMALL["in_chans"], dtype=torch.float64, generator=generator)
+    return tiles, torch.randint(0, 256 * SMALL["ngrids"], (1, n, 2), generator=generator)
+
+
+def manifest(embed_dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in a published checkpoint."""
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, embed_dim), "patch_embed.proj.weight": (embed_dim, in_chans)}
+    for name in (
+        "patch_embed.proj.bias",
+        *(f"{norm}.{part}" for norm in ("encoder.layer_norm", "norm") for part in ("weight", "bias")),
+    ):
+        shapes[name] = (embed_dim,)
+    wide = {"ffn.fc1": (4 * embed_dim, embed_dim), "ffn.fc2": (embed_dim, 4 * embed_dim), "ffn.ffn_layernorm": (4 * embed_dim,)}
+    for layer in range(depth):
+        for part in PARTS:
+            square = (embed_dim, embed_dim) if part.endswith("_proj") else (embed_dim,)
+            shape = wide.get(part, square)
+            shapes |= {f"encoder.layers.{layer}.{part}.weight": shape, f"encoder.layers.{layer}.{part}.bias": shape[:1]}
+    return shapes
+
+
+def embeddings(weights: Mapping[str, Tensor], config: SlideEncoderConfig, tiles: Tensor, coords: Tensor) -> list[Tensor]:
+    """Of one slide, `(n, in_chans)`: the embedding of the input, of each layer, and at last that of the model, `(embed_dim,)`."""
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def norm(x: Tensor, name: str, eps: float = 1e-5) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], eps)
+
+    def pooled(x: Tensor) -> Tensor:
+        return norm(x[1:].mean(dim=0) if config.global_pool else x[0], "norm", 1e-6)
+
+    places = torch.stack([position(*place, config) for place in (coords // config.tile_size).tolist()])
+    x = torch.cat((weights["cls_token"][0], linear(tiles, "patch_embed.proj") + places))
+    found = [pooled(x)]
+    for layer in (f"encoder.layers.{i}" for i in range(config.depth)):
+        y = norm(x, f"{layer}.self_attn_layer_norm")
+        q, k, v = (linear(y, f"{layer}.self_attn.{name}_proj") for name in "qkv")
+        y = norm(attention(q, k, v, config), f"{layer}.self_attn.inner_attn_ln")
+        x = x + linear(y, f"{layer}.self_attn.out_proj")
+        y = F.gelu(linear(norm(x, f"{layer}.final_layer_norm"), f"{layer}.ffn.fc1"))
+        x = x + linear(norm(y, f"{layer}.ffn.ffn_layernorm"), f"{layer}.ffn.fc2")
+        found.append(pooled(x))
+    return [*found, pooled(norm(x, "encoder.layer_norm"))]
+
+
+def position(x: int, y: int, config: SlideEncoderConfig) -> Tensor:
+    """The sin-cos position of a cell, a quarter each: sines of y, cosines of y, sines of x, cosines of x."""
+    quarter = config.embed_dim // 4
+    rates = [1 / 10000 ** (i / quarter) for i in range(quarter)]
+    numbers = [wave(place * rate) for place in (y, x) for wave in (math.sin, math.cos) for rate in rates]
+    return torch.tensor(numbers, dtype=torch.float64).float().double()
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, config: SlideEncoderConfig) -> Tensor:
+    """Dilated attention of one slide, rows `(L, embed_dim)`: each branch's softmax, mixed by the softmax's denominators."""
+    dim = config.embed_dim // config.num_heads
+    heads = [one_head(*(x[:, h * dim : (h + 1) * dim] for x in (q, k, v)), h, config) for h in range(config.num_heads)]
+    return torch.cat(heads, dim=1)
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor, head: int, config: SlideEncoderConfig) -> Tensor:
+    """Attention of one head: each row's scores in all branches side by side are one softmax."""
+    scores: list[list[Tensor]] = [[] for _ in q]
+    values: list[list[Tensor]] = [[] for _ in q]
+    for length, rate in zip(config.segment_lengths, config.dilation_rates, strict=True):
+        whole, offset = min(length, len(q)), head // -(-config.num_heads // rate)
+        padding = -len(q) % whole
+        for start in range(0, len(q), whole):
+            rows, keys, held = (F.pad(x, (0, 0, 0, padding))[start : start + whole] for x in (q, k, v))
+            end = whole if config.tail == "zeros" else min(whole, len(q) - start)
+            missing = -whole % rate if config.tail == "zeros" else 0
+            keys, held = (F.pad(x[:end], (0, 0, 0, missing))[offset::rate] for x in (keys, held))
+            for row in range(offset, min(whole, len(q) - start), rate):
+                scores[start + row].append(keys @ rows[row] / q.shape[1] ** 0.5)
+                values[start + row].append(held)
+    return torch.stack([torch.cat(s).softmax(0) @ torch.cat(x) for s, x in zip(scores, values, strict=True)])
