@@ -9,8 +9,9 @@ from helpers.launch import missing
 
 import dilkit
 import dilkit.comm
+import dilkit.integrations.gigapath
 
-PACKAGES = (dilkit, dilkit.comm)
+PACKAGES = (dilkit, dilkit.comm, dilkit.integrations.gigapath)
 PARSER = doctest.DocTestParser()
 
 

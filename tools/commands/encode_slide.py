@@ -33,13 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the embeddings")
     parser.add_argument("--arch", choices=ARCHITECTURES, default=next(iter(ARCHITECTURES)), help="default %(default)s")
     parser.add_argument("--ngrids", type=whole(1), default=1000, metavar="N", help="cells of 256 pixels a side (default 1000)")
-    parser.add_argument(
-        "--tail", choices=("zeros", "exact"), default="zeros", help="padded keys, or none (default zeros)"
-    )
+    parser.add_argument("--tail", choices=("zeros", "exact"), default="zeros", help="padded keys, or none (default zeros)")
     parser.add_argument("--global-pool", action="store_true", help="the mean of the tiles instead of the class token")
-    parser.add_argument(
-        "--all-layers", action="store_true", help="of the input and of each layer"
-    )
+    parser.add_argument("--all-layers", action="store_true", help="of the input and of each layer")
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
     parser.add_argument("--dtype", type=dtype_name, default="float32", help="of weights and tiles (default %(default)s)")
     add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")

@@ -34,8 +34,9 @@ class SlideEncoderConfig:
 
     Raises TypeError or ValueError naming the field.
 
-        >>> SlideEncoderConfig(embed_dim=48, depth=2).pattern
-        Pattern([1024, 5792, 32768, 185363, 1048576], [1, 2, 4, 8, 16], offset='block', tail='zeros')
+        >>> from dilkit.integrations.gigapath import SlideEncoderConfig
+        >>> SlideEncoderConfig(embed_dim=48, depth=2).pattern.segment_lengths
+        (1024, 5792, 32768, 185363, 1048576)
     """
 
     embed_dim: int = 768

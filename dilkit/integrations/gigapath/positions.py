@@ -31,11 +31,11 @@ class GridPositions(nn.Module):
         cells = coords.double().div(self.tile_size).floor()
         inside = ((cells >= 0) & (cells < self.ngrids)).all(dim=1)  # NaN is neither
         if not bool(inside.all()):
-            first = int(inside.logical_not().nonzero()[0])
+            first, outside = int(inside.logical_not().nonzero()[0]), int(inside.logical_not().sum())
             raise ValueError(
-                f"coords: tile {first} of {len(coords)} is at {tuple(coords[first].tolist())}, and {int((~inside).sum())} lie outside "
-                f"the grid of {self.ngrids} x {self.ngrids} tiles of {self.tile_size} pixels: 0 to {self.ngrids * self.tile_size - 1} "
-                f"is needed; raise ngrids, or give pixels of the level that the tiles were cut from"
+                f"coords: tile {first} of {len(coords)} is at {tuple(coords[first].tolist())}, and {outside} lie outside the "
+                f"grid of {self.ngrids} x {self.ngrids} tiles of {self.tile_size} pixels: 0 to "
+                f"{self.ngrids * self.tile_size - 1} is needed; raise ngrids, or give pixels of the level that tiles were cut at"
             )
         x, y = cells.long().unbind(dim=1)
         return torch.cat((self.halves[y], self.halves[x]), dim=1)

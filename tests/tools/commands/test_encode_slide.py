@@ -90,9 +90,7 @@ def test_nothing_half_written_is_left(files: Path, monkeypatch: pytest.MonkeyPat
     assert not any((files / "out").iterdir())
 
 
-def test_embeddings_that_would_replace_one_another_or_their_features(
-    files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_embeddings_that_would_replace_one_another_or_their_features(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(files, "--out", str(files / "slides"))) == 2
     assert "a.pt would be replaced by its own embedding" in capsys.readouterr().err
     assert set(torch.load(files / "slides" / "a.pt", weights_only=True)) == {"features", "coords"}
