@@ -89,7 +89,7 @@ simulate: $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/backends/numba/simulate.py --all $(ARGS)
 
 peers: $(TEST) $(PEERS)
-	$(if $(wildcard $(DIR)/gigapath),DILKIT_GIGAPATH,DILKIT_TORCHSCALE)="$(DIR)" OMP_NUM_THREADS=1 $(PY) -m pytest tests/integrations $(ARGS)
+	$(if $(wildcard $(DIR)/gigapath),DILKIT_GIGAPATH,DILKIT_TORCHSCALE)="$(DIR)" OMP_NUM_THREADS=1 $(PY) -m pytest tests/core/integrations $(ARGS)
 
 lint: $(LINT)
 	$(PY) -m ruff check

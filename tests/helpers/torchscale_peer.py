@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import os
 import sys
@@ -24,7 +25,6 @@ CHECKOUTS = {
     "torchscale": ("DILKIT_TORCHSCALE", "torchscale.component.dilated_attention"),
     "gigapath": ("DILKIT_GIGAPATH", "gigapath.torchscale.component.dilated_attention"),
 }
-PEERS = ("published", *CHECKOUTS)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
@@ -105,6 +105,10 @@ def unavailable(peer: str) -> str:
     if not os.environ.get(variable):
         return f"{variable} names no checkout of {peer}: make peers DIR=<checkout>"
     return "" if importlib.util.find_spec("einops") else "einops, which torchscale imports, is not installed (dilkit[peers])"
+
+
+PEERS = [peer for peer in ("published", *CHECKOUTS) if not unavailable(peer)]
+"""Those that can be had here: tests of whole models say what is missing."""
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import CHECKOUTS, PEERS, PUBLISHED, layer
+from helpers.torchscale_peer import CHECKOUTS, PUBLISHED, layer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +18,6 @@ from dilkit.integrations.torchscale.forward import pattern_of
 from dilkit.integrations.torchscale.masks import MaskMemory
 from dilkit.oracle import oracle_attention
 
-EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
 LENGTHS, RATIOS = [8, 16, 32], [1, 2, 4]
 
 
