@@ -33,6 +33,7 @@ class Arguments:
     pattern: Pattern
     is_causal: bool
     mask: Tensor | None
+    sink: Tensor | None
     scale: float | None
     backend: str | Sequence[str] | None
     schedule: str
@@ -67,11 +68,13 @@ class Arguments:
     @property
     def requires_grad(self) -> bool:
         """Whether a backward pass may follow."""
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
+        return torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (self.query, self.key, self.value, self.sink)
+        )
 
     def check(self) -> None:
         """Raise TypeError or ValueError for arguments that do not fit together."""
-        check_inputs(self.query, self.key, self.value, self.pattern, self.mask)
+        check_inputs(self.query, self.key, self.value, self.pattern, self.mask, self.sink)
         tensors = (self.query, self.key, self.value) + (() if self.mask is None else (self.mask,))
         boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)
         boolean("is_causal", self.is_causal)
@@ -97,6 +100,7 @@ class Arguments:
             pattern=self.pattern.to_json(),
             is_causal=self.is_causal,
             key_padding_mask=self.mask is not None,
+            sink=self.sink is not None,
             requires_grad=self.requires_grad,
             scale=self.factor,
             schedule=self.schedule,

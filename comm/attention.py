@@ -17,7 +17,7 @@ from dilkit.comm.passes.autograd import AttentionOverRanks, PassContext
 from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, restore_outputs
 from dilkit.comm.transports.base import Comm, check_comm
-from dilkit.orders.attention import nothing
+from dilkit.orders.attention import nothing, sink_by_head
 from dilkit.orders.heads import check_orders, first_head, head_texts
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -42,6 +42,7 @@ def ring_dilated_attention(
     *,
     is_causal: bool = False,
     key_padding_mask: Tensor | None = None,
+    sink: Tensor | None = None,
     scale: float | None = None,
     backend: str | Sequence[str] | None = None,
     schedule: str = "auto",
@@ -62,6 +63,9 @@ def ring_dilated_attention(
     the row-major sequence, rows travel to where they are along the order, in shards of the same lengths, and results travel back.
     Where tokens can be put in order before they are sharded (`order` of `shard`, `load_shard`, `positions` and `unshard`),
     leave it out here: nothing more travels then.
+
+    `sink` `(heads,)` is the same on every rank. The rank with a row adds it, once, and its gradient is of the rank's own rows:
+    sum it over ranks, as those of other parameters.
 
     `schedule` and `fuse_branches` are those of `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result are those
     of `dilkit.dilated_attention`.
@@ -86,7 +90,7 @@ def ring_dilated_attention(
     """
     check_comm(comm)
     arguments = Arguments(
-        query, key, value, pattern, is_causal, key_padding_mask, scale, backend, schedule, fuse_branches, order, return_lse
+        query, key, value, pattern, is_causal, key_padding_mask, sink, scale, backend, schedule, fuse_branches, order, return_lse
     )
     every_rank = agree_on(comm, arguments.facts, ("rows",), STEP) if comm.size > 1 else [arguments.facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
@@ -95,7 +99,7 @@ def ring_dilated_attention(
     orders = arguments.orders
     check_orders(orders, cuts[-1], key.shape[2], pattern, is_causal)
     if all(order.is_identity for order in orders):
-        out, lse = attention.attend(rows, pattern, key_padding_mask)
+        out, lse = attention.attend(rows, pattern, key_padding_mask, sink)
     else:
         out, lse = attention.attend_in_order(rows, key_padding_mask)
     return (out, lse) if return_lse else out
@@ -109,14 +113,14 @@ class RankAttention:
     comm: Comm
     cuts: tuple[int, ...]
 
-    def attend(self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend(self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of query, key and value, which lie in the order of their attention."""
         given, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
         options: dict[str, Any] = dict(is_causal=given.is_causal, schedule=given.schedule, fuse_branches=given.fuse_branches)
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
         op = AttentionOp(given.factor, given.backends, given.requires_grad)
         context = PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse)
-        out, lse = AttentionOverRanks.apply(*rows, mask, context)  # type: ignore[no-untyped-call]
+        out, lse = AttentionOverRanks.apply(*rows, mask, sink, context)  # type: ignore[no-untyped-call]
         return out, lse
 
     def attend_in_order(self, rows: list[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -125,7 +129,7 @@ class RankAttention:
         reordering = Reordering(self.comm, given.orders, self.cuts, first_head(pattern), rows[1].shape[2])
         rows, masks = reorder_inputs(reordering, rows, mask)
         one_mask = len(given.orders) == 1 or mask is None
-        out, lse = self.attend(rows, pattern, masks[0]) if one_mask else self._attend_by_head(rows, masks)
+        out, lse = self.attend(rows, pattern, masks[0], given.sink) if one_mask else self._attend_by_head(rows, masks)
         if not given.return_lse:
             return restore_outputs(reordering, out)[0], lse.new_empty(0)
         out, lse = restore_outputs(reordering, out, lse.transpose(1, 2))
@@ -140,7 +144,7 @@ class RankAttention:
         texts = head_texts(self.arguments.pattern.to_json(), rows[0].shape[2], kv_heads)
         split = (x.tensor_split(kv_heads, 2) for x in rows)
         found = [
-            nothing(q) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask)
-            for q, k, v, mask, text in zip(*split, masks, texts, strict=True)
+            nothing(q, own) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask, own)
+            for q, k, v, mask, text, own in zip(*split, masks, texts, sink_by_head(self.arguments.sink, kv_heads), strict=True)
         ]
         return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 1)

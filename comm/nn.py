@@ -74,6 +74,7 @@ class RingDilatedAttention(nn.Module):
         *,
         is_causal: bool = False,
         key_padding_mask: Tensor | None = None,
+        sink: Tensor | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`ring_dilated_attention` of this rank's rows, on tensors `(batch, rows, heads, head_dim)`."""
@@ -85,6 +86,7 @@ class RingDilatedAttention(nn.Module):
             self.comm,
             is_causal=is_causal,
             key_padding_mask=key_padding_mask,
+            sink=sink,
             scale=self.scale,
             backend=self.backend,
             schedule=self.schedule,

@@ -12,6 +12,7 @@ from dilkit.op._facts import surely_fit
 from dilkit.op.boundary import check_shapes
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.op.rules import AUTOCAST_KEYS
+from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
 from dilkit.selector import names_of
@@ -27,6 +28,7 @@ def dilated_attention(
     *,
     is_causal: bool = False,
     key_padding_mask: Tensor | None = None,
+    sink: Tensor | None = None,
     scale: float | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
@@ -43,6 +45,11 @@ def dilated_attention(
     - `key`, `value`: `(batch, seq, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
     - `is_causal`: the count is 0 for j > i.
     - `key_padding_mask`: bool `(batch, seq)`; the count is 0 for keys where it is True.
+    - `sink`: floating-point `(heads,)`, a learned logit for each head, with a gradient: that of one more key, of value 0, which
+      every row of the head sees (gpt-oss, arXiv 2508.10925; StreamingLLM, arXiv 2309.17453). The results are then
+
+          lse' = log(exp(lse) + exp(sink))        out' = out * exp(lse - lse')
+
     - `scale`: the factor of the scores, by default `head_dim ** -0.5`.
     - `backend`: a name, or names in order of preference. By default `dilkit.use_backend` decides, then `DILKIT_BACKEND`, then
       what suits the problem and the device (`dilkit.explain`).
@@ -73,10 +80,10 @@ def dilated_attention(
         >>> torch.allclose(dense, expected.transpose(1, 2), atol=1e-5)
         True
     """
-    check_inputs(query, key, value, pattern, key_padding_mask)
+    check_inputs(query, key, value, pattern, key_padding_mask, sink)
     boolean("return_lse", return_lse)
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
-    out, lse = forward_op(query, key, value, key_padding_mask, factor, call)
+    out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)
     return (out, lse) if return_lse else out
 
 
@@ -97,7 +104,14 @@ def encode_arguments(
     return factor, encode_call(pattern, is_causal, requires_grad, names)
 
 
-def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, key_padding_mask: Tensor | None = None) -> None:
+def check_inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    key_padding_mask: Tensor | None = None,
+    sink: Tensor | None = None,
+) -> None:
     """Raise TypeError or ValueError, naming the argument and the limit, unless these arguments fit each other."""
     if not isinstance(pattern, Pattern):
         raise TypeError(
@@ -109,6 +123,8 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, ke
         pattern.check_heads(query.shape[2], key.shape[2])
     if key_padding_mask is not None:
         _check_mask(key_padding_mask, query)
+    if sink is not None:
+        check_sink(sink, query)
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -70,12 +70,14 @@ class DilatedAttention(nn.Module):
         *,
         is_causal: bool = False,
         key_padding_mask: Tensor | None = None,
+        sink: Tensor | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`."""
         options: dict[str, Any] = dict(
             is_causal=is_causal,
             key_padding_mask=key_padding_mask,
+            sink=sink,
             scale=self.scale,
             backend=self.backend,
             return_lse=return_lse,
@@ -107,6 +109,8 @@ class MultiheadDilatedAttention(nn.Module):
     - `layer_norm`: whether a LayerNorm over the concatenated heads precedes the output projection. It is the sub-LN of MAGNETO
       (arXiv 2210.06423), as in LongNet, without its initialisation gains. `layer_norm_eps` is its epsilon.
     - `rotary`: whether queries and keys get rotary embeddings (RoFormer, arXiv 2104.09864); a number is their base.
+    - `sink`: whether each head has a learned sink, `sink` of `dilkit.dilated_attention`: the parameter `sinks` `(num_heads,)`, as
+      gpt-oss calls it, 0 at first. The inner attention is then called with `sink=` too.
     - `is_causal`: the default of `forward`.
     - `dropout`, `add_bias_kv`, `add_zero_attn`, `batch_first`: only their default is supported, others are refused with a reason.
 
@@ -130,6 +134,7 @@ class MultiheadDilatedAttention(nn.Module):
     k_proj_weight: nn.Parameter | None
     v_proj_weight: nn.Parameter | None
     in_proj_bias: nn.Parameter | None
+    sinks: nn.Parameter | None
 
     batch_first = True
     # nn.TransformerEncoderLayer reads this: False keeps the module out of its inference shortcut, which is dense attention.
@@ -154,6 +159,7 @@ class MultiheadDilatedAttention(nn.Module):
         layer_norm: bool = False,
         layer_norm_eps: float = 1e-5,
         rotary: bool | float = False,
+        sink: bool = False,
         is_causal: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -162,7 +168,7 @@ class MultiheadDilatedAttention(nn.Module):
         refused = dict(dropout=(dropout, 0.0), add_bias_kv=(add_bias_kv, False), add_zero_attn=(add_zero_attn, False))
         for name, (given, only) in {**refused, "batch_first": (batch_first, True)}.items():
             accept_only(name, given, only)
-        for name, flag in dict(bias=bias, layer_norm=layer_norm, is_causal=is_causal).items():
+        for name, flag in dict(bias=bias, layer_norm=layer_norm, sink=sink, is_causal=is_causal).items():
             boolean(name, flag)
         check_factory(device, dtype)
         self._set_sizes(embed_dim, num_heads, num_kv_heads, kdim, vdim)
@@ -174,6 +180,7 @@ class MultiheadDilatedAttention(nn.Module):
         eps = real("layer_norm_eps", layer_norm_eps, above=0)
         self.inner_norm = nn.LayerNorm(self.embed_dim, eps=eps, **factory) if layer_norm else None
         self.out_proj = nn.Linear(self.embed_dim, self.embed_dim, bias=bias, **factory)
+        self.register_parameter("sinks", nn.Parameter(torch.empty(self.num_heads, **factory)) if sink else None)
         self._reset_parameters()
 
     def _set_sizes(self, embed_dim: int, num_heads: int, num_kv_heads: int | None, kdim: int | None, vdim: int | None) -> None:
@@ -214,6 +221,8 @@ class MultiheadDilatedAttention(nn.Module):
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def forward(
         self,
@@ -263,7 +272,8 @@ class MultiheadDilatedAttention(nn.Module):
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
         causal = self.is_causal if is_causal is None else is_causal
-        out = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask).reshape(query.shape)
+        options = {} if self.sinks is None else dict(sink=self.sinks)
+        out = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options).reshape(query.shape)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -301,7 +311,8 @@ class MultiheadDilatedAttention(nn.Module):
     def extra_repr(self) -> str:
         sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
         usual = dict(num_kv_heads=self.num_heads, kdim=self.embed_dim, vdim=self.embed_dim, rotary=None, is_causal=False)
-        return sizes + _shown({name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]})
+        shown = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
+        return sizes + _shown(shown | ({} if self.sinks is None else dict(sink=True)))
 
 
 def _shown(options: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ def oracle_attention(
     *,
     is_causal: bool = False,
     key_padding_mask: Tensor | None = None,
+    sink: Tensor | None = None,
     scale: float | None = None,
     dtype: str = "float64",
 ) -> tuple[Tensor, Tensor]:
@@ -26,7 +27,8 @@ def oracle_attention(
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
 
-    With `tail="zeros"` the keys that segments are padded with are appended to the sequence, as keys and values of zeros.
+    With `tail="zeros"` the keys that segments are padded with are appended to the sequence, as keys and values of zeros;
+    `sink` `(heads,)` is the logit of one more key with a value of zeros.
 
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
@@ -43,19 +45,25 @@ def oracle_attention(
         k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))  # which may be NaN there
     padding = None if is_causal else padded_keys(pattern, torch.arange(seq, device=q.device), seq, heads, heads // group)
     k, v, count = with_zero_keys(k, v, count, padding)
-    out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale)
+    out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink)
     return out.transpose(1, 2), lse.expand(batch, heads, seq)
 
 
-def softmax_of_count(q: Tensor, k: Tensor, v: Tensor, count: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def softmax_of_count(
+    q: Tensor, k: Tensor, v: Tensor, count: Tensor, scale: float, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The oracle's arithmetic, for any rows of a count.
 
     `q` is `(..., rows, head_dim)`, `k` and `v` are `(..., seq, head_dim)`, `count` is `(..., rows, seq)`; returns `out` like `q`
-    and `lse` `(..., rows)`.
+    and `lse` `(..., rows)`. `sink` `(heads,)`: the logit of a further key, for `q` `(..., heads, rows, head_dim)`.
     """
     import torch
 
     scores = scale * (q @ k.mT) + count.to(q.dtype).log()
+    if sink is not None:
+        column = sink.to(q.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores, v = torch.cat([scores, column], -1), torch.nn.functional.pad(v, (0, 0, 0, 1))
+        count = torch.nn.functional.pad(count, (0, 1), value=1)
     sees_none = (count == 0).all(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none, 0.0)
     # logsumexp of a row of -inf has NaN gradients, so such rows are filled before and after it.

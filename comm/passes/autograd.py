@@ -36,7 +36,7 @@ from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
 from dilkit.op.rules import power_of_two
-from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, zero_keys_of
+from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, sink_gradient, zero_keys_of
 from dilkit.plan import cached
 
 
@@ -80,13 +80,19 @@ class AttentionOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, context: PassContext
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        sink: Tensor | None,
+        context: PassContext,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(query.device.type, enabled=False), context.comm.broken_by_errors():
-            out, lse, held = _forward(context, query, key, value, mask)
+            out, lse, held = _forward(context, (query, key, value, mask, sink))
         ctx.set_materialize_grads(False)
         ctx.context, kept = context, (None, None) if held is None else held
-        ctx.save_for_backward(query, key, value, mask, out, lse, *kept)
+        ctx.save_for_backward(query, key, value, mask, sink, out, lse, *kept)
         return out, lse.transpose(1, 2).contiguous()
 
     @staticmethod
@@ -94,17 +100,21 @@ class AttentionOverRanks(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         context: PassContext = ctx.context
         with context.comm.broken_by_errors():
-            query, key, value, mask, out, lse, rows, flags = ctx.saved_tensors
+            query, key, value, mask, sink, out, lse, rows, flags = ctx.saved_tensors
             dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
             query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
-            inputs = query, key, value, mask
+            inputs = query, key, value, mask, sink
             held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags)
             with torch.autocast(out.device.type, enabled=False):
                 dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
                 if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
                     by_query, by_key = _through_lse(context, dlse, inputs, lse)
                     dquery, dkey = dquery + by_query, dkey + by_key
-        return dquery, dkey, dvalue, None, None
+        dsink = None
+        if sink is not None and ctx.needs_input_grad[4]:
+            check_sink(sink, query)
+            dsink = sink_gradient(sink, out, lse.transpose(1, 2), dout, dlse)
+        return dquery, dkey, dvalue, None, dsink, None
 
 
 def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
@@ -119,9 +129,8 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     return *inputs, lse.contiguous()
 
 
-def _forward(
-    context: PassContext, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor, ReceivedRows | None]:
+def _forward(context: PassContext, inputs: Sequence[Any]) -> tuple[Tensor, Tensor, ReceivedRows | None]:
+    query, key, value, mask, sink = inputs
     op, plan, comm, held, under_way = context.op, context.plan, context.comm, None, None
     if plan.uses_all_to_all:
         under_way = AllToAllForward(op, comm, context.tables, query, key, value, mask)
@@ -133,8 +142,9 @@ def _forward(
             merge_rows(out, lse, rows, found)
     if under_way is not None:
         under_way.merge_into(out, lse)
-    if (zero_keys := context.zero_keys(query)) is not None:
-        add_zero_keys(out, lse.transpose(1, 2), zero_keys)
+    zero_keys = context.zero_keys(query)
+    if zero_keys is not None or sink is not None:
+        add_zero_keys(out, lse.transpose(1, 2), zero_keys, sink)
     return out, lse, held
 
 
@@ -142,7 +152,7 @@ def _backward(
     context: PassContext, dout: Tensor, inputs: Sequence[Any], out: Tensor, lse: Tensor, held: ReceivedRows | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     op, plan, comm, under_way = context.op, context.plan, context.comm, None
-    query, key, value, mask = inputs
+    query, key, value, mask, _ = inputs
     if held is not None:
         under_way = AllToAllBackward(op, comm, context.tables, dout, out, lse)
     grads = local_backward(op, context.ranges, plan.is_causal, dout, (query, key, value, mask), out, lse)
@@ -165,14 +175,14 @@ def _through_lse(context: PassContext, dlse: Tensor | None, inputs: Sequence[Any
 
     The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
     """
-    query, key, _, mask = inputs
+    query, key, _, mask, sink = inputs
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
     weight = context.op.scale * dlse.masked_fill(lse == -math.inf, 0.0)[..., None]
-    mean_key, _, held = _forward(context, query, key, key, mask)
+    mean_key, _, held = _forward(context, (query, key, key, mask, sink))
     dout = weight * query
     largest = _largest_of_all(context.comm, dout.abs().amax().item() if dout.numel() else 0.0)
     factor = power_of_two(dout.new_tensor(largest), context.plan.seq)
-    _, _, dkey = _backward(context, (factor * dout).to(query.dtype), (query, key, key, mask), mean_key, lse, held)
+    _, _, dkey = _backward(context, (factor * dout).to(query.dtype), (query, key, key, mask, sink), mean_key, lse, held)
     return (weight * mean_key).to(query.dtype), (dkey / factor).to(query.dtype)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from dilkit.op.schema import decode_call
 
 
-def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, call: str, **_: Any) -> int:
+def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, call: str, *_: Any, **__: Any) -> int:
     """Of a call with tensors of these shapes."""
     pattern, is_causal, _requires_grad = decode_call(call)
     batch, seq, heads, head_dim = query

@@ -19,7 +19,7 @@ from dilkit.op import boundary, flops
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import key_of
 from dilkit.op.schema import asks_for_backends, backends_asked, backward_op, decode_call, encode_call, forward_op, library
-from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, zero_keys_of
+from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, zero_keys_of
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select, state
 
@@ -27,11 +27,19 @@ __all__ = ["backward_op", "encode_call", "forward_op"]
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, scale: float, call: str
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    scale: float,
+    call: str,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other."""
     tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
     prepared = _prepared(boundary.INPUTS, tensors, scale, call)
+    if sink is not None:
+        check_sink(sink, query)
     if query.numel() == 0:
         return _empty_outputs(query)
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
@@ -40,8 +48,8 @@ def _forward(
         wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
     out, lse = returned
-    if prepared.zero_keys is not None:
-        add_zero_keys(out, lse, prepared.zero_keys)
+    if prepared.zero_keys is not None or sink is not None:
+        add_zero_keys(out, lse, prepared.zero_keys, sink)
     return out, lse
 
 

@@ -14,8 +14,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op
+from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
+_SINK = 6
+"""Which argument of the forward operator is the sink; it is left out where there is none."""
 _ROOM = 14
 """A sum of 2 ** 14 numbers up to 1 is below the largest of float16."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -27,27 +30,32 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward_op, *inputs)
-        query, key, value, mask, ctx.scale, call = inputs
+        query, key, value, mask, ctx.scale, call, sink = inputs if len(inputs) > _SINK else (*inputs, None)
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = isinstance(out, (FakeTensor, FunctionalTensor))
         names = () if traced or asks_for_backends(call) else requested_backends()
         ctx.call = asking_for(call, ",".join(names)) if names else call
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, mask, out, lse)
+        ctx.inputs = len(inputs)
+        ctx.save_for_backward(query, key, value, mask, sink, out, lse)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, mask, out, lse = ctx.saved_tensors
-        dquery = dkey = dvalue = None
-        if dout is not None:
+        query, key, value, mask, sink, out, lse = ctx.saved_tensors
+        dquery = dkey = dvalue = dsink = None
+        if sink is not None and ctx.needs_input_grad[_SINK]:
+            check_sink(sink, query)
+            dsink = sink_gradient(sink, out, lse, dout, dlse)
+        wanted = any(ctx.needs_input_grad[:3])
+        if dout is not None and wanted:
             dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call)
-        if dlse is not None:
-            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call)
+        if dlse is not None and wanted:
+            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, sink)
             dquery = by_query if dquery is None else dquery + by_query
             dkey = by_key if dkey is None else dkey + by_key
-        return dquery, dkey, dvalue, None, None, None
+        return (dquery, dkey, dvalue, None, None, None, dsink)[: ctx.inputs]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
@@ -99,7 +107,14 @@ def _requires_grad(inputs: tuple[Any, ...]) -> bool:
 
 
 def _differentiate_lse(
-    dlse: Tensor, query: Tensor, key: Tensor, lse: Tensor, mask: Tensor | None, scale: float, call: str
+    dlse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    call: str,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients through `lse`, from the two passes that every backend has.
 
@@ -109,7 +124,7 @@ def _differentiate_lse(
     """
     weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
     with without_autocast(query.device.type):
-        mean_key, _ = forward_op(query, key, key, mask, scale, call)
+        mean_key, _ = forward_op(query, key, key, mask, scale, call, sink)
         dout = weight * query
         factor = power_of_two(dout.abs().amax() if dout.numel() else dout.new_zeros(()), query.shape[1])
         _, _, dkey = backward_op((factor * dout).to(query.dtype).contiguous(), query, key, key, mean_key, lse, mask, scale, call)
@@ -128,19 +143,38 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def vmap(
-    info: Any, in_dims: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, call: str
+    info: Any,
+    in_dims: tuple[Any, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    call: str,
+    sink: Tensor | None = None,
 ) -> Any:
-    """The vmap rule: the mapped dimension becomes part of the batch."""
+    """The vmap rule: the mapped dimension becomes part of the batch. With a sink for each of its elements, they are calls."""
+    given = query, key, value, mask
+    if sink is not None and in_dims[_SINK] is not None:
+        at = [*in_dims[:4], in_dims[_SINK]]
+        parts = [_elements(x, dim, info.batch_size) for x, dim in zip((*given, sink), at, strict=True)]
+        found = [forward_op(*tensors, scale, call, own) for *tensors, own in zip(*parts, strict=True)]
+        return tuple(torch.stack(results) for results in zip(*found, strict=True)), (0, 0)
 
     def joined(x: Tensor | None, dim: int | None) -> Tensor | None:
         if x is None:
             return None
         return (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
-    tensors = [joined(x, dim) for x, dim in zip((query, key, value, mask), in_dims, strict=False)]
+    tensors = [joined(x, dim) for x, dim in zip(given, in_dims, strict=False)]
     batch = query.shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
-    out, lse = forward_op(*tensors, scale, call)
+    out, lse = forward_op(*tensors, scale, call, sink)
     return tuple(x.unflatten(0, (info.batch_size, batch)) for x in (out, lse)), (0, 0)
+
+
+def _elements(x: Tensor | None, dim: int | None, size: int) -> list[Any]:
+    """What each of `size` elements of a mapped dimension gets of `x`."""
+    return [x] * size if x is None or dim is None else list(x.unbind(dim))
 
 
 def autocast_forward(device: str) -> Callable[..., Any]:

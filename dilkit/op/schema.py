@@ -12,7 +12,7 @@ from dilkit.pattern import Pattern
 library = torch.library.Library("dilkit", "DEF")
 library.define(
     "dilated_attention(Tensor query, Tensor key, Tensor value, "
-    "Tensor? key_padding_mask, float scale, str call) -> (Tensor, Tensor)"
+    "Tensor? key_padding_mask, float scale, str call, Tensor? sink=None) -> (Tensor, Tensor)"
 )
 library.define(
     "dilated_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
@@ -21,7 +21,7 @@ library.define(
 forward_op = torch.ops.dilkit.dilated_attention.default
 backward_op = torch.ops.dilkit.dilated_attention_backward.default
 
-_FORMAT = "1"
+_FORMAT = "2"
 """The first letter of every call: change it with `encode_call` and with what autograd does in `dilkit.op.rules`, because
 torch.compile keeps whole graphs on disk and finds them again by such constants."""
 

@@ -2,8 +2,9 @@
 
     lse' = log(exp(lse) + exp(logit))        out' = out * exp(lse - lse')
 
-`logit` is the log of how many keys of score 0 there are. A backward pass that is given out' and lse' needs no further step:
-`P = exp(score - lse')` are the weights of the keys that there are, and a key of value 0 adds nothing to `rowsum(dout * out')`.
+`logit` is the log of how many keys of score 0 there are, or the sink of a head, which is learned; with both, the logits merge
+like `lse`. A backward pass that is given out' and lse' needs no further step for query, key and value: the weights of the keys
+that there are stay `exp(score - lse')`, and a key of value 0 adds nothing to `rowsum(dout * out')`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Pattern
+from dilkit.problem import DTYPES
+
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,63 @@ def zero_keys_of(pattern: Pattern, seq: int, heads: int, kv_heads: int, like: Te
         return ZeroKeys(first, count[:, first:].to(lse_dtype(like.dtype)).log())
 
 
-def add_zero_keys(out: Tensor, lse: Tensor, zero_keys: ZeroKeys) -> None:
-    """Change `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)` in place, as if rows saw these keys too."""
-    rows, logits = slice(zero_keys.first, None), zero_keys.logits
-    if logits.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _CAPTURED[id(logits)] = logits
-    part = lse[:, :, rows]
+def add_zero_keys(out: Tensor, lse: Tensor, zero_keys: ZeroKeys | None, sink: Tensor | None = None) -> None:
+    """Change `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)` in place, as if rows saw these keys too.
+
+    `sink` `(heads,)` is the logit of one more key, which every row of a head sees.
+    """
+    first, logits = _logits(lse, zero_keys, sink)
+    if zero_keys is not None and lse.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _CAPTURED[id(zero_keys)] = zero_keys
+    part = lse[:, :, first:]
     whole = torch.logaddexp(part, logits)
     # Of a row that sees no key at all lse is -inf before and after. Where nothing is added the factor is 1, to the bit.
     factor = torch.exp(part - whole).masked_fill_(part == -torch.inf, 0.0)
-    out[:, rows] *= factor.transpose(1, 2).unsqueeze(-1)
+    out[:, first:] *= factor.transpose(1, 2).unsqueeze(-1)
     part.copy_(whole)
 
 
-_CAPTURED: dict[int, Tensor] = {}
-"""Logits that CUDA graphs read. They are kept for ever, because the end of a graph cannot be observed."""
+def _logits(lse: Tensor, zero_keys: ZeroKeys | None, sink: Tensor | None) -> tuple[int, Tensor]:
+    """The first row that sees any of these keys, and from there on the logarithm of the sum of their weights."""
+    if sink is None:
+        assert zero_keys is not None
+        return zero_keys.first, zero_keys.logits
+    logits = sink.detach().to(lse.dtype)[:, None]
+    if zero_keys is None:
+        return 0, logits
+    logits = logits.repeat(1, lse.shape[2])
+    tail = logits[:, zero_keys.first :]
+    torch.logaddexp(tail, zero_keys.logits, out=tail)
+    return 0, logits
+
+
+def check_sink(sink: object, query: Tensor) -> None:
+    """Raise TypeError or ValueError unless `sink` has a logit for each head of `query`."""
+    heads, name = query.shape[2], type(sink).__name__
+    if not isinstance(sink, Tensor):
+        raise TypeError(f"sink is a {name}; a torch.Tensor of one logit for each head is needed (torch.zeros({heads}))")
+    if sink.dtype not in _DTYPES or sink.layout is not torch.strided:
+        raise TypeError(f"sink is {sink.dtype}, {sink.layout}; a plain tensor of {', '.join(DTYPES)} is needed (sink.float())")
+    if sink.shape != (heads,):
+        raise ValueError(f"sink has shape {tuple(sink.shape)}; (heads,) = ({heads},) is needed, one logit for each head of query")
+    if sink.device != query.device:
+        raise ValueError(f"sink is on {sink.device} but query on {query.device}; move it with .to(query.device)")
+
+
+def sink_gradient(sink: Tensor, out: Tensor, lse: Tensor, dout: Tensor | None, dlse: Tensor | None) -> Tensor:
+    """The gradient of a sink `(heads,)`, given `out` and `lse` with it, and their gradients if there are any.
+
+        dsink[h] = sum over the rows i of exp(sink[h] - lse'[h, i]) * (dlse[h, i] - dout[i, h] . out'[i, h])
+
+    Head by head, so that no copy of `out` in a wider dtype is needed.
+    """
+    weight = torch.exp(sink.to(lse.dtype)[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
+    rows = torch.zeros_like(lse) if dlse is None else dlse
+    if dout is not None:
+        heads = zip(dout.unbind(2), out.unbind(2), strict=True)
+        rows = rows - torch.stack([(mine.to(lse.dtype) * its.to(lse.dtype)).sum(-1) for mine, its in heads], 1)
+    return (weight * rows).sum((0, 2)).to(sink.dtype)
+
+
+_CAPTURED: dict[int, ZeroKeys] = {}
+"""Tables that CUDA graphs read. They are kept for ever, because the end of a graph cannot be observed."""

@@ -27,6 +27,7 @@ def ordered_dilated_attention(
     *,
     is_causal: bool = False,
     key_padding_mask: Tensor | None = None,
+    sink: Tensor | None = None,
     scale: float | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
@@ -62,22 +63,22 @@ def ordered_dilated_attention(
         True
     """
     orders = as_orders("order", order)
-    check_inputs(query, key, value, pattern, key_padding_mask)
+    check_inputs(query, key, value, pattern, key_padding_mask, sink)
     boolean("return_lse", return_lse)
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
     heads, first = key.shape[2], first_head(pattern)
     check_orders(orders, query.shape[1], heads, pattern, is_causal)
     if all(order.is_identity for order in orders):
-        out, lse = forward_op(query, key, value, key_padding_mask, factor, call)
+        out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)
         return (out, lse) if return_lse else out
     query, key, value = (move_heads(x, orders, first, heads) for x in (query, key, value))
     if key_padding_mask is None or len(orders) == 1:
         mask = None if key_padding_mask is None else orders[0].apply(key_padding_mask)
-        out, lse = forward_op(query, key, value, mask, factor, call)
+        out, lse = forward_op(query, key, value, mask, factor, call, sink)
     else:
         by_order = [order.apply(key_padding_mask) for order in orders]
         masks = [by_order[(first + head) % len(orders)] for head in range(heads)]
-        out, lse = _head_by_head(query, key, value, masks, pattern, factor, call)
+        out, lse = _head_by_head(query, key, value, masks, pattern, factor, call, sink)
     out = move_heads(out, orders, first, heads, inverse=True)
     if not return_lse:
         return out
@@ -85,20 +86,33 @@ def ordered_dilated_attention(
 
 
 def _head_by_head(
-    query: Tensor, key: Tensor, value: Tensor, masks: list[Tensor], pattern: Pattern, factor: float, call: str
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: list[Tensor],
+    pattern: Pattern,
+    factor: float,
+    call: str,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """All heads, with a mask for each key/value head."""
     rows = (x.tensor_split(key.shape[2], 2) for x in (query, key, value))
     texts = head_texts(pattern.to_json(), query.shape[2], key.shape[2])
     found = [
-        nothing(q) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text))
-        for q, k, v, mask, text in zip(*rows, masks, texts, strict=True)
+        nothing(q, own) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text), own)
+        for q, k, v, mask, text, own in zip(*rows, masks, texts, sink_by_head(sink, key.shape[2]), strict=True)
     ]
     return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 1)
 
 
-def nothing(query: Tensor) -> tuple[Tensor, Tensor]:
-    """`(out, lse)` of queries that no branch serves: 0 and -inf, differentiable with gradient 0."""
+def sink_by_head(sink: Tensor | None, kv_heads: int) -> Sequence[Tensor | None]:
+    """The sinks of the query heads of each key/value head."""
+    return [None] * kv_heads if sink is None else sink.tensor_split(kv_heads)
+
+
+def nothing(query: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`(out, lse)` of queries that no branch serves: 0 and -inf or the sink, differentiable, with gradient 0 of the query."""
     every = torch.ones_like(query, dtype=torch.bool)
     lse = query[..., 0].transpose(1, 2).to(lse_dtype(query.dtype))
-    return query.masked_fill(every, 0.0), lse.masked_fill(every[..., 0].transpose(1, 2), -math.inf)
+    lse = lse.masked_fill(every[..., 0].transpose(1, 2), -math.inf if sink is None else 0.0)
+    return query.masked_fill(every, 0.0), lse if sink is None else lse + sink.to(lse.dtype)[:, None]

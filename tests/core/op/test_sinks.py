@@ -1,0 +1,208 @@
+"""`sink=`: results and gradients against the oracle with one more key, every way to call the operator, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.backends_here import on
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention, order, ordered_dilated_attention
+from dilkit.op.operators import encode_call, forward_op
+from dilkit.oracle import oracle_attention
+
+PATTERN = Pattern([8, 24], [2, 4], offset="block", tail="zeros")
+SEQ, HEADS = 29, 6
+
+
+def tensors(seq: int = SEQ, heads: Heads = (HEADS, 3), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Query, key, value and sink, of which gradients are wanted."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [*((2, seq, h, 5) for h in (heads[0], heads[1], heads[1])), (heads[0],)]
+    return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def differentiated(attend: Any, inputs: list[Tensor], uses: str = "out+lse") -> list[Tensor]:
+    """`out`, `lse` and the gradients of a loss of one or both."""
+    out, lse = attend(*inputs)
+    draw = torch.Generator().manual_seed(7)
+    losses = [(x * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum() for x in (out, lse)]
+    loss = dict(zip(("out", "lse", "out+lse"), (*losses, sum(losses)), strict=True))[uses]
+    grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return [out.detach(), lse.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True))]
+
+
+def call(attend: Any, *arguments: Any, **options: Any) -> Any:
+    """`attend` of query, key, value and sink."""
+    return lambda q, k, v, sink: attend(q, k, v, *arguments, sink=sink, **options)
+
+
+def close(found: list[Tensor], want: list[Tensor], tolerance: float = 1e-12) -> None:
+    for got, right in zip(found, want, strict=True):
+        torch.testing.assert_close(got, right, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(patterns_with_heads(), st.integers(1, 40), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_any_pattern_agrees_with_one_more_key(
+    drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, seed: int
+) -> None:
+    pattern, heads = drawn
+    mask = torch.rand(2, seq, generator=torch.Generator().manual_seed(seed)) < 0.4 if masked else None
+    options: dict[str, Any] = dict(is_causal=is_causal, key_padding_mask=mask)
+    found = differentiated(call(dilated_attention, pattern, return_lse=True, **options), tensors(seq, heads, seed))
+    close(found, differentiated(call(oracle_attention, pattern, **options), tensors(seq, heads, seed)))
+
+
+@pytest.mark.parametrize("uses", ["out", "lse", "out+lse"])
+@pytest.mark.parametrize("backend", on("cpu"))
+def test_gradients_of_every_backend(backend: str, uses: str) -> None:
+    found = differentiated(call(dilated_attention, PATTERN, return_lse=True, backend=backend), tensors(), uses)
+    close(found, differentiated(call(oracle_attention, PATTERN), tensors(), uses))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 0.005)])
+def test_half_types_with_sinks_in_fp32(dtype: torch.dtype, tolerance: float) -> None:
+    *qkv, sink = tensors(dtype=torch.float32)
+    inputs = [*(x.detach().to(dtype).requires_grad_() for x in qkv), sink]
+    found = differentiated(call(dilated_attention, PATTERN, return_lse=True), inputs, "out")
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    draw = torch.randn(exact[0].shape, generator=torch.Generator().manual_seed(7), dtype=dtype).double()
+    out, lse = oracle_attention(*exact[:3], PATTERN, sink=exact[3])
+    want = [out, lse, *torch.autograd.grad((out * draw).sum(), exact)]
+    assert found[-1].dtype == torch.float32
+    for got, right in zip(found, want, strict=True):
+        assert (got.double() - right).abs().max() <= tolerance * max(1.0, right.abs().max())
+
+
+def test_only_the_sink_is_learned() -> None:
+    *qkv, sink = tensors()
+    frozen = [x.detach() for x in qkv]
+    out = dilated_attention(*frozen, PATTERN, sink=sink)
+    (found,) = torch.autograd.grad(out.square().sum(), sink)
+    want, _ = oracle_attention(*frozen, PATTERN, sink=sink)
+    torch.testing.assert_close(found, torch.autograd.grad(want.square().sum(), sink)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_the_backward_pass_is_one_and_what_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        out = dilated_attention(*tensors()[:3], PATTERN, sink=tensors()[3])
+    assert sorted(x.dim() for x in saved) == [1, 3, 4, 4, 4, 4]  # sink; lse; query, key, value, out
+    passes: list[str] = []
+    from dilkit.op import rules
+
+    for name in ("forward_op", "backward_op"):
+        op = getattr(rules, name)
+        monkeypatch.setattr(rules, name, lambda *x, op=op, name=name: passes.append(name) or op(*x))
+    out.sum().backward()
+    assert passes == ["backward_op"]
+
+
+def test_sinks_that_unpack_to_another_shape_are_refused() -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x[:1] if x.dim() == 1 else x):
+        out = dilated_attention(*tensors()[:3], PATTERN, sink=tensors()[3])
+    with pytest.raises(ValueError, match=r"sink has shape \(1,\); \(heads,\) = \(6,\) is needed"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_along_token_orders(masked: bool) -> None:
+    pattern = Pattern([8, 30], [1, 2], heads=[(0, 4), (0, 3)])  # heads 4 and 5 see the sink alone
+    orders, mask = [order((5, 6)), order((5, 6), "snake")], torch.arange(30).expand(2, -1) % 3 == 0 if masked else None
+    ordered = call(ordered_dilated_attention, pattern, orders, key_padding_mask=mask, return_lse=True)
+    found = differentiated(ordered, tensors(30, (6, 3)))
+
+    def by_head(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+        results = []
+        for h in range(6):
+            along = orders[h // 2 % 2]
+            moved = None if mask is None else along.apply(mask)
+            out, lse = oracle_attention(*map(along.apply, (q, k, v)), pattern, key_padding_mask=moved, sink=sink)
+            results.append((along.restore(out)[:, :, h], along.restore(lse, dim=2)[:, h]))
+        return torch.stack([out for out, _ in results], 2), torch.stack([lse for _, lse in results], 1)
+
+    close(found, differentiated(by_head, tensors(30, (6, 3))))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+def test_opcheck_and_compiled() -> None:
+    *qkv, sink = tensors(dtype=torch.float32)
+    torch.library.opcheck(forward_op, (*qkv, None, 0.3, encode_call(PATTERN, False, True, "native"), sink))
+    attend = call(dilated_attention, PATTERN, return_lse=True)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    close(differentiated(compiled, [*qkv, sink]), differentiated(attend, [*qkv, sink]), 1e-6)
+
+
+def test_autocast_leaves_the_sink_alone() -> None:
+    inputs = tensors(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = dilated_attention(*inputs[:3], PATTERN, sink=inputs[3])
+    assert out.dtype == torch.bfloat16
+    (grad,) = torch.autograd.grad(out.float().sum(), inputs[3])
+    assert grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_vmap(mapped: bool) -> None:
+    *qkv, sink = (torch.stack([x.detach(), x.detach() * 2]) for x in tensors())
+    attend = call(dilated_attention, PATTERN)
+    found = torch.func.vmap(attend, in_dims=(0, 0, 0, 0 if mapped else None))(*qkv, sink if mapped else sink[0])
+    each = [attend(*(x[i] for x in qkv), sink[i if mapped else 0]) for i in range(2)]
+    torch.testing.assert_close(found, torch.stack(each), rtol=1e-12, atol=1e-12)
+
+
+def test_extreme_sinks() -> None:
+    *qkv, sink = tensors()
+    plain = dilated_attention(*qkv, PATTERN, return_lse=True)
+    none = dilated_attention(*qkv, PATTERN, sink=torch.full_like(sink, -torch.inf), return_lse=True)
+    close(list(plain), list(none), 1e-15)
+    absent = torch.full_like(sink, -torch.inf).requires_grad_()
+    dilated_attention(*qkv, Pattern([16], [8]), sink=absent).sum().backward()  # of which some heads keep few rows
+    assert absent.grad is not None
+    assert not absent.grad.any()
+    out = dilated_attention(*qkv, PATTERN, sink=sink.detach() * 0 + 1e4)
+    assert out.abs().max() < 1e-300
+
+
+@pytest.mark.parametrize(
+    ("sink", "error", "text"),
+    [
+        ([0.0] * HEADS, TypeError, r"sink is a list; a torch.Tensor of one logit for each head is needed \(torch.zeros\(6\)\)"),
+        (torch.zeros(HEADS, dtype=torch.int64), TypeError, r"sink is torch.int64, .* is needed \(sink.float\(\)\)"),
+        (torch.zeros(3), ValueError, r"sink has shape \(3,\); \(heads,\) = \(6,\) is needed, one logit for each head of query"),
+        (torch.zeros(1, HEADS), ValueError, r"sink has shape \(1, 6\)"),
+        (torch.zeros(HEADS, device="meta"), ValueError, r"sink is on meta but query on cpu; move it with .to\(query.device\)"),
+    ],
+)
+def test_bad_sinks_are_refused(sink: Any, error: type[Exception], text: str) -> None:
+    qkv = [x.detach() for x in tensors()[:3]]
+    with pytest.raises(error, match=text):
+        dilated_attention(*qkv, PATTERN, sink=sink)
+    if isinstance(sink, Tensor) and sink.device.type == "cpu":
+        with pytest.raises(error, match=text):
+            forward_op(*qkv, None, 0.3, encode_call(PATTERN, False, False, ""), sink)
+
+
+def test_modules_have_sinks() -> None:
+    layer = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), sink=True).double()
+    assert layer.state_dict()["sinks"].tolist() == [0.0] * 4
+    assert "sink=True" in repr(layer)
+    assert "sinks" not in MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN)).state_dict()
+    x, heads = torch.randn(2, SEQ, 24, dtype=torch.float64), []
+    with torch.no_grad():
+        layer.sinks.copy_(torch.arange(4.0))
+    layer.attention.register_forward_hook(lambda module, given, out: heads.append((given, out)))
+    out, _ = layer(x)
+    (qkv, found) = heads[0]
+    torch.testing.assert_close(found, oracle_attention(*qkv, PATTERN, sink=layer.sinks)[0], rtol=1e-12, atol=1e-12)
+    out.sum().backward()
+    assert layer.sinks.grad is not None
+    assert layer.sinks.grad.abs().min() > 0
+    with pytest.raises(TypeError, match="sink='yes' is a str; True or False is needed"):
+        MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), sink="yes")
