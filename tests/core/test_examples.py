@@ -10,8 +10,9 @@ from helpers.launch import missing
 import dilkit
 import dilkit.comm
 import dilkit.integrations.gigapath
+import dilkit.integrations.torchscale
 
-PACKAGES = (dilkit, dilkit.comm, dilkit.integrations.gigapath)
+PACKAGES = (dilkit, dilkit.comm, dilkit.integrations.gigapath, dilkit.integrations.torchscale)
 PARSER = doctest.DocTestParser()
 
 

@@ -1,4 +1,4 @@
-"""A layer whose sequences are sharded over ranks, patched: `torchscale_rank.py <launcher>` on each of some processes."""
+"""A layer whose sequences are sharded over ranks, patched: `torchscale_rank.py <launcher> <peer>` on each of some processes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from helpers.torchscale_peer import PUBLISHED, layer, loaded
 from dilkit.integrations.torchscale import install
 
 
-def main(launcher: str) -> None:
+def main(launcher: str, peer: str) -> None:
     """Each rank's rows of a batch of two sequences, forward and backward, against the whole."""
     comm = connect(launcher, 60.0)
-    with loaded("published") as kind:
-        utils = sys.modules[PUBLISHED.replace("dilated_attention", "utils")] = ModuleType("utils")
-        utils.get_data_parallel_group = lambda: dist.group.WORLD
+    with loaded(peer) as kind:
+        if peer == "published":
+            utils = sys.modules[PUBLISHED.replace("dilated_attention", "utils")] = ModuleType("utils")
+            utils.get_data_parallel_group = lambda: dist.group.WORLD
         torch.manual_seed(0)
         made = layer(kind, [8, 16, 64], [1, 2, 4], seq_parallel=True)
         whole, mask = torch.randn(2, 54, 32, dtype=torch.float64, requires_grad=True), torch.zeros(2, 54, dtype=torch.bool)
@@ -46,4 +47,4 @@ def main(launcher: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -26,7 +26,14 @@ _originals: dict[type, Callable[..., Any]] = {}
 
 
 class Installation:
-    """What `install` returns: `uninstall()`, or the end of a `with` block, undoes it."""
+    """What `install` returns: `uninstall()`, or the end of a `with` block, undoes it.
+
+    >>> from dilkit.integrations.torchscale import install
+    >>> handle = install(mask="ignore")
+    >>> handle.uninstall()
+    >>> handle
+    <dilkit for torchscale: tail='zeros', mask='ignore', backend=None, not installed>
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options

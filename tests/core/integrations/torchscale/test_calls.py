@@ -127,6 +127,20 @@ def test_decoding_is_the_whole_row_by_row(peer: type[Any], xpos: Any, tail: str)
     close(state["prev_key"].transpose(1, 2).flatten(2), made.k_proj(x))
 
 
+def test_decoding_with_a_mask_of_all_keys(peer: type[Any]) -> None:
+    """A mask of the new rows alone does not say which of the older keys are padding: it is refused."""
+    made, x, state, mask = layer(peer, LENGTHS, RATIOS), rows(43), {}, torch.zeros(2, 43, dtype=torch.bool)
+    mask[1, :9] = True
+    whole = by_the_oracle(made, x, is_causal=True, key_padding_mask=mask)
+    with install():
+        for start, stop in ((0, 30), (30, 43)):
+            part = x[:, start:stop]
+            found, _ = made(part, part, part, state, key_padding_mask=mask[:, :stop], is_causal=True)
+            close(found, whole[:, start:stop])
+        with pytest.raises(ValueError, match=r"key_padding_mask has shape \(2, 1\)"):
+            made(x[:, :1], x[:, :1], x[:, :1], state, key_padding_mask=mask[:, :1], is_causal=True)
+
+
 @pytest.mark.parametrize("peer", CHECKOUTS, indirect=True)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("option", ["xpos_rel_pos", "multiway"])
