@@ -53,7 +53,7 @@ def add_zero_keys(out: Tensor, lse: Tensor, zero_keys: ZeroKeys | None, sink: Te
     if zero_keys is not None and lse.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         _CAPTURED[id(zero_keys)] = zero_keys
     part = lse[:, :, first:]
-    whole = torch.logaddexp(part, logits)
+    whole = _merged(part, logits)
     # Of a row that sees no key at all lse is -inf before and after. Where nothing is added the factor is 1, to the bit.
     factor = torch.exp(part - whole).masked_fill_(part == -torch.inf, 0.0)
     out[:, first:] *= factor.transpose(1, 2).unsqueeze(-1)
@@ -70,8 +70,17 @@ def _logits(lse: Tensor, zero_keys: ZeroKeys | None, sink: Tensor | None) -> tup
         return 0, logits
     logits = logits.repeat(1, lse.shape[2])
     tail = logits[:, zero_keys.first :]
-    torch.logaddexp(tail, zero_keys.logits, out=tail)
+    tail.copy_(_merged(tail, zero_keys.logits))
     return 0, logits
+
+
+def _merged(lse: Tensor, logits: Tensor) -> Tensor:
+    """`log(exp(lse) + exp(logits))`; -inf where both are.
+
+    The last bit of `torch.logaddexp` depends on where a number lies among those of a thread; that of these functions does not.
+    """
+    larger, smaller = torch.maximum(lse, logits), torch.minimum(lse, logits)
+    return larger + (smaller - larger).nan_to_num_(nan=-torch.inf).exp_().log1p_()
 
 
 def check_sink(sink: object, query: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention, order, ordered_dilated_attention
 from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.zero_keys import ZeroKeys, add_zero_keys
 from dilkit.oracle import oracle_attention
 
 PATTERN = Pattern([8, 24], [2, 4], offset="block", tail="zeros")
@@ -168,6 +169,17 @@ def test_extreme_sinks() -> None:
     assert not absent.grad.any()
     out = dilated_attention(*qkv, PATTERN, sink=sink.detach() * 0 + 1e4)
     assert out.abs().max() < 1e-300
+
+
+def test_bits_do_not_depend_on_the_rows_beside() -> None:
+    out, lse, logits = torch.randn(1, 4099, 2, 3), torch.randn(1, 2, 4099), 3 * torch.randn(2, 4099)
+    whole = out.clone(), lse.clone()
+    add_zero_keys(*whole, ZeroKeys(0, logits))
+    for start in range(0, 4099, 7):  # as threads and ranks cut them
+        rows = slice(start, start + 7)
+        add_zero_keys(out[:, rows], lse[:, :, rows], ZeroKeys(0, logits[:, rows]))
+    assert torch.equal(out, whole[0])
+    assert torch.equal(lse, whole[1])
 
 
 @pytest.mark.parametrize(
