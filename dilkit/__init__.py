@@ -24,6 +24,8 @@ _HOMES = {
     "Problem": "problem",
     "Refusal": "backend",
     "TokenOrder": "orders.token_order",
+    "attention_mass": "weights",
+    "attention_rows": "weights",
     "dilated_attention": "attention",
     "explain": "selector",
     "list_backends": "registry",
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
     from dilkit.selector import NoBackendError as NoBackendError
     from dilkit.selector import explain as explain
     from dilkit.selector import use_backend as use_backend
+    from dilkit.weights import attention_mass as attention_mass
+    from dilkit.weights import attention_rows as attention_rows
 
 
 def __getattr__(name: str) -> Any:

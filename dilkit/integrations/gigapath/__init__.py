@@ -8,6 +8,7 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     encoder.py      the module
     checkpoint.py   loading of published weights
     features.py     files of tile features
+    attention_map.py    what the class token looks at
 
 Names are loaded at first use.
 """
@@ -21,6 +22,7 @@ _HOMES = {
     "ARCHITECTURES": "config",
     "SlideEncoder": "encoder",
     "SlideEncoderConfig": "config",
+    "attention_map": "attention_map",
     "load_slide_encoder": "checkpoint",
     "read_features": "features",
 }
@@ -28,6 +30,7 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from dilkit.integrations.gigapath.attention_map import attention_map as attention_map
     from dilkit.integrations.gigapath.checkpoint import load_slide_encoder as load_slide_encoder
     from dilkit.integrations.gigapath.config import ARCHITECTURES as ARCHITECTURES
     from dilkit.integrations.gigapath.config import SlideEncoderConfig as SlideEncoderConfig

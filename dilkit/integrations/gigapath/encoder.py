@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -82,19 +82,22 @@ class SlideEncoder(nn.Module):
         Raises TypeError or ValueError for tensors that do not fit, tiles outside the grid, and a slide without tiles.
         """
         boolean("all_layer_embed", all_layer_embed)
+        x, lengths = self.packed(tiles, coords, key_padding_mask)
+        states = [x]
+        for layer in self.layers():
+            x = self._through(layer, x, lengths)
+            if all_layer_embed:
+                states.append(x)
+        return [self._pool(x, lengths) for x in (states if all_layer_embed else [self.encoder["layer_norm"](x)])]
+
+    def packed(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, list[int]]:
+        """The rows that enter the first layer, `(rows, embed_dim)`, and how many of them each slide has, class token first."""
         kept = self._kept(tiles, coords, key_padding_mask)
         lengths = [tiles.shape[1]] * len(tiles) if kept is None else kept.sum(dim=1).tolist()
         if 0 in lengths:
             raise ValueError(f"tiles: slide {lengths.index(0)} of {len(lengths)} has no tiles; leave it out")
         rows, where = (tiles.flatten(0, 1), coords.flatten(0, 1)) if kept is None else (tiles[kept], coords[kept])
-        x = self._embed(rows, where, lengths)
-        lengths = [length + 1 for length in lengths]
-        states = [x]
-        for layer in self._layers():
-            x = self._through(layer, x, lengths)
-            if all_layer_embed:
-                states.append(x)
-        return [self._pool(x, lengths) for x in (states if all_layer_embed else [self.encoder["layer_norm"](x)])]
+        return self._embed(rows, where, lengths), [length + 1 for length in lengths]
 
     def _kept(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
         """Where there are tiles, bool `(batch, n)`; None means everywhere."""
@@ -121,10 +124,9 @@ class SlideEncoder(nn.Module):
         x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
         return F.dropout(x, self.config.dropout, self.training)
 
-    def _layers(self) -> Iterator[nn.Module]:
-        layers = self.encoder["layers"]
-        assert isinstance(layers, nn.ModuleList)
-        return iter(layers)
+    def layers(self) -> list[EncoderLayer]:
+        """The encoder layers."""
+        return list(cast("Iterable[EncoderLayer]", self.encoder["layers"]))
 
     def _through(self, layer: nn.Module, x: Tensor, lengths: Sequence[int]) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():

@@ -146,7 +146,7 @@ def test_dropout_and_drop_path_in_training_alone():
 
 def test_drop_path_leaves_out_whole_slides():
     model = small(dropout=0.0, drop_path=0.5)
-    layer, lengths = model.encoder["layers"][1].train(), [3, 5] * 50
+    layer, lengths = model.layers()[1].train(), [3, 5] * 50
     torch.manual_seed(1)
     kept = layer._dropped(torch.ones(400, 48, dtype=torch.float64), lengths).split(lengths)
     assert all(len(set(slide.flatten().tolist())) == 1 for slide in kept)

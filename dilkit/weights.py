@@ -1,0 +1,132 @@
+"""What attention looks at: how much each key gets in all, and the weights of single rows. No matrix of all weights is made.
+
+P[h, i, j] = count[h, i, j] * exp(scale * q_i . k_j - lse[i])        out[i] = sum_j P[h, i, j] v_j
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dilkit.attention import check_inputs
+from dilkit.checks import boolean, real
+from dilkit.op.boundary import lse_dtype
+from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.pattern import Pattern
+from dilkit.selector import names_of
+
+
+def attention_mass(
+    query: Tensor,
+    key: Tensor,
+    pattern: Pattern,
+    *,
+    is_causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> Tensor:
+    """How much attention each key gets in all, `mass[h, j] = sum_i P[h, i, j]`: exact, in memory that is linear in `seq`.
+
+    The arguments are those of `dilated_attention`, without values. `P` is linear in them, so that `mass` is the gradient of the
+    sum of all results with respect to the values: a forward and a backward pass of the same backend, without autograd.
+
+    Returns `(batch, heads, seq)`, float32 (float64 for float64): half types are widened. It has no gradient. It sums to
+    the number of rows that see a key, less what goes to sinks and padding. Raises as `dilated_attention` does.
+
+        >>> import torch
+        >>> from dilkit import Pattern, attention_mass
+        >>> query, key = torch.randn(2, 1, 64, 4, 8).unbind()  # (batch, seq, heads, head_dim)
+        >>> mass = attention_mass(query, key, Pattern([16, 64], [1, 4]))
+        >>> mass.shape, round(mass[0, 0].sum().item(), 3)
+        (torch.Size([1, 4, 64]), 64.0)
+    """
+    query, key, factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
+    (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
+    group = heads // kv_heads
+    call = encode_call(pattern, is_causal, True, "" if backend is None else ",".join(names_of(backend)))
+    nothing = query.new_zeros(dim)
+    value, out = nothing.expand(key.shape), nothing.expand(query.shape)  # of values 0 the results are 0
+    lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)[1]
+    parts = []
+    for start in range(0, group, dim):  # the query heads of a key/value head have a column each
+        columns = torch.arange(heads, device=query.device) % group - start
+        dout = (columns[:, None] == torch.arange(dim, device=query.device)).to(query.dtype).expand(query.shape)
+        dvalue = backward_op(dout, query, key, value, out, lse, key_padding_mask, factor, call)[2]
+        parts.append(dvalue[..., : group - start])
+    return torch.cat(parts, dim=-1).permute(0, 2, 3, 1).reshape(batch, heads, seq)
+
+
+def attention_rows(
+    query: Tensor,
+    key: Tensor,
+    pattern: Pattern,
+    rows: Tensor | Sequence[int],
+    *,
+    is_causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """The weights of some rows, `P[h, i, j]` for i in `rows`: exact, in plain torch.
+
+    The arguments are those of `dilated_attention`, without values; `rows` are integers, positions in the sequence.
+
+    Returns `(batch, heads, len(rows), seq)`, float32 (float64 for float64), and is differentiable. A row sums to 1 less what
+    goes to sinks and padding, and to 0 where it sees no key. Raises as `dilated_attention` does, and IndexError for
+    rows outside the sequence.
+
+        >>> import torch
+        >>> from dilkit import Pattern, attention_rows
+        >>> query = key = torch.zeros(1, 8, 2, 4)  # (batch, seq, heads, head_dim)
+        >>> attention_rows(query, key, Pattern([4], [2]), [0])[0, 0]
+        tensor([[0.5000, 0.0000, 0.5000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000]])
+    """
+    (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
+    which = _positions(rows, seq).to(query.device)
+    query, key, factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink, which)
+    grouped = query.view(batch, len(which), kv_heads, heads // kv_heads, dim)
+    scores = factor * torch.einsum("bmkgd,bskd->bkgms", grouped, key).flatten(1, 2)
+    count = pattern.count_rows(which, seq, heads, kv_heads=kv_heads, is_causal=is_causal)
+    unseen = (count == 0).expand(scores.shape)
+    if key_padding_mask is not None:
+        unseen = unseen | key_padding_mask[:, None, None, :]
+    scores = (scores + count.clamp(min=1).to(scores.dtype).log()).masked_fill(unseen, -torch.inf)
+    extra = pattern.zero_keys(seq, heads, kv_heads=kv_heads, is_causal=is_causal, rows=which).to(scores.dtype).log()
+    if sink is not None:
+        extra = torch.logaddexp(extra, sink.to(scores.dtype)[:, None])
+    lowest = torch.finfo(scores.dtype).min  # for rows that see nothing
+    lse = torch.logaddexp(scores.logsumexp(-1), extra).clamp(min=lowest)
+    return (scores - lse[..., None]).exp()
+
+
+def _checked(
+    query: Tensor,
+    key: Tensor,
+    pattern: Pattern,
+    is_causal: bool,
+    key_padding_mask: Tensor | None,
+    scale: float | None,
+    sink: Tensor | None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor, float]:
+    """Queries (of `rows`) and keys in the dtype of the result, and the factor of the scores."""
+    check_inputs(query, key, key, pattern, key_padding_mask, sink)
+    boolean("is_causal", is_causal)
+    factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
+    wide = lse_dtype(query.dtype)
+    if rows is None:
+        return query.detach().to(wide), key.detach().to(wide), factor
+    return query[:, rows].to(wide), key.to(wide), factor
+
+
+def _positions(rows: Tensor | Sequence[int], seq: int) -> Tensor:
+    which = torch.as_tensor(rows)
+    if which.dim() != 1 or which.is_floating_point() or which.is_complex() or which.dtype == torch.bool:
+        raise TypeError(f"rows is {which.dtype} {tuple(which.shape)}; integers (m,) are needed")
+    if bool(((which < 0) | (which >= seq)).any()):
+        raise IndexError(f"rows={which.tolist()} must be at least 0 and less than seq={seq}")
+    return which.long()

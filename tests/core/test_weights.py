@@ -1,0 +1,102 @@
+"""The weights of attention: columns summed and rows by themselves, against those of the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dilkit import NoBackendError, Pattern, attention_mass, attention_rows
+from dilkit.oracle import oracle_attention
+
+SEQ = 22
+PATTERNS = (
+    Pattern([4, 8], [1, 2]),
+    Pattern([4, 8, 16], [1, 2, 4], offset="block", tail="zeros"),
+    Pattern([4, 8], [1, 2], overlap="once"),
+    Pattern([4, 8], [2, 4], heads=[(0, 2), (1, 3)]),
+    Pattern.dense(),
+)
+"""The fourth leaves rows and a head that see nothing."""
+CALLS = (
+    dict(),
+    dict(is_causal=True),
+    dict(scale=0.3, key_padding_mask=torch.arange(SEQ).remainder(5).eq(1).expand(2, -1)),
+    dict(kv_heads=2, sink=torch.tensor([0.5, -1.0, 3.0, -9.0], dtype=torch.float64)),
+    dict(kv_heads=1, dim=2),
+)
+"""The last has more query heads to a key/value head than columns."""
+
+
+def drawn(kv_heads=4, dim=6, **options):
+    """Queries, keys, and the options of a call; masked keys are NaN."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, SEQ, 4, dim).double(), torch.randn(2, SEQ, kv_heads, dim).double()
+    if "key_padding_mask" in options:
+        key[options["key_padding_mask"]] = float("nan")
+    return query, key, options
+
+
+def all_weights(query, key, pattern, options):
+    """`(batch, heads, seq, seq)`: the results of the oracle for values that are the columns of a unit matrix."""
+    unit = torch.eye(SEQ, dtype=torch.float64)[None, :, None].expand(2, SEQ, key.shape[2], SEQ)
+    return oracle_attention(query, key, unit, pattern, **options)[0].transpose(1, 2)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("backend", "pattern"),
+    [(name, p) for name in (None, "sdpa", "reference") for p in PATTERNS if (name, p.overlap) != ("sdpa", "once")],
+    ids=str,
+)
+def test_mass_is_the_sum_of_columns(backend, pattern, call):
+    query, key, options = drawn(**call)
+    right = all_weights(query, key, pattern, options).sum(dim=2)
+    found = attention_mass(query, key, pattern, backend=backend, **options)
+    assert found.shape == (2, 4, SEQ)
+    assert (found - right).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("call", CALLS, ids=" ".join)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_rows_are_those_of_the_matrix(pattern, call):
+    query, key, options = drawn(**call)
+    rows = [21, 0, 5, 5]
+    found = attention_rows(query, key, pattern, rows, **options)
+    assert (found - all_weights(query, key, pattern, options)[:, :, rows]).abs().max() <= 1e-13
+
+
+def test_rows_have_gradients():
+    query, key, _ = drawn()
+    query.requires_grad_()
+    attention_rows(query, key, PATTERNS[1], torch.tensor([20]))[..., 3].sum().backward()
+    (right,) = torch.autograd.grad(all_weights(query, key, PATTERNS[1], {})[:, :, 20, 3].sum(), query)
+    assert (query.grad - right).abs().max() <= 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_results_are_wide(dtype):
+    query, key, _ = drawn()
+    query, key = query.to(dtype), key.to(dtype)
+    right = all_weights(query.double(), key.double(), PATTERNS[1], {})
+    mass, rows = attention_mass(query, key, PATTERNS[1]), attention_rows(query, key, PATTERNS[1], [9])
+    assert mass.dtype == rows.dtype == torch.float32
+    assert (mass - right.sum(dim=2)).abs().max() <= 1e-5
+    assert (rows[:, :, 0] - right[:, :, 9]).abs().max() <= 1e-6
+
+
+def test_what_does_not_fit_is_named():
+    query, key, _ = drawn()
+    for rows, error in (([22], IndexError), ([-1], IndexError), ([0.5], TypeError), ([[0]], TypeError), ([True], TypeError)):
+        with pytest.raises(error, match="rows"):
+            attention_rows(query, key, PATTERNS[0], rows)
+    for call in (attention_mass, lambda *x, **y: attention_rows(*x, [0], **y)):
+        with pytest.raises(ValueError, match="key"):
+            call(query, key[:, 1:], PATTERNS[0])
+        with pytest.raises(TypeError, match="pattern"):
+            call(query, key, [4, 8])
+        with pytest.raises(TypeError, match="is_causal"):
+            call(query, key, PATTERNS[0], is_causal=1)
+        with pytest.raises(ValueError, match="scale"):
+            call(query, key, PATTERNS[0], scale=float("nan"))
+    with pytest.raises(NoBackendError):
+        attention_mass(query, key, PATTERNS[0], backend="cupy_raw")
