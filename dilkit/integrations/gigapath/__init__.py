@@ -6,6 +6,7 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     positions.py    positions by coordinate
     layers.py       one encoder layer, on packed rows of several slides
     encoder.py      the module
+    over_ranks.py   one slide over several ranks
     checkpoint.py   loading of published weights
     features.py     files of tile features
     attention_map.py    what the class token looks at

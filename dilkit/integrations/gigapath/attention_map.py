@@ -31,6 +31,8 @@ def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int
     depth = model.config.depth
     if not -depth <= integer("layer", layer) < depth:
         raise IndexError(f"layer={layer} is not there: the model has {depth} layers, 0 to {depth - 1}")
+    if model.ranks is not None:
+        raise ValueError("model is over ranks (comm=), which attention_map is not; load it without comm")
     with torch.no_grad():
         x, lengths = model.packed(tiles, coords)
         *before, last = model.layers()[: layer % depth + 1]

@@ -29,6 +29,7 @@ def load_slide_encoder(
     global_pool: bool = False,
     activation_checkpointing: bool = False,
     backend: str | Sequence[str] | None = None,
+    comm: Any = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> SlideEncoder:
@@ -39,7 +40,7 @@ def load_slide_encoder(
     - `arch`: one of `dilkit.integrations.gigapath.ARCHITECTURES`.
     - `ngrids`, `tail`, `global_pool`: those of `SlideEncoderConfig`.
     - `segment_lengths`: by default the architecture's, (1024, 5792, 32768, 185363, 1048576).
-    - `activation_checkpointing`, `backend`: those of `SlideEncoder`.
+    - `activation_checkpointing`, `backend`, `comm`: those of `SlideEncoder`.
     - `device`, `dtype`: of the parameters.
 
     Raises OSError for a file that cannot be read, ValueError for one that holds other weights: all names that are missing, not
@@ -56,7 +57,7 @@ def load_slide_encoder(
     lengths = known.segment_lengths if segment_lengths is None else tuple(segment_lengths)
     config = replace(known, ngrids=ngrids, segment_lengths=lengths, tail=tail, global_pool=global_pool)
     weights = None if checkpoint is None else _weights(Path(checkpoint))
-    options: dict[str, Any] = dict(backend=backend, device=device, dtype=dtype)
+    options: dict[str, Any] = dict(backend=backend, comm=comm, device=device, dtype=dtype)
     model = SlideEncoder(config, activation_checkpointing=activation_checkpointing, **options).eval()
     if weights is not None:
         _check(weights, model.state_dict(), f"checkpoint {checkpoint} does not fit arch={arch!r}")

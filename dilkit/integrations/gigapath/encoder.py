@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from dilkit.checks import boolean
 from dilkit.integrations.gigapath.config import SlideEncoderConfig
 from dilkit.integrations.gigapath.layers import EPS, EncoderLayer
+from dilkit.integrations.gigapath.over_ranks import Ranks
 from dilkit.integrations.gigapath.positions import GridPositions
 from dilkit.nn import DilatedAttention
 
@@ -21,8 +22,12 @@ class SlideEncoder(nn.Module):
     """GigaPath's slide encoder, a LongNet over the tiles of a slide, on whichever backend suits the device.
 
     `config` says its sizes; `load_slide_encoder` makes one of a published architecture. The names and shapes of its parameters
-    are those of the published checkpoints. With `activation_checkpointing`, the backward pass computes each layer anew instead of
-    holding its activations. `backend` is that of `dilkit.dilated_attention`.
+    are those of the published checkpoints.
+
+    - `activation_checkpointing`: whether the backward pass computes each layer anew instead of holding its activations.
+    - `backend`: that of `dilkit.dilated_attention`.
+    - `comm`: a `dilkit.comm.Comm`. Each rank is given the whole slide, computes its share of the rows, and returns the embedding:
+      one slide at a time, without gradients.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
@@ -40,6 +45,7 @@ class SlideEncoder(nn.Module):
         *,
         activation_checkpointing: bool = False,
         backend: str | Sequence[str] | None = None,
+        comm: Any = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -54,7 +60,8 @@ class SlideEncoder(nn.Module):
         self.patch_embed = nn.ModuleDict({"proj": nn.Linear(config.in_chans, dim, **factory)})
         self.positions = GridPositions(dim, config.ngrids, config.tile_size, device)
         self.positions.to(dtype)
-        self.attention = DilatedAttention(config.pattern, backend=backend)
+        self.ranks = None if comm is None else Ranks(comm, config.pattern)
+        self.attention = self.ranks.attention(backend) if self.ranks else DilatedAttention(config.pattern, backend=backend)
         rates = torch.linspace(0, config.drop_path, config.depth).tolist()
         layers = [EncoderLayer(dim, config.num_heads, config.dropout, rate, factory) for rate in rates]
         self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers), "layer_norm": nn.LayerNorm(dim, eps=EPS, **factory)})
@@ -83,21 +90,29 @@ class SlideEncoder(nn.Module):
         """
         boolean("all_layer_embed", all_layer_embed)
         x, lengths = self.packed(tiles, coords, key_padding_mask)
-        states = [x]
+        pooled = [self._pool(x, lengths)] if all_layer_embed else []
         for layer in self.layers():
             x = self._through(layer, x, lengths)
             if all_layer_embed:
-                states.append(x)
-        return [self._pool(x, lengths) for x in (states if all_layer_embed else [self.encoder["layer_norm"](x)])]
+                pooled.append(self._pool(x, lengths))
+        return pooled or [self._pool(self.encoder["layer_norm"](x), lengths)]
 
     def packed(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, list[int]]:
-        """The rows that enter the first layer, `(rows, embed_dim)`, and how many of them each slide has, class token first."""
+        """The rows that enter the first layer, `(rows, embed_dim)`, and how many of them each slide has, class token first.
+
+        Over ranks, they are this rank's.
+        """
         kept = self._kept(tiles, coords, key_padding_mask)
         lengths = [tiles.shape[1]] * len(tiles) if kept is None else kept.sum(dim=1).tolist()
         if 0 in lengths:
             raise ValueError(f"tiles: slide {lengths.index(0)} of {len(lengths)} has no tiles; leave it out")
         rows, where = (tiles.flatten(0, 1), coords.flatten(0, 1)) if kept is None else (tiles[kept], coords[kept])
-        return self._embed(rows, where, lengths), [length + 1 for length in lengths]
+        if self.ranks is None:
+            return self._embed(rows, where, lengths), [length + 1 for length in lengths]
+        held, first = self.ranks.tiles(lengths)
+        self.positions.cells(where)  # raises on every rank where it does on one
+        x = self._embed(rows[held], where[held], [held.stop - held.start], first)
+        return x, [len(x)]
 
     def _kept(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
         """Where there are tiles, bool `(batch, n)`; None means everywhere."""
@@ -116,12 +131,13 @@ class SlideEncoder(nn.Module):
             )
         return None if not bool(key_padding_mask.any()) else key_padding_mask.logical_not()
 
-    def _embed(self, tiles: Tensor, coords: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The packed rows that enter the first layer, each slide's class token first."""
+    def _embed(self, tiles: Tensor, coords: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
+        """The packed rows that enter the first layer, each slide's class token first if it is to be there."""
         x = self.patch_embed["proj"](tiles)
         x = x + self.positions(coords).to(x.dtype)
         first = self.cls_token[0].to(x.dtype)
-        x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
+        if with_class:
+            x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
         return F.dropout(x, self.config.dropout, self.training)
 
     def layers(self) -> list[EncoderLayer]:
@@ -136,7 +152,10 @@ class SlideEncoder(nn.Module):
         return out
 
     def _pool(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        slides = torch.split(x, list(lengths))
-        pooled = torch.stack([slide[1:].mean(dim=0) if self.config.global_pool else slide[0] for slide in slides])
+        if self.ranks is not None:
+            pooled = self.ranks.pool(x, self.config.global_pool)
+        else:
+            slides = torch.split(x, list(lengths))
+            pooled = torch.stack([slide[1:].mean(dim=0) if self.config.global_pool else slide[0] for slide in slides])
         out: Tensor = self.norm(pooled)
         return out

@@ -28,6 +28,11 @@ class GridPositions(nn.Module):
 
     def forward(self, coords: Tensor) -> Tensor:
         """`(n, embed_dim)` for `coords` `(n, 2)`, pixels x and y. Raises ValueError for a tile outside the grid."""
+        x, y = self.cells(coords).unbind(dim=1)
+        return torch.cat((self.halves[y], self.halves[x]), dim=1)
+
+    def cells(self, coords: Tensor) -> Tensor:
+        """The cells of the grid that tiles are in, `(n, 2)`, x and y. Raises ValueError for a tile outside the grid."""
         cells = coords.double().div(self.tile_size).floor()
         inside = ((cells >= 0) & (cells < self.ngrids)).all(dim=1)  # NaN is neither
         if not bool(inside.all()):
@@ -37,8 +42,7 @@ class GridPositions(nn.Module):
                 f"grid of {self.ngrids} x {self.ngrids} tiles of {self.tile_size} pixels: 0 to "
                 f"{self.ngrids * self.tile_size - 1} is needed; raise ngrids, or give pixels of the level that tiles were cut at"
             )
-        x, y = cells.long().unbind(dim=1)
-        return torch.cat((self.halves[y], self.halves[x]), dim=1)
+        return cells.long()
 
     def extra_repr(self) -> str:
         return f"ngrids={self.ngrids}, tile_size={self.tile_size}"

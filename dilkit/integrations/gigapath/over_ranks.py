@@ -1,0 +1,47 @@
+"""One slide over ranks: each holds some of its rows, and what is pooled is summed over all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dilkit.op.boundary import lse_dtype
+from dilkit.pattern import Pattern
+
+
+class Ranks:
+    """What a slide encoder asks of a process group, a `dilkit.comm.Comm`. That package is loaded here, where it is needed."""
+
+    def __init__(self, comm: Any, pattern: Pattern) -> None:
+        self.comm, self.pattern = comm, pattern
+
+    def attention(self, backend: str | Sequence[str] | None) -> nn.Module:
+        """The attention of all ranks together."""
+        module: nn.Module = importlib.import_module("dilkit.comm").RingDilatedAttention(self.pattern, self.comm, backend=backend)
+        return module
+
+    def tiles(self, lengths: Sequence[int]) -> tuple[slice, bool]:
+        """Which tiles of a slide this rank holds, and whether it holds the class token, which is the first of all rows.
+
+        Raises ValueError for several slides, and where gradients are wanted.
+        """
+        if len(lengths) != 1:
+            raise ValueError(f"tiles has {len(lengths)} slides; over ranks (comm=) one at a time is computed: tiles[:1]")
+        if torch.is_grad_enabled():
+            raise ValueError("comm: no gradients are computed over ranks; call the model within torch.no_grad()")
+        cuts = importlib.import_module("dilkit.comm").shard_cuts(lengths[0] + 1, self.comm.size, self.pattern)
+        start, stop = cuts[self.comm.rank : self.comm.rank + 2]
+        return slice(max(start - 1, 0), stop - 1), self.comm.rank == 0
+
+    def pool(self, x: Tensor, global_pool: bool) -> Tensor:
+        """The mean of all tiles, or the class token: `(1, embed_dim)`, the same on each rank, from the rows that each holds."""
+        classes = int(self.comm.rank == 0)
+        rows = x[classes:] if global_pool else x[:classes]
+        wide = lse_dtype(rows.dtype)
+        total = torch.cat((rows.sum(dim=0, dtype=wide), rows.new_full((1,), len(rows), dtype=wide)))
+        importlib.import_module("dilkit.comm").sum_over_ranks([total], self.comm)
+        return (total[:-1] / total[-1]).to(rows.dtype)[None]
