@@ -33,7 +33,9 @@ class GridPositions(nn.Module):
 
     def cells(self, coords: Tensor) -> Tensor:
         """The cells of the grid that tiles are in, `(n, 2)`, x and y. Raises ValueError for a tile outside the grid."""
-        cells = coords.double().div(self.tile_size).floor()
+        exact = coords.dtype in (torch.float32, torch.float64)  # not every device has double precision
+        numbers = coords if exact else coords.float() if coords.is_floating_point() else coords.long()
+        cells = torch.div(numbers, self.tile_size, rounding_mode="floor")
         inside = ((cells >= 0) & (cells < self.ngrids)).all(dim=1)  # NaN is neither
         if not bool(inside.all()):
             first, outside = int(inside.logical_not().nonzero()[0]), int(inside.logical_not().sum())

@@ -82,6 +82,17 @@ def test_positions_are_the_rows_of_the_table():
     assert model.positions.halves.shape == (20, 24)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint16, torch.uint32, torch.float32, torch.float64, torch.float16])
+def test_coordinates_of_any_dtype(dtype):
+    coords = torch.tensor([[0, 256], [255, 5119], [2560, 511]]).to(dtype)  # 5119 is 5120 in half precision: outside
+    positions = small().positions
+    if dtype == torch.float16:
+        with pytest.raises(ValueError, match="tile 1 of 3"):
+            positions(coords)
+    else:
+        assert positions.cells(coords).tolist() == [[0, 1], [0, 19], [10, 1]]
+
+
 @pytest.mark.parametrize("place", [(-1, 0), (0, -0.5), (5120, 0), (0, 1e30), (float("nan"), 0)])
 def test_a_tile_outside_the_grid_is_named(place):
     tiles, coords = slide(3)
