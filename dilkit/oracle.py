@@ -61,9 +61,10 @@ def softmax_of_count(
 
     scores = scale * (q @ k.mT) + count.to(q.dtype).log()
     if sink is not None:
-        column = sink.to(q.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-        scores, v = torch.cat([scores, column], -1), torch.nn.functional.pad(v, (0, 0, 0, 1))
-        count = torch.nn.functional.pad(count, (0, 1), value=1)
+        column = sink.to(q.dtype)[:, None, None]
+        scores, v = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1), torch.nn.functional.pad(v, (0, 0, 0, 1))
+        seen = (column > -math.inf).to(count.dtype)
+        count = torch.cat([count, seen.expand(*count.shape[:-1], 1)], -1)
     sees_none = (count == 0).all(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none, 0.0)
     # logsumexp of a row of -inf has NaN gradients, so such rows are filled before and after it.

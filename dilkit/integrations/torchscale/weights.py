@@ -87,6 +87,7 @@ def _check_attention(module: MultiheadDilatedAttention, state: dict[str, Tensor]
             pattern is None or pattern.offset != "block" or pattern.heads is not None or pattern.head_shard is not None
         ),
         "overlap='once'": getattr(pattern, "overlap", None) == "once",
+        "sinks": module.sinks is not None,
         "token orders": getattr(inner, "orders", None) is not None,
         f"the scale {getattr(inner, 'scale', None)}": getattr(inner, "scale", None) is not None,
     }

@@ -167,6 +167,7 @@ def test_extreme_sinks() -> None:
     dilated_attention(*qkv, Pattern([16], [8]), sink=absent).sum().backward()  # of which some heads keep few rows
     assert absent.grad is not None
     assert not absent.grad.any()
+    assert not oracle_attention(*(x.detach() for x in qkv), Pattern([16], [8]), sink=absent.detach())[0].isnan().any()
     out = dilated_attention(*qkv, PATTERN, sink=sink.detach() * 0 + 1e4)
     assert out.abs().max() < 1e-300
 

@@ -76,6 +76,7 @@ def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
         (DilatedAttention(Pattern([8, 16], [1, 2])), {}, r"the pattern Pattern\(\[8, 16\], \[1, 2\]\), while"),
         (nn.Identity(), {}, "the pattern None"),
         (DilatedAttention(Pattern([8], [1], "block", "once")), {}, "overlap='once'"),
+        (BLOCK, dict(sink=True), "sinks"),
         (DilatedAttention(BLOCK.pattern, order=order((4, 4))), {}, "token orders"),
         (DilatedAttention(BLOCK.pattern, scale=0.5), {}, "the scale 0.5"),
     ],
