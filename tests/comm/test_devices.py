@@ -74,8 +74,9 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
         if gpu:
             query, key, value, mask, dout = put((query, key, value, mask, dout))
         context = PassContext(AttentionOp(0.3, "", True), comm, plan, len(query), query.device, returns_lse=False)
-        out, lse, held = _forward(context, query, key, value, mask)
-        grads = _backward(context, dout, (query, key, value, mask), out, lse, held)
+        inputs = query, key, value, mask, None  # no sink
+        out, lse, held = _forward(context, inputs)
+        grads = _backward(context, dout, inputs, out, lse, held)
         return [out, lse, *grads]
 
     def pretending(comm: ThreadComm) -> list[Tensor]:
