@@ -81,7 +81,8 @@ class Native(Backend):
         return (*super().refusals(problem), Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
 
     def detail(self, problem: Problem) -> str:
-        return instruction_set()
+        name = instruction_set()
+        return name if problem.dtype == "bfloat16" or name not in environment.BF16_SETS else "avx512"
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from helpers.pairwise import every_pair
 
 from dilkit import Pattern, dilated_attention
 from dilkit.backends.native import _native
-from dilkit.problem import DTYPES
+from dilkit.backends.native.backend import Native
+from dilkit.environment import BF16_SETS
+from dilkit.problem import DTYPES, Problem
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import LAYOUTS, PROBLEMS, Case
 
@@ -79,6 +82,12 @@ print(*_native.instruction_sets())
     variables = {name: value for name, value in os.environ.items() if name != "DILKIT_CPU_ISA"}
     done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [name for name in _native.instruction_sets() if name != "amx"]
+
+
+def test_the_choice_names_the_code_that_runs(isa: str) -> None:
+    problem = Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=8)
+    assert Native().detail(problem) == ("avx512" if isa in BF16_SETS else isa)
+    assert Native().detail(replace(problem, dtype="bfloat16")) == isa
 
 
 def test_exp_is_accurate(isa: str) -> None:
