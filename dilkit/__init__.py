@@ -20,7 +20,7 @@ _HOMES = {
     "MultiheadDilatedAttention": "nn",
     "NoBackendError": "selector",
     "Pattern": "pattern",
-    "PatternError": "pattern_checks",
+    "PatternError": "pattern",
     "Problem": "problem",
     "Refusal": "backend",
     "TokenOrder": "orders.token_order",
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from dilkit.orders.token_order import order as order
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import Pattern as Pattern
-    from dilkit.pattern_checks import PatternError as PatternError
+    from dilkit.pattern import PatternError as PatternError
     from dilkit.problem import Problem as Problem
     from dilkit.registry import list_backends as list_backends
     from dilkit.registry import register_backend as register_backend

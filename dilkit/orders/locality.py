@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dilkit.checks import integer
 from dilkit.orders import _locality
 from dilkit.orders.token_order import TokenOrder
-from dilkit.pattern_checks import positive_integers
+from dilkit.pattern.checks import positive_integers
 
 WORK = 2**29
 """The most cells that distances, and active blocks, may each visit. Beyond that a random sample of the groups is measured."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dilkit.checks import integer
+from dilkit.checks import integer, one_of
+
+OFFSETS = ("modulo", "block")
+OVERLAPS = ("count", "once")
+TAILS = ("exact", "zeros")
 
 WHOLE_SEQUENCE = 2**63 - 1
 """A segment length that no sequence reaches: the segment is the whole sequence."""
@@ -75,3 +79,21 @@ def shard_of_heads(shard: Any) -> tuple[int, int] | None:
     if not 0 <= first < total:
         raise PatternError(f"head_shard=({first}, {total}) holds no head; 0 <= first < total is needed")
     return first, total
+
+
+def check_tail(tail: str, overlap: str) -> None:
+    """Raise `PatternError` unless `tail` is one of `TAILS` and goes with `overlap`."""
+    one_of("tail", tail, TAILS, PatternError)
+    if tail == "zeros" and overlap == "once":
+        raise PatternError(
+            "tail='zeros' with overlap='once' is not defined: padded keys of several branches are no tokens that could count "
+            "once; overlap='count' or tail='exact' is needed"
+        )
+
+
+def check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless these sizes are integers that are large enough."""
+    for name, size, least in (("seq", seq, 0), ("heads", heads, 1), *((name, size, 0) for name, size in others.items())):
+        integer(name, size, at_least=least)
+    if kv_heads is not None:
+        integer("kv_heads", kv_heads)

@@ -14,62 +14,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from dilkit.checks import boolean, integer, one_of
-from dilkit.pattern_checks import WHOLE_SEQUENCE, PatternError, head_ranges, positive_integers, shard_of_heads
+from dilkit.pattern.branch import DilatedSegment
+from dilkit.pattern.checks import (
+    OFFSETS,
+    OVERLAPS,
+    WHOLE_SEQUENCE,
+    PatternError,
+    check_sizes,
+    check_tail,
+    head_ranges,
+    positive_integers,
+    shard_of_heads,
+)
+from dilkit.pattern.cost import pairs
+from dilkit.pattern.fields import fields_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-OFFSETS = ("modulo", "block")
-OVERLAPS = ("count", "once")
-TAILS = ("exact", "zeros")
 _MAX_COUNT_ENTRIES = 2**31
 _MAX_HEADS = 2**20  # heads are gone through one by one
-_FIELDS = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard", "tail")
-
-
-@dataclass(frozen=True)
-class DilatedSegment:
-    """One branch of a pattern: segments of `segment_length` tokens, of which every `dilation_rate`-th is kept.
-
-        kept(p) = (p mod segment_length) mod dilation_rate == offset of the head
-
-    `heads` is the range (start, stop) of query heads that the branch serves; None means all of them. `Pattern` makes its
-    branches and checks their values (LongNet, arXiv 2307.02486, eq. 4-8).
-
-    Example:
-
-        >>> from dilkit import Pattern
-        >>> branch = Pattern([2048, 8192], [1, 4]).branches[1]
-        >>> branch
-        DilatedSegment(segment_length=8192, dilation_rate=4, heads=None)
-        >>> print(branch)
-        segments of 8,192 tokens, 1 token in 4
-    """
-
-    kind: ClassVar[str] = "dilated_segment"
-
-    segment_length: int
-    dilation_rate: int
-    heads: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        length, rate = integer("segment_length", self.segment_length), integer("dilation_rate", self.dilation_rate)
-        if not 1 <= rate <= length <= WHOLE_SEQUENCE:
-            raise PatternError(f"dilation_rate={rate} of segment_length={length}: 1 <= rate <= length <= 2**63 - 1 is needed")
-        head_ranges([self.heads], 1)
-
-    def serves(self, head: int) -> bool:
-        """Whether query head `head` takes part in this branch."""
-        return self.heads is None or self.heads[0] <= head < self.heads[1]
-
-    def __str__(self) -> str:
-        length = "the whole sequence" if self.segment_length == WHOLE_SEQUENCE else f"{self.segment_length:,} tokens"
-        kept = "every token" if self.dilation_rate == 1 else f"1 token in {self.dilation_rate}"
-        heads = "" if self.heads is None else f", heads {self.heads[0]}-{self.heads[1] - 1}"
-        return f"segments of {length}, {kept}{heads}"
 
 
 @dataclass(frozen=True)
@@ -140,7 +107,7 @@ class Pattern:
                 raise PatternError(f"dilation_rates[{i}]={rate} exceeds segment_lengths[{i}]={length}; at most the length")
         one_of("offset", offset, OFFSETS, PatternError)
         one_of("overlap", overlap, OVERLAPS, PatternError)
-        _check_tail(tail, overlap)
+        check_tail(tail, overlap)
         ranges = head_ranges(heads, len(lengths))
         fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap, heads=ranges)
         fields |= dict(head_shard=shard_of_heads(head_shard), tail=tail)
@@ -218,7 +185,7 @@ class Pattern:
         """
         import torch
 
-        _check_sizes(seq, heads, kv_heads)
+        check_sizes(seq, heads, kv_heads)
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
         if heads * seq * seq > _MAX_COUNT_ENTRIES:
@@ -262,7 +229,7 @@ class Pattern:
         """
         import torch
 
-        _check_sizes(seq, heads, kv_heads)
+        check_sizes(seq, heads, kv_heads)
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
         rows = torch.arange(seq, device="cpu") if rows is None else rows
@@ -297,37 +264,15 @@ class Pattern:
             >>> dense.flops(65536, 8, 64) // dilated.flops(65536, 8, 64)
             24
         """
-        _check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
+        check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
-        pairs = 0
+        total = 0
         for branch in self.branches:
             length = min(branch.segment_length, max(seq, 1))
             for tokens, segments in ((length, seq // length), (seq % length, 1)):
-                pairs += segments * self._pairs(branch, tokens, heads, kv_heads or heads, is_causal)
-        return 4 * head_dim * batch * pairs
-
-    def _pairs(self, branch: DilatedSegment, tokens: int, heads: int, kv_heads: int, is_causal: bool) -> int:
-        """Query-key pairs of one segment of `tokens` tokens, over all heads: those of the first offsets keep one row more."""
-        rows, more = divmod(tokens, branch.dilation_rate)
-        start, stop = branch.heads or (0, heads)
-        first = [self._heads_before(limit, more, branch.dilation_rate, heads, kv_heads) for limit in (start, stop)]
-        longer = first[1] - first[0]
-        return longer * _seen(rows + 1, is_causal) + (stop - start - longer) * _seen(rows, is_causal)
-
-    def _heads_before(self, stop: int, more: int, rate: int, heads: int, kv_heads: int) -> int:
-        """How many of the query heads `0 .. stop - 1` have an offset below `more`, without a look at each of them."""
-        first, total = self.head_shard or (0, kv_heads)
-
-        def before(kv_head: int) -> int:
-            """How many key/value heads before this one do."""
-            if self.offset == "modulo":
-                return kv_head // rate * more + min(kv_head % rate, more)
-            return min(kv_head, more * -(-total // rate))
-
-        kv_head, part = divmod(stop, heads // kv_heads)
-        whole, next_one = (before(first + h) for h in (kv_head, kv_head + 1))
-        return (whole - before(first)) * (heads // kv_heads) + (next_one - whole) * part
+                total += segments * pairs(self, branch, tokens, heads, kv_heads or heads, is_causal)
+        return 4 * head_dim * batch * total
 
     def describe(self) -> str:
         """A text for people, with one line for each branch."""
@@ -374,36 +319,4 @@ class Pattern:
 
 @lru_cache(maxsize=1024)
 def _from_json(text: str) -> Pattern:
-    shown = repr(text if len(text) <= 200 else f"{text[:200]}...")
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PatternError(f"text={shown} is not JSON ({error}); write it with Pattern.to_json()") from None
-    if not isinstance(fields, dict):
-        raise PatternError(f"text={shown} is not a JSON object; write it with Pattern.to_json()")
-    if unknown := fields.keys() - _FIELDS:
-        raise PatternError(f"text={shown} has {', '.join(map(repr, sorted(unknown)))}; a pattern has {', '.join(_FIELDS)}")
-    if missing := [name for name in _FIELDS[:2] if name not in fields]:
-        raise PatternError(f"text={shown} has no {' and no '.join(missing)}; write it with Pattern.to_json()")
-    return Pattern(**fields)
-
-
-def _check_tail(tail: str, overlap: str) -> None:
-    one_of("tail", tail, TAILS, PatternError)
-    if tail == "zeros" and overlap == "once":
-        raise PatternError(
-            "tail='zeros' with overlap='once' is not defined: padded keys of several branches are no tokens that could count "
-            "once; overlap='count' or tail='exact' is needed"
-        )
-
-
-def _check_sizes(seq: int, heads: int, kv_heads: int | None, **others: int) -> None:
-    for name, size, least in (("seq", seq, 0), ("heads", heads, 1), *((name, size, 0) for name, size in others.items())):
-        integer(name, size, at_least=least)
-    if kv_heads is not None:
-        integer("kv_heads", kv_heads)
-
-
-def _seen(rows: int, is_causal: bool) -> int:
-    """Query-key pairs of one segment in which a head keeps `rows` rows."""
-    return rows * (rows + 1) // 2 if is_causal else rows * rows
+    return Pattern(**fields_of(text))
