@@ -48,6 +48,8 @@ WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 LETTERS = 62
 """Of a headline: as many as a picture is wide."""
+TITLE_LETTERS = 48
+"""Of a plot's title, which is bold, beside another plot."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
 _MOST_MARKERS = 60
 _STYLE: Any = {
@@ -90,7 +92,7 @@ def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -
             heights = [high for _, high in column]
             panels = place.subfigures(len(column) + 1, 1, squeeze=False, height_ratios=[*heights, height - sum(heights) + 0.01])
             for (plot, _), (panel,) in zip(column, panels, strict=False):
-                _draw(panel, plot, plot.title)
+                _draw(panel, plot, _wrapped(plot))
         save(figure, path, dpi=150)
 
 
@@ -99,8 +101,13 @@ def _columns(plots: Sequence[Plot]) -> list[list[tuple[Plot, float]]]:
     columns: list[list[tuple[Plot, float]]] = [[] for _ in plots[:2]] or [[]]
     for plot in plots:
         shortest = min(columns, key=lambda column: sum(high for _, high in column))
-        shortest.append((plot, _height(plot) + 0.4))
+        shortest.append((plot, _height(plot) + 0.4 + 0.17 * _wrapped(plot).count("\n")))
     return columns
+
+
+def _wrapped(plot: Plot) -> str:
+    """The plot's title on as many lines as it takes."""
+    return textwrap.fill(visible(plot.title), TITLE_LETTERS)
 
 
 @contextmanager
