@@ -103,6 +103,9 @@ def _run(name: str, argv: list[str]) -> int:
         return _fail(prog, f"this command cannot be loaded: {type(error).__name__}: {error}", BAD_INPUT)
     try:
         args = parser.parse_args(argv)
+        if preset := getattr(args, "preset", None):
+            parser.set_defaults(**preset.defaults)
+            args = parser.parse_args(argv)  # again: what is given wins over the preset
         if name not in ("info", "doctor"):  # which show what is malformed
             environment.check()
         code: int = run(args)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dilkit.backend import Limits
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
-from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, OLDEST, STORAGE, CudaKernel, kernel_for, reason
+from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, tall_tiles
 from dilkit.device import Capability
@@ -50,7 +50,9 @@ class CupyRaw(TiledBackend):
     def detail(self, problem: Problem) -> str:
         roles = ROLES if problem.requires_grad else ROLES[:1]
         names = (self._kernel(role, problem).name for role in roles)
-        return f"{reason(problem.dtype, self._capability(problem))}; {', '.join(names)}"
+        own, size = problem.head_dim, padded(problem.head_dim)
+        wider = f"; head_dim {own} computed as {size}: {size / own:.2f} times the multiplications" if size > own else ""
+        return f"{reason(problem.dtype, self._capability(problem))}{wider}; {', '.join(names)}"
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
         if role == "dots":

@@ -137,6 +137,8 @@ BAD = {
     "info --segments 8 --rates 9": "dilation_rates[0]=9 exceeds segment_lengths[0]=8",
     "info --segments dense --rates 2": "--rates: (2,) does not go with --segments dense",
     "info --backend abacus": "--backend: 'abacus' is not a known backend",
+    "info --preset unet": "--preset: 'unet' is not a known preset; known: gigapath",
+    "info --preset gigapath --segments 8": "--segments, --rates: ",
     "info --seqs 8": "unrecognized arguments: --seqs",
     "draw --seq 5000": "--seq: 5000 is more than a picture can show; at most 2048",
     "draw --heads 100": "--heads: 100 is more than a picture can show; at most 64",
@@ -202,6 +204,37 @@ def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(
     [note] = json_output(capsys, "info", "--assume", "sm_61")["problem"]["notes"]
     assert "has no code for sm_61: install a torch built for CUDA 12.6" in note
     assert not json_output(capsys, "info", "--assume", "sm_86")["problem"]["notes"]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "why"),
+    [
+        ("sm_60", "float32", "sum in float16, which loses small weights"),
+        ("sm_75", "float16", "Tesla T4 has tensor cores"),
+        ("sm_80", "float16", "A100 has tensor cores"),
+        ("sm_90", "float16", "H100 has tensor cores"),
+        ("cpu", "float32", "no faster on cpu"),
+    ],
+)
+def test_info_picks_for_a_preset_in_the_dtype_that_suits_the_device(
+    capsys: pytest.CaptureFixture[str], device: str, dtype: str, why: str
+) -> None:
+    report = json_output(capsys, "info", "--assume", device, "--preset", "gigapath")
+    judged = report["problem"]
+    assert judged["problem"].startswith(f"1 x 10,001 tokens, 16 heads x 48, {dtype}, Pattern([1024, 5792, ")
+    assert judged["problem"].endswith("offset='block', tail='zeros')")
+    assert judged["picked"]
+    assert judged["why"]
+    assert f"{dtype}: " in report["preset"]
+    assert why in report["preset"]
+
+
+def test_what_is_given_wins_over_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--dtype", "bf16", "--seq", "16384", "--heads", "8"]
+    text = output(capsys, "info", *given[:4], "--assume", "sm_80", "--preset", "gigapath", *given[4:])
+    assert "1 x 16,384 tokens, 8 heads x 48, bfloat16, Pattern([1024, 5792, " in text
+    assert "preset GigaPath's slide encoder on 10,000 tiles\n" in text
+    assert "head_dim 48 computed as 64: 1.33 times the multiplications" in " ".join(text.split())
 
 
 def test_info_all_judges_every_known_device_for_every_dtype(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from dilkit.tools.commands.info import matrix
 from dilkit.tools.commands.info.facts import Failure, TorchBuild, VariableFacts, devices, guarded, torch_note, variables, versions
 from dilkit.tools.commands.info.matrix import Cell
 from dilkit.tools.console import arguments
+from dilkit.tools.console.presets import Preset, add_preset_argument
 from dilkit.tools.console.text import in_bytes, print_json, table, wrapped
 from dilkit.tools.results.decode import encode
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--device", type=arguments.device_here, metavar="cuda:0", help=here)
     every = "also the problem on every known device, for every dtype, and the table of orders behind it"
     parser.add_argument("--all", action="store_true", help=every)
+    add_preset_argument(parser)
     arguments.add_pattern_arguments(parser)
     arguments.add_call_arguments(parser)
     arguments.add_backend_argument(parser, "names in order of preference (default: DILKIT_BACKEND's, else by capability)")
@@ -42,6 +44,8 @@ class Report:
     trace: Trace | Failure
     environment: list[VariableFacts]
     matrix: list[Cell] | None
+    preset: str | None
+    """The name of the preset, and why its dtype was taken if it was."""
 
     @property
     def picked(self) -> str | None:
@@ -54,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
     here = devices()
     found = [device for device in here if isinstance(device, Device)]
     device = args.assume or (device_named(args.device) if args.device else (found[1:] or found)[0])
+    preset = _of_preset(args, device)
     problem = arguments.problem_of(args, device)
     cells = matrix.matrix(problem, found, args.backend) if args.all else None
-    report = Report(versions(), here, guarded(lambda: explain(problem, args.backend)), variables(), cells)
+    report = Report(versions(), here, guarded(lambda: explain(problem, args.backend)), variables(), cells, preset)
     if args.json:
         print_json("info", _plain(report))
     else:
@@ -64,6 +69,17 @@ def run(args: argparse.Namespace) -> int:
     if any(variable.error for variable in report.environment):
         return 2
     return 0 if report.picked and not isinstance(report.versions["torch"], Failure) else 1
+
+
+def _of_preset(args: argparse.Namespace, device: Device) -> str | None:
+    """What --preset names, in words. Where --dtype is not given, it is set to what suits `device`."""
+    preset: Preset | None = args.preset
+    if preset is None:
+        return None
+    if args.dtype is not None:
+        return preset.what
+    args.dtype, why = preset.dtype_on(device)
+    return f"{preset.what}; {args.dtype}: {why}"
 
 
 def _notes(problem: Problem) -> Iterator[str]:
@@ -81,7 +97,7 @@ def _plain(report: Report) -> dict[str, Any]:
     if isinstance(trace, Trace):
         judged |= dict(flops=trace.problem.flops(), notes=list(_notes(trace.problem)))
     found = dict(versions=report.versions, devices=[_plain_device(d) for d in report.devices], problem=judged)
-    found |= dict(environment=report.environment)
+    found |= dict(environment=report.environment, preset=report.preset)
     if report.matrix is not None:
         found |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
     plain: dict[str, Any] = encode(found)
@@ -103,7 +119,7 @@ def _has_code(device: Device) -> bool | None:
 def _lines(report: Report) -> list[str]:
     lines = ["versions", *table((name.replace("_", " "), str(found)) for name, found in report.versions.items())]
     lines += ["", "devices", *table(_device_row(device) for device in report.devices)]
-    lines += ["", "problem", *_problem_lines(report.trace)]
+    lines += ["", "problem", *(wrapped("  preset ", report.preset) if report.preset else ()), *_problem_lines(report.trace)]
     if report.matrix is not None:
         lines += ["", "the same problem on every known device, for every dtype", *matrix.lines(report.matrix)]
     lines += ["", "environment", *table((variable.name, str(variable)) for variable in report.environment)]
