@@ -6,6 +6,7 @@ P[h, i, j] = count[h, i, j] * exp(scale * q_i . k_j - lse[i])        out[i] = su
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,6 +17,10 @@ from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
+
+PARTS = 8
+"""The heads are computed in so many parts, one after the other: gradients of queries and keys, which nobody wants, take no memory
+for all heads at once."""
 
 
 def attention_mass(
@@ -32,7 +37,8 @@ def attention_mass(
     """How much attention each key gets in all, `mass[h, j] = sum_i P[h, i, j]`: exact, in memory that is linear in `seq`.
 
     The arguments are those of `dilated_attention`, without values. `P` is linear in them, so that `mass` is the gradient of the
-    sum of all results with respect to the values: a forward and a backward pass of the same backend, without autograd.
+    sum of all results with respect to the values: a forward and a backward pass of the same backend, without autograd, of an
+    eighth of the key/value heads at a time.
 
     Returns `(batch, heads, seq)`, float32 (float64 for float64): half types are widened. It has no gradient. It sums to
     the number of rows that see a key, less what goes to sinks and padding. Raises as `dilated_attention` does.
@@ -44,10 +50,42 @@ def attention_mass(
         >>> mass.shape, round(mass[0, 0].sum().item(), 3)
         (torch.Size([1, 4, 64]), 64.0)
     """
-    query, key, factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
-    (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
-    group = heads // kv_heads
-    call = encode_call(pattern, is_causal, True, "" if backend is None else ",".join(names_of(backend)))
+    factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
+    (batch, seq, heads, _), kv_heads = query.shape, key.shape[2]
+    pattern.check_heads(heads, kv_heads)
+    group, names = heads // kv_heads, "" if backend is None else ",".join(names_of(backend))
+    mass = query.new_zeros((batch, heads, seq), dtype=lse_dtype(query.dtype), requires_grad=False)
+    for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
+        own = slice(start * group, stop * group)
+        if some := _of_heads(pattern, start, stop, group, kv_heads) if start < stop else None:
+            call = encode_call(some, is_causal, True, names)
+            part = query[:, :, own], key[:, :, start:stop], None if sink is None else sink.detach()[own]
+            mass[:, own] = _columns_summed(*part, key_padding_mask, factor, call)
+    return mass
+
+
+def _of_heads(pattern: Pattern, start: int, stop: int, group: int, kv_heads: int) -> Pattern | None:
+    """The pattern of key/value heads `start` to `stop - 1` by themselves; None where no branch serves any of them."""
+    first, total = pattern.head_shard or (0, kv_heads)
+    served = []
+    for branch in pattern.branches:
+        low, high = branch.heads or (0, kv_heads * group)
+        heads = max(low - start * group, 0), min(high, stop * group) - start * group
+        if heads[0] < heads[1]:
+            served.append((branch.segment_length, branch.dilation_rate, branch.heads and heads))
+    if not served:
+        return None
+    lengths, rates, ranges = zip(*served, strict=True)
+    shard = (first + start, total)
+    return Pattern(lengths, rates, pattern.offset, pattern.overlap, ranges, shard, tail=pattern.tail)
+
+
+def _columns_summed(
+    query: Tensor, key: Tensor, sink: Tensor | None, key_padding_mask: Tensor | None, factor: float, call: str
+) -> Tensor:
+    """`mass` of the heads that are given, `(batch, heads, seq)`."""
+    query, key = (x.detach().to(lse_dtype(x.dtype)) for x in (query, key))
+    (batch, seq, heads, dim), group = query.shape, query.shape[2] // key.shape[2]
     nothing = query.new_zeros(dim)
     value, out = nothing.expand(key.shape), nothing.expand(query.shape)  # of values 0 the results are 0
     lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)[1]
@@ -87,7 +125,8 @@ def attention_rows(
     """
     (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
     which = _positions(rows, seq).to(query.device)
-    query, key, factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink, which)
+    factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
+    query, key = query[:, which].to(wide := lse_dtype(query.dtype)), key.to(wide)
     grouped = query.view(batch, len(which), kv_heads, heads // kv_heads, dim)
     scores = factor * torch.einsum("bmkgd,bskd->bkgms", grouped, key).flatten(1, 2)
     count = pattern.count_rows(which, seq, heads, kv_heads=kv_heads, is_causal=is_causal)
@@ -111,16 +150,11 @@ def _checked(
     key_padding_mask: Tensor | None,
     scale: float | None,
     sink: Tensor | None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, Tensor, float]:
-    """Queries (of `rows`) and keys in the dtype of the result, and the factor of the scores."""
+) -> float:
+    """The factor of the scores. Raises as `dilated_attention` does."""
     check_inputs(query, key, key, pattern, key_padding_mask, sink)
     boolean("is_causal", is_causal)
-    factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
-    wide = lse_dtype(query.dtype)
-    if rows is None:
-        return query.detach().to(wide), key.detach().to(wide), factor
-    return query[:, rows].to(wide), key.to(wide), factor
+    return float(query.shape[-1] ** -0.5) if scale is None else real("scale", scale)
 
 
 def _positions(rows: Tensor | Sequence[int], seq: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from dilkit import NoBackendError, Pattern, attention_mass, attention_rows
 from dilkit.oracle import oracle_attention
+from dilkit.testing.memory import MeasureError, peak_memory
 
 SEQ = 22
 PATTERNS = (
@@ -14,6 +15,7 @@ PATTERNS = (
     Pattern([4, 8, 16], [1, 2, 4], offset="block", tail="zeros"),
     Pattern([4, 8], [1, 2], overlap="once"),
     Pattern([4, 8], [2, 4], heads=[(0, 2), (1, 3)]),
+    Pattern([4, 8], [2, 4], offset="block", head_shard=(2, 7)),
     Pattern.dense(),
 )
 """The fourth leaves rows and a head that see nothing."""
@@ -65,6 +67,34 @@ def test_rows_are_those_of_the_matrix(pattern, call):
     assert (found - all_weights(query, key, pattern, options)[:, :, rows]).abs().max() <= 1e-13
 
 
+@pytest.mark.parametrize("kv_heads", [3, 9, 20])
+def test_mass_of_any_number_of_heads(kv_heads):
+    """Which do not fall into equal parts; the first branch serves no head of some parts, and none serves the last head."""
+    torch.manual_seed(0)
+    heads = 2 * kv_heads
+    query, key = torch.randn(2, SEQ, heads, 6).double(), torch.randn(2, SEQ, kv_heads, 6).double()
+    pattern = Pattern([4, 8], [2, 3], heads=[(3, kv_heads + 1), (1, heads - 1)], tail="zeros")
+    sink = torch.randn(heads, requires_grad=True)
+    found = attention_mass(query, key.requires_grad_(), pattern, sink=sink)
+    assert not found.requires_grad
+    right = all_weights(query, key.detach(), pattern, dict(sink=sink.detach().double())).sum(dim=2)
+    assert (found - right).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("seq", [4096, 16384])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1.0), (torch.bfloat16, 2.0)])
+def test_mass_takes_less_memory_than_two_results(seq, dtype, limit):
+    """At two lengths: linear in them. A result is one of `dilated_attention`."""
+    query, key = torch.randn(2, 1, seq, 8, 48).to(dtype).unbind()
+    pattern = Pattern([64, 2 * seq], [1, 1024], offset="block", tail="zeros")
+    attention_mass(query, key, pattern)  # what it caches does not count
+    try:
+        taken = min(peak_memory(lambda: attention_mass(query, key, pattern)) for _ in range(2))
+    except MeasureError as error:
+        pytest.skip(f"this system cannot measure it: {error}")
+    assert taken <= limit * query.nbytes + 2**20, f"{taken / query.nbytes:.2f} results"
+
+
 def test_rows_have_gradients():
     query, key, _ = drawn()
     query.requires_grad_()
@@ -96,6 +126,8 @@ def test_what_does_not_fit_is_named():
             call(query, key, [4, 8])
         with pytest.raises(TypeError, match="is_causal"):
             call(query, key, PATTERNS[0], is_causal=1)
+        with pytest.raises(ValueError, match=r"heads\[1\]"):
+            call(query, key, Pattern([4, 8], [1, 2], heads=[None, (3, 5)]))
         with pytest.raises(ValueError, match="scale"):
             call(query, key, PATTERNS[0], scale=float("nan"))
     with pytest.raises(NoBackendError):
