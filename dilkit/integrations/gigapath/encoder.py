@@ -26,8 +26,9 @@ class SlideEncoder(nn.Module):
 
     - `activation_checkpointing`: whether the backward pass computes each layer anew instead of holding its activations.
     - `backend`: that of `dilkit.dilated_attention`.
-    - `comm`: a `dilkit.comm.Comm`. Each rank is given the whole slide, computes its share of the rows, and returns the embedding:
-      one slide at a time, without gradients.
+    - `comm`: a `dilkit.comm.Comm`. Each rank is given the whole slide, computes its share of the rows, and returns the embedding,
+      one slide at a time. If each computes the same loss from it, the gradients of parameters are those of the rank's own rows:
+      `dilkit.comm.sum_over_ranks` adds them up to those of one process.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
@@ -135,27 +136,28 @@ class SlideEncoder(nn.Module):
         """The packed rows that enter the first layer, each slide's class token first if it is to be there."""
         x = self.patch_embed["proj"](tiles)
         x = x + self.positions(coords).to(x.dtype)
-        first = self.cls_token[0].to(x.dtype)
-        if with_class:
-            x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
+        first = self.cls_token[0, : int(with_class)].to(x.dtype)  # no row of it still has a gradient, which is 0
+        x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
         return F.dropout(x, self.config.dropout, self.training)
 
     def layers(self) -> list[EncoderLayer]:
         """The encoder layers."""
         return list(cast("Iterable[EncoderLayer]", self.encoder["layers"]))
 
-    def _through(self, layer: nn.Module, x: Tensor, lengths: Sequence[int]) -> Tensor:
+    def _through(self, layer: EncoderLayer, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        kept = layer.draw(x, len(lengths))
+        if self.ranks is not None and kept is not None:
+            self.ranks.take_from_first(kept)
         if self.activation_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(layer, x, lengths, self.attention, use_reentrant=False)
+            out: Tensor = checkpoint(layer, x, lengths, self.attention, kept, use_reentrant=False)
         else:
-            out = layer(x, lengths, self.attention)
+            out = layer(x, lengths, self.attention, kept)
         return out
 
     def _pool(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         if self.ranks is not None:
-            pooled = self.ranks.pool(x, self.config.global_pool)
-        else:
-            slides = torch.split(x, list(lengths))
-            pooled = torch.stack([slide[1:].mean(dim=0) if self.config.global_pool else slide[0] for slide in slides])
+            return self.ranks.on_first(self.norm, self.ranks.pool(x, self.config.global_pool))
+        slides = torch.split(x, list(lengths))
+        pooled = torch.stack([slide[1:].mean(dim=0) if self.config.global_pool else slide[0] for slide in slides])
         out: Tensor = self.norm(pooled)
         return out

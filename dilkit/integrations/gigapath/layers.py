@@ -77,16 +77,23 @@ class EncoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(embed_dim, eps=EPS, **factory)
         self.dropout, self.drop_path = dropout, drop_path
 
-    def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention) -> Tensor:
-        x = x + self._dropped(self.self_attn(self.self_attn_layer_norm(x), lengths, attention), lengths)
-        return x + self._dropped(self.ffn(self.final_layer_norm(x)), lengths)
+    def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention, kept: Tensor | None = None) -> Tensor:
+        """`kept`: the factors of both summands, as `draw` gives them; None: 1."""
+        first = second = None
+        if kept is not None:
+            first, second = kept.repeat_interleave(torch.tensor(lengths, device=x.device), dim=1)
+        x = x + self._dropped(self.self_attn(self.self_attn_layer_norm(x), lengths, attention), first)
+        return x + self._dropped(self.ffn(self.final_layer_norm(x)), second)
 
-    def _dropped(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        x = F.dropout(x, self.dropout, self.training)
+    def draw(self, x: Tensor, slides: int) -> Tensor | None:
+        """In training, the factors of both summands of each slide, `(2, slides, 1)`: 0, or what makes up for that."""
         if not self.training or self.drop_path == 0:
-            return x
-        kept = x.new_empty(len(lengths), 1).bernoulli_(1 - self.drop_path).div(1 - self.drop_path)
-        return x * kept.repeat_interleave(torch.tensor(lengths, device=x.device), dim=0)
+            return None
+        return x.new_empty(2, slides, 1).bernoulli_(1 - self.drop_path).div(1 - self.drop_path)
+
+    def _dropped(self, x: Tensor, factor: Tensor | None) -> Tensor:
+        x = F.dropout(x, self.dropout, self.training)
+        return x if factor is None else x * factor
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, drop_path={self.drop_path:.3g}"

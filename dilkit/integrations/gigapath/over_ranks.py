@@ -27,12 +27,10 @@ class Ranks:
     def tiles(self, lengths: Sequence[int]) -> tuple[slice, bool]:
         """Which tiles of a slide this rank holds, and whether it holds the class token, which is the first of all rows.
 
-        Raises ValueError for several slides, and where gradients are wanted.
+        Raises ValueError for several slides.
         """
         if len(lengths) != 1:
             raise ValueError(f"tiles has {len(lengths)} slides; over ranks (comm=) one at a time is computed: tiles[:1]")
-        if torch.is_grad_enabled():
-            raise ValueError("comm: no gradients are computed over ranks; call the model within torch.no_grad()")
         cuts = importlib.import_module("dilkit.comm").shard_cuts(lengths[0] + 1, self.comm.size, self.pattern)
         start, stop = cuts[self.comm.rank : self.comm.rank + 2]
         return slice(max(start - 1, 0), stop - 1), self.comm.rank == 0
@@ -42,6 +40,44 @@ class Ranks:
         classes = int(self.comm.rank == 0)
         rows = x[classes:] if global_pool else x[:classes]
         wide = lse_dtype(rows.dtype)
-        total = torch.cat((rows.sum(dim=0, dtype=wide), rows.new_full((1,), len(rows), dtype=wide)))
-        importlib.import_module("dilkit.comm").sum_over_ranks([total], self.comm)
+        part = torch.cat((rows.sum(dim=0, dtype=wide), rows.new_full((1,), len(rows), dtype=wide)))
+        total: Tensor = _SumOverRanks.apply(part, self.comm)  # type: ignore[no-untyped-call]
         return (total[:-1] / total[-1]).to(rows.dtype)[None]
+
+    def take_from_first(self, x: Tensor) -> None:
+        """Replace `x`, in place, by that of the first rank."""
+        importlib.import_module("dilkit.comm").copy_from_rank([x], self.comm)
+
+    def on_first(self, module: nn.Module, x: Tensor) -> Tensor:
+        """`module(x)`, which every rank computes of the same `x`; the gradients of its parameters are the first rank's alone."""
+        first = self.comm.rank == 0
+        weights = {name: _OnFirst.apply(weight, first) for name, weight in module.named_parameters()}  # type: ignore[no-untyped-call]
+        out: Tensor = torch.func.functional_call(module, weights, (x,))
+        return out
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks. Each computes the same of it, so that the gradient of a part is what it is of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, comm: Any) -> Tensor:
+        total = part.clone()
+        importlib.import_module("dilkit.comm").sum_over_ranks([total], comm)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: Tensor) -> tuple[Any, ...]:
+        return dtotal, None
+
+
+class _OnFirst(torch.autograd.Function):
+    """`x`; its gradient is 0 but on the first rank, so that a sum over ranks counts it once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: bool) -> Tensor:
+        ctx.first = first
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
+        return dx if ctx.first else torch.zeros_like(dx), None

@@ -157,11 +157,17 @@ def test_dropout_and_drop_path_in_training_alone():
 
 def test_drop_path_leaves_out_whole_slides():
     model = small(dropout=0.0, drop_path=0.5)
-    layer, lengths = model.layers()[1].train(), [3, 5] * 50
+    layer, lengths, x = model.layers()[1].train(), [3, 5] * 50, torch.randn(400, 48, dtype=torch.float64)
     torch.manual_seed(1)
-    kept = layer._dropped(torch.ones(400, 48, dtype=torch.float64), lengths).split(lengths)
-    assert all(len(set(slide.flatten().tolist())) == 1 for slide in kept)
-    assert {slide[0, 0].item() for slide in kept} == {0.0, 2.0}
+    kept = layer.draw(x, len(lengths))
+    assert kept.unique().tolist() == [0.0, 2.0]
+    assert not torch.equal(*kept)
+    left_out = torch.zeros(2, 100, 1, dtype=torch.float64)
+    assert torch.equal(layer(x, lengths, model.attention, left_out), x)
+    whole, found = (layer(x, lengths, model.attention, kept=one).split(lengths) for one in (left_out + 1, kept))
+    for i in range(100):  # a slide stays as it is where both summands are left out
+        assert torch.equal(found[i], x.split(lengths)[i]) == (not kept[:, i].any())
+    assert all(torch.equal(a, b) for a, b in zip(layer(x, lengths, model.attention).split(lengths), whole, strict=True))
 
 
 def test_the_feed_forward_network_in_pieces_is_the_whole(monkeypatch):
