@@ -14,6 +14,7 @@ _HOMES = {
     "Backend": "backend",
     "Device": "device",
     "DilatedAttention": "nn",
+    "DilatedCache": "decoding",
     "DilatedSegment": "pattern",
     "Limits": "backend",
     "LocalityReport": "orders.locality",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from dilkit.backend import Backend as Backend
     from dilkit.backend import Limits as Limits
     from dilkit.backend import Refusal as Refusal
+    from dilkit.decoding import DilatedCache as DilatedCache
     from dilkit.device import Device as Device
     from dilkit.nn import DilatedAttention as DilatedAttention
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention

@@ -1,0 +1,158 @@
+"""`DilatedCache`: what decoding has to remember, and no more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from dilkit.attention import check_inputs, dilated_attention
+from dilkit.checks import integer, real
+from dilkit.decoding.chunk import attend_chunk
+from dilkit.decoding.segment import Layout, OpenSegment
+from dilkit.pattern import Pattern
+
+_MOST_SCORES = 2**23
+"""Scores that a chunk holds at a time; a longer one is taken in several."""
+
+
+class DilatedCache:
+    """The keys and values that later rows of a causal `dilated_attention` can still see, and attention over them.
+
+        attend(q, k, v) = the last rows of dilated_attention(all q, all k, all v, pattern, is_causal=True)
+
+    A key whose segment has ended in every branch is never seen again. So of each branch, the cache keeps the rows of the open
+    segment that a key/value head keeps: at most `ceil(w_b / r_b)`, and at most their sum over the branches in all, for any number
+    of tokens. Of a branch over the whole sequence it keeps one row in `r_b`.
+
+    - `pattern`: a `dilkit.Pattern`; its tail has no effect under causality.
+    - `kv_heads`: key/value heads. Batch, query heads, head_dim, dtype and device are those of the first call of `attend`.
+
+    All sequences of a batch have the same length: in a row at another place of its segments other heads take part. Give
+    sequences of other lengths a cache of their own. Raises TypeError or ValueError for a pattern or heads that do not fit.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import DilatedCache, Pattern, dilated_attention
+        >>> pattern = Pattern([8, 32], [1, 4])
+        >>> q, k, v = torch.randn(3, 1, 100, 4, 16).unbind()  # (batch, seq, heads, head_dim)
+        >>> cache = DilatedCache(pattern, kv_heads=4)
+        >>> out = [cache.attend(q[:, :50], k[:, :50], v[:, :50])]  # the prompt
+        >>> for i in range(50, 100):
+        ...     out.append(cache.attend(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1]))
+        >>> torch.allclose(torch.cat(out, 1), dilated_attention(q, k, v, pattern, is_causal=True), atol=1e-5)
+        True
+        >>> cache
+        DilatedCache(Pattern([8, 32], [1, 4]), kv_heads=4, seen=100, nbytes=2560)
+    """
+
+    def __init__(self, pattern: Pattern, kv_heads: int) -> None:
+        if not isinstance(pattern, Pattern):
+            raise TypeError(
+                f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
+            )
+        self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
+        if pattern.heads is None:  # ranges are of query heads, which the first rows tell
+            pattern.check_heads(self.kv_heads, self.kv_heads)
+        self._seen = 0
+        self._layout: Layout | None = None
+        self._segments: list[OpenSegment] = []
+        self._period = math.lcm(*pattern.segment_lengths)
+        """Where all segments begin at once."""
+
+    @property
+    def seen(self) -> int:
+        """Tokens that it has seen, of each sequence."""
+        return self._seen
+
+    def __len__(self) -> int:
+        return self._seen
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that some later row can still see."""
+        return self._bytes(sum(len(heads) * rows for segment in self._segments for heads, rows in segment.rows(self._seen)))
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """Bytes of the memory that is held for them, which grows with need: at most `sum_b ceil(w_b / r_b)` rows a head."""
+        return sum(segment.keys.nbytes + segment.values.nbytes for segment in self._segments)
+
+    def _bytes(self, rows: int) -> int:
+        layout = self._layout
+        return 0 if layout is None else 2 * rows * layout.batch * layout.head_dim * layout.dtype.itemsize
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, sink: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        """What the next rows get, `(batch, rows, heads, head_dim)` like `query`; their keys and values are remembered.
+
+        - `query` `(batch, rows, heads, head_dim)`, `key` and `value` `(batch, rows, kv_heads, head_dim)`: one row, or a chunk of
+          any length, such as a prompt. The last dimension is contiguous.
+        - `sink`, `scale`: those of `dilated_attention`.
+
+        There are no gradients. Raises TypeError or ValueError for arguments that do not fit each other or the rows before; the
+        cache is then as it was.
+        """
+        layout = self._checked(query, key, value, sink)
+        factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
+        if self._layout is None:
+            self._layout = layout
+            self._segments = [OpenSegment(self.pattern, branch, layout) for branch in self.pattern.branches]
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        start, total = 0, query.shape[1]
+        while start < total:
+            count = self._at_once(total - start)
+            rows = slice(start, start + count)
+            out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, sink)
+            self._seen += count
+            start += count
+        return out
+
+    def _at_once(self, rows: int) -> int:
+        """How many of the next `rows` rows are taken together."""
+        if self._fresh(rows):
+            return rows
+        most = min(segment.length - segment.tokens(self._seen) for segment in self._segments)
+        rows = min(rows, most)
+        columns = sum(segment.slots(0, segment.tokens(self._seen) + rows) for segment in self._segments)
+        layout = self._segments[0].layout
+        return min(rows, max(1, _MOST_SCORES // (columns * layout.batch * layout.heads + 1)))
+
+    def _fresh(self, rows: int) -> bool:
+        """Whether these rows see none of those before, and are worth a kernel."""
+        return rows > 1 and self._seen % self._period == 0
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor, scale: float, sink: Tensor | None) -> Tensor:
+        if not self._fresh(count := query.shape[1]):
+            once = self.pattern.overlap == "once"
+            return attend_chunk(self._segments, self._seen, (query, key, value), scale, sink, once)
+        out = dilated_attention(query, key, value, self.pattern, is_causal=True, sink=sink, scale=scale)
+        for segment in self._segments:
+            segment.append_last(self._seen + count, key, value)
+        return cast(Tensor, out)
+
+    def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
+        """The layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
+        check_inputs(query, key, value, self.pattern, sink=sink)
+        if not query.dtype == key.dtype == value.dtype:
+            raise TypeError(f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; one dtype is needed (.to(query))")
+        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+            raise ValueError("a tensor requires a gradient, which a cache has none of; decode under torch.no_grad()")
+        (batch, _, heads, head_dim), kv_heads = query.shape, key.shape[2]
+        found = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device)
+        wanted = self._layout or replace(found, kv_heads=self.kv_heads)
+        if found != wanted:
+            differing = [f.name for f in fields(found) if getattr(found, f.name) != getattr(wanted, f.name)]
+            there, here = ([f"{name}={getattr(x, name)}" for name in differing] for x in (wanted, found))
+            raise ValueError(
+                f"these rows have {', '.join(here)}, but the cache {', '.join(there)}; they need another cache"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        return f"DilatedCache({self.pattern}, kv_heads={self.kv_heads}, seen={self.seen}, nbytes={self.nbytes})"

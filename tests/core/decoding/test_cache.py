@@ -1,0 +1,261 @@
+"""`DilatedCache`: each row is the full computation's, and nothing is kept that no later row can see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import DilatedCache, Pattern, dilated_attention
+from dilkit.decoding import cache as cache_module
+from dilkit.oracle import oracle_attention
+from dilkit.pattern.checks import WHOLE_SEQUENCE
+from dilkit.testing.accuracy import expected
+from dilkit.testing.problems import Case
+from dilkit.testing.tensors import make_tensors
+
+SEQ, HEAD_DIM, BATCH = 53, 4, 2
+PATTERNS = {
+    "nested": Pattern([4, 8, 16], [1, 2, 4]),
+    "ragged": Pattern([6, 10, 21], [1, 3, 5]),
+    "sparse": Pattern([16], [5]),
+    "twice": Pattern([8, 8], [2, 2]),
+    "whole sequence": Pattern([4, WHOLE_SEQUENCE], [1, 3]),
+    "block": Pattern([6, 12], [2, 3], offset="block"),
+    "once": Pattern([4, 6, 20], [1, 2, 3], overlap="once"),
+    "once, block": Pattern([4, 10], [2, 3], offset="block", overlap="once"),
+    "ranges": Pattern([5, 10, 15], [1, 2, 3], heads=[(0, 5), None, (3, 6)]),
+    "once, ranges": Pattern([5, 10, 15], [1, 2, 3], overlap="once", heads=[(0, 5), None, (3, 6)]),
+    "head split": Pattern.head_split([4, 8], [1, 2], 6),
+    "shard": Pattern([6, 12], [2, 4], head_shard=(3, 11)),
+    "padded tails": Pattern([8, 24], [3, 5], tail="zeros"),
+    "single tokens": Pattern([1], [1]),
+}
+KV_HEADS = {"as many": 6, "grouped": 3, "one": 1}
+each_pattern = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+each_group = pytest.mark.parametrize("kv_heads", KV_HEADS.values(), ids=KV_HEADS)
+
+
+def tensors(kv_heads: int, heads: int = 6, seq: int = SEQ) -> tuple[Tensor, Tensor, Tensor]:
+    """Random query, key and value in fp64."""
+    query = torch.randn(BATCH, seq, heads, HEAD_DIM, dtype=torch.float64)
+    key, value = torch.randn(2, BATCH, seq, kv_heads, HEAD_DIM, dtype=torch.float64)
+    return query, key, value
+
+
+def decoded(cache: DilatedCache, rows: tuple[Tensor, ...], cuts: Iterable[int], **options: Any) -> Tensor:
+    """What the cache gives for chunks of `rows` that end at `cuts`, from what it has seen on."""
+    found = []
+    for cut in cuts:
+        found.append(cache.attend(*(x[:, cache.seen : cut] for x in rows), **options))
+    return torch.cat(found, 1)
+
+
+def seen_later(pattern: Pattern, seen: int, heads: int, kv_heads: int) -> int:
+    """By definition: keys before `seen` that a row from there on sees, each for as many branches as show it."""
+    seq = seen + 2 * max(length for length in pattern.segment_lengths if length < WHOLE_SEQUENCE)
+    total = 0
+    for branch in pattern.branches:
+        heads_served = None if branch.heads is None else [branch.heads]
+        alone = Pattern(
+            [branch.segment_length], [branch.dilation_rate], pattern.offset, heads=heads_served, head_shard=pattern.head_shard
+        )
+        count = alone.count(seq, heads, kv_heads=kv_heads, is_causal=True)
+        total += int(count[:, seen:, :seen].any(1).unflatten(0, (kv_heads, -1)).any(1).sum())
+    return total
+
+
+@each_pattern
+@each_group
+def test_each_step_is_the_last_row(pattern: Pattern, kv_heads: int) -> None:
+    rows = tensors(kv_heads)
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    torch.testing.assert_close(decoded(DilatedCache(pattern, kv_heads), rows, range(1, SEQ + 1)), exact)
+
+
+@each_pattern
+@pytest.mark.parametrize("chunk", [2, 3, 7, 16, 20])
+def test_each_chunk_is_the_last_rows(pattern: Pattern, chunk: int) -> None:
+    rows = tensors(3)
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    for first in (1, chunk, 19):  # where the chunks begin: within segments, and where some of them end
+        cuts = [*range(first, SEQ, chunk), SEQ]
+        torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, cuts), exact)
+
+
+@given(st.data(), patterns_with_heads())
+def test_any_chunks_of_any_pattern(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
+    pattern, (heads, kv_heads) = drawn
+    seq = data.draw(st.integers(1, 60), "seq")
+    cuts = sorted({*data.draw(st.lists(st.integers(1, seq), max_size=20), "cuts"), seq})
+    sink = data.draw(st.none() | st.just(torch.randn(heads, dtype=torch.float64)), "sink")
+    rows = tensors(kv_heads, heads, seq)
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True, sink=sink, scale=0.7)
+    found = decoded(DilatedCache(pattern, kv_heads), rows, cuts, sink=sink, scale=0.7)
+    torch.testing.assert_close(found, exact)
+
+
+@given(patterns_with_heads(), st.integers(1, 60))
+def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seq: int) -> None:
+    pattern, (heads, kv_heads) = drawn
+    cache, rows = DilatedCache(pattern, kv_heads), tensors(kv_heads, heads, seq)
+    bound = sum(-(-length // rate) for length, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True))
+    row = 2 * BATCH * HEAD_DIM * 8
+    for seen in sorted({seq // 2, seq}):
+        cache.attend(*(x[:, cache.seen : seen] for x in rows))
+        assert cache.nbytes == row * seen_later(pattern, seen, heads, kv_heads)
+        assert cache.nbytes <= cache.allocated_nbytes <= row * kv_heads * bound
+
+
+def test_what_is_kept_is_bounded_for_ever_and_one_in_r_of_a_whole_sequence() -> None:
+    bounded, growing = (DilatedCache(Pattern([4, length], [1, 4]), 1) for length in (16, WHOLE_SEQUENCE))
+    row = torch.ones(1, 1, 1, 2, dtype=torch.float64)
+    sizes = []
+    for _ in range(160):
+        for cache in (bounded, growing):
+            cache.attend(row, row, row)
+        sizes.append(bounded.nbytes // row.nbytes // 2)
+    assert sizes[16:] == sizes[:16] * 9
+    assert max(sizes) == 3 + 3  # the last row of a segment is not needed after its step
+    assert bounded.allocated_nbytes == 2 * row.nbytes * (4 + 4)
+    assert growing.nbytes == 2 * row.nbytes * 40
+    assert growing.allocated_nbytes <= 2 * row.nbytes * (4 + 80)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("layout", ["contiguous", "sliced", "transposed"])
+@pytest.mark.parametrize("pattern", [PATTERNS["ragged"], PATTERNS["once"]], ids=["count", "once"])
+def test_dtypes_and_strides(dtype: str, layout: str, pattern: Pattern) -> None:
+    case = Case(
+        feature="decoding", variant=layout, pattern=pattern, seq=SEQ, kv_heads=2, dtype=dtype, layout=layout, is_causal=True
+    )
+    given, problem = make_tensors(case), case.problem(requires_grad=False)
+    found = decoded(DilatedCache(pattern, 2), given.qkv, [5, 6, 7, 20, *range(21, SEQ + 1)])
+    assert found.dtype == given.query.dtype
+    for check in expected(problem, given).checks(dict(out=found), SEQ):
+        assert check.passed, check.complaint
+
+
+@each_pattern
+def test_a_row_that_sees_no_key_gets_nothing(pattern: Pattern) -> None:
+    sees_none = (pattern.count(SEQ, 6, is_causal=True) == 0).all(-1)
+    found = decoded(DilatedCache(pattern, 6), tensors(6), range(1, SEQ + 1))
+    assert (found.transpose(1, 2)[:, sees_none] == 0).all()
+
+
+@each_pattern
+def test_a_token_reaches_the_rows_that_see_it_alone(pattern: Pattern, poisoned: None) -> None:
+    for token in (0, 9, 30):
+        rows = tensors(3)
+        rows[1][:, token] = rows[2][:, token] = torch.nan
+        seen = pattern.count(SEQ, 6, kv_heads=3, is_causal=True)[:, :, token].T > 0
+        found = decoded(DilatedCache(pattern, 3), rows, range(1, SEQ + 1))
+        assert (found.isnan().all(-1) == seen).all()
+        assert not found[:, ~seen].isnan().any()
+
+
+def test_long_chunks_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern, rows = PATTERNS["whole sequence"], tensors(3)
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    monkeypatch.setattr(cache_module, "_MOST_SCORES", 300)
+    torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, [2, SEQ]), exact)
+
+
+def test_a_prompt_is_computed_by_dilated_attention() -> None:
+    pattern, rows = Pattern([4, 16], [1, 4]), tensors(3)
+    cache = DilatedCache(pattern, 3)
+    for first, last in ((0, 16), (16, 48)):  # where all segments begin, no row before is seen
+        prompt = tuple(x[:, first:last] for x in rows)
+        assert torch.equal(cache.attend(*prompt), dilated_attention(*prompt, pattern, is_causal=True))
+
+
+def test_a_chunk_of_no_rows() -> None:
+    rows = tensors(3, seq=0)
+    cache = DilatedCache(Pattern.dense(), 3)
+    assert cache.attend(*rows).shape == rows[0].shape
+    assert (len(cache), cache.nbytes, cache.allocated_nbytes) == (0, 0, 0)
+
+
+def test_inside_and_outside_of_inference_mode() -> None:
+    pattern, rows = PATTERNS["nested"], tensors(3)
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    cache = DilatedCache(pattern, 3)
+    with torch.inference_mode():
+        first = decoded(cache, rows, [20, 21, 22])
+    torch.testing.assert_close(torch.cat([first, decoded(cache, rows, range(23, SEQ + 1))], 1), exact)
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no tensor": (dict(query=[1.0]), TypeError, "query is a list; a torch.Tensor is needed"),
+    "batch": (dict(size=(3, 1, 6, 4)), ValueError, "these rows have batch=3, but the cache batch=2"),
+    "query heads": (dict(query=torch.ones(2, 1, 9, 4)), ValueError, "these rows have heads=9, but the cache heads=6"),
+    "kv heads": (dict(key=torch.ones(2, 1, 6, 4)), ValueError, "key has shape .* and value .*; they must be equal"),
+    "head_dim": (dict(size=(2, 1, 6, 8)), ValueError, "these rows have head_dim=8, but the cache head_dim=4"),
+    "rows": (dict(query=torch.ones(2, 2, 6, 4)), ValueError, "key has seq 1 and query 2"),
+    "three dimensions": (dict(size=(2, 6, 4)), ValueError, r"\(batch, seq, heads, head_dim\) is needed"),
+    "dtype": (dict(dtype=torch.float64), ValueError, "these rows have dtype=torch.float64, but the cache dtype=torch.float32"),
+    "integers": (dict(dtype=torch.int64), TypeError, "query is torch.int64; one of"),
+    "device": (dict(device="meta"), ValueError, "these rows have device=meta, but the cache device=cpu"),
+    "sink": (dict(sink=torch.zeros(5)), ValueError, r"sink has shape \(5,\); \(heads,\) = \(6,\) is needed"),
+    "scale": (dict(scale="large"), TypeError, "scale='large' is a str"),
+    "gradient": (dict(value=torch.ones(2, 1, 3, 4, requires_grad=True)), ValueError, r"decode under torch\.no_grad\(\)"),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_leaves_the_cache_as_it_was(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    pattern = Pattern([4, 12], [1, 3])
+    rows = tuple(x.float() for x in tensors(3))
+    caches = [DilatedCache(pattern, 3) for _ in range(2)]
+    for cache in caches:
+        decoded(cache, rows, [6, 7])
+    size = change.pop("size", (2, 1, 6, 4)) if (change := dict(change)) else (2, 1, 6, 4)
+    kind = {name: change.pop(name) for name in ("dtype", "device") if name in change}
+    narrow = (*size[:-2], size[-2] // 2, size[-1])
+    wrong = dict(query=torch.ones(size, **kind), key=torch.ones(narrow, **kind), value=torch.ones(narrow, **kind)) | change
+    with pytest.raises(error, match=message):
+        caches[0].attend(**wrong)
+    assert (caches[0].seen, caches[0].nbytes) == (caches[1].seen, caches[1].nbytes)
+    assert torch.equal(*(decoded(cache, rows, range(8, SEQ)) for cache in caches))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("dense", 3), TypeError, "pattern='dense' is a str; a dilkit.Pattern is needed"),
+        ((Pattern.dense(), 0), ValueError, "kv_heads=0 must be at least 1"),
+        ((Pattern.dense(), 2.0), TypeError, "kv_heads=2.0 is a float"),
+        ((Pattern([4], [2], head_shard=(2, 4)), 3), ValueError, "leaves 2 key/value heads, but there are 3"),
+    ],
+)
+def test_a_cache_that_cannot_be(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DilatedCache(*arguments)
+
+
+def test_ranges_beyond_the_query_heads_are_refused() -> None:
+    cache = DilatedCache(Pattern([4], [2], heads=[(4, 8)]), 3)
+    with pytest.raises(ValueError, match="reaches past the 6 heads"):
+        cache.attend(*tensors(3))
+    assert (cache.seen, cache.nbytes) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps() -> None:
+    """Bytes are flat, and rows exact at every length: those of a chunk against `dilated_attention` over all of them."""
+    pattern, steps, kept = Pattern([64, 512, 4096], [1, 4, 16]), 100_000, 64 + 128 + 256
+    query, key, value = (torch.randn(1, steps, heads, 8) for heads in (4, 2, 2))
+    cache, found, sizes = DilatedCache(pattern, 2), [], []
+    for i in range(steps):
+        found.append(cache.attend(*(x[:, i : i + 1] for x in (query, key, value))))
+        sizes.append(cache.nbytes)
+    exact = dilated_attention(*(x.double() for x in (query, key, value)), pattern, is_causal=True)
+    torch.testing.assert_close(torch.cat(found, 1).double(), exact, atol=1e-5, rtol=1e-5)
+    assert sizes[4096:] == [*sizes[:4096] * 25][: steps - 4096]
+    assert max(sizes) < cache.allocated_nbytes == 2 * 2 * kept * 8 * 4
