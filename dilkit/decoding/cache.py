@@ -149,9 +149,7 @@ class DilatedCache:
         if found != wanted:
             differing = [f.name for f in fields(found) if getattr(found, f.name) != getattr(wanted, f.name)]
             there, here = ([f"{name}={getattr(x, name)}" for name in differing] for x in (wanted, found))
-            raise ValueError(
-                f"these rows have {', '.join(here)}, but the cache {', '.join(there)}; they need another cache"
-            )
+            raise ValueError(f"these rows have {', '.join(here)}, but the cache {', '.join(there)}; they need another cache")
         return found
 
     def __repr__(self) -> str:

@@ -76,8 +76,8 @@ def attend_chunk(
     `rows` are query, key and value, `(batch, count, heads, head_dim)`. `once`: a key that several branches show counts once.
     """
     query, key, value = rows
-    kv_heads, count = key.shape[2], key.shape[1]
-    query = query.view(*query.shape[:2], kv_heads, -1, query.shape[3]).permute(2, 0, 1, 3, 4)  # (kv_heads, batch, count, group, head_dim)
+    batch, count, kv_heads, head_dim = key.shape
+    query = query.view(batch, count, kv_heads, -1, head_dim).permute(2, 0, 1, 3, 4)  # (kv_heads, batch, count, group, head_dim)
     blocks: list[Block] = []
     columns = 0
     for segment in segments:
