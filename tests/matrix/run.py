@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.project import ROOT, checkout
-from matrix.variations import Variation, variations
+from matrix.variations import Variation, as_user, variations
 
 WORKERS = ("-n", "auto", "--maxprocesses", "4")
 OUTCOMES = ("passed", "failed", "skipped")
@@ -54,9 +54,8 @@ def row(variation: Variation, options: list[str]) -> dict[str, Any]:
             root, python = place(variation, Path(scratch))
         except subprocess.CalledProcessError as error:
             return {"name": variation.name, "failures": [f"its environment could not be made: {error.stdout[-2000:]}"]}
-        # Workers that wait for threads must not spin on the cores that these need.
-        environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, **variation.variables}
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WORKERS, f"--junitxml={results}", *options]
+        pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WORKERS, f"--junitxml={results}", *options]
+        command, environment = [*as_user(variation.user), *pytest], surroundings(variation, Path(scratch))
         done = subprocess.run(command, cwd=root, env=environment, stdout=STDERR, check=False)
         found, failures = read(results)
     if done.returncode not in (0, 1) or (done.returncode == 1) != bool(failures):
@@ -69,9 +68,38 @@ def place(variation: Variation, scratch: Path) -> tuple[Path, str]:
     if not variation.folder:
         return ROOT, variation.python
     root = checkout(scratch / variation.folder)
-    command = ["make", f"PYTHON={variation.python}", ".venv/stage-test"]
-    subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if variation.user is not None:
+        scratch.chmod(0o777)
+        for path in (root, *root.rglob("*")):
+            os.chown(path, variation.user, variation.user, follow_symlinks=False)
+    command = [*as_user(variation.user), "make", f"PYTHON={variation.python}", ".venv/stage-test"]
+    options: dict[str, Any] = dict(check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    subprocess.run(command, cwd=root, env=surroundings(variation, scratch), **options)
     return root, ".venv/bin/python"
+
+
+def surroundings(variation: Variation, scratch: Path) -> dict[str, str]:
+    """The variables of the environment; what they name is made in `scratch`."""
+    # Workers that wait for threads must not spin on the cores that these need.
+    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, **variation.variables}
+    if variation.without:
+        variables["PATH"] = str(commands_without(variation.without, scratch / "bin"))
+    if variation.user is not None:
+        home = scratch / "home"
+        home.mkdir(mode=0o555, exist_ok=True)
+        variables["HOME"] = str(home)
+    return variables
+
+
+def commands_without(names: tuple[str, ...], folder: Path) -> Path:
+    """`folder`, with a link to every command that is on PATH but these, whatever number or machine is in their names."""
+    folder.mkdir()
+    for place in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for command in Path(place).glob("*"):
+            link = folder / command.name
+            if not any(name in command.name for name in names) and not os.path.lexists(link):
+                link.symlink_to(command)
+    return folder
 
 
 def read(results: Path) -> tuple[dict[str, int], list[str]]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from matrix import run
-from matrix.variations import PYTHONS, Variation, interpreter, variations
+from matrix.variations import CXX, PYTHONS, Variation, interpreter, variations
 
 
 def test_variations_have_names_of_their_own_and_python_is_not_tried_twice() -> None:
     found = [variation.name for variation in variations()]
     assert len(found) == len({*found})
-    assert {"torch default", "dilkit generic", "threads 4", "LANG=C", "path"} <= {*found}
+    assert {"torch default", "dilkit generic", "threads 4", "LANG=C", "path", "no C++", "another user"} <= {*found}
     assert len([name for name in found if name.startswith("Python")]) == len({*PYTHONS} - {"{}.{}".format(*sys.version_info)})
 
 
@@ -29,6 +29,15 @@ def test_an_interpreter_that_does_not_start_is_none(tmp_path: Path, monkeypatch:
     working.parent.mkdir(parents=True)
     working.symlink_to(sys.executable)
     assert interpreter("3.13") == str(working)
+
+
+def test_a_row_without_a_command_has_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first").mkdir()
+    for name in ("g++", "x86_64-linux-gnu-g++-12", "gcc"):
+        (tmp_path / "first" / name).touch()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'first'}:{tmp_path / 'absent'}")
+    found = run.surroundings(Variation("no C++", without=CXX), tmp_path)
+    assert [path.name for path in Path(found["PATH"]).iterdir()] == ["gcc"]
 
 
 def test_rows_are_counted_and_a_failure_decides_on_the_exit_code(

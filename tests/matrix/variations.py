@@ -1,4 +1,4 @@
-"""The surroundings that the tests have to pass in: settings of torch, MKL and dilkit, threads, language, path, other Pythons."""
+"""The surroundings that the tests have to pass in: settings of torch, MKL and dilkit, threads, language, path, user, Pythons."""
 
 from __future__ import annotations
 
@@ -21,15 +21,30 @@ MKL = {"default": "SSE4_2", "avx2": "AVX2", "avx512": "AVX512"}
 """The setting of MKL that goes with a capability of torch."""
 
 
+CXX = ("g++", "c++", "clang++")
+OTHER_USER = 65534
+"""The number of `nobody`."""
+
+
+BASE = getattr(sys, "_base_executable", sys.executable)
+"""This Python outside its virtual environment."""
+
+
 @dataclass(frozen=True)
 class Variation:
-    """One row of the matrix. With a `folder`: in a copy of the checkout of that name, with an environment of its own."""
+    """One row of the matrix.
+
+    With a `folder`: in a copy of the checkout of that name, with an environment of its own. With a `user`: as the user of that
+    number, whose home cannot be written to. `without`: commands that are not on PATH.
+    """
 
     name: str
     variables: dict[str, str] = field(default_factory=dict)
     python: str = sys.executable
     folder: str = ""
     missing: str = ""
+    without: tuple[str, ...] = ()
+    user: int | None = None
 
 
 def variations() -> Iterator[Variation]:
@@ -45,7 +60,9 @@ def variations() -> Iterator[Variation]:
     for threads in ("1", "2", "4"):
         yield Variation(f"threads {threads}", {"OMP_NUM_THREADS": threads})
     yield Variation("LANG=C", {"LANG": "C", "LC_ALL": "C"})
-    yield Variation("path", folder="mein Gerät", python=getattr(sys, "_base_executable", sys.executable))
+    yield Variation("no C++", without=CXX)
+    yield another_user()
+    yield Variation("path", folder="mein Gerät", python=BASE)
     for version in PYTHONS:
         if version != f"{sys.version_info.major}.{sys.version_info.minor}":
             python = interpreter(version)
@@ -59,6 +76,21 @@ def interpreter(version: str) -> str:
     return next((place for place in places if place and works(place)), "")
 
 
-def works(python: str) -> bool:
+def another_user() -> Variation:
+    """As a user that owns nothing but the copy of the checkout."""
+    python = next((python for python in (BASE, "/usr/bin/python3") if works(*as_user(OTHER_USER), python)), "")
+    why = "only root can become another user" if os.geteuid() else "" if python else "other users can start no Python here"
+    return Variation("another user", python=python, folder="user", user=OTHER_USER, missing=why)
+
+
+def as_user(user: int | None) -> tuple[str, ...]:
+    """What a command begins with that is to run as this user."""
+    return () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
+
+
+def works(*python: str) -> bool:
     """Whether it starts: pyenv's commands on PATH do so only for versions that are switched on."""
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+    try:
+        return subprocess.run([*python, "-c", ""], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
