@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import cast
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from dilkit.attention import check_inputs, dilated_attention
 from dilkit.checks import integer, real
+from dilkit.decoding.branch import Layout
 from dilkit.decoding.chunk import attend_chunk
-from dilkit.decoding.segment import Layout, OpenSegment
+from dilkit.decoding.segment import OpenSegment, open_segments
+from dilkit.decoding.state import CacheState, loaded, state_of
 from dilkit.pattern import Pattern
 
 _MOST_SCORES = 2**23
@@ -30,6 +33,9 @@ class DilatedCache:
 
     - `pattern`: a `dilkit.Pattern`; its tail has no effect under causality.
     - `kv_heads`: key/value heads. Batch, query heads, head_dim, dtype and device are those of the first call of `attend`.
+
+    - `rollback`: how many tokens `crop` can always take back, as speculative decoding does, at most the shortest segment. For it,
+      `ceil(rollback / r_b)` rows more are kept of each branch.
 
     All sequences of a batch have the same length: in a row at another place of its segments other heads take part. Give
     sequences of other lengths a cache of their own. Raises TypeError or ValueError for a pattern or heads that do not fit.
@@ -50,13 +56,16 @@ class DilatedCache:
         DilatedCache(Pattern([8, 32], [1, 4]), kv_heads=4, seen=100, nbytes=2560)
     """
 
-    def __init__(self, pattern: Pattern, kv_heads: int) -> None:
+    def __init__(self, pattern: Pattern, kv_heads: int, *, rollback: int = 0) -> None:
         if not isinstance(pattern, Pattern):
             raise TypeError(
                 f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
             )
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
-        if pattern.heads is None:  # ranges are of query heads, which the first rows tell
+        self.rollback, shortest = integer("rollback", rollback, at_least=0), min(pattern.segment_lengths)
+        if self.rollback > shortest:
+            raise ValueError(f"rollback={rollback} must be at most the shortest segment of the pattern, {shortest} tokens")
+        if pattern.heads is None:  # ranges are of query heads, which the first rows have
             pattern.check_heads(self.kv_heads, self.kv_heads)
         self._seen = 0
         self._layout: Layout | None = None
@@ -74,17 +83,20 @@ class DilatedCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values that some later row can still see."""
-        return self._bytes(sum(len(heads) * rows for segment in self._segments for heads, rows in segment.rows(self._seen)))
+        """Bytes of the keys and values that some later row can still see, or one of the last `rollback`."""
+        layout = self._layout
+        if layout is None:
+            return 0
+        rows = sum(segment.needed(self._seen) for segment in self._segments)
+        return 2 * rows * layout.batch * layout.head_dim * layout.dtype.itemsize
 
     @property
     def allocated_nbytes(self) -> int:
-        """Bytes of the memory that is held for them, which grows with need: at most `sum_b ceil(w_b / r_b)` rows a head."""
-        return sum(segment.keys.nbytes + segment.values.nbytes for segment in self._segments)
+        """Bytes of the memory that is held for them. It grows with need, and is bounded as they are.
 
-    def _bytes(self, rows: int) -> int:
-        layout = self._layout
-        return 0 if layout is None else 2 * rows * layout.batch * layout.head_dim * layout.dtype.itemsize
+        That of a branch doubles when it is full, up to `ceil(w_b / r_b)` rows a head; `rollback` adds `ceil(rollback / r_b)`.
+        """
+        return sum(x.nbytes for segment in self._segments for x in (segment.rows, segment.saved))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, sink: Tensor | None = None, scale: float | None = None
@@ -100,28 +112,74 @@ class DilatedCache:
         """
         layout = self._checked(query, key, value, sink)
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
-        if self._layout is None:
-            self._layout = layout
-            self._segments = [OpenSegment(self.pattern, branch, layout) for branch in self.pattern.branches]
+        if self._layout != layout:  # nothing has been seen
+            self._layout, self._segments = layout, open_segments(self.pattern, layout, self.rollback)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         start, total = 0, query.shape[1]
         while start < total:
-            count = self._at_once(total - start)
+            count = self._at_once(total - start, layout)
             rows = slice(start, start + count)
             out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, sink)
             self._seen += count
             start += count
         return out
 
-    def _at_once(self, rows: int) -> int:
+    def crop(self, length: int) -> None:
+        """Forget all tokens but the first `length`, as if the others had never been seen.
+
+        By up to `rollback` tokens this is always possible; else where no key would be needed that is not kept any more: within
+        the open segment of each branch, or where one begins. Raises ValueError where it is not; the cache is then as it was.
+        """
+        length = integer("length", length, at_least=0)
+        if length > self._seen:
+            raise ValueError(f"length={length} exceeds the {self._seen} tokens seen")
+        for branch, segment in zip(self.pattern.branches, self._segments, strict=True):
+            if not segment.can_go_back(self._seen, length):
+                raise ValueError(
+                    f"length={length} needs keys from token {length - length % branch.segment_length} on, which the branch with "
+                    f"{branch} keeps no more after {self._seen} tokens; a cache with rollback={self._seen - length} does"
+                )
+        for segment in self._segments:
+            segment.go_back(self._seen, length)
+        self._seen = length
+
+    def reorder(self, indices: Tensor | Sequence[int]) -> None:
+        """Make sequence i what was sequence `indices[i]`: the beams that go on. The batch becomes as large as there are indices.
+
+        `indices` are integers `(new_batch,)`, at least 0 and less than the batch. Raises TypeError or ValueError for others.
+        """
+        which = torch.as_tensor(indices)
+        if which.dim() != 1 or which.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"indices is {which.dtype} {tuple(which.shape)}; integers (new_batch,) are needed")
+        if self._layout is None:
+            raise ValueError("indices: the cache is empty, with no sequences to choose from; call attend first")
+        batch = self._layout.batch
+        if len(which) == 0 or bool(((which < 0) | (which >= batch)).any()):
+            raise ValueError(f"indices={which.tolist()} must be some of the {batch} sequences, from 0 to {batch - 1}")
+        for segment in self._segments:
+            segment.reorder(which)
+        self._layout = replace(self._layout, batch=len(which))
+
+    def state_dict(self) -> CacheState:
+        """A copy of all that is kept, in plain values and tensors, for `load_state_dict` or `torch.save`."""
+        heads = 0 if self._layout is None else self._layout.heads
+        return state_of(self.pattern, self.kv_heads, heads, self.rollback, self._seen, self._segments)
+
+    def load_state_dict(self, state: CacheState) -> None:
+        """Take over a copy of what `state_dict` of a cache of the same pattern, `kv_heads` and `rollback` returned.
+
+        Raises TypeError or ValueError for anything else, and leaves the cache as it was.
+        """
+        self._seen, self._layout, self._segments = loaded(state, self.pattern, self.kv_heads, self.rollback)
+
+    def _at_once(self, rows: int, layout: Layout) -> int:
         """How many of the next `rows` rows are taken together."""
         if self._fresh(rows):
             return rows
-        most = min(segment.length - segment.tokens(self._seen) for segment in self._segments)
-        rows = min(rows, most)
-        columns = sum(segment.slots(0, segment.tokens(self._seen) + rows) for segment in self._segments)
-        layout = self._segments[0].layout
-        return min(rows, max(1, _MOST_SCORES // (columns * layout.batch * layout.heads + 1)))
+        tokens = [segment.tokens(self._seen) for segment in self._segments]
+        rows = min(rows, *(segment.kept.length - held for segment, held in zip(self._segments, tokens, strict=True)))
+        columns = sum(segment.kept.slots(0, held + rows) for segment, held in zip(self._segments, tokens, strict=True))
+        return min(rows, max(1, _MOST_SCORES // max(1, columns * layout.batch * layout.heads)))
 
     def _fresh(self, rows: int) -> bool:
         """Whether these rows see none of those before, and are worth a kernel."""
@@ -145,7 +203,7 @@ class DilatedCache:
             raise ValueError("a tensor requires a gradient, which a cache has none of; decode under torch.no_grad()")
         (batch, _, heads, head_dim), kv_heads = query.shape, key.shape[2]
         found = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device)
-        wanted = self._layout or replace(found, kv_heads=self.kv_heads)
+        wanted = self._layout if self._layout and self._seen else replace(found, kv_heads=self.kv_heads)
         if found != wanted:
             differing = [f.name for f in fields(found) if getattr(found, f.name) != getattr(wanted, f.name)]
             there, here = ([f"{name}={getattr(x, name)}" for name in differing] for x in (wanted, found))

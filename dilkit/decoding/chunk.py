@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilkit.decoding.segment import OpenSegment, Part
+from dilkit.decoding.branch import Part
+from dilkit.decoding.segment import OpenSegment
 from dilkit.op.boundary import lse_dtype
 
 
@@ -29,19 +30,19 @@ class Block:
         part = self.part
         return table[part.of.heads, :, part.rows, :, self.column : self.column + part.end]
 
-    def kept(self, stored: Tensor) -> Tensor:
-        """Its keys or values, `(heads * batch, slots, head_dim)`, without a copy."""
-        return stored[self.part.of.stored, :, : self.part.end].flatten(0, 1)
+    def stored(self, which: int) -> Tensor:
+        """Its keys (0) or values (1), `(heads * batch, slots, head_dim)`, without a copy."""
+        return self.segment.rows[which, self.part.of.stored, :, : self.part.end].flatten(0, 1)
 
     @property
     def unserved(self) -> Tensor | None:
         """Which query heads `(heads, 1, 1, group, 1)` the branch leaves out, if it serves others of their key/value head."""
-        return self.segment.offsets[self.part.of.heads, None, None, :, None] < 0 if self.segment.partly else None
+        return self.segment.kept.offsets[self.part.of.heads, None, None, :, None] < 0 if self.segment.kept.partly else None
 
     def score(self, query: Tensor, scores: Tensor, scale: float) -> None:
         """Fill in `scale * q . k` where a row sees a key."""
         rows, found = query[self.part.of.heads, :, self.part.rows], self.of(scores)
-        product = rows.flatten(2, 3).flatten(0, 1) @ self.kept(self.segment.keys).mT
+        product = rows.flatten(2, 3).flatten(0, 1) @ self.stored(0).mT
         found.copy_(product.view(found.shape)).mul_(scale)
         if (count := self.part.count) > 1:  # of the new rows, none sees a later one
             later = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
@@ -51,19 +52,19 @@ class Block:
 
     def count_once(self, earlier: OpenSegment, seen: int, scores: Tensor) -> None:
         """Take out the keys that rows see in the branch `earlier` as well."""
-        own, part, device = self.segment, self.part, scores.device
-        start, other_start = (seen - segment.tokens(seen) for segment in (own, earlier))
-        slots = torch.arange(part.end, device=device)
-        keys = start + (own.tokens(seen) + part.rows.start) % own.rate + slots * own.rate
+        part, rate, other = self.part, self.segment.kept.rate, earlier.kept
+        start, other_start = (seen - segment.tokens(seen) for segment in (self.segment, earlier))
+        offset = (seen - start + part.rows.start) % rate
+        keys = start + offset + rate * torch.arange(part.end, device=scores.device)
         queries = keys[part.first :]
-        there = (keys >= other_start) & ((queries[:, None] - keys) % earlier.rate == 0)  # (count, slots)
-        taking_part = earlier.offsets[part.of.heads, None] == ((queries - other_start) % earlier.rate)[:, None]
+        there = (keys >= other_start) & ((queries[:, None] - keys) % other.rate == 0)  # (count, slots)
+        taking_part = other.offsets[part.of.heads, None] == ((queries - other_start) % other.rate)[:, None]
         self.of(scores).masked_fill_((taking_part[..., None] & there[:, None])[:, None], -torch.inf)
 
     def gather(self, weights: Tensor, out: Tensor) -> None:
         """Add what the rows get from this branch to `out` `(kv_heads, batch, rows, group, head_dim)`."""
         target = out[self.part.of.heads, :, self.part.rows]
-        found = self.of(weights).flatten(2, 3).flatten(0, 1) @ self.kept(self.segment.values)
+        found = self.of(weights).flatten(2, 3).flatten(0, 1) @ self.stored(1)
         found = found.view(target.shape)
         target += found if (unserved := self.unserved) is None else found.masked_fill(unserved, 0.0)
 
@@ -79,10 +80,10 @@ def attend_chunk(
     batch, count, kv_heads, head_dim = key.shape
     query = query.view(batch, count, kv_heads, -1, head_dim).permute(2, 0, 1, 3, 4)  # (kv_heads, batch, count, group, head_dim)
     blocks: list[Block] = []
-    columns = 0
+    columns, new = 0, torch.stack((key, value))
     for segment in segments:
-        parts = segment.parts(seen, count)
-        segment.append(parts, key.permute(2, 0, 1, 3), value.permute(2, 0, 1, 3))
+        parts = segment.kept.parts(seen, count)
+        segment.append(seen, parts, new)
         blocks += (Block(segment, part, columns) for part in parts)
         columns += max((part.end for part in parts), default=0)
     shape = (*query.shape[:-1], columns + (sink is not None))

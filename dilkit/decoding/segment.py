@@ -1,142 +1,115 @@
-"""The keys and values of one branch's open segment, head by head.
+"""The keys and values of one branch's open segment: those of the segment that the next token is in, none of earlier ones.
 
-slot s of a head with offset o  =  position  start of the segment + o + s * dilation_rate
-
-stored heads, by offset     slots ->
+heads, by offset            slots ->
 offset 0: heads 0, 2        | 0 | 2 | 4 | 6 |        heads of one offset lie side by side, so that a row's step
 offset 1: heads 1, 3        | 1 | 3 | 5 | 7 |        reads one block of memory, and all of it is seen
+
+for going back              | 0 |                    what the first rows of this segment took the place of
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.decoding.branch import KeptHeads, Layout, Part
+from dilkit.pattern import Pattern
 
 _FIRST_SLOTS = 64
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What all tensors of a cache have in common."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def empty(self, heads: int, slots: int) -> Tensor:
-        """Memory for keys or values `(heads, batch, slots, head_dim)`; zeros, so that what is saved of it is never arbitrary."""
-        with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
-            return torch.zeros(heads, self.batch, slots, self.head_dim, dtype=self.dtype, device=self.device)
-
-
-@dataclass(frozen=True)
-class HeadClass:
-    """The key/value heads of one offset: which they are, and where they are stored."""
-
-    heads: slice
-    stored: slice
-
-    def __len__(self) -> int:
-        return int(self.stored.stop - self.stored.start)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Those rows of a chunk, within one segment, that one class of heads keeps: `count` of them, from slot `first` on."""
-
-    of: HeadClass
-    rows: slice
-    first: int
-    count: int
-
-    @property
-    def end(self) -> int:
-        """Slots that the last of these rows sees, and with them all of the class that there are."""
-        return self.first + self.count
-
-
 class OpenSegment:
-    """What a cache keeps for one branch: rows of the segment that the next token is in, none of earlier ones.
+    """What a cache keeps for one branch.
 
-    `offsets` `(kv_heads, group)`: of each query head; -1 where the branch does not serve it. `partly`: whether it serves some
-    but not all query heads of a key/value head.
+    `rows` `(2, heads, batch, slots, head_dim)`: keys and values. To go back by up to `rollback` tokens into the segment before,
+    there is `saved`, what its first slots held. `since`: where what can be restored begins. `latest`: the last row stored in the
+    open segment, whether it was taken back or not.
     """
 
-    def __init__(self, pattern: Pattern, branch: DilatedSegment, layout: Layout) -> None:
-        self.length, self.rate, self.layout = branch.segment_length, branch.dilation_rate, layout
-        group, kv_heads = layout.heads // layout.kv_heads, layout.kv_heads
-        by_offset: dict[int, list[int]] = defaultdict(list)
-        served = [[branch.serves(head * group + i) for i in range(group)] for head in range(kv_heads)]
-        offsets = [pattern.head_offset(self.rate, head, kv_heads) for head in range(kv_heads)]
-        for head, offset in enumerate(offsets):
-            if any(served[head]):
-                by_offset[offset].append(head)
-        self.partly = any(any(row) and not all(row) for row in served)
-        table = [[o if serves else -1 for serves in row] for o, row in zip(offsets, served, strict=True)]
-        with torch.inference_mode(False):
-            self.offsets = torch.tensor(table, device=layout.device)
-        self.classes: dict[int, HeadClass] = {}
-        stored = 0
-        for offset, heads in sorted(by_offset.items()):
-            step = heads[1] - heads[0] if len(heads) > 1 else 1  # r heads apart, or side by side, by the pattern's offset
-            self.classes[offset] = HeadClass(slice(heads[0], heads[-1] + 1, step), slice(stored, stored + len(heads)))
-            stored += len(heads)
-        self.keys, self.values = (layout.empty(stored, 0) for _ in range(2))
+    def __init__(self, kept: KeptHeads, layout: Layout, rollback: int) -> None:
+        self.kept, self.rollback, self.since, self.latest = kept, rollback, 0, 0
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
+            shape = (2, kept.heads, layout.batch, 0, layout.head_dim)
+            self.rows = self.saved = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
     def tokens(self, seen: int) -> int:
         """Tokens of the open segment, after `seen` tokens in all."""
-        return seen % self.length
+        return seen % self.kept.length
 
-    def rows(self, seen: int) -> Iterator[tuple[HeadClass, int]]:
-        """How many rows of each class some later row can still see, after `seen` tokens in all."""
-        tokens = self.tokens(seen)
-        for offset, heads in self.classes.items():
-            last = self.length - 1 - (self.length - 1 - offset) % self.rate  # the last row of a segment that they keep
-            yield heads, self.slots(offset, tokens) if tokens <= last else 0
+    def needed(self, seen: int) -> int:
+        """Rows of all heads that some row from `seen - rollback` on can see, of `seen` tokens."""
+        tokens, length = self.tokens(seen), self.kept.length
+        row, total = tokens - self.rollback, 0
+        goes_back = row < 0 and seen - tokens - length >= self.since
+        for offset, heads in self.kept.classes.items():
+            before = self.kept.visible(offset, length, row + length) if goes_back else 0
+            total += len(heads) * (before + self.kept.visible(offset, tokens, row))
+        return total
 
-    def slots(self, offset: int, tokens: int) -> int:
-        """How many of the first `tokens` tokens of a segment a head with this offset keeps."""
-        return max(0, -(-(tokens - offset) // self.rate))
-
-    def parts(self, seen: int, count: int) -> list[Part]:
-        """The `count` rows after `seen`, all of one segment, by the class of heads that keeps them."""
-        tokens, rate = self.tokens(seen), self.rate
-        found = []
-        for row in range(min(rate, count)):
-            slot, offset = divmod(tokens + row, rate)
-            if (heads := self.classes.get(offset)) is not None:
-                found.append(Part(heads, slice(row, None, rate), slot, -(-(count - row) // rate)))
-        return found
-
-    def append(self, parts: list[Part], key: Tensor, value: Tensor) -> None:
-        """Store the rows `parts` of a chunk's `key` and `value` `(kv_heads, batch, rows, head_dim)`."""
+    def append(self, seen: int, parts: list[Part], new: Tensor) -> None:
+        """Store `parts` of a chunk that begins after `seen`; `new` `(2, batch, rows, kv_heads, head_dim)` is keys and values."""
+        if self.tokens(seen) == 0:
+            self.latest = seen
+            if self.rollback:
+                self.saved = self.rows[:, :, :, : -(-self.rollback // self.kept.rate)].clone()
+        self.latest = max(self.latest, seen + new.shape[2])
         self._reserve(max((part.end for part in parts), default=0))
         for part in parts:
-            for kept, new in ((self.keys, key), (self.values, value)):
-                kept[part.of.stored, :, part.first : part.end] = new[part.of.heads, :, part.rows]
+            kept = new[:, :, part.rows, part.of.heads].permute(0, 3, 1, 2, 4)
+            self.rows[:, part.of.stored, :, part.first : part.end] = kept
 
     def append_last(self, seen: int, key: Tensor, value: Tensor) -> None:
-        """Store what is in the open segment, after `seen` tokens in all, of a chunk that began where a segment does."""
-        if tokens := self.tokens(seen):
-            new = (x[:, x.shape[1] - tokens :].permute(2, 0, 1, 3) for x in (key, value))
-            self.append(self.parts(seen - tokens, tokens), *new)
+        """Of a chunk that began where a segment does and ends after `seen` tokens, store what is in the open segment.
+
+        And what is in the one before, if going back can lead there.
+        """
+        tokens, chunk = self.tokens(seen), key.shape[1]
+        pieces = [self.kept.length, tokens] if tokens < min(self.rollback, chunk) else [tokens]
+        back = sum(pieces)
+        if chunk > tokens:
+            self.since = seen - back
+        for count in pieces:
+            rows = slice(chunk - back, chunk - back + count)
+            self.append(seen - back, self.kept.parts(seen - back, count), torch.stack((key[:, rows], value[:, rows])))
+            back -= count
+
+    def can_go_back(self, seen: int, length: int) -> bool:
+        """Whether the rows are at hand, of `seen` tokens, that come after the first `length` of them."""
+        begun = seen - self.tokens(seen)
+        return length > begun or length % self.kept.length == 0 or self._restores(begun, length)
+
+    def go_back(self, seen: int, length: int) -> None:
+        """Forget all tokens of `seen` but the first `length`."""
+        begun = seen - self.tokens(seen)
+        if length > begun:
+            return
+        if not self._restores(begun, length):
+            self.since = self.latest = length
+        elif self.latest > begun:
+            self.rows[:, :, :, : self.saved.shape[3]] = self.saved
+            self.since, self.latest = begun - self.kept.length, begun
+
+    def reorder(self, indices: Tensor) -> None:
+        """Take the sequences `indices` instead."""
+        with torch.inference_mode(False):
+            self.rows, self.saved = (x.index_select(2, indices.to(x.device)) for x in (self.rows, self.saved))
+
+    def _restores(self, begun: int, length: int) -> bool:
+        """Whether the segment before the one that begins at `begun` is at hand, and `length` is in it."""
+        before = begun - self.kept.length
+        return self.since <= before < length and self.latest - begun <= self.rollback
 
     def _reserve(self, slots: int) -> None:
         """Room for so many slots: twice what there was, but never more than a segment has."""
-        if slots > (held := self.keys.shape[2]):
-            room = min(-(-self.length // self.rate), max(slots, 2 * held, _FIRST_SLOTS))
-            self.keys, self.values = self._grown(self.keys, room), self._grown(self.values, room)
+        if slots <= (held := self.rows.shape[3]):
+            return
+        room = min(-(-self.kept.length // self.kept.rate), max(slots, 2 * held, _FIRST_SLOTS))
+        with torch.inference_mode(False):
+            grown = self.rows.new_zeros(*self.rows.shape[:3], room, self.rows.shape[4])
+        grown[:, :, :, :held] = self.rows
+        self.rows = grown
 
-    def _grown(self, rows: Tensor, slots: int) -> Tensor:
-        grown = self.layout.empty(len(rows), slots)
-        grown[:, :, : rows.shape[2]] = rows
-        return grown
+
+def open_segments(pattern: Pattern, layout: Layout, rollback: int) -> list[OpenSegment]:
+    """One for each branch, with nothing in it."""
+    return [OpenSegment(KeptHeads(pattern, branch, layout), layout, rollback) for branch in pattern.branches]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -62,10 +62,8 @@ def seen_later(pattern: Pattern, seen: int, heads: int, kv_heads: int) -> int:
     seq = seen + 2 * max(length for length in pattern.segment_lengths if length < WHOLE_SEQUENCE)
     total = 0
     for branch in pattern.branches:
-        heads_served = None if branch.heads is None else [branch.heads]
-        alone = Pattern(
-            [branch.segment_length], [branch.dilation_rate], pattern.offset, heads=heads_served, head_shard=pattern.head_shard
-        )
+        options: Any = dict(heads=branch.heads and [branch.heads], head_shard=pattern.head_shard)
+        alone = Pattern([branch.segment_length], [branch.dilation_rate], pattern.offset, **options)
         count = alone.count(seq, heads, kv_heads=kv_heads, is_causal=True)
         total += int(count[:, seen:, :seen].any(1).unflatten(0, (kv_heads, -1)).any(1).sum())
     return total
@@ -89,6 +87,7 @@ def test_each_chunk_is_the_last_rows(pattern: Pattern, chunk: int) -> None:
         torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, cuts), exact)
 
 
+@settings(deadline=None)
 @given(st.data(), patterns_with_heads())
 def test_any_chunks_of_any_pattern(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
     pattern, (heads, kv_heads) = drawn
@@ -101,6 +100,7 @@ def test_any_chunks_of_any_pattern(data: st.DataObject, drawn: tuple[Pattern, He
     torch.testing.assert_close(found, exact)
 
 
+@settings(deadline=None)
 @given(patterns_with_heads(), st.integers(1, 60))
 def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seq: int) -> None:
     pattern, (heads, kv_heads) = drawn

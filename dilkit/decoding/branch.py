@@ -1,0 +1,98 @@
+"""Which tokens of a segment a branch keeps for which key/value heads.
+
+slot s of a head with offset o  =  position  start of the segment + o + s * dilation_rate
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from dilkit.pattern import DilatedSegment, Pattern
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all tensors of a cache have in common."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class HeadClass:
+    """The key/value heads of one offset: which they are, and where they are stored."""
+
+    heads: slice
+    stored: slice
+
+    def __len__(self) -> int:
+        return int(self.stored.stop - self.stored.start)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Those rows of a chunk, within one segment, that one class of heads keeps: `count` of them, from slot `first` on."""
+
+    of: HeadClass
+    rows: slice
+    first: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Slots that the last of these rows sees, and with them all of the class that there are."""
+        return self.first + self.count
+
+
+class KeptHeads:
+    """A branch with the heads of a cache.
+
+    `classes`: heads by their offset, stored in its order. `offsets` `(kv_heads, group)`: of each query head; -1 where the branch
+    does not serve it. `partly`: whether it serves some but not all query heads of a key/value head.
+    """
+
+    def __init__(self, pattern: Pattern, branch: DilatedSegment, layout: Layout) -> None:
+        self.length, self.rate = branch.segment_length, branch.dilation_rate
+        group, kv_heads = layout.heads // layout.kv_heads, layout.kv_heads
+        served = [[branch.serves(head * group + i) for i in range(group)] for head in range(kv_heads)]
+        offsets = [pattern.head_offset(self.rate, head, kv_heads) for head in range(kv_heads)]
+        self.partly = any(any(row) and not all(row) for row in served)
+        table = [[o if serves else -1 for serves in row] for o, row in zip(offsets, served, strict=True)]
+        with torch.inference_mode(False):
+            self.offsets = torch.tensor(table, device=layout.device)
+        by_offset: dict[int, list[int]] = defaultdict(list)
+        for head in (head for head in range(kv_heads) if any(served[head])):
+            by_offset[offsets[head]].append(head)
+        self.classes: dict[int, HeadClass] = {}
+        self.heads = 0
+        for offset, heads in sorted(by_offset.items()):
+            step = heads[1] - heads[0] if len(heads) > 1 else 1  # r heads apart, or side by side, by the pattern's offset
+            stored = slice(self.heads, self.heads + len(heads))
+            self.classes[offset] = HeadClass(slice(heads[0], heads[-1] + 1, step), stored)
+            self.heads = stored.stop
+
+    def slots(self, offset: int, tokens: int) -> int:
+        """How many of the first `tokens` tokens of a segment a head with this offset keeps."""
+        return max(0, -(-(tokens - offset) // self.rate))
+
+    def visible(self, offset: int, tokens: int, row: int) -> int:
+        """How many of them the rows of the segment from `row` on can see: all, or none if no such row is kept."""
+        last = self.length - 1 - (self.length - 1 - offset) % self.rate  # of the rows that a segment keeps
+        return self.slots(offset, tokens) if row <= last else 0
+
+    def parts(self, seen: int, count: int) -> list[Part]:
+        """The `count` rows after `seen`, all of one segment, by the class of heads that keeps them."""
+        tokens, rate = seen % self.length, self.rate
+        found = []
+        for row in range(min(rate, count)):
+            slot, offset = divmod(tokens + row, rate)
+            if (heads := self.classes.get(offset)) is not None:
+                found.append(Part(heads, slice(row, None, rate), slot, -(-(count - row) // rate)))
+        return found

@@ -1,0 +1,214 @@
+"""Rollback, beams and saved states of a `DilatedCache`: as if what was taken back, or not chosen, had never been seen."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import DilatedCache, Pattern
+from dilkit.oracle import oracle_attention
+
+PATTERN = Pattern([4, 12], [1, 3])
+Rows = tuple[Tensor, ...]
+
+
+def rows(count: int, heads: int = 4, kv_heads: int = 2, batch: int = 2) -> Rows:
+    """Query, key and value of `count` tokens."""
+    return tuple(torch.randn(batch, count, n, 4, dtype=torch.float64) for n in (heads, kv_heads, kv_heads))
+
+
+class Follower:
+    """A cache, and all rows that it has seen, to compute the same without one."""
+
+    def __init__(self, pattern: Pattern, heads: int, kv_heads: int, rollback: int) -> None:
+        self.cache, self.sizes = DilatedCache(pattern, kv_heads, rollback=rollback), (heads, kv_heads)
+        self.all = rows(0, *self.sizes)
+
+    def attend(self, count: int) -> None:
+        """Compare `count` new rows."""
+        new, before = rows(count, *self.sizes), self.cache.seen
+        self.all = tuple(torch.cat(pair, 1) for pair in zip(self.all, new, strict=True))
+        exact, _ = oracle_attention(*self.all, self.cache.pattern, is_causal=True)
+        torch.testing.assert_close(self.cache.attend(*new), exact[:, before:])
+
+    def crop(self, length: int) -> bool:
+        """Whether the cache went back to `length`."""
+        try:
+            self.cache.crop(length)
+        except ValueError:
+            return False
+        self.all = tuple(x[:, :length] for x in self.all)
+        return True
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data(), patterns_with_heads())
+def test_going_back_by_any_steps(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
+    """What may be refused is more than `rollback`; whatever is granted is exact."""
+    pattern, sizes = drawn
+    rollback = data.draw(st.integers(0, min(pattern.segment_lengths)), "rollback")
+    follower, latest = Follower(pattern, *sizes, rollback), 0
+    for _ in range(data.draw(st.integers(1, 4), "times")):
+        follower.attend(data.draw(st.sampled_from([1, 2, 3, 5, 11, 24]), "rows"))
+        latest = max(latest, seen := follower.cache.seen)
+        length = data.draw(st.integers(max(0, seen - 2 * rollback - 2), seen) | st.integers(0, seen), "length")
+        went_back = follower.crop(length)
+        assert went_back or length < latest - rollback
+        assert follower.cache.seen == (length if went_back else seen)
+    follower.attend(1)
+
+
+@settings(deadline=None, max_examples=50)
+@given(patterns_with_heads(), st.integers(1, 60), st.integers(1, 8))
+def test_with_rollback_the_rows_before_count_too(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
+    pattern, (heads, kv_heads) = drawn
+    rollback = min(rollback, *pattern.segment_lengths)
+    cache, needed, bound = DilatedCache(pattern, kv_heads, rollback=rollback), 0, 0
+    for piece in [seen] if seen % 2 else [1] * seen:  # at once, and one by one
+        cache.attend(*rows(piece, heads, kv_heads))
+    for branch in pattern.branches:
+        served = None if branch.heads is None else [branch.heads]
+        alone = Pattern(
+            [branch.segment_length], [branch.dilation_rate], pattern.offset, heads=served, head_shard=pattern.head_shard
+        )
+        seen_by = alone.count(seen + 50, heads, kv_heads=kv_heads, is_causal=True)[:, max(0, seen - rollback) :, :seen].any(1)
+        needed += int(seen_by.unflatten(0, (kv_heads, -1)).any(1).sum())
+        bound += kv_heads * (-(-branch.segment_length // branch.dilation_rate) - (-rollback // branch.dilation_rate))
+    row = 2 * 2 * 4 * 8
+    assert cache.nbytes == row * needed
+    assert cache.nbytes <= cache.allocated_nbytes <= row * bound
+
+
+def test_a_draft_that_is_refused_leaves_no_trace() -> None:
+    """Speculative decoding: 4 tokens are drafted, some are taken back, over and over; never refused, always exact."""
+    follower = Follower(PATTERN, 4, 2, rollback=4)
+    follower.attend(9)
+    for kept in (0, 1, 2, 3, 4, 0, 0, 3, 1, 0, 2, 4, 0):
+        follower.attend(4)
+        assert follower.crop(follower.cache.seen - 4 + kept)
+        follower.attend(1)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (15, r"length=15 needs keys from token 12 on, .*segments of 4 tokens.* after 18 tokens; a cache with rollback=3 does"),
+        (19, "length=19 exceeds the 18 tokens seen"),
+        (-1, "length=-1 must be at least 0"),
+    ],
+)
+def test_going_back_too_far_is_refused(length: int, message: str) -> None:
+    follower = Follower(PATTERN, 4, 2, rollback=0)
+    follower.attend(18)
+    with pytest.raises(ValueError, match=message):
+        follower.cache.crop(length)
+    assert follower.cache.seen == 18
+    follower.attend(3)
+
+
+def test_a_cropped_cache_takes_other_tensors_when_it_is_empty() -> None:
+    cache = DilatedCache(PATTERN, 2)
+    cache.attend(*rows(5))
+    cache.crop(0)
+    new = tuple(x.float() for x in rows(7, batch=3))
+    torch.testing.assert_close(cache.attend(*new), oracle_attention(*new, PATTERN, is_causal=True)[0].float())
+
+
+@pytest.mark.parametrize("rollback", [0, 3])
+@pytest.mark.parametrize("indices", [[1, 0], [1, 1, 0], torch.tensor([0], dtype=torch.int32)], ids=["swap", "more", "one"])
+def test_beams(indices: Any, rollback: int) -> None:
+    follower = Follower(PATTERN, 4, 2, rollback)
+    follower.attend(17)
+    follower.cache.reorder(indices)
+    follower.all = tuple(x[torch.as_tensor(indices)] for x in follower.all)
+    new = rows(20, batch=len(indices))
+    if rollback:  # over where a segment begins
+        assert follower.crop(15)
+    follower.all = tuple(torch.cat(pair, 1) for pair in zip(follower.all, new, strict=True))
+    exact, _ = oracle_attention(*follower.all, PATTERN, is_causal=True)
+    torch.testing.assert_close(follower.cache.attend(*new), exact[:, -20:])
+
+
+@pytest.mark.parametrize(
+    ("indices", "error", "message"),
+    [
+        ([0, 2], ValueError, r"indices=\[0, 2\] must be some of the 2 sequences, from 0 to 1"),
+        ([-1], ValueError, "must be some of the 2 sequences"),
+        ([], TypeError, r"indices is torch.float32 \(0,\); integers \(new_batch,\) are needed"),
+        (torch.zeros(0, dtype=torch.int64), ValueError, "must be some of the 2 sequences"),
+        ([[0]], TypeError, r"integers \(new_batch,\) are needed"),
+        ([True], TypeError, "indices is torch.bool"),
+    ],
+)
+def test_beams_that_are_not_there(indices: Any, error: type[Exception], message: str) -> None:
+    follower = Follower(PATTERN, 4, 2, 0)
+    with pytest.raises(ValueError, match="the cache is empty"):
+        follower.cache.reorder([0])
+    follower.attend(6)
+    with pytest.raises(error, match=message):
+        follower.cache.reorder(indices)
+    follower.attend(3)
+
+
+@pytest.mark.parametrize("seen", [0, 1, 9, 12, 30])
+@pytest.mark.parametrize("rollback", [0, 3])
+def test_a_saved_cache_goes_on(seen: int, rollback: int) -> None:
+    follower = Follower(PATTERN, 4, 2, rollback)
+    if seen:
+        follower.attend(seen)
+    file = io.BytesIO()
+    torch.save(follower.cache.state_dict(), file)
+    state = follower.cache.state_dict()
+    follower.cache.attend(*rows(5))  # the state is a copy
+    file.seek(0)
+    for saved in (state, torch.load(file, weights_only=True)):
+        again = copy.copy(follower)
+        again.cache = DilatedCache(PATTERN, 2, rollback=rollback)
+        again.cache.load_state_dict(saved)
+        assert again.cache.seen == seen
+        again.attend(3)
+        assert again.crop(seen) or not rollback
+        again.attend(9)
+
+
+WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "another pattern": (
+        dict(pattern=Pattern([4], [2]).to_json()),
+        ValueError,
+        "with pattern=.*, but this one has pattern=",
+    ),
+    "kv_heads": (dict(kv_heads=4), ValueError, "state is of a cache with kv_heads=4, but this one has kv_heads=2"),
+    "rollback": (dict(rollback=3), ValueError, "state is of a cache with rollback=3"),
+    "seen": (dict(seen=-1), ValueError, "seen=-1 must be at least 0"),
+    "fewer rows": (dict(rows=[torch.zeros(2, 2, 2, 1, 4).double()] * 2), ValueError, "not what the branch keeps after 18 tokens"),
+    "other rows": (dict(seen=23), ValueError, "latest=18 is not where a segment of 4 tokens can be after 23"),
+    "heads": (dict(heads=3), ValueError, "kv_heads=2 must divide heads=3"),
+    "no rows": (dict(rows=[]), TypeError, "rows must be tensors"),
+    "one branch": (dict(rows=[torch.zeros(2, 2, 2, 4, 4)]), ValueError, "an entry for each of the 2 branches"),
+    "other dtypes": (dict(saved=[torch.zeros(2, 2, 2, 0, 4)] * 2), TypeError, "saved must be tensors of one dtype"),
+    "no tensors": (dict(saved=[None, None]), TypeError, "saved must be tensors of one dtype"),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG_STATES.values(), ids=WRONG_STATES)
+def test_a_state_of_something_else_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    follower = Follower(PATTERN, 4, 2, 0)
+    follower.attend(18)
+    with pytest.raises(error, match=message):
+        follower.cache.load_state_dict(follower.cache.state_dict() | change)
+    with pytest.raises(TypeError, match="not what DilatedCache"):
+        follower.cache.load_state_dict({"pattern": "x"})
+    follower.attend(4)
+
+
+def test_a_rollback_longer_than_a_segment_is_refused() -> None:
+    with pytest.raises(ValueError, match="rollback=5 must be at most the shortest segment of the pattern, 4 tokens"):
+        DilatedCache(PATTERN, 2, rollback=5)
