@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.checks import boolean, integer, real
+from dilkit.decoding import DilatedCache
 from dilkit.nn_checks import accept_only, bool_mask, check_factory, check_rows
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
@@ -235,6 +236,7 @@ class MultiheadDilatedAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool | None = None,
         positions: Tensor | None = None,
+        cache: DilatedCache | None = None,
     ) -> tuple[Tensor, None]:
         """`(output, None)`; `output` has the shape of `query`.
 
@@ -248,6 +250,8 @@ class MultiheadDilatedAttention(nn.Module):
         - `positions`: the positions of the rotary embedding, integers `(seq,)` or `(batch, seq)`. By default they are
           0, 1, 2, ..., or the result of the inner attention's method `positions(seq, device)` if it has one, as when a sequence
           is sharded over ranks.
+        - `cache`: a `dilkit.DilatedCache` of the inner attention's pattern, for decoding: the rows are those that come next, see
+          what the cache has kept, and are kept for later ones. Positions then go on from `cache.seen`.
         - `need_weights`, `attn_mask`: only their default is supported. `average_attn_weights` has no effect without
           `need_weights`.
 
@@ -259,6 +263,9 @@ class MultiheadDilatedAttention(nn.Module):
         value = key if value is None else value
         check_rows(self.out_proj.weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
         key_padding_mask = bool_mask(key_padding_mask, query)
+        causal = self.is_causal if is_causal is None else is_causal
+        if cache is not None:
+            self._check_cache(cache, causal, key_padding_mask)
         if positions is not None and self.rotary is None:
             raise ValueError("positions is given, but this module has no rotary positions; build it with rotary=True")
         q, k, v = self._project(query, key, value)
@@ -267,14 +274,34 @@ class MultiheadDilatedAttention(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         if self.rotary is not None:
             positions_of: Any = getattr(self.attention, "positions", None)
-            if positions is None and positions_of is not None:
+            if positions is None and cache is not None:
+                positions = torch.arange(cache.seen, cache.seen + q.shape[1], device=q.device)
+            elif positions is None and positions_of is not None:
                 positions = positions_of(q.shape[1], q.device)
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
-        causal = self.is_causal if is_causal is None else is_causal
         options = {} if self.sinks is None else dict(sink=self.sinks)
-        out = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options).reshape(query.shape)
+        if cache is None:
+            out = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
+        else:
+            inner: Any = self.attention
+            out = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
+        out = out.reshape(query.shape)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
+
+    def _check_cache(self, cache: Any, causal: bool, key_padding_mask: Tensor | None) -> None:
+        """Raise TypeError or ValueError unless the inner attention can be computed with `cache`."""
+        if not isinstance(cache, DilatedCache):
+            raise TypeError(f"cache={cache!r} is a {type(cache).__name__}; a dilkit.DilatedCache is needed, one for each layer")
+        inner = self.attention
+        if not isinstance(inner, DilatedAttention) or inner.orders is not None:
+            raise ValueError(f"cache is given, but the inner attention is {inner}; DilatedAttention(pattern) is needed")
+        if cache.pattern != inner.pattern:
+            raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
+        if not causal:
+            raise ValueError("cache is given, but is_causal=False; decoding is causal (is_causal=True)")
+        if key_padding_mask is not None:
+            raise ValueError("key_padding_mask is given with cache, which keeps no mask; give shorter sequences another cache")
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """q, k and v, `(..., seq, heads, head_dim)`. In self-attention they are views of one product."""

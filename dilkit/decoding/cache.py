@@ -99,13 +99,21 @@ class DilatedCache:
         return sum(x.nbytes for segment in self._segments for x in (segment.rows, segment.saved))
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, sink: Tensor | None = None, scale: float | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        sink: Tensor | None = None,
+        scale: float | None = None,
+        backend: str | Sequence[str] | None = None,
     ) -> Tensor:
         """What the next rows get, `(batch, rows, heads, head_dim)` like `query`; their keys and values are remembered.
 
         - `query` `(batch, rows, heads, head_dim)`, `key` and `value` `(batch, rows, kv_heads, head_dim)`: one row, or a chunk of
           any length, such as a prompt. The last dimension is contiguous.
-        - `sink`, `scale`: those of `dilated_attention`.
+        - `sink`, `scale`: those of `dilated_attention`, which computes a prompt, by `backend` if it is given. The first rows are
+          one, and so is a chunk that begins where all segments do. Other rows are computed in plain torch.
 
         There are no gradients. Raises TypeError or ValueError for arguments that do not fit each other or the rows before; the
         cache is then as it was.
@@ -119,7 +127,7 @@ class DilatedCache:
         while start < total:
             count = self._at_once(total - start, layout)
             rows = slice(start, start + count)
-            out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, sink)
+            out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, sink, backend)
             self._seen += count
             start += count
         return out
@@ -185,11 +193,19 @@ class DilatedCache:
         """Whether these rows see none of those before, and are worth a kernel."""
         return rows > 1 and self._seen % self._period == 0
 
-    def _attended(self, query: Tensor, key: Tensor, value: Tensor, scale: float, sink: Tensor | None) -> Tensor:
+    def _attended(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        sink: Tensor | None,
+        backend: str | Sequence[str] | None,
+    ) -> Tensor:
         if not self._fresh(count := query.shape[1]):
             once = self.pattern.overlap == "once"
             return attend_chunk(self._segments, self._seen, (query, key, value), scale, sink, once)
-        out = dilated_attention(query, key, value, self.pattern, is_causal=True, sink=sink, scale=scale)
+        out = dilated_attention(query, key, value, self.pattern, is_causal=True, sink=sink, scale=scale, backend=backend)
         for segment in self._segments:
             segment.append_last(self._seen + count, key, value)
         return cast(Tensor, out)

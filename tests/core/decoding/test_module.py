@@ -1,0 +1,78 @@
+"""Decoding through `MultiheadDilatedAttention`: rows by row it is the whole sequence's result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, order
+
+PATTERN = Pattern([8, 24], [1, 3])
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rotary": dict(rotary=True),
+    "grouped": dict(num_kv_heads=2, rotary=500.0),
+    "sink": dict(sink=True, layer_norm=True),
+}
+
+
+def module(inner: Any = None, **options: Any) -> MultiheadDilatedAttention:
+    """A causal layer with every parameter at random."""
+    layer = MultiheadDilatedAttention(16, 4, inner or DilatedAttention(PATTERN, scale=0.4), is_causal=True, **options)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer.double()
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@torch.no_grad()
+def test_row_by_row_is_the_whole(options: dict[str, Any]) -> None:
+    layer, x = module(**options), torch.randn(2, 40, 16, dtype=torch.float64)
+    cache = DilatedCache(PATTERN, layer.num_kv_heads)
+    found = [layer(x[:, cache.seen : end], cache=cache)[0] for end in (13, 14, 20, *range(21, 41))]
+    torch.testing.assert_close(torch.cat(found, 1), layer(x)[0])
+    one, alone = DilatedCache(PATTERN, layer.num_kv_heads), x[0]
+    found = [layer(alone[one.seen : end], cache=one)[0] for end in (30, 31, 40)]  # without a batch
+    torch.testing.assert_close(torch.cat(found), layer(alone)[0])
+
+
+@torch.no_grad()
+def test_positions_may_be_given() -> None:
+    layer, x = module(rotary=True), torch.randn(1, 12, 16, dtype=torch.float64)
+    positions = torch.arange(5, 17)
+    cache = DilatedCache(PATTERN, 4)
+    found = [layer(x[:, i : i + 1], cache=cache, positions=positions[i : i + 1])[0] for i in range(12)]
+    torch.testing.assert_close(torch.cat(found, 1), layer(x, positions=positions)[0])
+
+
+OTHER = DilatedCache(Pattern([8], [1]), 4)
+MASK = torch.zeros(1, 3, dtype=torch.bool)
+WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "no cache": (None, dict(cache={}), TypeError, "cache={} is a dict; a dilkit.DilatedCache is needed"),
+    "another pattern": (None, dict(cache=OTHER), ValueError, r"cache is of Pattern\(\[8\], \[1\]\), but the inner attention has"),
+    "an order": (
+        DilatedAttention(PATTERN, order=order((3,))),
+        {},
+        ValueError,
+        r"DilatedAttention\(pattern\) is needed",
+    ),
+    "another module": (torch.nn.Identity(), {}, ValueError, "the inner attention is Identity"),
+    "not causal": (None, dict(is_causal=False), ValueError, "decoding is causal"),
+    "a mask": (None, dict(key_padding_mask=MASK), ValueError, "key_padding_mask is given with cache"),
+}
+
+
+@pytest.mark.parametrize(("inner", "arguments", "error", "message"), WRONG.values(), ids=WRONG)
+@torch.no_grad()
+def test_what_a_cache_cannot_do(inner: Any, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    layer, cache = module(inner), DilatedCache(PATTERN, 4)
+    with pytest.raises(error, match=message):
+        layer(torch.zeros(1, 3, 16, dtype=torch.float64), **{"cache": cache, **arguments})
+    assert cache.seen == 0
+
+
+def test_gradients_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"decode under torch\.no_grad\(\)"):
+        module()(torch.zeros(1, 3, 16, dtype=torch.float64), cache=DilatedCache(PATTERN, 4))
