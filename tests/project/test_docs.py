@@ -14,8 +14,8 @@ import dilkit.comm
 from dilkit.environment import VARIABLES
 from dilkit.threads import torch_threads
 from dilkit.tools import cli
-from dilkit.tools.bench import cpu as cpu_suite
 from dilkit.tools.bench import gpu as gpu_suite
+from dilkit.tools.bench.cpu.targets import TARGETS as CPU_TARGETS
 from dilkit.tools.bench.orders.targets import TARGETS as ORDERS_TARGETS
 from dilkit.tools.bench.ranks.targets import TARGETS as RANKS_TARGETS
 from dilkit.tools.console.text import in_seconds
@@ -109,7 +109,7 @@ def test_figures_come_from_result_files(tmp_path):
 @pytest.mark.parametrize(
     ("words", "targets"),
     [
-        (cpu.SENTENCES, cpu_suite.TARGETS),
+        (cpu.SENTENCES, CPU_TARGETS),
         (gpu.SENTENCES, gpu_suite.TARGETS),
         (orders.SENTENCES, ORDERS_TARGETS),
         (ranks.SENTENCES, RANKS_TARGETS),

@@ -11,14 +11,18 @@ HEADS = 8
 
 
 class Configuration(NamedTuple):
-    """A sequence of `seq` tokens in branches of these lengths and rates."""
+    """A sequence of `seq` tokens in branches of these lengths and rates; `offset` and `tail` are the pattern's."""
 
     seq: int
     segment_lengths: tuple[int, ...]
     dilation_rates: tuple[int, ...]
+    heads: int = HEADS
+    offset: str = "modulo"
+    tail: str = "exact"
 
     def problem(self, head_dim: int, divisor: int = 1, **fields: Any) -> Problem:
-        """The problem of `HEADS` heads, its lengths divided by `divisor`."""
+        """The problem, its lengths divided by `divisor`."""
         pairs = zip(self.segment_lengths, self.dilation_rates, strict=True)
-        pattern = Pattern([max(length // divisor, rate) for length, rate in pairs], self.dilation_rates)
-        return Problem(pattern=pattern, seq=self.seq // divisor, heads=HEADS, head_dim=head_dim, **fields)
+        lengths = [max(length // divisor, rate) for length, rate in pairs]
+        pattern = Pattern(lengths, self.dilation_rates, offset=self.offset, tail=self.tail)
+        return Problem(pattern=pattern, seq=self.seq // divisor, heads=self.heads, head_dim=head_dim, **fields)

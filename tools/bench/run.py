@@ -15,7 +15,7 @@ from dilkit.tools.console.interrupt import INTERRUPTED
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
-from dilkit.tools.results.record import Environment, Session, SuiteResult
+from dilkit.tools.results.record import Session, SuiteResult
 
 FILE = "suite.json"
 _RESUME_WAY_OUT = "leave --resume out, or name another folder with --out"
@@ -40,6 +40,19 @@ def run(kind: type[Suite[Any]], args: Namespace, changed: dict[str, str]) -> int
     result = measure(suite, encode(chosen), args.out, args.resume)
     publish(result, args.out, "suite", f"dilkit bench --suite {kind.NAME}", args.json)
     return INTERRUPTED if result.interrupted else int(suite.wrong(result))
+
+
+def merge(kind: type[Suite[Any]], args: Namespace, changed: dict[str, str]) -> int:
+    """Write one result made of those in the files `args.merge`, and print its report; 0. Raises ValueError as `run` does."""
+    for name, option in changed.items():
+        if name not in ("suite", "merge", "out"):
+            raise ValueError(f"{option}: does not go with --merge, which measures nothing; leave it out")
+    result = kind().merged([read_result(path, kind.RECORD) for path in args.merge])
+    make_folder("--out", args.out)
+    from dilkit.tools.report.files import publish
+
+    publish(result, args.out, "suite", f"dilkit bench --suite {kind.NAME}", args.json)
+    return 0
 
 
 def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: bool) -> SuiteResult:
@@ -87,7 +100,7 @@ def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResul
         raise ValueError(f"--resume: there is no {path} to go on from; leave --resume out")
     before = read_result(path, type(result))
     for what, here, there in (
-        ("device", _machine(result.environment), _machine(before.environment)),
+        ("device", _machine(result), _machine(before)),
         ("options", result.chosen, before.chosen),
     ):
         if here != there:
@@ -100,8 +113,9 @@ def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResul
     return dataclasses.replace(result, **kept, earlier=(*before.earlier, session))
 
 
-def _machine(where: Environment) -> dict[str, Any]:
-    return {name: getattr(where, name) for name in ("device_name", "cores", "torch", "dilkit")}
+def _machine(result: SuiteResult) -> dict[str, Any]:
+    where = {name: getattr(result.environment, name) for name in ("device_name", "cores", "torch", "dilkit")}
+    return where | dict(isa=result.isa) if hasattr(result, "isa") else where
 
 
 def _shown(facts: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from dilkit.tools.bench.suite import Suite
 
 SUITES = {
-    "cpu": "dilkit.tools.bench.cpu:CpuSuite",
+    "cpu": "dilkit.tools.bench.cpu.suite:CpuSuite",
     "gpu": "dilkit.tools.bench.gpu:GpuSuite",
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",

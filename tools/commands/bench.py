@@ -73,6 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
     )
+    group.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FILE", help="suite cpu: measure nothing, show these results side by side"
+    )
     job.add_arguments(parser)
     parser.add_argument_group("ranks").add_argument(
         "--schedules",
@@ -89,8 +92,9 @@ def run(args: Namespace) -> int:
 
     if args.suite:
         load_torch()
-        return suite_run.run(suites.suite(args.suite), args, arguments.changed(args, add_arguments))
-    _leave_out(args, "goes with --suite alone", "quick", "full", "resume")
+        command = suite_run.merge if args.merge else suite_run.run
+        return command(suites.suite(args.suite), args, arguments.changed(args, add_arguments))
+    _leave_out(args, "goes with --suite alone", "quick", "full", "resume", "merge")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))

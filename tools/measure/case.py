@@ -16,7 +16,7 @@ from dilkit.testing.accuracy import shortened
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness
-from dilkit.tools.measure.ceilings import Ceilings, Rates
+from dilkit.tools.measure.ceilings import Ceilings, MultiplyAdds, Rates
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.kinds.bench import BenchCase
@@ -154,21 +154,22 @@ def side_by_side(
     calls: Mapping[str, Call],
     flops: Mapping[str, float],
     problem: Problem,
-    ceilings: Ceilings,
+    ceilings: MultiplyAdds,
     time: Callable[[Mapping[str, Call]], dict[str, Samples]],
 ) -> CaseFields:
     """`entries`, those that have a call with its speed: what `time` found of the calls, timed together with the ceilings."""
     timed = time({**ceilings.calls, **calls})
     rates, tokens = ceilings.rates(timed), problem.batch * problem.seq
-    gflops = rates["matmul"].gflops
+    gflops = rates["matmul"].gflops if rates["matmul"] else None
     fast = {name: with_speed(entries[name], timed[name], flops[name], tokens, gflops) for name in calls}
     return CaseFields(**rates, entries=entries | fast)
 
 
-def with_speed(entry: Entry, samples: Samples, flops: float, tokens: int, matmul_gflops: float) -> Entry:
+def with_speed(entry: Entry, samples: Samples, flops: float, tokens: int, matmul_gflops: float | None) -> Entry:
     """`entry` with its time, and what follows from it for a call of so many nominal FLOPs and tokens."""
     gflops, rate = flops / samples.median_s / 1e9, tokens / samples.median_s
-    return replace(entry, time=samples, flops=flops, gflops=gflops, matmul_fraction=gflops / matmul_gflops, tokens_per_s=rate)
+    fraction = gflops / matmul_gflops if matmul_gflops else None
+    return replace(entry, time=samples, flops=flops, gflops=gflops, matmul_fraction=fraction, tokens_per_s=rate)
 
 
 def _with_memory(entry: Entry, implementation: Implementation, problem: Problem, inputs: Tensors, forward: bool) -> Entry:

@@ -15,43 +15,57 @@ _MATMUL_BUDGET = 2.0
 """Seconds one matmul may take before a smaller one is measured instead."""
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """What is copied: by far more than fits into caches."""
-ROUNDS = 1 << 20
-"""Of a thread's multiply-adds: some milliseconds."""
+ROUNDS = 1 << 23
+"""Of a thread's multiply-adds: some ten milliseconds, so that no single disturbance decides."""
 
 
 class Rates(TypedDict):
     """The fields of a benchmark case that hold its yardsticks."""
 
-    matmul: MatmulRate
-    copy: CopyRate
+    matmul: MatmulRate | None
+    copy: CopyRate | None
     fma: FmaRate | None
 
 
-class Ceilings:
-    """The ceilings of `device` and `dtype`; `size` is the matmul's, where it is not the default.
+class MultiplyAdds:
+    """The ceiling of a CPU's arithmetic: fused multiply-adds of the CPU kernel's instructions, in registers.
 
-    Where `calls` have been timed beside others, `rates` says what they reached.
-    The multiply-adds are those of the CPU kernel's instructions, in registers, on as many threads as torch has: where it was not
-    built, and on GPUs, there are none.
+    They run on as many threads as torch has when this is made; where the kernel was not built there are none. Where `calls` have
+    been timed beside others, `rates` says what they reached.
     """
 
-    def __init__(self, dtype: str, device: str = "cpu", size: int | None = None) -> None:
-        self._dtype = dtype
-        self._size, multiply = square_matmul(dtype, device, size)
-        self.calls: dict[str, Call] = {"ceiling matmul": multiply, "ceiling copy": whole_copy(device)}
-        self._copied = 2 * COPY_BYTES[device]
+    def __init__(self, device: str = "cpu") -> None:
+        self.calls: dict[str, Call] = {}
         self._flops = 0.0
         if device == "cpu" and (found := _multiply_adds()):
             self._flops, self.calls["ceiling fma"] = found
 
     def rates(self, timed: Mapping[str, Samples]) -> Rates:
+        """Of `timed`, the multiply-adds in GFLOP/s."""
+        fma = timed.get("ceiling fma")
+        rate = FmaRate(**vars(fma), gflops=1e-9 * self._flops / fma.median_s) if fma else None
+        return Rates(matmul=None, copy=None, fma=rate)
+
+
+class Ceilings(MultiplyAdds):
+    """The ceilings of `device` and `dtype`: beside multiply-adds, which GPUs have none of, a matmul and a copy.
+
+    `size` is the matmul's, where it is not the default.
+    """
+
+    def __init__(self, dtype: str, device: str = "cpu", size: int | None = None) -> None:
+        super().__init__(device)
+        self._dtype = dtype
+        self._size, multiply = square_matmul(dtype, device, size)
+        self.calls |= {"ceiling matmul": multiply, "ceiling copy": whole_copy(device)}
+        self._copied = 2 * COPY_BYTES[device]
+
+    def rates(self, timed: Mapping[str, Samples]) -> Rates:
         """All of them, of `timed`: the matmul and the multiply-adds in GFLOP/s, the copy in GB/s of what is read and written."""
-        copy, fma = timed["ceiling copy"], timed.get("ceiling fma")
-        return Rates(
-            matmul=matmul_rate(self._size, self._dtype, timed["ceiling matmul"]),
-            copy=CopyRate(**vars(copy), gb_per_s=1e-9 * self._copied / copy.median_s, bytes=self._copied),
-            fma=FmaRate(**vars(fma), gflops=1e-9 * self._flops / fma.median_s) if fma else None,
-        )
+        found, copy = super().rates(timed), timed["ceiling copy"]
+        found["matmul"] = matmul_rate(self._size, self._dtype, timed["ceiling matmul"])
+        found["copy"] = CopyRate(**vars(copy), gb_per_s=1e-9 * self._copied / copy.median_s, bytes=self._copied)
+        return found
 
 
 def matmul_rate(size: int, dtype: str, samples: Samples) -> MatmulRate:

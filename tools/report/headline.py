@@ -32,7 +32,7 @@ def suite_headline(
     return (*lines, *["INTERRUPTED: later measurements are missing"] * result.interrupted)
 
 
-def placed(result: Result, sentence: str) -> str:
-    """A sentence with the device, and with what must be known of a run that was shortened or cut short."""
+def placed(result: Result, sentence: str, where: str = "") -> str:
+    """A sentence with `where` it was measured, by default the device, and with what to know of a run that was cut short."""
     flags = [name.upper() for name in ("quick", "interrupted") if getattr(result, name, False)]
-    return f"{sentence} ({', '.join([result.environment.device_name, *flags])})."
+    return f"{sentence} ({', '.join([where or result.environment.device_name, *flags])})."

@@ -51,5 +51,6 @@ def _numeric(table: Table, column: int) -> bool:
 
 
 def _verdict(cell: str) -> str:
-    """The CSS class of a verdict."""
-    return "good" if cell in ("met", "aim met") else "bad" if cell == "short" else "other"
+    """The CSS class of a verdict, which may stand behind a value: "0.79: met"."""
+    last = cell.rpartition(": ")[2]
+    return "good" if last in ("met", "aim met") else "bad" if last == "short" else "other"

@@ -22,6 +22,25 @@ def figure_table(figures: Sequence[Figure], columns: Sequence[str] = ()) -> Tabl
     return Table("Figures beside their targets", header, tuple(_row(figure, columns, aims) for figure in figures))
 
 
+def machine_table(machines: Mapping[str, Sequence[Figure]], note: str) -> Table:
+    """Every figure with its limits, and in a column for each machine the worst value with the verdict that it leads to."""
+    columns = {name: {figure.name: figure for figure in figures} for name, figures in machines.items()}
+    every = {name: figure for column in columns.values() for name, figure in column.items()}
+    rows = []
+    for name, figure in every.items():
+        limits = _limit(figure, figure.must), _limit(figure, figure.aim)
+        rows.append((name, *limits, *(_judged(column.get(name)) for column in columns.values())))
+    return Table("Figures beside their targets", ("figure", "must", "aim", *machines), tuple(rows), note)
+
+
+def _judged(figure: Figure | None) -> str:
+    """The worst value, what it is of, and the verdict."""
+    if figure is None or not figure.values:
+        return figure.verdict if figure else "not measured"
+    what, value = (max if figure.lower else min)(figure.values.items(), key=lambda item: item[1])
+    return f"{_shown(figure, value)}{f' ({what})' * bool(what)}: {figure.verdict}"
+
+
 def _row(figure: Figure, columns: Sequence[str], aims: bool) -> tuple[str, ...]:
     limits = (_limit(figure, figure.must), *((_limit(figure, figure.aim),) if aims else ()))
     values = [_shown(figure, figure.values.get(name.split()[-1])) for name in columns] or [_listed(figure)]
@@ -48,8 +67,9 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def suite_sentence(result: SuiteResult, words: Mapping[str, str]) -> str:
-    """The figures that `words` has a sentence for, by name, and how many of all meet their targets."""
+def suite_sentence(result: SuiteResult, words: Mapping[str, str], where: str = "") -> str:
+    """The figures that `words` has a sentence for, by name, and how many of all meet their targets; `where`, by default on which
+    device."""
     figures = {figure.name: figure for figure in result.figures}
     found = [(words[name], figures[name]) for name in words if name in figures]
     parts = [text.format(_shown(figure, figure.worst)) for text, figure in found if figure.worst is not None]
@@ -57,4 +77,4 @@ def suite_sentence(result: SuiteResult, words: Mapping[str, str]) -> str:
     kept, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
     others = len(verdicts) - kept - short
     missed = [f"{count} {what}" for count, what in ((short, "not"), (others, "not measured")) if count]
-    return placed(result, "; ".join([*parts, ", ".join([f"{kept} of {len(verdicts)} targets met", *missed])]))
+    return placed(result, "; ".join([*parts, ", ".join([f"{kept} of {len(verdicts)} targets met", *missed])]), where)

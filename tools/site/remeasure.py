@@ -2,7 +2,8 @@
 
     python -m dilkit.tools.site.remeasure [NAME ...]
 
-It runs in the root of a checkout. A result takes the place of the one before only when its command has ended well.
+It runs in the root of a checkout. A result takes the place of the one before only when its command has ended well; that of the
+CPU suite takes the place of this machine's alone, and those of other machines stay beside it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from dilkit.tools.bench.cpu.machines import merged
 from dilkit.tools.report import registry
-from dilkit.tools.results.file import write_result
+from dilkit.tools.results.file import read_result, write_result
+from dilkit.tools.results.kinds.cpu import CpuResult
+from dilkit.tools.results.record import Result
 
 LENGTHS = "1024,2048,4096,8192,16384,32768"
 BENCH = {
@@ -54,8 +58,15 @@ def remeasure(name: str, folder: Path) -> bool:
         if subprocess.run(run, cwd=place, stdin=subprocess.DEVNULL, check=False).returncode:
             return False
         (found,) = Path(place, name).glob("*.json")
-        write_result(registry.read(found), folder / f"{name}.json")
+        write_result(kept(registry.read(found), folder / f"{name}.json"), folder / f"{name}.json")
     return True
+
+
+def kept(found: Result, before: Path) -> Result:
+    """What takes the place of the file `before`: `found`, of the CPU suite with the results of other machines that are there."""
+    if not isinstance(found, CpuResult) or not before.exists():
+        return found
+    return merged([read_result(before, CpuResult), found])
 
 
 if __name__ == "__main__":

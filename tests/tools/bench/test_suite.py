@@ -1,70 +1,129 @@
-"""`dilkit bench --suite`: the command at a tiny size, and how figures are judged."""
+"""`dilkit bench --suite cpu`: the command at a tiny size, how figures are judged, and machines side by side."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.result_files import FOLDER
 
 from dilkit.tools import cli
-from dilkit.tools.bench import cpu as suite
+from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.cpu import machines, suite
+from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
+from dilkit.tools.bench.cpu.targets import TARGETS
 from dilkit.tools.bench.target import Target
 from dilkit.tools.report.kinds.cpu import document
 from dilkit.tools.results.decode import encode
-from dilkit.tools.results.file import read_result
-from dilkit.tools.results.kinds.cpu import CpuResult
+from dilkit.tools.results.file import read_result, write_result
+from dilkit.tools.results.kinds.cpu import SHARED, CpuResult
 
 TINY = {
     "A": Configuration(128, (16, 32, 128), (1, 2, 16)),
     "B": Configuration(64, (16, 32), (1, 2)),
     "C": Configuration(256, (16, 64, 256), (1, 4, 16)),
     "D": Configuration(128, (16, 128), (1, 16)),
+    "G": Configuration(99, (16, 64, 512), (1, 2, 4), heads=4, offset="block", tail="zeros"),
     "million": Configuration(256, (16, 256), (1, 4)),
 }
+EPYC = "AMD EPYC, avx2"
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> None:
-    for name, value in dict(CONFIGURATIONS=TINY, MATMUL=64, THREADS=1).items():
+    for name, value in dict(CONFIGURATIONS=TINY, LONG=64, SHORT=(16, 32), THREADS=1).items():
         monkeypatch.setattr(suite, name, value)
     monkeypatch.setattr(suite.CpuSuite, "DIVISOR", 1)
 
 
 def run(out: Path, *arguments: str) -> int:
-    return cli.main(["bench", "--suite", "cpu", "--repeats", "1", "--out", str(out), *arguments])
+    return cli.main(["bench", "--suite", "cpu", "--out", str(out), *arguments])
+
+
+def epyc() -> CpuResult:
+    """The published result of another machine, which an older version measured."""
+    published = read_result(FOLDER / "cpu.json", CpuResult)
+    return replace(published.machines()[EPYC], beside=())
 
 
 def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run(tmp_path, "--quick", "--json") == 0
+    assert run(tmp_path, "--repeats", "1", "--quick", "--json") == 0
     result = read_result(tmp_path / "suite.json", CpuResult)
     assert json.loads(capsys.readouterr().out) == encode(result)
-    assert len(result.cases) == 4 * 2 * 2
-    for case in result.cases:
-        assert {entry.verdict for entry in case.entries.values()} == {"measured"}, case
+    assert len(result.cases) == 5 * 3
+    for title, case in result.titled():
+        assert {entry.verdict for entry in case.entries.values()} == {"measured"}, title
         assert all(check.passed for entry in case.entries.values() for check in entry.check)
-    assert [figure.name for figure in result.figures] == [target.name for target in suite.TARGETS]
+        assert case.fma, title
+    assert [figure.name for figure in result.figures] == [target.name for target in TARGETS]
     assert all(figure.values for figure in result.figures)
     assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "suite.md").read_text()
-    assert page.count("\n| A | ") == 2 * 2 * 3
+    assert f"instruction set {result.isa} (torch: {result.torch_isa})" in page
     assert "QUICK" in page
     titles = {plot.title for plot in document(result).plots}
-    assert {"Speed-up of native over sdpa, with 95% intervals", "Roofline: speed beside the measured matmul"} <= titles
+    assert {"Speed-up of native over gather, with 95% intervals", "Native's share of the multiply-add peak"} <= titles
 
 
-def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_before_ctrl_c_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(suite.CpuSuite, "case", interrupt)
-    assert run(tmp_path, "--quick") == 130
+    monkeypatch.setattr(suite.CpuSuite, "threads", interrupt)
+    assert run(tmp_path, "--repeats", "1", "--quick") == 130
     kept = read_result(tmp_path / "suite.json", CpuResult)
     assert kept.interrupted
-    assert (len(kept.cases), len(kept.dtypes)) == (0, 1)
-    assert {figure.name: figure.verdict for figure in kept.figures}["B: the same"] == "not measured"
+    assert (len(kept.one_head), len(kept.cases)) == (7, 0)
+    assert kept.figures[-1].verdict == "not measured"
     assert "INTERRUPTED" in (tmp_path / "suite.md").read_text()
+    monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
+    assert run(tmp_path, "--repeats", "1", "--quick", "--resume") == 2
+    assert "isa generic" in capsys.readouterr().err
+
+
+def test_shares_of_the_peak_are_those_of_the_multiply_adds_beside() -> None:
+    a = next(case for case in epyc().cases if case.config == "A")
+    fma = replace(a.fma, gflops=100.0)
+    alone = replace(a, threads=1, fma=fma, entries=dict(native=replace(a.entries["native"], gflops=66.0)))
+    shares = replace(epyc(), cases=(alone,)).peak_fractions()
+    assert shares["A, d=64"] == pytest.approx(0.66 / SHARED)
+    assert shares["dense, d=64"] == pytest.approx(68.3 / 101.2, abs=1e-3), "of a file that an older version wrote"
+    assert "A, d=64" not in epyc().peak_fractions(), "four threads' rate says nothing of one thread's"
+    lengths, rates = CONFIGURATIONS["A"].segment_lengths, CONFIGURATIONS["A"].dilation_rates
+    nominal = sum(length / rate**2 for length, rate in zip(lengths, rates, strict=True))
+    seen = sum(shorter / rate**2 for shorter, rate in zip(lengths, rates[1:], strict=False))
+    assert nominal / (nominal - seen) == pytest.approx(SHARED, abs=0.005), "without what the branch before has seen"
+
+
+def test_machines_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    old, new = epyc(), replace(epyc(), isa="avx512", torch_isa="avx512", date="2026-12-01", inner_loops=())
+    paths = [tmp_path / f"{name}.json" for name in ("old", "new", "both")]
+    for path, result in zip(paths, (old, new, replace(new, beside=(replace(old, date="2026-12-02"),))), strict=True):
+        write_result(result, path)
+    assert run(tmp_path, "--merge", *map(str, paths)) == 0
+    found = read_result(tmp_path / "suite.json", CpuResult)
+    assert [(name, one.date) for name, one in found.machines().items()] == [(EPYC, "2026-12-02"), ("AMD EPYC, avx512", new.date)]
+    table = document(found).tables[0]
+    assert table.header == ("figure", "must", "aim", EPYC, "AMD EPYC, avx512")
+    cells = {row[0]: row[3:] for row in table.rows}
+    assert cells["dense forward / peak, head_dim 64"] == ("0.675: short", "not measured")
+    assert cells["A: one thread's time / that of four"][0] == "3.76x (d=64): met"
+    assert cells["one short head: torch's time / native's, worst"] == ("not measured",) * 2
+    (bars,) = (plot for plot in document(found).plots if plot.title.startswith("Speed-up of native over sdpa"))
+    assert [series.name for series in bars.series] == [EPYC, "AMD EPYC, avx512"]
+    assert len({one.what for one in found.measurements()}) == len(list(found.measurements()))
+    assert run(tmp_path, "--merge", str(paths[0]), "--repeats", "1") == 2
+    assert "--repeats: does not go with --merge" in capsys.readouterr().err
+
+
+def test_quick_results_are_not_shown_beside_others() -> None:
+    with pytest.raises(ValueError, match=r"--merge: measured with --quick .*: AMD EPYC, avx512"):
+        machines.merged([epyc(), replace(epyc(), isa="avx512", quick=32)])
 
 
 @pytest.mark.parametrize("option", [("--seq", "64"), ("--backend", "sdpa"), ("--causal",), ("--dtype", "bf16"), ("--overhead",)])
@@ -76,6 +135,11 @@ def test_options_that_the_suite_decides_on_are_refused(tmp_path: Path, option: t
 def test_quick_goes_with_a_suite_alone(capsys) -> None:
     assert cli.main(["bench", "--quick"]) == 2
     assert "--quick" in capsys.readouterr().err
+
+
+def test_results_of_other_suites_are_of_one_machine() -> None:
+    with pytest.raises(ValueError, match="--merge: --suite ring"):
+        suites.suite("ring")().merged(())
 
 
 @pytest.mark.parametrize(

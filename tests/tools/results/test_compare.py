@@ -27,7 +27,7 @@ def compared(old: dict[str, Measurement], new: dict[str, Measurement]) -> compar
 def cpu(**samples: Samples) -> dict[str, Any]:
     """A result of the CPU suite with one benchmark case, with these samples of each implementation."""
     found = content("cpu")
-    case, steps = found["cases"][0], ("cases", "dense", "dtypes", "threads", "inner_loops", "million")
+    case, steps = found["cases"][0], ("one_head", "cases", "dense", "dtypes", "threads", "inner_loops", "million", "beside")
     entry = case["entries"]["native"]
     case["entries"] = {name: entry | dict(time=entry["time"] | dict(samples_s=taken)) for name, taken in samples.items()}
     return found | {step: [] for step in steps} | dict(cases=[case])

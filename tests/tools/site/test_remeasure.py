@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def test_a_result_takes_the_place_of_the_one_before_and_what_fails_is_left_and_n
     found = json.loads((checkout / "docs" / "results" / "tiny.json").read_text())
     assert found["lengths"][0]["seq"] == 64
     assert str(checkout) not in found["command"], "the command of a published result names no folder of this machine"
+
+
+def test_machines_of_the_cpu_suite_stay_beside_each_other() -> None:
+    published = ROOT / "docs" / "results" / "cpu.json"
+    before = remeasure.read_result(published, remeasure.CpuResult)
+    here = replace(before, isa="generic", beside=())
+    assert remeasure.kept(here, published).machines().keys() == {*before.machines(), here.machine}
+    assert remeasure.kept(before, published).machines().keys() == before.machines().keys()
 
 
 def test_it_ends_well_where_all_were_measured(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

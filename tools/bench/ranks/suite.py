@@ -14,7 +14,7 @@ from dilkit.comm.launch.task import ended, run
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.cpu import CONFIGURATIONS
+from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
 from dilkit.tools.bench.ranks import faults, tasks
 from dilkit.tools.bench.ranks.call import plan_of
 from dilkit.tools.bench.ranks.targets import TARGETS

@@ -1,95 +1,147 @@
-"""What the result of the CPU suite says."""
+"""What the result of the CPU suite says: every machine of the file side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
 
 from dilkit.tools.console.text import in_seconds
-from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
 from dilkit.tools.report.entries import grouped, quartiles, reasons, times_as_long
 from dilkit.tools.report.headline import suite_headline
-from dilkit.tools.report.points import speed_up
+from dilkit.tools.report.points import plain, series_of, speed_up
 from dilkit.tools.report.roofline import Work, roofline
-from dilkit.tools.report.speed import faster, speed_up_bars, speed_up_table
-from dilkit.tools.report.targets import figure_table, suite_sentence
-from dilkit.tools.results.kinds.cpu import CpuCase, CpuResult
-from dilkit.tools.results.record import Case
+from dilkit.tools.report.speed import interval
+from dilkit.tools.report.targets import machine_table, suite_sentence
+from dilkit.tools.results.kinds.cpu import SHARED, CpuResult, of_peak
 
-HEADS = 8
-COLUMNS = ("head_dim 64", "head_dim 128")
-TIMES = ("configuration", "head_dim", "", "who", "time", "quartiles", "samples", "GFLOP/s", "of matmul", "time / native's")
+TIMES = ("case", "who", "time", "quartiles", "samples", "GFLOP/s", "of the peak", "time / native's")
 SENTENCES = {
-    "A: torch's dense attention over native": "at configuration A torch's dense attention takes {} as long as the CPU kernel",
-    "forward: sdpa's time over native's, worst of A-D": "torch's own kernels on strided views at least {}",
-    "one million tokens, forward: memory in all": "a forward pass of a million tokens needs {} of memory in all",
+    "dense forward / peak, head_dim 64": "on one thread the CPU kernel reaches {} of the multiply-add peak in dense attention",
+    "A, all threads: torch's dense attention / native": "at configuration A torch's dense attention takes {} as long as it",
+    "forward: sdpa's time / native's, worst": "torch's own kernels on strided views at least {}",
+    "one million tokens: memory in all": "a forward pass of a million tokens needs {} of memory in all",
 }
 """Figures by name, and the words that docs/measurements.md has for the worst value of each."""
+NOTE = (
+    "fp32, on one thread unless it says otherwise. The peak is that of fused multiply-adds in registers, timed in the same "
+    f"rounds; of A's nominal FLOPs {SHARED} times fewer are left where a key of several branches is scored once."
+)
 METHOD = (
-    "Medians of up to {} samples (three where calls are long), taken in turns, each one checked against fp64 arithmetic before. "
-    "GFLOP/s count the pattern's nominal FLOPs, keys of several branches each time; the matmul is torch's in fp32, {} "
-    "square, timed in the same rounds. gather is LongNet's published procedure in plain PyTorch: gather each branch by reshaping "
-    "and taking diagonals, one call of torch's flash attention a branch, scatter into zeros, weights from the softmax "
-    "denominators; its gradient is exact, where the published code detaches the weights. The fraction of the peak is that of "
-    "dense attention on one thread, softmax included."
+    "Medians, three to twice {} samples, fewer where calls are long, taken in turns with the multiply-adds, each implementation "
+    "checked against fp64 arithmetic before. GFLOP/s count the pattern's nominal FLOPs, keys of several branches each time. "
+    "gather is LongNet's published procedure in plain PyTorch: gather each branch by reshaping and taking diagonals, one call of "
+    "torch's flash attention a branch, scatter into zeros, weights from the softmax denominators; its gradient is exact, where "
+    "the published code detaches the weights. dense is torch's attention of every token to every token."
 )
 
 
 def sentence(result: CpuResult) -> str:
-    """For README.md."""
-    return suite_sentence(result, SENTENCES)
+    """For README.md: a sentence for each machine."""
+    return " ".join(suite_sentence(one, SENTENCES, name) for name, one in result.machines().items())
 
 
 def document(result: CpuResult) -> Document:
-    """All figures, times, speed-ups and rooflines."""
-    dense: list[tuple[str, Case]] = [(f"A beside dense attention, d={step.head_dim}", step) for step in result.dense]
-    cases = [*((case.title, case) for case in result.cases), *dense]
-    found = [entry for name in ("sdpa", "gather", "dense") for entry in faster(cases, "native", name)]
-    work = [Work(case, case.seq * HEADS * case.head_dim * 4, case.backward) for case in result.cases]
-    at = result.environment
-    place = f"{at.device_name}, instruction set {result.isa}, {result.thread_count} threads of {at.cores} cores"
+    """All figures, speed-ups and times."""
+    machines = result.machines()
+    found = _speed_ups(machines)
     return Document(
-        headline=suite_headline(result, place),
-        tables=tables(figure_table(result.figures, COLUMNS), _times(result.cases), speed_up_table("native", found)),
-        plots=plots(
-            *speed_up_bars("native", found), roofline("Roofline: speed beside the measured matmul", work), _halves(result)
+        headline=tuple(line for one in machines.values() for line in _headline(one)),
+        tables=tables(
+            machine_table({name: one.figures for name, one in machines.items()}, NOTE),
+            _speed_up_table(found, machines),
+            *(_times(name, one) for name, one in machines.items()),
         ),
-        notes=tuple(_notes(result)),
-        method=METHOD.format(result.repeats, next((case.matmul.size for case in result.cases if case.matmul), 4096)),
+        plots=plots(_fractions(machines), *_speed_up_bars(found), _halves(machines), *_rooflines(machines)),
+        notes=tuple(note for name, one in machines.items() for note in _notes(name, one)),
+        method=METHOD.format(result.repeats),
     )
 
 
-def _times(cases: Iterable[CpuCase]) -> Table:
+def _headline(result: CpuResult) -> tuple[str, ...]:
+    """The CPU, the instruction sets of the kernel and of torch, threads, versions and the date."""
+    at = result.environment
+    isa = f"instruction set {result.isa}{f' (torch: {result.torch_isa})' * bool(result.torch_isa)}"
+    return suite_headline(result, f"{at.device_name}, {isa}, {result.thread_count} threads of {at.cores} cores")
+
+
+SpeedUps = dict[str, dict[str, list[Point]]]
+"""How many times faster the kernel is, by the other implementation and the machine: points named by the case."""
+
+
+def _speed_ups(machines: Mapping[str, CpuResult]) -> SpeedUps:
+    found: SpeedUps = {}
+    for name, result in machines.items():
+        for title, case in result.titled():
+            for other in ("sdpa", "gather", "dense"):
+                if case.timed("native", other):
+                    point = speed_up(title, case.entries[other].seconds, case.entries["native"].seconds)
+                    found.setdefault(other, {}).setdefault(name, []).append(point)
+    return found
+
+
+def _speed_up_table(found: SpeedUps, machines: Iterable[str]) -> Table:
     rows = []
-    for case in sorted(cases, key=lambda c: (c.config, c.backward, c.head_dim, c.is_causal)):
-        what = f"{'forward + backward' if case.backward else 'forward'}{', causal' * case.is_causal}"
+    for other, by_machine in found.items():
+        shown = {(name, str(p.x)): f"{p.y:.2f}x ({interval(p)})" for name, points in by_machine.items() for p in points}
+        for title in dict.fromkeys(title for _, title in shown):
+            rows.append((title, other, *(shown.get((name, title), "not measured") for name in machines)))
+    note = "Ratios of medians, with 95% intervals by resampling each side's samples."
+    return Table("Speed-up of native", ("case", "over", *machines), tuple(rows), note)
+
+
+def _speed_up_bars(found: SpeedUps) -> Iterator[Plot]:
+    axes = Axis("", "number"), Axis("times faster", "times")
+    for other, by_machine in found.items():
+        yield Plot(f"Speed-up of native over {other}, with 95% intervals", "bars", series_of(by_machine), axes, mark=1.0)
+
+
+def _fractions(machines: Mapping[str, CpuResult]) -> Plot:
+    bars = {name: [plain(what, share) for what, share in one.peak_fractions().items()] for name, one in machines.items()}
+    axes = Axis("", "number"), Axis("of the multiply-add peak, one thread", "number", log=False)
+    return Plot("Native's share of the multiply-add peak", "bars", series_of(bars), axes, mark=1.0)
+
+
+def _halves(machines: Mapping[str, CpuResult]) -> Plot:
+    bars: dict[str, list[Point]] = {}
+    for name, result in machines.items():
+        for step in result.dtypes:
+            for dtype in ("bfloat16", "float16"):
+                if step.timed("float32", dtype):
+                    point = speed_up(name, step.entries["float32"].seconds, step.entries[dtype].seconds)
+                    bars.setdefault(f"{dtype}, d={step.head_dim}", []).append(point)
+    axes = Axis("", "number"), Axis("times fp32's speed", "times")
+    return Plot("Half types beside fp32, configuration A", "bars", series_of(bars), axes, mark=1.0)
+
+
+def _rooflines(machines: Mapping[str, CpuResult]) -> Iterator[Plot]:
+    """One for each machine: their ceilings differ."""
+    for name, result in machines.items():
+        work = [Work(case, case.seq * case.heads * case.head_dim * 4, case.backward) for case in result.cases]
+        yield roofline(f"Roofline, {name}", work)
+
+
+def _times(machine: str, result: CpuResult) -> Table:
+    rows = []
+    for title, case in result.titled():
         for name, entry in case.entries.items():
             if entry.time:
                 time = in_seconds(entry.time.median_s), quartiles(entry.time), str(len(entry.seconds))
-                speed = f"{entry.gflops or 0:,.0f}", f"{entry.matmul_fraction or 0:.0%}", times_as_long(case, name, "native")
-                rows.append((case.config, str(case.head_dim), what, name, *time, *speed))
-    return Table("All times", TIMES, tuple(rows))
+                share = of_peak(case, name)
+                of = "-" if share is None else f"{share:.0%}"
+                speed = f"{entry.gflops or 0:,.0f}", of, times_as_long(case, name, "native")
+                rows.append((title, name, *time, *speed))
+    return Table(f"All times, {machine}", TIMES, tuple(rows))
 
 
-def _halves(result: CpuResult) -> Plot:
-    steps = [(f"head_dim {step.head_dim}", step.entries) for step in result.dtypes]
-    series = tuple(
-        Series(dtype, tuple(speed_up(at, entries["float32"].seconds, entries[dtype].seconds) for at, entries in steps))
-        for dtype in ("bfloat16", "float16")
-    )
-    axes = Axis("", "number"), Axis("times fp32's speed", "times")
-    return Plot("Half types beside fp32, configuration A", "bars", series, axes, mark=1.0)
-
-
-def _notes(result: CpuResult) -> list[str]:
+def _notes(machine: str, result: CpuResult) -> Iterator[str]:
     """Who was not timed and why, and what is not among the figures."""
-    cases: list[tuple[str, Case]] = [*((case.config, case) for case in result.cases), *(("dense", step) for step in result.dense)]
-    lines = grouped(reasons(cases))
-    for step in result.dtypes:
-        bf16, fp16 = (step.ratio("float32", dtype) for dtype in ("bfloat16", "float16"))
-        lines.append(f"A, head_dim {step.head_dim}: bf16 at {bf16:.2f}x, fp16 at {fp16:.2f}x of fp32's speed")
-    for loops in result.inner_loops:
-        of_dense, of_fma = f"{loops.tile_gflops:.0f} GFLOP/s in dense attention", f"{loops.fma_gflops:.0f} in multiply-adds"
-        lines.append(f"one thread, head_dim {loops.head_dim}: {of_dense}, {of_fma} from registers")
+    yield from (f"{machine}: {note}" for note in grouped(reasons(result.titled())))
+    alone = [*result.one_head, *(case for case in result.cases if case.threads == 1)]
+    rates = [case.fma.gflops for case in alone if case.fma] or [loops.fma_gflops for loops in result.inner_loops]
+    if rates:
+        low, high = min(rates), max(rates)
+        yield f"{machine}: multiply-adds on one thread: {median(rates):,.0f} GFLOP/s, from {low:,.0f} to {high:,.0f} by step"
     for million in result.million:
-        lines.append(f"{million.seq:,} tokens: {in_seconds(million.time.median_s)}, {million.gflops:,.0f} GFLOP/s")
-    return lines
+        if million.time and million.gflops:
+            yield f"{machine}: {million.seq:,} tokens: {in_seconds(million.time.median_s)}, {million.gflops:,.0f} GFLOP/s"

@@ -9,7 +9,6 @@ from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
 from dilkit.tools.report.entries import grouped, quartiles, reasons, times_as_long
 from dilkit.tools.report.headline import suite_headline
-from dilkit.tools.report.kinds.cpu import COLUMNS, HEADS
 from dilkit.tools.report.points import sampled, series_of
 from dilkit.tools.report.roofline import Work, roofline
 from dilkit.tools.report.speed import faster, speed_up_bars, speed_up_table
@@ -17,6 +16,8 @@ from dilkit.tools.report.targets import figure_table, suite_sentence
 from dilkit.tools.results.kinds.gpu import OURS, GpuResult, SeqCase
 from dilkit.tools.results.record import Case
 
+HEADS = 8
+COLUMNS = ("head_dim 64", "head_dim 128")
 TIMES = ("configuration", "dtype", "head_dim", "", "who", "time", "quartiles", "TFLOP/s", "of matmul", "time / cupy_raw's")
 SENTENCES = {
     "fp32 forward: sdpa memory-efficient's time over cupy_raw's, worst of A-C, causal and not": (

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dilkit.tools.results.record import Case, Entry, Measurement, Samples, SuiteResult, of_case
 
+SHARED = 1.32
+"""A's nominal FLOPs over those that are left where a key of several branches is scored once."""
+_DECORATION = re.compile(r"\((R|TM)\)| CPU| Processor")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CpuCase(Case):
-    """Implementations on one of the configurations A to D."""
+    """Implementations on one of the configurations. `threads`: None in older files, whose cases ran on all of the result's."""
 
     config: str
     seq: int
+    heads: int = 8
     head_dim: int
     is_causal: bool
     backward: bool
+    threads: int | None = None
 
     @property
     def title(self) -> str:
         """Such as "A, d=64, causal, backward"."""
-        flags = ("causal" if self.is_causal else "", "backward" if self.backward else "")
-        return ", ".join(filter(None, (self.config, f"d={self.head_dim}", *flags)))
+        return _title(self.config, self.head_dim, self.is_causal, self.backward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCase(Case):
+    """One head, every token seeing every token, on one thread: the kernel beside torch's attention."""
+
+    seq: int
+    head_dim: int
+    backward: bool
+
+    @property
+    def title(self) -> str:
+        """Such as "one head of 4,096, d=48, backward"."""
+        return _title(f"one head of {self.seq:,}", self.head_dim, False, self.backward)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +66,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class InnerLoops:
-    """One thread: dense attention of the kernel beside multiply-adds in registers."""
+    """In older files: dense attention of the kernel on one thread, beside multiply-adds in registers."""
 
     head_dim: int
     isa: str
@@ -57,23 +77,33 @@ class InnerLoops:
 
 @dataclass(frozen=True, kw_only=True)
 class Million:
-    """One forward pass of a million tokens, and the bytes of inputs, results and scratch."""
+    """A forward pass of a million tokens, timed in turns with `a`, that of configuration A; and the bytes of inputs, results and
+    scratch. What was not measured has no time; older files have no `a`."""
 
     seq: int
     entry: Entry
-    time: Samples
-    gflops: float
-    held_bytes: int | None
+    a: Entry | None = None
+    time: Samples | None = None
+    gflops: float | None = None
+    held_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuResult(SuiteResult):
-    """The CPU kernel beside torch's own kernels, matmul, dense attention and LongNet's published procedure."""
+    """The CPU kernel beside torch's own kernels, multiply-adds, dense attention and LongNet's published procedure.
+
+    `isa` is the kernel's instruction set, `torch_isa` the one that torch names as its own. `beside`: the results of other
+    machines (another CPU, or another instruction set of the same), which reports show as further columns. A file of one run
+    has none; `dilkit bench --suite cpu --merge` puts them there. So one file holds all of a table, each machine's result in it
+    is whole, and a file with one machine is read as ever.
+    """
 
     KIND: ClassVar[str] = "suite"
 
     isa: str
+    torch_isa: str = ""
     thread_count: int
+    one_head: tuple[HeadCase, ...] = ()
     cases: tuple[CpuCase, ...] = ()
     dense: tuple[DimCase, ...] = ()
     dtypes: tuple[DimCase, ...] = ()
@@ -81,15 +111,71 @@ class CpuResult(SuiteResult):
     memory: tuple[Memory, ...] = ()
     inner_loops: tuple[InnerLoops, ...] = ()
     million: tuple[Million, ...] = ()
+    beside: tuple[CpuResult, ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """The CPU and the instruction set, such as "AMD EPYC, avx2"."""
+        return f"{_DECORATION.sub('', self.environment.device_name)}, {self.isa}"
+
+    def machines(self) -> dict[str, CpuResult]:
+        """The results of all machines, each by a name of its own."""
+        found: dict[str, CpuResult] = {}
+        for result in (self, *self.beside):
+            alike = sum(one.machine == result.machine for one in found.values())
+            found[f"{result.machine} ({alike + 1})" if alike else result.machine] = result
+        return found
+
+    def titled(self) -> Iterator[tuple[str, Case]]:
+        """Every case of implementations, and what it is of, with the number of threads where that is not one."""
+        yield from ((case.title, case) for case in self.one_head)
+        yield from ((f"{case.title}{self.on_threads(case.threads)}", case) for case in self.cases)
+        yield from ((f"A beside dense attention, d={step.head_dim}{self.on_threads()}", step) for step in self.dense)
+
+    def on_threads(self, count: int | None = None) -> str:
+        """Such as ", 4 threads", empty for one; those of the result where a case does not say."""
+        threads = count or self.thread_count
+        return f", {threads} threads" if threads > 1 else ""
+
+    def peak_fractions(self) -> dict[str, float]:
+        """What the kernel reaches on one thread of the multiply-adds timed beside it, by what it computes: dense attention by
+        its FLOPs, A's by those that are left where each key is scored once (`SHARED`)."""
+        alone = [case for case in self.cases if case.threads == 1 and case.config == "A" and not case.backward]
+        cases: list[tuple[str, Case, float]] = [(f"A, d={c.head_dim}{', causal' * c.is_causal}", c, SHARED) for c in alone]
+        longest = max((case.seq for case in self.one_head), default=0)
+        heads = [case for case in self.one_head if case.seq == longest]
+        cases += [(_title("dense", case.head_dim, False, case.backward), case, 1.0) for case in heads]
+        found = {f"dense, d={loops.head_dim}": loops.tile_gflops / loops.fma_gflops for loops in self.inner_loops}
+        for what, case, share in cases:
+            if (fraction := of_peak(case, "native")) is not None:
+                found[what] = fraction / share
+        return found
 
     def measurements(self) -> Iterator[Measurement]:
-        for case in self.cases:
-            yield from of_case(case.title, case)
-        for name in ("dense", "dtypes", "threads"):
+        yield from self._own_measurements()
+        for name, result in list(self.machines().items())[1:]:
+            yield from (Measurement(f"{name}: {one.what}", one.samples, one.yardstick) for one in result._own_measurements())
+
+    def _own_measurements(self) -> Iterator[Measurement]:
+        for title, case in self.titled():
+            yield from of_case(title, case)
+        for name in ("dtypes", "threads"):
             for step in getattr(self, name):
                 yield from of_case(f"{name}, d={step.head_dim}", step)
         for loops in self.inner_loops:
             for what, samples in loops.entries.items():
                 yield Measurement(f"inner loops, d={loops.head_dim}: {what}", samples.samples_s)
         for million in self.million:
-            yield Measurement(f"{million.seq:,} tokens: native", million.time.samples_s)
+            for what, time in (("native", million.time), ("A", million.a.time if million.a else None)):
+                if time:
+                    yield Measurement(f"{million.seq:,} tokens: {what}", time.samples_s)
+
+
+def of_peak(case: Case, name: str) -> float | None:
+    """An implementation's nominal rate over that of the multiply-adds timed beside it; None where one of them was not timed."""
+    entry = case.entries.get(name)
+    return entry.gflops / case.fma.gflops if entry and entry.gflops and case.fma else None
+
+
+def _title(of: str, head_dim: int, is_causal: bool, backward: bool) -> str:
+    return f"{of}, d={head_dim}{', causal' * is_causal}{', backward' * backward}"

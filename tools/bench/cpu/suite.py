@@ -1,0 +1,224 @@
+"""`dilkit bench --suite cpu`: the CPU kernel. Every step checks its implementations, then times them in turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, TypeVar
+
+from dilkit.pattern import Pattern
+from dilkit.problem import Problem
+from dilkit.testing import memory
+from dilkit.testing.tensors import Tensors
+from dilkit.threads import torch_threads, usable_cores
+from dilkit.tools.bench.cpu import machines
+from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
+from dilkit.tools.bench.cpu.targets import TARGETS
+from dilkit.tools.bench.suite import Step, Suite
+from dilkit.tools.bench.target import Target
+from dilkit.tools.measure.baselines import BASELINES
+from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
+from dilkit.tools.measure.ceilings import MultiplyAdds
+from dilkit.tools.measure.implementation import Implementation, backend_implementations
+from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.results.kinds.cpu import CpuCase, CpuResult, DimCase, HeadCase, Memory, Million
+from dilkit.tools.results.record import Entry, Samples
+
+THREADS = 4
+LONG, SHORT = 4096, (256, 512, 1024)
+"""Tokens of one head: so many that the rate is the inner loops', and so few that fixed costs show."""
+PASSES = ((48, False), (64, False), (128, False), (48, True), (64, True))
+"""head_dim, and whether with the backward pass."""
+DIM, DIMS = 64, {"G": 48}
+"""head_dim of the configurations, and of those that have another."""
+GATHERED = "AB"
+"""The configurations that are also computed by gathering: with rates beyond the number of heads it mostly computes padding."""
+RATE = {"gather": 25e9}
+"""FLOP/s of a thread by which is foreseen whether a call goes beyond the budget; 50e9 where none is named."""
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+"""What holds torch and the libraries in it to AVX2. They read it when they first compute."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CpuSuite(Suite[CpuResult]):
+    """The shortest measurements first; on one thread, but for those of threads, dtypes, dense attention and a million tokens."""
+
+    NAME = "cpu"
+    SUMMARY = "the CPU kernel against torch's own, multiply-adds, dense attention and LongNet's published procedure"
+    RECORD = CpuResult
+    DIVISOR = 32
+
+    budget: float = 90.0
+
+    def steps(self) -> Iterator[Step]:
+        lengths = [(seq, DIM, False) for seq in SHORT]
+        for seq, dim, backward in lengths + [(LONG, *passes) for passes in PASSES]:
+            what = f"one head, {seq:,} tokens, head_dim {dim}, {_passes(backward)}"
+            yield Step("one_head", what, on_one_thread(partial(self.one_head, seq, dim, backward)))
+        for name in ("threads", "dtypes", "memory", "dense"):
+            yield Step(name, f"A: {name}", getattr(self, name))
+        for (causal, backward), letter in product(((False, False), (True, False), (False, True)), "BGADC"):
+            what = f"{letter}{', causal' * causal}, {_passes(backward)}"
+            yield Step("cases", what, on_one_thread(partial(self.case, letter, causal, backward)))
+        yield Step("million", "one million tokens", self.million)
+
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        import torch
+
+        isa = instruction_set()
+        for name, value in (AVX2 if isa == "avx2" else {}).items():
+            os.environ.setdefault(name, value)
+        with torch_threads(min(THREADS, usable_cores())) as count:
+            yield dict(isa=isa, torch_isa=torch.backends.cpu.get_cpu_capability().lower(), thread_count=count)
+
+    def targets(self) -> tuple[Target[CpuResult], ...]:
+        return TARGETS
+
+    def merged(self, results: Sequence[CpuResult]) -> CpuResult:
+        return machines.merged(results)
+
+    def wrong(self, result: CpuResult) -> bool:
+        """Whether an implementation was wrong or failed."""
+        cases = [*(case for _, case in result.titled()), *result.dtypes]
+        entries = [*(entry for case in cases for entry in case.entries.values()), *(step.entry for step in result.million)]
+        return any(entry.verdict in ("wrong", "failed") for entry in entries)
+
+    def problem(self, name: str, dim: int = DIM, **fields: Any) -> Problem:
+        """The problem of a configuration."""
+        return CONFIGURATIONS[name].problem(dim, self.divisor, **fields)
+
+    def one_head(self, seq: int, dim: int, backward: bool) -> HeadCase:
+        """The kernel and torch's attention on a sequence of one head."""
+        tokens = seq // self.divisor
+        problem = Problem(pattern=Pattern.dense(), seq=tokens, heads=1, head_dim=dim, requires_grad=backward)
+        found = self.compare([native(), BASELINES["dense"]], problem)
+        return HeadCase(seq=tokens, head_dim=dim, backward=backward, **found)
+
+    def case(self, letter: str, causal: bool, backward: bool) -> CpuCase:
+        """Backends and LongNet's procedure on one configuration."""
+        dim = DIMS.get(letter, DIM)
+        problem = self.problem(letter, dim, is_causal=causal, requires_grad=backward)
+        implementations = backend_implementations(["native", "sdpa"])
+        if letter in GATHERED and not backward:
+            implementations.append(BASELINES["gather"])
+        found = self.compare(implementations, problem)
+        return CpuCase(
+            config=letter,
+            seq=problem.seq,
+            heads=problem.heads,
+            head_dim=dim,
+            is_causal=causal,
+            backward=backward,
+            threads=1,
+            **found,
+        )
+
+    def dense(self) -> DimCase:
+        """Torch's dense attention on the tokens of A."""
+        return DimCase(head_dim=DIM, **self.compare([native(), BASELINES["dense"]], self.problem("A")))
+
+    def compare(self, implementations: list[Implementation], problem: Problem) -> CaseFields:
+        """Check, then time in turns, beside multiply-adds on as many threads."""
+        inputs = Tensors.random(problem)
+        entries = {i.name: self.admit(i, problem, inputs) for i in implementations}
+        able = [i for i in implementations if entries[i.name].verdict == "measured"]
+        flops = {i.name: i.flops(problem) for i in able}
+        calls = {i.name: partial(i.once, inputs, problem) for i in able}
+        time = partial(self.time, max(flops.values(), default=0.0))
+        return side_by_side(entries, calls, flops, problem, MultiplyAdds(), time)
+
+    def time(self, flops: float, calls: Mapping[str, Call]) -> dict[str, Samples]:
+        """Short calls are repeated within a sample and give more of them, long ones give three."""
+        if flops >= 1e11:
+            return time_interleaved(calls, self.repeats if flops < 4e11 else min(self.repeats, 3), warmup=0)
+        if self.quick:
+            return time_interleaved(calls, self.repeats)
+        return time_interleaved(calls, 2 * self.repeats, min_time=0.05)
+
+    def admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
+        """The beginning of an entry: the verdict, and the check that it rests on."""
+        import torch
+
+        rate = RATE.get(implementation.name, 50e9) * torch.get_num_threads()
+        return admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
+
+    def dtypes(self) -> DimCase:
+        """The kernel in half types beside itself in fp32, on A."""
+        problems = {dtype: self.problem("A", dtype=dtype) for dtype in ("float32", "bfloat16", "float16")}
+        inputs = {dtype: Tensors.random(problem) for dtype, problem in problems.items()}
+        entries = {dtype: self.admit(native(), problem, inputs[dtype]) for dtype, problem in problems.items()}
+        able = [dtype for dtype, entry in entries.items() if entry.verdict == "measured"]
+        calls = {dtype: partial(native().once, inputs[dtype], problems[dtype]) for dtype in able}
+        timed = self.time(native().flops(problems["float32"]), calls)
+        found = entries | {dtype: replace(entries[dtype], time=samples) for dtype, samples in timed.items()}
+        return DimCase(head_dim=DIM, isa=instruction_set(), entries=found)
+
+    def threads(self) -> DimCase:
+        """The kernel with one thread beside itself with all, on A."""
+        import torch
+
+        problem = self.problem("A")
+        call = partial(native().once, Tensors.random(problem), problem)
+        timed = self.time(native().flops(problem), {"one": on_one_thread(call), "all": call})
+        entries = {name: Entry(time=samples) for name, samples in timed.items()}
+        return DimCase(head_dim=DIM, threads=torch.get_num_threads(), entries=entries)
+
+    def memory(self) -> Memory:
+        """What a forward pass on A holds beyond out and lse."""
+        problem = self.problem("A")
+        call = partial(native().once, Tensors.random(problem), problem)
+        call()
+        try:
+            return Memory(head_dim=DIM, scratch_bytes=memory.peak_memory(call) - results_bytes(problem))
+        except memory.MeasureError as error:
+            return Memory(head_dim=DIM, scratch_bytes=None, why=str(error))
+
+    def million(self) -> Million:
+        """Forward passes in turns with A's, and what one holds in all: inputs, results, scratch."""
+        ours, problems = native(), {"native": self.problem("million"), "A": self.problem("A")}
+        inputs = {name: Tensors.random(problem) for name, problem in problems.items()}
+        found = {name: self.admit(ours, problem, inputs[name]) for name, problem in problems.items()}
+        seq = problems["native"].seq
+        if {entry.verdict for entry in found.values()} != {"measured"}:
+            return Million(seq=seq, entry=found["native"], a=found["A"])
+        calls = {name: partial(ours.once, inputs[name], problem) for name, problem in problems.items()}
+        timed = time_interleaved(calls, min(self.repeats, 3), warmup=0)
+        rates = {name: ours.flops(problem) / timed[name].median_s / 1e9 for name, problem in problems.items()}
+        a = replace(found["A"], time=timed["A"], gflops=rates["A"])
+        try:
+            held: int | None = memory.peak_memory(calls["native"]) + 3 * output_bytes(problems["native"])
+        except memory.MeasureError:
+            held = None
+        return Million(seq=seq, entry=found["native"], a=a, time=timed["native"], gflops=rates["native"], held_bytes=held)
+
+
+def native() -> Implementation:
+    """The CPU kernel."""
+    return backend_implementations(["native"])[0]
+
+
+def instruction_set() -> str:
+    """Whose code the kernel runs."""
+    from dilkit.backends.native import backend
+
+    return backend.instruction_set()
+
+
+def on_one_thread(call: Callable[[], T]) -> Callable[[], T]:
+    """`call`, with torch set to one thread while it runs."""
+
+    def alone() -> T:
+        with torch_threads(1):
+            return call()
+
+    return alone
+
+
+def _passes(backward: bool) -> str:
+    return "forward + backward" if backward else "forward"
