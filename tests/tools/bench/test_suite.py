@@ -115,7 +115,7 @@ def test_machines_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cells["A: one thread's time / that of four"][0] == "3.76x (d=64): met"
     assert cells["one short head: torch's time / native's, worst"] == ("not measured",) * 2
     (bars,) = (plot for plot in document(found).plots if plot.title.startswith("Speed-up of native over sdpa"))
-    assert [series.name for series in bars.series] == [EPYC, "AMD EPYC, avx512"]
+    assert [series.name for series in bars.series] == [f"{EPYC}, 4 threads", "AMD EPYC, avx512, 4 threads"]
     assert len({one.what for one in found.measurements()}) == len(list(found.measurements()))
     assert run(tmp_path, "--merge", str(paths[0]), "--repeats", "1") == 2
     assert "--repeats: does not go with --merge" in capsys.readouterr().err

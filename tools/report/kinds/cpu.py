@@ -49,8 +49,8 @@ def document(result: CpuResult) -> Document:
         headline=tuple(line for one in machines.values() for line in _headline(one)),
         tables=tables(
             machine_table({name: one.figures for name, one in machines.items()}, NOTE),
-            _speed_up_table(found, machines),
-            *(_times(name, one) for name, one in machines.items()),
+            _speed_up_table(found, _with_threads(machines)),
+            *(_times(name, one) for name, one in _with_threads(machines).items()),
         ),
         plots=plots(_fractions(machines), *_speed_up_bars(found), _halves(machines), *_rooflines(machines)),
         notes=tuple(note for name, one in machines.items() for note in _notes(name, one)),
@@ -65,13 +65,19 @@ def _headline(result: CpuResult) -> tuple[str, ...]:
     return suite_headline(result, f"{at.device_name}, {isa}, {result.thread_count} threads of {at.cores} cores")
 
 
+def _with_threads(machines: Mapping[str, CpuResult]) -> dict[str, CpuResult]:
+    """The machines by names that say on how many threads their cases ran, where that is not one, as in older files."""
+    most = {name: max((case.threads or one.thread_count for case in one.cases), default=1) for name, one in machines.items()}
+    return {f"{name}{one.on_threads(most[name])}": one for name, one in machines.items()}
+
+
 SpeedUps = dict[str, dict[str, list[Point]]]
 """How many times faster the kernel is, by the other implementation and the machine: points named by the case."""
 
 
 def _speed_ups(machines: Mapping[str, CpuResult]) -> SpeedUps:
     found: SpeedUps = {}
-    for name, result in machines.items():
+    for name, result in _with_threads(machines).items():
         for title, case in result.titled():
             for other in ("sdpa", "gather", "dense"):
                 if case.timed("native", other):

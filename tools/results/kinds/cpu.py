@@ -127,10 +127,10 @@ class CpuResult(SuiteResult):
         return found
 
     def titled(self) -> Iterator[tuple[str, Case]]:
-        """Every case of implementations, and what it is of, with the number of threads where that is not one."""
+        """Every case of implementations, and what it is of."""
         yield from ((case.title, case) for case in self.one_head)
-        yield from ((f"{case.title}{self.on_threads(case.threads)}", case) for case in self.cases)
-        yield from ((f"A beside dense attention, d={step.head_dim}{self.on_threads()}", step) for step in self.dense)
+        yield from ((case.title, case) for case in self.cases)
+        yield from ((f"A beside dense attention, d={step.head_dim}, all threads", step) for step in self.dense)
 
     def on_threads(self, count: int | None = None) -> str:
         """Such as ", 4 threads", empty for one; those of the result where a case does not say."""
@@ -158,7 +158,8 @@ class CpuResult(SuiteResult):
 
     def _own_measurements(self) -> Iterator[Measurement]:
         for title, case in self.titled():
-            yield from of_case(title, case)
+            threads = self.on_threads(case.threads) if isinstance(case, CpuCase) else ""
+            yield from of_case(f"{title}{threads}", case)
         for name in ("dtypes", "threads"):
             for step in getattr(self, name):
                 yield from of_case(f"{name}, d={step.head_dim}", step)
