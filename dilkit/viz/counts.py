@@ -13,11 +13,16 @@ if TYPE_CHECKING:
 _PER_ROW = 4
 
 
-def draw_count(figure: Any, count: Tensor, title: str = "", is_causal: bool = False) -> None:
+LABELS = ("query", "key", "times seen")
+
+
+def draw_count(
+    figure: Any, count: Tensor, title: str = "", is_causal: bool = False, labels: tuple[str, str, str] = LABELS
+) -> None:
     """Draw how often each query sees each key into a matplotlib figure, which gets the size that it needs.
 
     `count` `(heads, seq, seq)` is that of `Pattern.count`: heads stand side by side, and the colour is the count. Of a causal one
-    the future is left white.
+    the future is left white. `labels`: of the rows, the columns and the colours, for another matrix than that.
 
     Example:
 
@@ -40,12 +45,12 @@ def draw_count(figure: Any, count: Tensor, title: str = "", is_causal: bool = Fa
         mesh = _draw_head(axes.flat[h], matrix, is_causal, scale)
     figure.suptitle("\n".join(textwrap.wrap(title, 34 * columns + 12)), fontsize=11, color=INK)
     for ax in axes[:, 0]:
-        ax.set_ylabel("query", fontsize=9, color=INK)
+        ax.set_ylabel(labels[0], fontsize=9, color=INK)
     for ax in axes[-1]:
-        ax.set_xlabel("key", fontsize=9, color=INK)
+        ax.set_xlabel(labels[1], fontsize=9, color=INK)
     style = dict(pad=0.015, aspect=10 * rows + 8, drawedges=most < 12)
     bar = figure.colorbar(mesh, ax=axes, ticks=range(0, most + 1, max(1, most // 8)), **style)
-    bar.set_label("times seen", fontsize=9, color=INK)
+    bar.set_label(labels[2], fontsize=9, color=INK)
     bar.minorticks_off()
     bar.ax.tick_params(length=0, labelsize=8, labelcolor=INK)
     bar.outline.set(color=INK, linewidth=0.6)

@@ -16,11 +16,11 @@ SHADES = " .:+*#%@"
 Matrix = Sequence[Sequence[int]]
 
 
-def count_text(count: Tensor, width: int = 100, colours: bool = False) -> str:
+def count_text(count: Tensor, width: int = 100, colours: bool = False, down: str = "queries") -> str:
     """How often each query (down) sees each key (across), as text for a terminal of `width` columns.
 
     `count` `(heads, seq, seq)` is that of `Pattern.count`: as many heads stand side by side as there is room for. Too long a
-    sequence is reduced to blocks, which is said. `colours` are those of the pictures, as escape sequences.
+    sequence is reduced to blocks, which is said. `colours` are those of the pictures, as escape sequences; `down`: what rows are.
 
     Example:
 
@@ -50,7 +50,7 @@ def count_text(count: Tensor, width: int = 100, colours: bool = False) -> str:
     panels = [[f"head {h}", *draw(matrix.tolist())] for h, matrix in enumerate(count)]
     notes = [f"one cell stands for {block} x {block} tokens and shows the largest count among them"] * (block > 1)
     legend = "   ".join(f"{draw([[c]])[0] or '(blank)'} {c}" for c in range(int(count.max()) + 1))
-    lines = ["down: queries, across: keys", *notes, *side_by_side(panels, count.shape[2], width), "", f"count: {legend}"]
+    lines = [f"down: {down}, across: keys", *notes, *side_by_side(panels, count.shape[2], width), "", f"count: {legend}"]
     return "\n".join(line.rstrip() for line in lines)
 
 

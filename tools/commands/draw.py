@@ -15,11 +15,13 @@ from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of, pi
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json, wrapped
 from dilkit.viz import count_text, draw_count
+from dilkit.viz.counts import LABELS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HELP = "draw the count matrix of a pattern: how many times each query sees each key"
+KEPT_LABELS = ("after token", "key", "branches that keep it")
 MAX_SEQ, MAX_HEADS = 2048, 64
 """Beyond these a cell or a head is less than can be seen in a picture."""
 
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern's arguments and --out."""
     add_pattern_arguments(parser, seq=64, heads=4, segments=(16, 32, 64))
     out = "draw into a file instead: .png, .svg or .pdf (needs matplotlib)"
+    parser.add_argument("--kept", action="store_true", help="draw what a DilatedCache keeps after each token instead")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=out)
 
 
@@ -37,15 +40,18 @@ def run(args: argparse.Namespace) -> int:
         if value > limit:
             raise ValueError(f"{name}: {value} is more than a picture can show; at most {limit}")
     pattern = pattern_of(args)
+    if args.kept and (args.causal or pattern.heads is not None):
+        raise ValueError("--kept: is causal by itself and drawn for all heads; leave out --causal and ranges of heads")
     if args.out:
         picture_file("--out", args.out)
     load_torch()
-    count = pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
+    count = _matrix(pattern, args)
     if args.out:
         from dilkit.tools.report.picture import new_figure, save
 
         with new_figure() as figure:
-            draw_count(figure, count, title(pattern, args), is_causal=args.causal)
+            labels = KEPT_LABELS if args.kept else LABELS
+            draw_count(figure, count, title(pattern, args), is_causal=args.causal or args.kept, labels=labels)
             save(figure, args.out, dpi=200)
     if args.json:
         print_json("draw", _facts(count, pattern, args))
@@ -54,14 +60,24 @@ def run(args: argparse.Namespace) -> int:
     else:
         room = shutil.get_terminal_size((100, 24)).columns
         print(*wrapped("", title(pattern, args)), sep="\n")
-        print(count_text(count, room, colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        print(count_text(count, room, colours=coloured, down="tokens" if args.kept else "queries"))
     return 0
+
+
+def _matrix(pattern: Pattern, args: argparse.Namespace) -> Tensor:
+    if not args.kept:
+        return pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
+    from dilkit.decoding.kept import kept_count
+
+    return kept_count(pattern, args.seq, args.kv_heads or args.heads)
 
 
 def title(pattern: Pattern, args: argparse.Namespace) -> str:
     """What is drawn, in one line."""
     grouped = f" over {args.kv_heads} key/value heads" if args.kv_heads not in (None, args.heads) else ""
-    return f"{pattern}, {args.seq} tokens, {args.heads} head{'s' * (args.heads > 1)}{grouped}{', causal' if args.causal else ''}"
+    kind = ", causal" if args.causal else ", kept" if args.kept else ""
+    return f"{pattern}, {args.seq} tokens, {args.heads} head{'s' * (args.heads > 1)}{grouped}{kind}"
 
 
 def _facts(count: Tensor, pattern: Pattern, args: argparse.Namespace) -> dict[str, Any]:

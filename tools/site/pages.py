@@ -35,6 +35,7 @@ from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.results.file import write_text
 from dilkit.tools.site import figures
+from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.order_figures import locality_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
@@ -47,6 +48,7 @@ _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--ra
 PICTURES = {
     "pattern.png": (*_DRAWN, "--out"),
     "causal.png": (*_DRAWN, "--causal", "--out"),
+    "kept.png": ("draw", "--kept", "--seq", "80", "--heads", "2", "--segments", "8,32", "--rates", "1,4", "--out"),
     "order.png": ("order", "--shape", "64x64", "--curve", "hilbert", "--segments", "256", "--rates", "8", "--png"),
 }
 """The commands that draw them, the file's name left out."""
@@ -198,6 +200,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "command-line": command_help,
     "environment": environment_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
+    "kept": kept_table,
     "kernels": lambda root: figures.whole(root / "docs" / "results", "kernels"),
     "locality": locality_table,
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),

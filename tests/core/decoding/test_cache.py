@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dilkit import DilatedCache, Pattern, dilated_attention
 from dilkit.decoding import cache as cache_module
+from dilkit.decoding.kept import kept_count
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.testing.accuracy import expected
@@ -111,6 +112,17 @@ def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seq: int) -
         cache.attend(*(x[:, cache.seen : seen] for x in rows))
         assert cache.nbytes == row * seen_later(pattern, seen, heads, kv_heads)
         assert cache.nbytes <= cache.allocated_nbytes <= row * kv_heads * bound
+
+
+@each_pattern
+def test_the_picture_is_of_what_a_later_row_sees(pattern: Pattern) -> None:
+    options: Any = dict(overlap=pattern.overlap, head_shard=pattern.head_shard, tail=pattern.tail)
+    pattern = Pattern(pattern.segment_lengths, pattern.dilation_rates, pattern.offset, **options)  # for all heads
+    kept, row = kept_count(pattern, SEQ, 3), 2 * BATCH * HEAD_DIM * 8
+    cache, rows = DilatedCache(pattern, 3), tensors(3)
+    for seen in range(1, SEQ + 1):
+        decoded(cache, rows, [seen])
+        assert int(kept[:, seen - 1].sum()) * row == cache.nbytes
 
 
 def test_what_is_kept_is_bounded_for_ever_and_one_in_r_of_a_whole_sequence() -> None:

@@ -417,6 +417,14 @@ def test_draw_in_characters(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "one cell stands for 3 x 3 tokens" in output(capsys, "draw", "--seq", "120")
 
 
+def test_draw_shows_what_decoding_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "draw", "--kept", "--seq", "6", "--heads", "1", "--segments", "4", "--rates", "2").splitlines()
+    start = lines.index("head 0") + 1
+    assert [line.rstrip() for line in lines[start : start + 6]] == [".", ".", "", "", "    .", "    ."]
+    assert lines[1] == "down: tokens, across: keys"
+    assert main(["draw", "--kept", "--causal"]) == 2
+
+
 def test_draw_in_colour_shows_two_rows_a_line() -> None:
     lines = coloured([[0, 1], [1, 0], [2, 2]])
     assert [line.count("\u2580") for line in lines] == [2, 2]
@@ -431,7 +439,8 @@ def test_draw_gives_the_count_matrix(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--causal", "--heads", "5"], ["--segments", "2,3,4,5,6,7,8,9,10,11", "--rates", "1,1,1,1,1,1,1,1,1,1"]]
+    "options",
+    [[], ["--causal", "--heads", "5"], ["--kept"], ["--segments", "2,3,4,5,6,7,8,9,10,11", "--rates", ",".join("1" * 10)]],
 )
 def test_draw_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]) -> None:
     pytest.importorskip("matplotlib")
