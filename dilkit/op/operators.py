@@ -40,6 +40,7 @@ def _forward(
     prepared = _prepared(boundary.INPUTS, tensors, scale, call)
     if sink is not None:
         check_sink(sink, query)
+        boundary.check_memory(("sink",), (sink,))
     if query.numel() == 0:
         return _empty_outputs(query)
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)

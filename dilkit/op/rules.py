@@ -45,9 +45,6 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         query, key, value, mask, sink, out, lse = ctx.saved_tensors
         dquery = dkey = dvalue = dsink = None
-        if sink is not None and ctx.needs_input_grad[_SINK]:
-            check_sink(sink, query)
-            dsink = sink_gradient(sink, out, lse, dout, dlse)
         wanted = any(ctx.needs_input_grad[:3])
         if dout is not None and wanted:
             dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call)
@@ -55,6 +52,9 @@ class Differentiable(torch.autograd.Function):
             by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, sink)
             dquery = by_query if dquery is None else dquery + by_query
             dkey = by_key if dkey is None else dkey + by_key
+        if sink is not None and ctx.needs_input_grad[_SINK]:
+            check_sink(sink, query)
+            dsink = sink_gradient(sink, out, lse, dout, dlse)
         return (dquery, dkey, dvalue, None, None, None, dsink)[: ctx.inputs]
 
     @staticmethod

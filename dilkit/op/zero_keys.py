@@ -103,7 +103,8 @@ def sink_gradient(sink: Tensor, out: Tensor, lse: Tensor, dout: Tensor | None, d
 
     Head by head, so that no copy of `out` in a wider dtype is needed.
     """
-    weight = torch.exp(sink.to(lse.dtype)[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
+    # The views come first: torch makes none of a tensor whose memory is gone, but would read such a tensor itself.
+    weight = torch.exp(sink[:, None].to(lse.dtype) - lse).masked_fill(lse == -torch.inf, 0.0)
     rows = torch.zeros_like(lse) if dlse is None else dlse
     if dout is not None:
         heads = zip(dout.unbind(2), out.unbind(2), strict=True)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dilkit.testing.tensors import Tensors
 
 Results = dict[str, "Tensor"]
-"""`out`, `lse`, `dq`, `dk` and `dv`, or some of them, by name."""
-LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+"""`out`, `lse`, `dq`, `dk`, `dv` and `dsink`, or some of them, by name."""
+LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsink": 3.0}
 """How many times the error of plain torch math is still right."""
 SHORT, WIDE, KEYS = 512, 8, 8
 """Tokens of a shortened problem, at most; heads in all sequences beyond which there are fewer; keys that segments keep."""
@@ -97,8 +97,8 @@ def expected(problem: Problem, tensors: Tensors) -> Expected:
     def compute(dtype: str) -> Results:
         options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-            return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, **options)
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, **options)
 
         return differentiated(attend, tensors.to(dtype), problem.requires_grad)
 
@@ -121,9 +121,10 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
     for head in range(problem.heads):
         query = tensors.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
         key, value = (x.detach()[:, :, head // group].to(kind) for x in (tensors.key, tensors.value))
-        seen = count[head] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
+        seen = count[head][None] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
+        sink = None if tensors.sink is None else tensors.sink.detach()[head : head + 1]
         out, lse = softmax_of_count(
-            query, *with_zero_keys(key, value, seen, None if padding is None else padding[head]), problem.scale
+            query, *with_zero_keys(key, value, seen, None if padding is None else padding[head]), problem.scale, sink
         )
         if problem.requires_grad:
             found["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
@@ -133,17 +134,20 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
 
 
 def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool) -> Results:
-    """`attend(q, k, v, mask) -> (out, lse)` and, with `gradients`, its gradients: through `lse` too where there is a `dlse`."""
+    """`attend(q, k, v, mask) -> (out, lse)` and, with `gradients`, its gradients: through `lse` too where there is a `dlse`.
+
+    Where there are sinks they are a fifth argument.
+    """
     import torch
 
-    qkv = [x.detach().requires_grad_(gradients) for x in tensors.qkv]
-    out, lse = attend(*qkv, tensors.mask)
+    inputs = [x.detach().requires_grad_(gradients) for x in (*tensors.qkv, tensors.sink) if x is not None]
+    out, lse = attend(*inputs[:3], tensors.mask, *inputs[3:])
     found = dict(out=out.detach(), lse=lse.detach())
     if gradients:
         outputs, incoming = [out], [tensors.dout]
         if tensors.dlse is not None:
             outputs, incoming = [out, lse], [tensors.dout, tensors.dlse.to(lse.dtype)]
-        found |= zip(("dq", "dk", "dv"), torch.autograd.grad(outputs, qkv, incoming), strict=True)
+        found |= zip(("dq", "dk", "dv", "dsink"), torch.autograd.grad(outputs, inputs, incoming), strict=False)
     return found
 
 
@@ -170,6 +174,7 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
     difference = 2 * abs(problem.scale) * means.item() * problem.head_dim
     most_q, most_k, most_v, most_dout = (x.max().item() for x in (q, k, v, dout))
     natural = dict(out=most_v, lse=1.0, dq=difference * most_k, dk=difference * most_q, dv=most_dout)
+    natural["dsink"] = problem.batch * problem.seq * means.item() * problem.head_dim  # if each row looked at the sink alone
     accumulating, result = torch.finfo(torch.float32).eps, torch.finfo(getattr(torch, dtype)).eps
     accumulating *= max(1.0, largest["lse"])
     return {name: accumulating * natural[name] + result / 2 * size for name, size in largest.items()}

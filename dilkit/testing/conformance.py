@@ -88,7 +88,7 @@ def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> 
 
 def _given(tensors: Tensors) -> list[Tensor]:
     """What a backend is given to read."""
-    return [*tensors.qkv, *([] if tensors.mask is None else [tensors.mask])]
+    return [x for x in (*tensors.qkv, tensors.mask, tensors.sink) if x is not None]
 
 
 @lru_cache(maxsize=1024)
@@ -102,8 +102,10 @@ def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decis
     return next(d for d in trace.decisions if d.name == backend)
 
 
-def _call(case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
-    options: dict[str, Any] = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale)
+def _call(
+    case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, sink: Tensor | None = None
+) -> Any:
+    options: dict[str, Any] = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale, sink=sink)
     return dilated_attention(q, k, v, case.pattern, backend=backend, return_lse=True, **options)
 
 
@@ -111,7 +113,7 @@ def _malformed(found: Results, tensors: Tensors) -> list[str]:
     """What is wrong with the form of the results, whatever their values."""
     wrong = []
     query, key = tuple(tensors.query.shape), tuple(tensors.key.shape)
-    shapes = dict(out=query, lse=(query[0], query[2], query[1]), dq=query, dk=key, dv=key)
+    shapes = dict(out=query, lse=(query[0], query[2], query[1]), dq=query, dk=key, dv=key, dsink=query[2:3])
     for name, x in found.items():
         dtype = lse_dtype(tensors.query.dtype) if name == "lse" else tensors.query.dtype
         if x.dtype != dtype or tuple(x.shape) != shapes[name]:

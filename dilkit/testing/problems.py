@@ -18,6 +18,7 @@ TWICE = Pattern([16, 16], [2, 2])
 FIVE = Pattern([4, 8, 16, 32, 64], [1, 2, 4, 8, 16])
 
 LAYOUTS = ("contiguous", "sliced", "transposed", "expanded")
+SINKS = ("random", "large", "of some heads")
 VALUES = ("normal", "large query", "large key", "large value", "huge", "constant value", "ignored NaN")
 Fields = dict[str, Any]
 MIXED = 80
@@ -31,6 +32,7 @@ class Case:
     `mask`: which keys are ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
     `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
     them from in a backward pass, so `gradients` is False there; "ignored NaN" is in keys and values that the mask ignores.
+    `sink`: "none", or one of `SINKS`; of heads that have none the logit is -inf.
     """
 
     feature: str
@@ -46,6 +48,7 @@ class Case:
     mask: str = "none"
     layout: str = "contiguous"
     values: str = "normal"
+    sink: str = "none"
     scale: float | None = None
     gradients: bool = True
 
@@ -53,6 +56,11 @@ class Case:
     def name(self) -> str:
         """Unique in the list, and fit for a test's id."""
         return f"{self.feature}-{self.variant}-{self.dtype}".replace(" ", "_")
+
+    @property
+    def zero_keys(self) -> bool:
+        """Whether rows may see keys of value 0 beside those of the count, which a backend's own passes know nothing of."""
+        return self.sink != "none" or self.pattern.tail != "exact"
 
     def problem(self, device: Device | None = None, requires_grad: bool = True) -> Problem:
         """This case as the selector sees it, on `device` (default: the CPU)."""
@@ -105,6 +113,19 @@ FEATURES: dict[str, dict[str, Fields]] = {
         "zeros all masked": dict(pattern=Pattern([8, 16], [1, 4], tail="zeros"), seq=19, mask="all"),
         "zeros heads 3-6 of 8": dict(pattern=Pattern([16, 32], [2, 4], heads=[(0, 3), (1, 4)], head_shard=(3, 8), tail="zeros")),
         "zeros causal": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43, is_causal=True),
+    },
+    "sink": {
+        "nested": dict(sink="random"),
+        "ragged causal": dict(sink="random", is_causal=True, pattern=RAGGED, seq=47),
+        "mask": dict(sink="random", mask="random"),
+        "of some heads": dict(sink="of some heads", kv_heads=2),
+        "large": dict(sink="large"),
+        "tail grouped": dict(
+            sink="random", pattern=Pattern([12, 24, 64], [3, 4, 5], offset="block", tail="zeros"), seq=53, heads=6, kv_heads=3
+        ),
+        "rows no head keeps": dict(sink="random", pattern=SPARSE),
+        "unserved head": dict(sink="of some heads", pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
+        "all masked": dict(sink="random", mask="all", seq=17),
     },
     "length": {str(n): dict(seq=n) for n in (1, 2, 7, 15, 16, 17, 31, 37, 61, 64)} | {"31 causal": dict(seq=31, is_causal=True)},
     "long segment": {

@@ -19,7 +19,7 @@ LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "
 
 @dataclass(frozen=True)
 class Tensors:
-    """Inputs, and the incoming gradients of `out` and `lse`; None for a mask or a gradient of `lse` that there is not."""
+    """Inputs, and the incoming gradients of `out` and `lse`; None for a mask, a gradient of `lse` or sinks that there are not."""
 
     query: Tensor
     key: Tensor
@@ -27,6 +27,7 @@ class Tensors:
     mask: Tensor | None
     dout: Tensor
     dlse: Tensor | None = None
+    sink: Tensor | None = None
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:
@@ -53,13 +54,13 @@ class Tensors:
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three inputs that have gradients."""
+        """Query, key and value."""
         return self.query, self.key, self.value
 
     def to(self, dtype: str) -> Tensors:
         """The same numbers in `dtype`, which ask for no gradients."""
         q, k, v, dout = (x.detach().to(getattr(torch, dtype)) for x in (*self.qkv, self.dout))
-        return Tensors(q, k, v, self.mask, dout, self.dlse)
+        return Tensors(q, k, v, self.mask, dout, self.dlse, None if self.sink is None else self.sink.detach().to(q.dtype))
 
 
 def make_tensors(case: Case, device: str = "cpu") -> Tensors:
@@ -75,7 +76,9 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     if case.values == "ignored NaN" and mask is not None:
         k[mask], v[mask] = math.nan, math.nan
     q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
-    return Tensors(q, k, v, None if mask is None else mask.to(device), dout, dlse.to(device, lse_dtype(kind)))
+    sink = _sink(case, draw)
+    mask, sink = (None if x is None else x.to(device) for x in (mask, sink))
+    return Tensors(q, k, v, mask, dout, dlse.to(device, lse_dtype(kind)), None if sink is None else sink.to(kind))
 
 
 def _sized(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,6 +102,16 @@ def _mask(case: Case, draw: torch.Generator) -> Tensor | None:
     third = (case.seq + 2) // 3
     masked = dict(left=token < third, right=token >= case.seq - third, element=element == case.batch - 1, all=token >= 0)
     return masked[case.mask].expand(case.batch, case.seq).clone()
+
+
+def _sink(case: Case, draw: torch.Generator) -> Tensor | None:
+    """Logits `(heads,)`; those of every other head are -inf where only some heads have one."""
+    if case.sink == "none":
+        return None
+    logits = torch.randn(case.heads, generator=draw, dtype=torch.float64)
+    if case.sink == "of some heads":
+        logits[::2] = -math.inf
+    return 20 * logits if case.sink == "large" else logits
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:

@@ -13,6 +13,8 @@ from helpers.backends_here import BACKENDS_AND_DEVICES
 from dilkit import register_backend, unregister_backend
 from dilkit.backend import Limits
 from dilkit.backends.reference import Reference
+from dilkit.op import rules
+from dilkit.op.zero_keys import sink_gradient
 from dilkit.registry import Broken, backends
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import PROBLEMS, Case
@@ -95,6 +97,14 @@ def test_suite_finds_a_fault(register: Any, fault: str, reason: str) -> None:
     result = check("faulty", replace(SIMPLE, is_causal=True, mask="random"))
     assert result.verdict == "failed"
     assert any(reason in text for text in result.reasons), result.reasons
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_suite_finds_a_wrong_gradient_of_sinks(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    monkeypatch.setattr(rules, "sink_gradient", lambda *given: 1.05 * sink_gradient(*given))
+    result = check("reference", replace(SIMPLE, sink="random", dtype=dtype))
+    assert result.verdict == "failed"
+    assert [reason for reason in result.reasons if reason.startswith("dsink: the error")] == [*result.reasons]
 
 
 def test_a_faultless_backend_passes(register: Any) -> None:

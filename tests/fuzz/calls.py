@@ -56,7 +56,9 @@ def tensors_of(call: Call) -> Tensors:
         inputs[:3] = torch.cat(inputs[:3], 2).split([x.shape[2] for x in inputs[:3]], 2)
     q, k, v, dout = (LAYOUTS[layout](x) for layout, x in zip(call.layouts, inputs, strict=True))
     mask = None if tensors.mask is None else MASK_LAYOUTS[call.mask_layout](tensors.mask)
-    return replace(tensors, query=q, key=k, value=v, dout=dout, mask=mask, dlse=tensors.dlse if call.through_lse else None)
+    dlse = tensors.dlse if call.through_lse else None
+    sink = None if tensors.sink is None else tensors.sink.bfloat16().to(q.dtype)  # which autocast leaves as it is
+    return replace(tensors, query=q, key=k, value=v, dout=dout, mask=mask, dlse=dlse, sink=sink)
 
 
 def _sliced(x: Tensor) -> Tensor:
@@ -122,9 +124,11 @@ def saved(hooks: str) -> Iterator[None]:
         yield
 
 
-def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def attend(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """`(out, lse)` by the way that the call takes; a module gives no `lse`."""
-    case, options = call.case, dict(is_causal=call.case.is_causal, key_padding_mask=mask)
+    case, options = call.case, dict(is_causal=call.case.is_causal, key_padding_mask=mask, sink=sink)
     direct: Any = dict(options, scale=case.scale, backend=call.backend, return_lse=True)
 
     def function(*qkv: Tensor, **other: Any) -> Any:
@@ -134,7 +138,7 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
         return DilatedAttention(case.pattern, scale=case.scale, backend=call.backend)(q, k, v, **options), None
     if call.way == "operator":
         text = encode_call(case.pattern, case.is_causal, any(call.wants), call.backend)
-        return forward_op(q, k, v, mask, q.shape[-1] ** -0.5 if case.scale is None else case.scale, text)
+        return forward_op(q, k, v, mask, q.shape[-1] ** -0.5 if case.scale is None else case.scale, text, sink)
     if call.way == "vmap":
         out, lse = torch.func.vmap(lambda *x: function(*x[:3], key_padding_mask=x[3] if x[3:] else None))(
             *(x.unsqueeze(1) for x in (q, k, v, *(() if mask is None else (mask,))))
@@ -153,8 +157,9 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
 
 
 def leaves(call: Call, tensors: Tensors) -> list[Tensor]:
-    """Query, key and value; those that the call wants gradients of are leaves."""
-    return [x.detach().requires_grad_(want) for x, want in zip(tensors.qkv, call.wants, strict=True)]
+    """Query, key, value and sinks if there are any; those that the call wants gradients of are leaves, sinks as queries."""
+    given = zip((*tensors.qkv, tensors.sink), (*call.wants, call.wants[0]), strict=True)
+    return [x.detach().requires_grad_(want) for x, want in given if x is not None]
 
 
 def results(
@@ -163,7 +168,7 @@ def results(
     """The results by name, with the gradients that the call wants."""
     out, lse = outputs
     found = dict(out=out.detach()) | ({} if lse is None else dict(lse=lse.detach()))
-    names = [name for name, want in zip(("dq", "dk", "dv"), call.wants, strict=True) if want]
+    names = [name for name, x in zip(("dq", "dk", "dv", "dsink"), inputs, strict=False) if x.requires_grad]
     if names:
         through = [(out, tensors.dout.to(out.dtype))]
         if lse is not None and tensors.dlse is not None:
@@ -179,7 +184,7 @@ def computed(call: Call, tensors: Tensors) -> Results:
     """All results of a call, forward and backward."""
     inputs = leaves(call, tensors)
     with saved(call.hooks):
-        outputs = attend(call, *inputs, tensors.mask)
+        outputs = attend(call, *inputs[:3], tensors.mask, *inputs[3:])
     return results(call, tensors, outputs, inputs)
 
 

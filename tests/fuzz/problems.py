@@ -34,7 +34,7 @@ from dilkit.problem import DTYPES
 from dilkit.testing import conformance
 from dilkit.testing.accuracy import differentiated
 from dilkit.testing.conformance import Result
-from dilkit.testing.problems import LAYOUTS, VALUES, Case
+from dilkit.testing.problems import LAYOUTS, SINKS, VALUES, Case
 from dilkit.testing.tensors import make_tensors
 
 BACKENDS = ("native", "sdpa", "reference")
@@ -122,6 +122,7 @@ def random_case(number: int) -> Case:
         values=values,
         scale=draw.choice([None, None, None, 1.0, 0.0, -0.3, 0.01]),
         gradients=values != "huge" and draw.random() < 0.75,
+        sink=draw.choice((*("none",) * 6, *SINKS)),
     )
 
 
@@ -141,6 +142,8 @@ def random_pattern(draw: random.Random, seq: int, heads: int, kv_heads: int) -> 
     if draw.random() < 0.2:
         first = draw.randint(0, 4)
         options["head_shard"] = (first, first + kv_heads + draw.randint(0, 4))
+    if options["overlap"] == "count":
+        options["tail"] = draw.choice(["exact", "exact", "zeros"])
     return Pattern(lengths, rates, **options)
 
 

@@ -34,7 +34,7 @@ def _distances(found: Tensor, exact: Tensor) -> Tensor:
 
 
 def rounding(problem: Problem, tensors: Tensors) -> Results:
-    """The bound for every number of `out`, `lse`, `dq`, `dk` and `dv`."""
+    """The bound for every number of `out`, `lse`, `dq`, `dk` and `dv`, and of `dsink` where there are sinks."""
     kind = torch.finfo(getattr(torch, problem.dtype))
     own, least = kind.eps, max(LEAST, kind.smallest_normal * kind.eps)  # the latter is the rounding of subnormal numbers
     fine = min(own, torch.finfo(torch.float32).eps)
@@ -55,14 +55,23 @@ def rounding(problem: Problem, tensors: Tensors) -> Results:
     errors = dict(out=out_error, dq=ds_error @ k.abs(), dk=ds_error.mT @ q.abs(), dv=share_error.mT @ dout.abs())
     for name in ("dk", "dv"):
         errors[name] = errors[name].unflatten(1, (-1, group)).sum(2)
-    lse_error = (noise * seen).amax(-1) + fine
-    return {name: (1 + own) * x.transpose(1, 2) + least for name, x in errors.items()} | dict(lse=lse_error)
+    bounds = {name: (1 + own) * x.transpose(1, 2) + least for name, x in errors.items()}
+    bounds["lse"] = (noise * seen).amax(-1) + fine * (1 + lse.abs())
+    if tensors.sink is not None:
+        sink = tensors.sink.detach().double()[:, None]
+        weight = torch.exp(sink - lse)[..., None]
+        noise = fine * (1 + sink.nan_to_num(neginf=0.0).abs() + lse.abs())[..., None]
+        dots, slope = dout * out, (dout * out).sum(-1, keepdim=True) - dlse
+        slope_error = own * abs(dlse) + (own * dots.abs() + dout.abs() * out_error).sum(-1, keepdim=True)
+        bounds["dsink"] = (1 + own) * (weight * ((noise + own) * slope.abs() + slope_error)).sum((0, 2, 3)) + least
+    return bounds
 
 
 def _exact(problem: Problem, tensors: Tensors, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """`out` `(batch, heads, seq, head_dim)`, `lse` (0 where no key is seen), shares of the softmax, and which keys are seen."""
     options = dict(is_causal=problem.is_causal, key_padding_mask=tensors.mask, scale=problem.scale)
-    out, lse = oracle_attention(*tensors.to("float64").qkv, problem.pattern, **options)  # type: ignore[arg-type]
+    given = tensors.to("float64")
+    out, lse = oracle_attention(*given.qkv, problem.pattern, sink=given.sink, **options)  # type: ignore[arg-type]
     count = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
     if tensors.mask is not None:
         count = count * ~tensors.mask[:, None, None, :]

@@ -18,6 +18,7 @@ from dilkit.testing.problems import Case
 
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
 MASKS = ("none", "none", "random", "left", "right", "element", "all")
+SINKS = ("none", "none", "random", "of some heads")
 VALUES = ("normal", "normal", "normal", "constant value", "ignored NaN")
 RARELY_COMPILED = (*[way for way in WAYS if not way.startswith("compiled")] * 8, "compiled", "compiled dynamic")
 Data = dict[str, Any]
@@ -46,6 +47,7 @@ def cases(draw: st.DrawFn, longest: int = 90) -> Case:
         is_causal=draw(st.booleans()),
         mask=draw(st.sampled_from(MASKS[2:] if values == "ignored NaN" else MASKS)),
         values=values,
+        sink=draw(st.sampled_from(SINKS)),
         scale=draw(st.sampled_from([None, None, 1.0, 0.0, -0.3])),
     )
 

@@ -60,14 +60,17 @@ def over_ranks(
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         shards = [x.detach()[:, rows].requires_grad_(gradients) for x in (query, key, value)]
         part = None if mask is None else mask[:, rows]
-        out, lse = ring_dilated_attention(*shards, pattern, comm, key_padding_mask=part, return_lse=True, **options)
+        sinks = {} if tensors.sink is None else dict(sink=tensors.sink.detach().requires_grad_(gradients))
+        out, lse = ring_dilated_attention(*shards, pattern, comm, key_padding_mask=part, return_lse=True, **sinks, **options)
         sent, found = comm.sent_bytes, dict(out=out.detach(), lse=lse.transpose(1, 2))
         if gradients:
-            found |= zip(("dq", "dk", "dv"), torch.autograd.grad(out, shards, dout[:, rows]), strict=True)
+            names = ("dq", "dk", "dv", *(f"d{name}" for name in sinks))
+            found |= zip(names, torch.autograd.grad(out, [*shards, *sinks.values()], dout[:, rows]), strict=True)
         return found, sent, comm.sent_bytes - sent
 
     every = run_threads(len(cuts) - 1, on_rank, timeout=timeout, faults=faults)
-    results = {name: torch.cat([found[name] for found, _, _ in every], dim=1) for name in every[0][0]}
+    parts = {name: [found[name] for found, _, _ in every] for name in every[0][0]}
+    results = {name: sum(rows) if name == "dsink" else torch.cat(rows, dim=1) for name, rows in parts.items()}
     results["lse"] = results["lse"].transpose(1, 2)
     sizes = query.shape[2], key.shape[2]
     chosen = {name: options[name] for name in ("is_causal", "schedule", "fuse_branches") if name in options}

@@ -30,7 +30,7 @@ check every backend against the fp64 oracle on the problem list
 
 On a CUDA device each of torch's kernels is checked by itself too (sdpa:flash and so on), the list goes on with larger cases, and
 backends that promise equal bits run after run are held to it. Exit code 1 when anything is wrong."""
-OUTPUTS = ("out", "lse", "dq", "dk", "dv")
+OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")
 """The large cases that are computed again and again."""

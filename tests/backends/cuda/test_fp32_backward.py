@@ -25,7 +25,7 @@ BLOCKS = 3
 MAXWELL = 5, 2
 NAMES = {"dquery": ("dq",), "dkeyvalue": ("dk", "dv")}
 
-SMALL = [case for case in PROBLEMS if case.dtype in STORAGE and case.gradients]
+SMALL = [case for case in PROBLEMS if case.dtype in STORAGE and case.gradients and not case.zero_keys]
 DEEP = Pattern([128, 256, 512], [1, 2, 4])
 LARGE = [
     Case(feature="tiles", variant=variant, **{"head_dim": 64, "batch": 1, "heads": 2, "seq": 500, "pattern": DEEP, **fields})

@@ -112,6 +112,21 @@ def test_sinks_that_unpack_to_another_shape_are_refused() -> None:
         out.sum().backward()
 
 
+@pytest.mark.parametrize("after", ["nothing", "the forward pass"])
+def test_sinks_whose_memory_is_gone_are_refused(after: str) -> None:
+    *qkv, sink = tensors()
+    sink = sink.detach().float().requires_grad_()  # of another dtype than lse: it is converted
+    if after == "the forward pass":
+        out = dilated_attention(*qkv, PATTERN, sink=sink)
+    sink.untyped_storage().resize_(0)
+    if after == "nothing":
+        with pytest.raises(ValueError, match=r"sink has shape \(6,\), .*, beyond the 0 bytes of its storage"):
+            dilated_attention(*qkv, PATTERN, sink=sink)
+    else:
+        with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
+            out.sum().backward()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_along_token_orders(masked: bool) -> None:
     pattern = Pattern([8, 30], [1, 2], heads=[(0, 4), (0, 3)])  # heads 4 and 5 see the sink alone

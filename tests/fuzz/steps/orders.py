@@ -67,16 +67,17 @@ def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequ
     def moved(x: Tensor) -> Tensor:
         return _moved(x, orders, one, several)
 
-    found = {
-        name: moved(x.transpose(1, 2)).transpose(1, 2).contiguous() if name == "lse" else moved(x) for name, x in found.items()
-    }
+    if "lse" in found:
+        found["lse"] = moved(found["lse"].transpose(1, 2)).transpose(1, 2).contiguous()
+    found |= {name: moved(x) for name, x in found.items() if name not in ("lse", "dsink")}
     require_right(one, _tensors_moved(tensors, moved, orders), found)
 
 
 def _found(one: Call, tensors: Tensors, orders: list[TokenOrder]) -> Results:
     options: dict[str, Any] = dict(key_padding_mask=tensors.mask, scale=one.case.scale, backend=one.backend)
     inputs = leaves(one, tensors)
-    outputs = dilkit.ordered_dilated_attention(*inputs, one.case.pattern, orders, return_lse=True, **options)
+    options |= dict(zip(("sink",), inputs[3:], strict=False))
+    outputs = dilkit.ordered_dilated_attention(*inputs[:3], one.case.pattern, orders, return_lse=True, **options)
     return results(one, tensors, outputs, inputs)
 
 
@@ -94,7 +95,7 @@ def _tensors_moved(tensors: Tensors, moved: Callable[[Tensor], Tensor], orders: 
     q, k, v, dout = (moved(x) for x in (*tensors.qkv, tensors.dout))
     mask = None if tensors.mask is None else orders[0].apply(tensors.mask)
     dlse = None if tensors.dlse is None else moved(tensors.dlse.transpose(1, 2)).transpose(1, 2)
-    return Tensors(q, k, v, mask, dout, dlse)
+    return Tensors(q, k, v, mask, dout, dlse, tensors.sink)
 
 
 def _check_permutation(made: TokenOrder | None) -> None:

@@ -31,7 +31,7 @@ def forward(world: Any, call: dict[str, Any]) -> None:
     tensors = tensors_of(one)
     inputs = leaves(one, tensors)
     with saved(one.hooks):
-        outputs = attend(one, *inputs, tensors.mask)
+        outputs = attend(one, *inputs[:3], tensors.mask, *inputs[3:])
     world.pending = [*world.pending, Pending(one, tensors, inputs, outputs)][-MOST_PENDING:]
 
 
@@ -40,7 +40,7 @@ def backward(world: Any, at: int, after: str, which: int) -> None:
     if not world.pending:
         return
     one = world.pending.pop(at % len(world.pending))
-    used = [*one.inputs, one.outputs[0], *(() if one.tensors.mask is None else (one.tensors.mask,))]
+    used = [*one.inputs[:3], one.outputs[0], *(() if one.tensors.mask is None else (one.tensors.mask,))]
     target = used[which % len(used)]
     plain = one.call.hooks == "none" and one.call.way in ("function", "operator") and any(one.call.wants)
     if after == "in place" and plain and target.is_contiguous():
