@@ -117,6 +117,9 @@ class SlideEncoder(nn.Module):
 
     def _kept(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
         """Where there are tiles, bool `(batch, n)`; None means everywhere."""
+        self._check_kinds(
+            tiles=tiles, coords=coords, **({} if key_padding_mask is None else dict(key_padding_mask=key_padding_mask))
+        )
         if tiles.dim() != 3 or tiles.shape[2] != self.config.in_chans:
             raise ValueError(f"tiles has shape {tuple(tiles.shape)}; (batch, n, in_chans={self.config.in_chans}) is needed")
         if coords.shape != (*tiles.shape[:2], 2):
@@ -131,6 +134,20 @@ class SlideEncoder(nn.Module):
                 f"{tuple(tiles.shape[:2])} is needed, True where there is no tile"
             )
         return None if not bool(key_padding_mask.any()) else key_padding_mask.logical_not()
+
+    def _check_kinds(self, **given: Tensor) -> None:
+        """Raise TypeError or ValueError for what is no tensor, on another device than the weights, or tiles of another dtype."""
+        weight = self.cls_token
+        for name, x in given.items():
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
+            if x.device != weight.device:
+                raise ValueError(
+                    f"{name} is on {x.device} but the model on {weight.device}; move it with .to({str(weight.device)!r})"
+                )
+        dtype = given["tiles"].dtype
+        if dtype != weight.dtype and not (dtype.is_floating_point and torch.is_autocast_enabled(weight.device.type)):
+            raise TypeError(f"tiles is {dtype} but the model {weight.dtype}; convert it with .to({weight.dtype})")
 
     def _embed(self, tiles: Tensor, coords: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
         """The packed rows that enter the first layer, each slide's class token first if it is to be there."""

@@ -117,7 +117,36 @@ def test_a_tile_outside_the_grid_is_named(place):
 )
 def test_tensors_that_do_not_fit_are_named(change, message):
     with pytest.raises(ValueError, match=message):
-        small()(**dict(tiles=torch.zeros(1, 5, 10), coords=torch.zeros(1, 5, 2)) | change)
+        small().float()(**dict(tiles=torch.zeros(1, 5, 10), coords=torch.zeros(1, 5, 2)) | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(tiles=[[0.0]]), TypeError, "tiles is a list; a torch.Tensor is needed"),
+        (dict(coords=None), TypeError, "coords is a NoneType"),
+        (dict(key_padding_mask=3), TypeError, "key_padding_mask is a int"),
+        (
+            dict(coords=torch.zeros(1, 5, 2, device="meta")),
+            ValueError,
+            r"coords is on meta but the model on cpu; .*\.to\('cpu'\)",
+        ),
+        (dict(tiles=torch.zeros(1, 5, 10).double()), TypeError, r"tiles is torch.float64 but the model torch.float32; convert"),
+        (dict(tiles=torch.zeros(1, 5, 10).long()), TypeError, r"tiles is torch.int64"),
+    ],
+)
+def test_tensors_of_other_kinds_are_named(change, error, message):
+    with pytest.raises(error, match=message):
+        small().float()(**dict(tiles=torch.zeros(1, 5, 10), coords=torch.zeros(1, 5, 2)) | change)
+
+
+def test_autocast_takes_tiles_of_any_floating_dtype():
+    model, (tiles, coords) = small().float(), slide(20)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [model(tiles.to(dtype), coords)[0] for dtype in (torch.float32, torch.bfloat16)]
+        assert torch.allclose(*found, atol=0.3)
+        with pytest.raises(TypeError, match=r"tiles is torch\.int64"):
+            model(tiles.long(), coords)
 
 
 @pytest.mark.parametrize(
