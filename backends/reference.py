@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Limits
@@ -38,7 +40,7 @@ class Reference(Backend):
     name = "reference"
     summary = "the definition, blockwise over queries: any device, any pattern, slow"
     requires = ("torch",)
-    limits = Limits(devices=None)
+    limits = Limits(devices=None, varlen=True)
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
         if compute_dtype is not None:
@@ -85,6 +87,37 @@ class Reference(Backend):
             dv += _weighted(p.mT, dout_rows).sum(2, keepdim=True)
         return _by_token(dq, query), _by_token(dk, key), _by_token(dv, value)
 
+    def forward_varlen(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        import torch
+
+        lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        lse = query.new_empty(1, problem.heads, query.shape[1], dtype=lse_dtype)
+        for rows, one in _sequences(problem, cu_seqlens):
+            out[:, rows], lse[..., rows] = self.forward(query[:, rows], key[:, rows], value[:, rows], one)
+        return out, lse
+
+    def backward_varlen(
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
+
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
+        for rows, one in _sequences(problem, cu_seqlens):
+            do, q, k, v, o = (x[:, rows] for x in (dout, query, key, value, out))
+            dq[:, rows], dk[:, rows], dv[:, rows] = self.backward(do, q, k, v, o, lse[..., rows], one)
+        return dq, dk, dv
+
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
         """`(batch, seq, heads, head_dim)` -> `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
         import torch
@@ -94,6 +127,13 @@ class Reference(Backend):
         name = self.compute_dtype or ("float64" if x.dtype == torch.float64 else "float32")
         by_head = x.transpose(1, 2).reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
         return by_head.to(getattr(torch, name)).contiguous()
+
+
+def _sequences(problem: Problem, cu_seqlens: Tensor) -> Iterator[tuple[slice, Problem]]:
+    """The rows of each packed sequence that has any, with the problem of that sequence alone."""
+    for start, stop in pairwise(cu_seqlens.tolist()):
+        if start < stop:
+            yield slice(start, stop), replace(problem, seq=stop - start, varlen=False)
 
 
 def _by_token(x: Tensor, like: Tensor) -> Tensor:

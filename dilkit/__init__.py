@@ -28,6 +28,7 @@ _HOMES = {
     "attention_mass": "weights",
     "attention_rows": "weights",
     "dilated_attention": "attention",
+    "dilated_attention_varlen": "packed.attention",
     "explain": "selector",
     "list_backends": "registry",
     "locality_report": "orders.locality",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from dilkit.orders.points import sort_points as sort_points
     from dilkit.orders.token_order import TokenOrder as TokenOrder
     from dilkit.orders.token_order import order as order
+    from dilkit.packed.attention import dilated_attention_varlen as dilated_attention_varlen
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import Pattern as Pattern
     from dilkit.pattern import PatternError as PatternError

@@ -78,6 +78,8 @@ class Limits:
     """Whether a `key_padding_mask` is supported."""
     gradients: bool = True
     """Whether there is a backward pass."""
+    varlen: bool = False
+    """Whether sequences of different lengths may be packed one after the other (`forward_varlen`)."""
     grouped_heads: bool = True
     """Whether there may be fewer key/value heads than query heads."""
     head_ranges: bool = True
@@ -101,7 +103,7 @@ class Limits:
             object.__setattr__(self, name, frozenset(names))
         for name in ("min_capability", "max_capability"):
             check_capability(name, getattr(self, name))
-        for name in ("causal", "key_padding_mask", "gradients", "grouped_heads", "head_ranges"):
+        for name in ("causal", "key_padding_mask", "gradients", "varlen", "grouped_heads", "head_ranges"):
             boolean(name, getattr(self, name))
         integer("head_dim_multiple", self.head_dim_multiple, at_least=1)
         if self.max_head_dim is not None:
@@ -146,6 +148,7 @@ class Limits:
             "is_causal": (problem.is_causal, self.causal),
             "key_padding_mask": (problem.key_padding_mask, self.key_padding_mask),
             "requires_grad": (problem.requires_grad, self.gradients),
+            "varlen": (problem.varlen, self.varlen),
             "grouped heads": (problem.kv_heads != problem.heads, self.grouped_heads),
             "head ranges": (pattern.heads is not None, self.head_ranges),
         }
@@ -240,6 +243,31 @@ class Backend(ABC):
         `dout` has a contiguous last dimension. Rows with `lse = -inf` have zero gradient.
         """
         raise NotImplementedError(f"backend {self.name!r} states gradients in its limits but has no backward")
+
+    def forward_varlen(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` for packed sequences, if `limits.varlen`: `(1, total, heads, head_dim)` each, and `lse` `(1, heads, total)`.
+
+        Sequence b has the rows `cu_seqlens[b]` to `cu_seqlens[b + 1] - 1`, and the pattern begins anew with it. `cu_seqlens` is
+        int32 `(sequences + 1,)`, contiguous, on the tensors' device; it begins with 0, does not decrease and ends with `total`:
+        on a CPU that is checked. `problem.seq` is at least the longest length.
+        """
+        raise NotImplementedError(f"backend {self.name!r} states varlen in its limits but has no forward_varlen")
+
+    def backward_varlen(
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`backward` for packed sequences."""
+        raise NotImplementedError(f"backend {self.name!r} states varlen and gradients in its limits but has no backward_varlen")
 
 
 def missing_modules(modules: tuple[str, ...], extra: str = "") -> tuple[Refusal, ...]:

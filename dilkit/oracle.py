@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from dilkit.pattern import Pattern
 
@@ -47,6 +49,18 @@ def oracle_attention(
     k, v, count = with_zero_keys(k, v, count, padding)
     out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink)
     return out.transpose(1, 2), lse.expand(batch, heads, seq)
+
+
+def oracle_attention_varlen(
+    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, lengths: Sequence[int], **options: Any
+) -> tuple[Tensor, Tensor]:
+    """`oracle_attention` of each of the sequences of these `lengths`, which are packed one after the other in a batch of 1."""
+    import torch
+
+    stops = list(accumulate(lengths))
+    cuts = [slice(stop - length, stop) for stop, length in zip(stops, lengths, strict=True)]
+    parts = [oracle_attention(query[:, rows], key[:, rows], value[:, rows], pattern, **options) for rows in cuts]
+    return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
 
 
 def softmax_of_count(

@@ -1,4 +1,4 @@
-from numpy import float32, int64, uint64
+from numpy import float32, int64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,8 +13,9 @@ class EncodedProblem:
         segment_length: NDArray[int64],
         dilation_rate: NDArray[int64],
         offset: NDArray[int64],
-        branch_group: NDArray[uint64],
     ) -> None: ...
+    @property
+    def chunks(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -30,6 +31,18 @@ def forward(
     out: Tensor,
     lse: Tensor,
     mask: Tensor | None,
+    starts: Tensor | None = None,
+) -> None: ...
+def forward_last(
+    encoded: EncodedProblem,
+    isa: str,
+    threads: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lengths: Tensor,
 ) -> None: ...
 def backward(
     encoded: EncodedProblem,
@@ -46,6 +59,7 @@ def backward(
     dk: Tensor,
     dv: Tensor,
     delta: Tensor,
+    starts: Tensor | None = None,
 ) -> None: ...
 def exp(isa: str, x: NDArray[float32], y: NDArray[float32]) -> None: ...
 def multiply_add(isa: str, rounds: int) -> int: ...

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The CPU kernel as Python calls it. kernels/native.h describes what the numbers mean."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 
 from dilkit.op._facts cimport locate
 
@@ -10,20 +10,23 @@ cdef extern from "native.h":
         char *data
         int64_t batch, row, head
     ctypedef struct Problem:
-        int64_t batch, seq, heads, kv_heads, dim, block_rows
+        int64_t batch, seq, heads, kv_heads, dim
         int dtype, causal, once
         double scale
-        int64_t branches, groups
+        int64_t branches
         const int64_t *segment_length
         const int64_t *dilation_rate
         const int64_t *offset
-        const uint64_t *branch_group
-        int64_t chunks, chunk_rows, round
+        int64_t most_block_rows, row_step, least_chunk_rows
+        const int32_t *starts
+        const int32_t *lengths
+        int64_t chunks, round
         const char *mask
         int64_t mask_batch, mask_row
         TensorView q, k, v, out, dout, dq, dk, dv
         char *lse
         char *delta
+        int64_t lse_head
     ctypedef struct InstructionSet:
         const char *name
         int (*runs_here)() nogil
@@ -32,7 +35,11 @@ cdef extern from "native.h":
     const InstructionSet native_generic
     int FORWARD, BACKWARD_QUERY, BACKWARD_KEY
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
+    int64_t native_rounds(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
+
+cdef extern from "blocks.h":
+    void choose_blocks(Problem *problem) nogil
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() noexcept
@@ -89,8 +96,8 @@ cdef TensorView view_of(tensor) except *:
 cdef class EncodedProblem:
     """A problem's sizes and branches as the C kernel reads them, without tensors: made once, used by many calls.
 
-    `sizes`: batch, seq, heads, kv_heads, head_dim, rows of a block, chunks, rows of a chunk. `segment_length`, `dilation_rate`
-    `(branches,)`, `offset` `(heads, branches)`: int64; `branch_group` `(groups,)`: uint64. All contiguous.
+    `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk; seq is 0 where
+    each call has sequences of its own. `segment_length`, `dilation_rate` `(branches,)`, `offset` `(heads, branches)`: int64, contiguous.
     """
 
     cdef Problem problem
@@ -98,15 +105,21 @@ cdef class EncodedProblem:
 
     def __init__(
         self, sizes, int dtype, int causal, int once, double scale, const int64_t[::1] segment_length,
-        const int64_t[::1] dilation_rate, const int64_t[:, ::1] offset, const uint64_t[::1] branch_group
+        const int64_t[::1] dilation_rate, const int64_t[:, ::1] offset
     ):
         cdef Problem *p = &self.problem
-        p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.block_rows, p.chunks, p.chunk_rows = sizes
+        p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows = sizes
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
-        p.branches, p.groups = segment_length.shape[0], branch_group.shape[0]
-        p.segment_length, p.dilation_rate = &segment_length[0], &dilation_rate[0]
-        p.offset, p.branch_group = &offset[0, 0], &branch_group[0]
-        self.arrays = segment_length, dilation_rate, offset, branch_group
+        p.branches, p.lse_head = segment_length.shape[0], p.seq
+        p.segment_length, p.dilation_rate, p.offset = &segment_length[0], &dilation_rate[0], &offset[0, 0]
+        self.arrays = segment_length, dilation_rate, offset
+        if p.seq:
+            choose_blocks(p)
+
+    @property
+    def chunks(self):
+        """The chunks that fused gradients cut the sequence into; 0 where they are not fused."""
+        return self.problem.chunks
 
     @property
     def nbytes(self):
@@ -122,6 +135,19 @@ cdef Problem with_tensors(EncodedProblem encoded, q, k, v, out, lse, mask) excep
         p.mask = locate(mask, strides, 2)
         p.mask_batch, p.mask_row = strides[0], strides[1]
     return p
+
+
+cdef int32_t *int32_of(tensor) except? NULL:
+    cdef int64_t[1] none
+    return <int32_t *>locate(tensor, none, 0)
+
+
+cdef int set_sequences(Problem *p, starts) except -1:
+    """The problem of a packed call; `starts` may be None, for a call that is none."""
+    if starts is not None:
+        p.starts, p.batch = int32_of(starts), len(starts) - 1
+        p.lse_head = p.starts[p.batch]
+    return 0
 
 
 cdef int interrupted() noexcept with gil:
@@ -141,19 +167,32 @@ cdef int run(const InstructionSet *code, const Problem *problem, int phase, int 
     return 0
 
 
-def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask):
-    """Write `out` and `lse`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None."""
+def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None):
+    """Write `out` and `lse`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
+
+    `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last.
+    """
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    set_sequences(&p, starts)
     run(code_of(isa), &p, FORWARD, threads)
 
 
-def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta):
+def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, lengths):
+    """Write `out` and `lse` of the last rows of sequences of these `lengths`, contiguous int32, none less than the rows of `q`."""
+    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, None)
+    p.lengths, p.batch = int32_of(lengths), len(lengths)
+    p.seq = p.lse_head = q.shape[1]
+    run(code_of(isa), &p, FORWARD, threads)
+
+
+def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None):
     """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous."""
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    set_sequences(&p, starts)
     cdef int64_t[1] none
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
     run(code_of(isa), &p, BACKWARD_QUERY, threads)
-    for p.round in range(max(p.chunks, 1)):
+    for p.round in range(native_rounds(&p)):
         run(code_of(isa), &p, BACKWARD_KEY, threads)
 
 

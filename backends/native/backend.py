@@ -7,7 +7,6 @@ with `+ log` of how many branches see it. Nothing grows with the number of branc
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from dilkit.backends.native._native import EncodedProblem
 
     Int64Array = NDArray[np.int64]
-    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, Int64Array, Int64Array, Int64Array, NDArray[np.uint64]]
+    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, Int64Array, Int64Array, Int64Array]
 
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
@@ -32,26 +31,14 @@ MAX_BRANCHES = 64
 BLOCK_ROWS = 2048
 """Rows of a block, at most. Scratch grows with it, and keys are packed less often."""
 
-BLOCK_NUMBERS = 2**17
-"""Rows times head_dim of a block, at most: what the cache of a core holds."""
-
 ROW_STEP = 48
 """The rows of the widest tile: blocks that end at no segment's end have a multiple of it."""
 
-MIN_TASKS = 64
-"""Shorter problems are cut into about as many blocks, so that every core gets some."""
+CHUNK_ROWS = 8192
+"""The fused gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
 
-SHORT_BLOCK_ROWS = 192
-"""But not into blocks of fewer rows: packing the keys takes longer then."""
-
-CHUNK_ROWS, MAX_CHUNKS = 8192, 16
-"""The fused gradients cut a sequence into chunks of so many rows, and into no more chunks; shorter chunks are slower."""
-
-PARALLEL_TASKS = 32
-"""Chunks times key/value heads that can run side by side, even if that takes shorter chunks."""
-
-MIN_SHARED_ROWS = 32
-"""Rows that a branch keeps, at least, of a segment of the branches that it shares scores with; with fewer it runs on its own."""
+MOST_LENGTH = 2**62
+"""No tensor has as many rows; segment lengths and dilation rates beyond it are the same."""
 
 FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
@@ -68,7 +55,7 @@ class Native(Backend):
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu"}))
+    limits = Limits(devices=frozenset({"cpu"}), varlen=True)
     priority = 20
     reproducible = True
 
@@ -87,13 +74,17 @@ class Native(Backend):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        import torch
-
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        lse = query.new_empty(problem.batch, problem.heads, problem.seq, dtype=dtype)
+        out, lse = _empty_outputs(query)
         tensors = query, key, value, out, lse, key_padding_mask
-        _kernel().forward(_encoded(problem), instruction_set(), _threads(problem), *tensors)
+        _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, problem.seq), *tensors)
+        return out, lse
+
+    def forward_varlen(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _empty_outputs(query)
+        tensors = query, key, value, out, lse, None, cu_seqlens
+        _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
         return out, lse
 
     def backward(
@@ -107,15 +98,51 @@ class Native(Backend):
         problem: Problem,
         key_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        import torch
+        return _gradients(dout, query, key, value, out, lse, problem, key_padding_mask, None)
 
-        lse, plain = lse.contiguous(), torch.contiguous_format
-        dq = torch.zeros_like(query, memory_format=plain)
-        dk = torch.zeros_like(key, memory_format=plain)
-        dv = torch.zeros_like(value, memory_format=plain)
-        tensors = dout, query, key, value, out, lse, key_padding_mask, dq, dk, dv, torch.empty_like(lse)
-        _kernel().backward(_encoded(problem), instruction_set(), _threads(problem), *tensors)
-        return dq, dk, dv
+    def backward_varlen(
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _gradients(dout, query, key, value, out, lse, problem, None, cu_seqlens)
+
+
+def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
+    import torch
+
+    batch, seq, heads, _ = query.shape
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    return out, query.new_empty(batch, heads, seq, dtype=dtype)
+
+
+def _gradients(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    problem: Problem,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    import torch
+
+    lse, plain = lse.contiguous(), torch.contiguous_format
+    dq = torch.zeros_like(query, memory_format=plain)
+    dk = torch.zeros_like(key, memory_format=plain)
+    dv = torch.zeros_like(value, memory_format=plain)
+    tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens
+    _kernel().backward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
+    return dq, dk, dv
 
 
 def is_built() -> bool:
@@ -142,17 +169,23 @@ def instruction_set() -> str:
     return environment.cpu_isa(_instruction_sets())
 
 
-def _threads(problem: Problem) -> int:
+def _threads(problem: Problem, rows: int) -> int:
+    """The threads for a call of so many rows; in a packed one each row has the work of one of the longest sequence, at most."""
     import torch
 
-    return max(1, min(torch.get_num_threads(), 1 + problem.flops() // FLOPS_PER_THREAD))
+    flops = problem.flops() if rows == problem.seq else problem.flops() * rows // problem.seq
+    return max(1, min(torch.get_num_threads(), 1 + flops // FLOPS_PER_THREAD))
 
 
 def _encoded(problem: Problem) -> EncodedProblem:
-    """`problem` as the C kernel reads it; made once and kept in the cache."""
-    sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
+    """`problem` as the C kernel reads it; made once and kept in the cache. That of a packed call has no lengths."""
+    sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
     options = problem.dtype, problem.is_causal, problem.scale
     return plan.cached(("native", problem.pattern.to_json(), sizes, options), _encode, problem)
+
+
+def _seq(problem: Problem) -> int:
+    return 0 if problem.varlen else problem.seq
 
 
 def _encode(problem: Problem) -> EncodedProblem:
@@ -164,17 +197,16 @@ def encode_problem(problem: Problem) -> EncodeArguments:
     """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, and the branches as arrays."""
     import numpy as np
 
-    pattern, seq = problem.pattern, problem.seq
+    pattern, sizes = problem.pattern, (problem.heads, problem.kv_heads, problem.head_dim)
     return (
-        (problem.batch, seq, problem.heads, problem.kv_heads, problem.head_dim, _block_rows(problem), *_chunks(problem)),
+        (problem.batch, _seq(problem), *sizes, BLOCK_ROWS, ROW_STEP, CHUNK_ROWS),
         DTYPES.index(problem.dtype),
         problem.is_causal,
         pattern.overlap == "once",
         problem.scale,
-        np.array([min(branch.segment_length, seq) for branch in pattern.branches], np.int64),
-        np.array([min(branch.dilation_rate, seq) for branch in pattern.branches], np.int64),
+        np.array([min(branch.segment_length, MOST_LENGTH) for branch in pattern.branches], np.int64),
+        np.array([min(branch.dilation_rate, MOST_LENGTH) for branch in pattern.branches], np.int64),
         np.array([_offsets(problem, head) for head in range(problem.heads)], np.int64),
-        np.array(_branch_groups(problem), np.uint64),
     )
 
 
@@ -185,49 +217,3 @@ def _offsets(problem: Problem, head: int) -> list[int]:
     return [
         pattern.head_offset(branch.dilation_rate, kv_head, kv_heads) if branch.serves(head) else -1 for branch in pattern.branches
     ]
-
-
-def _block_rows(problem: Problem) -> int:
-    """Rows of a block: by the problem alone, so that results do not depend on the machine.
-
-    Whole segments of the branch with the shortest ones, or an equal part of one: where a segment ends within a block, its keys
-    are packed once more.
-    """
-    rows = max(problem.batch * problem.heads * problem.seq // MIN_TASKS, SHORT_BLOCK_ROWS)
-    rows = max(min(rows, BLOCK_ROWS, BLOCK_NUMBERS // problem.head_dim), 1)
-    segment = max(min(problem.seq, *(branch.segment_length for branch in problem.pattern.branches)), 1)
-    if segment <= rows:
-        return min(rows // segment, math.ceil(problem.seq / segment)) * segment
-    rows = math.ceil(segment / math.ceil(segment / rows))
-    return rows if segment < problem.seq else math.ceil(rows / ROW_STEP) * ROW_STEP
-
-
-def _chunks(problem: Problem) -> tuple[int, int]:
-    """The number of chunks that the fused gradients cut the sequence into, and their rows; (0, 0) where they are not fused."""
-    if problem.dtype not in ("float32", "float64"):
-        return 0, 0
-    rows = _block_rows(problem)
-    blocks = math.ceil(problem.seq / rows)
-    wanted = max(problem.seq // CHUNK_ROWS, math.ceil(PARALLEL_TASKS / max(problem.batch * problem.kv_heads, 1)))
-    per_chunk = math.ceil(blocks / min(wanted, MAX_CHUNKS))
-    return math.ceil(blocks / max(per_chunk, 1)), per_chunk * rows
-
-
-def _branch_groups(problem: Problem) -> list[int]:
-    """The branches, as bit sets, that share scores: a pair of a group is scored once. One group if each pair may count only once.
-
-    A group's rows are cut at every segment's end, so a branch with few rows in the group's shortest segment starts another group.
-    """
-    branches = problem.pattern.branches
-    if problem.pattern.overlap == "once":
-        return [2 ** len(branches) - 1]
-    groups: list[int] = []
-    shortest = 0
-    for b in sorted(range(len(branches)), key=lambda b: branches[b].segment_length):
-        length, rate = min(branches[b].segment_length, problem.seq), branches[b].dilation_rate
-        if groups and (shortest == length or math.ceil(shortest / rate) >= MIN_SHARED_ROWS):
-            groups[-1] |= 1 << b
-        else:
-            groups.append(1 << b)
-            shortest = length
-    return groups

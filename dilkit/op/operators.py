@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.device import probe
-from dilkit.op import boundary, flops
+from dilkit.op import boundary, flops, sequences
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import key_of
 from dilkit.op.schema import asks_for_backends, backends_asked, backward_op, decode_call, encode_call, forward_op, library
@@ -34,23 +34,34 @@ def _forward(
     scale: float,
     call: str,
     sink: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other."""
+    """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other.
+
+    `cu_seqlens`: the one element of the batch is sequences packed one after the other, which begin there.
+    """
     tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
-    prepared = _prepared(boundary.INPUTS, tensors, scale, call)
+    longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
+    prepared = _prepared(boundary.INPUTS, tensors, scale, call, longest)
     if sink is not None:
         check_sink(sink, query)
         boundary.check_memory(("sink",), (sink,))
     if query.numel() == 0:
         return _empty_outputs(query)
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
-    returned: tuple[Tensor, ...] = prepared.backend.forward(query, key, value, prepared.problem, key_padding_mask)
+    returned: tuple[Tensor, ...]
+    if cu_seqlens is None:
+        returned = prepared.backend.forward(query, key, value, prepared.problem, key_padding_mask)
+    else:
+        returned = prepared.backend.forward_varlen(query, key, value, prepared.problem, cu_seqlens.contiguous())
     if prepared.foreign:
         wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
     out, lse = returned
-    if prepared.zero_keys is not None or sink is not None:
-        add_zero_keys(out, lse, prepared.zero_keys, sink)
+    zero_keys = prepared.zero_keys if cu_seqlens is None else sequences.zero_keys(prepared.problem, query, cu_seqlens)
+    if zero_keys is not None or sink is not None:
+        add_zero_keys(out, lse, zero_keys, sink)
     return out, lse
 
 
@@ -64,14 +75,21 @@ def _backward(
     key_padding_mask: Tensor | None,
     scale: float,
     call: str,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`(dquery, dkey, dvalue)` given the `out` and `lse` of the whole softmax; raises as `_forward` does."""
     tensors = (dout, query, key, value, out, lse) + (() if key_padding_mask is None else (key_padding_mask,))
-    prepared = _prepared(boundary.SAVED, tensors, scale, call)
+    longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
+    prepared = _prepared(boundary.SAVED, tensors, scale, call, longest)
     if query.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
-    returned = prepared.backend.backward(dout, query, key, value, out, lse, prepared.problem, key_padding_mask)
+    saved = dout, query, key, value, out, lse
+    if cu_seqlens is None:
+        returned = prepared.backend.backward(*saved, prepared.problem, key_padding_mask)
+    else:
+        returned = prepared.backend.backward_varlen(*saved, prepared.problem, cu_seqlens.contiguous())
     if not prepared.foreign:
         return returned
     wanted = dict(dquery=query, dkey=key, dvalue=value)
@@ -94,15 +112,18 @@ class PreparedCall:
     nbytes: int
 
 
-def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str) -> PreparedCall:
-    """What the pattern cache has for these tensors: one look-up by their shapes, strides, dtypes and devices."""
+def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
+    """What the pattern cache has for these tensors: one look-up by their shapes, strides, dtypes and devices.
+
+    `longest`: what a packed call is prepared for, as `sequences.longest` says; 0 for one that is not packed.
+    """
     default = () if asks_for_backends(call) else requested_backends()
-    key = "call", state(), names, key_of(names, tensors), default, scale, call
-    return plan.cached(key, _prepare, names, tensors, default, scale, call)
+    key = "call", state(), names, key_of(names, tensors), default, scale, call, longest
+    return plan.cached(key, _prepare, names, tensors, default, scale, call, longest)
 
 
 def _prepare(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], default: tuple[str, ...], scale: float, call: str
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], default: tuple[str, ...], scale: float, call: str, longest: int
 ) -> PreparedCall:
     """Check the tensors, and choose the backend: one of those that the call requests, else of `default`."""
     admission = boundary.prepare(names, tensors)
@@ -112,7 +133,7 @@ def _prepare(
     problem = Problem(
         pattern=pattern,
         batch=batch,
-        seq=seq,
+        seq=longest or seq,
         heads=heads,
         kv_heads=key.shape[2],
         head_dim=head_dim,
@@ -121,12 +142,13 @@ def _prepare(
         is_causal=is_causal,
         key_padding_mask=boundary.MASK in admission.names,
         requires_grad=requires_grad,
+        varlen=longest > 0,
         scale=scale,
     )
     asked = backends_asked(call)
     backend = select(problem, requested_backends(asked.split(",")) if asked else default)
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS
+    padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS and not longest
     zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
     nbytes = len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
     return PreparedCall(backend, problem, admission, foreign, zero_keys, nbytes)

@@ -18,7 +18,7 @@ from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
 _SINK = 6
-"""Which argument of the forward operator is the sink; it is left out where there is none."""
+"""Which argument of the forward operator is the sink; it, and those after it, are left out where there are none."""
 _ROOM = 14
 """A sum of 2 ** 14 numbers up to 1 is below the largest of float16."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -30,7 +30,8 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward_op, *inputs)
-        query, key, value, mask, ctx.scale, call, sink = inputs if len(inputs) > _SINK else (*inputs, None)
+        query, key, value, mask, ctx.scale, call, *others = inputs
+        sink, cu_seqlens, ctx.max_seqlen = (*others, None, None, None)[:3]
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = isinstance(out, (FakeTensor, FunctionalTensor))
@@ -38,24 +39,25 @@ class Differentiable(torch.autograd.Function):
         ctx.call = asking_for(call, ",".join(names)) if names else call
         ctx.set_materialize_grads(False)
         ctx.inputs = len(inputs)
-        ctx.save_for_backward(query, key, value, mask, sink, out, lse)
+        ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, mask, sink, out, lse = ctx.saved_tensors
+        query, key, value, mask, sink, cu_seqlens, out, lse = ctx.saved_tensors
+        packed = () if cu_seqlens is None else (cu_seqlens, ctx.max_seqlen)
         dquery = dkey = dvalue = dsink = None
         wanted = any(ctx.needs_input_grad[:3])
         if dout is not None and wanted:
-            dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call)
+            dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *packed)
         if dlse is not None and wanted:
-            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, sink)
+            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, sink, packed)
             dquery = by_query if dquery is None else dquery + by_query
             dkey = by_key if dkey is None else dkey + by_key
         if sink is not None and ctx.needs_input_grad[_SINK]:
             check_sink(sink, query)
             dsink = sink_gradient(sink, out, lse, dout, dlse)
-        return (dquery, dkey, dvalue, None, None, None, dsink)[: ctx.inputs]
+        return (dquery, dkey, dvalue, None, None, None, dsink, None, None)[: ctx.inputs]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
@@ -115,6 +117,7 @@ def _differentiate_lse(
     scale: float,
     call: str,
     sink: Tensor | None,
+    packed: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
     """Gradients through `lse`, from the two passes that every backend has.
 
@@ -124,10 +127,11 @@ def _differentiate_lse(
     """
     weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
     with without_autocast(query.device.type):
-        mean_key, _ = forward_op(query, key, key, mask, scale, call, sink)
+        mean_key, _ = forward_op(query, key, key, mask, scale, call, sink, *packed)
         dout = weight * query
         factor = power_of_two(dout.abs().amax() if dout.numel() else dout.new_zeros(()), query.shape[1])
-        _, _, dkey = backward_op((factor * dout).to(query.dtype).contiguous(), query, key, key, mean_key, lse, mask, scale, call)
+        dout = (factor * dout).to(query.dtype).contiguous()
+        _, _, dkey = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call, *packed)
     return (weight * mean_key).to(query.dtype), (dkey / factor).to(query.dtype)
 
 
@@ -152,13 +156,16 @@ def vmap(
     scale: float,
     call: str,
     sink: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> Any:
-    """The vmap rule: the mapped dimension becomes part of the batch. With a sink for each of its elements, they are calls."""
+    """The vmap rule: the mapped dimension becomes part of the batch. Packed, or with a sink for each of its elements, they are
+    calls."""
     given = query, key, value, mask
-    if sink is not None and in_dims[_SINK] is not None:
-        at = [*in_dims[:4], in_dims[_SINK]]
-        parts = [_elements(x, dim, info.batch_size) for x, dim in zip((*given, sink), at, strict=True)]
-        found = [forward_op(*tensors, scale, call, own) for *tensors, own in zip(*parts, strict=True)]
+    if cu_seqlens is not None or (sink is not None and in_dims[_SINK] is not None):
+        at = [*in_dims[:4], *(*in_dims[_SINK:], None, None)[:2]]
+        parts = [_elements(x, dim, info.batch_size) for x, dim in zip((*given, sink, cu_seqlens), at, strict=True)]
+        found = [forward_op(*tensors, scale, call, own, cu, max_seqlen) for *tensors, own, cu in zip(*parts, strict=True)]
         return tuple(torch.stack(results) for results in zip(*found, strict=True)), (0, 0)
 
     def joined(x: Tensor | None, dim: int | None) -> Tensor | None:

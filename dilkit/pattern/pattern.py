@@ -233,12 +233,20 @@ class Pattern:
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
         rows = torch.arange(seq, device="cpu") if rows is None else rows
+        if is_causal or self.tail == "exact":
+            return torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device)
+        return self.zero_keys_of(rows, torch.tensor(seq, device=rows.device), heads, kv_heads or heads)
+
+    def zero_keys_of(self, rows: Tensor, seq: Tensor, heads: int, kv_heads: int) -> Tensor:
+        """`zero_keys` with tail="zeros", of rows of sequences of different lengths: `seq` is that of each row's, or of all."""
+        import torch
+
         total = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device)
-        for branch in () if is_causal or self.tail == "exact" else self.branches:
-            length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
-            offsets = self._query_head_offsets(branch, heads, kv_heads or heads).to(rows.device)[:, None]
+        for branch in self.branches:
+            length, rate = seq.clamp(1, branch.segment_length), branch.dilation_rate
+            offsets = self._query_head_offsets(branch, heads, kv_heads).to(rows.device)[:, None]
             place = rows % length
-            tokens = (place + seq - rows).clamp(max=length)  # of the segment
+            tokens = torch.minimum(place + seq - rows, length)  # of the segment
             missing = -(-length // rate) - (tokens - offsets + rate - 1) // rate
             total += (place % rate == offsets) * missing
         return total

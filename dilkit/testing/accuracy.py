@@ -11,12 +11,12 @@ The oracle has no room for a long problem: that is checked `shortened`, and in s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dilkit.oracle import oracle_attention, padded_keys, softmax_of_count, with_zero_keys
+from dilkit.oracle import oracle_attention, oracle_attention_varlen, padded_keys, softmax_of_count, with_zero_keys
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -91,13 +91,18 @@ class Expected:
         )
 
 
-def expected(problem: Problem, tensors: Tensors) -> Expected:
-    """What any backend is compared with on `tensors`: `out` and `lse`, with gradients where the problem asks for them."""
+def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = ()) -> Expected:
+    """What any backend is compared with on `tensors`: `out` and `lse`, with gradients where the problem asks for them.
+
+    `lengths`: those of the sequences of a packed call.
+    """
 
     def compute(dtype: str) -> Results:
         options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            if lengths:
+                return oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, **options)
             return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, **options)
 
         return differentiated(attend, tensors.to(dtype), problem.requires_grad)

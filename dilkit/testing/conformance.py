@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import accumulate
 from math import inf, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dilkit import dilated_attention
+from dilkit import dilated_attention, dilated_attention_varlen
 from dilkit.checks import visible
 from dilkit.device import device_named
 from dilkit.op.boundary import lse_dtype
@@ -94,7 +95,7 @@ def _given(tensors: Tensors) -> list[Tensor]:
 @lru_cache(maxsize=1024)
 def expected(case: Case) -> Expected:
     """What every backend is compared with on `case`: computed once a process, on the CPU."""
-    return accuracy.expected(case.problem(), make_tensors(case))
+    return accuracy.expected(case.problem(), make_tensors(case), case.lengths)
 
 
 def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decision:
@@ -105,8 +106,11 @@ def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decis
 def _call(
     case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, sink: Tensor | None = None
 ) -> Any:
-    options: dict[str, Any] = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale, sink=sink)
-    return dilated_attention(q, k, v, case.pattern, backend=backend, return_lse=True, **options)
+    options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, sink=sink, backend=backend, return_lse=True)
+    if not case.lengths:
+        return dilated_attention(q, k, v, case.pattern, key_padding_mask=mask, **options)
+    cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32, device=q.device)
+    return tuple(x.unsqueeze(0) for x in dilated_attention_varlen(q[0], k[0], v[0], case.pattern, cu_seqlens, **options))
 
 
 def _malformed(found: Results, tensors: Tensors) -> list[str]:

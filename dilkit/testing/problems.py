@@ -29,6 +29,7 @@ MIXED = 80
 class Case:
     """One problem of the list. Its tensors are made by `dilkit.testing.tensors`, seeded by feature and variant.
 
+    `lengths`: those of sequences that are packed; `seq` is their sum then, `batch` is 1.
     `mask`: which keys are ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
     `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
     them from in a backward pass, so `gradients` is False there; "ignored NaN" is in keys and values that the mask ignores.
@@ -51,6 +52,7 @@ class Case:
     sink: str = "none"
     scale: float | None = None
     gradients: bool = True
+    lengths: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -66,7 +68,9 @@ class Case:
         """This case as the selector sees it, on `device` (default: the CPU)."""
         sizes: Fields = dict(seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim)
         flags: Fields = dict(is_causal=self.is_causal, key_padding_mask=self.mask != "none", scale=self.scale)
-        where: Fields = dict(device=device or probe("cpu"), requires_grad=requires_grad and self.gradients)
+        where: Fields = dict(
+            device=device or probe("cpu"), requires_grad=requires_grad and self.gradients, varlen=bool(self.lengths)
+        )
         return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **where)
 
 
@@ -212,6 +216,38 @@ PROBLEMS = (
     ),
     *_mixed(MIXED),
 )
+
+LENGTHS: dict[str, tuple[int, ...]] = {
+    "two": (23, 17),
+    "one": (40,),
+    "some empty": (0, 13, 0, 0, 25, 1, 0),
+    "one token each": (1,) * 11,
+    "many short": tuple(i * 7 % 6 for i in range(60)),
+    "one long": (3, 150, 2, 1),
+}
+"""Of the sequences that packed cases have, by name."""
+
+_PACKED: dict[str, Fields] = {
+    "causal": dict(is_causal=True),
+    "grouped heads": dict(kv_heads=2),
+    "block once": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block", overlap="once")),
+    "ragged causal": dict(pattern=RAGGED, is_causal=True),
+    "head split": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
+    "tail zeros": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros")),
+    "sink": dict(sink="random", pattern=Pattern([8, 24], [2, 4], tail="zeros")),
+    "dense": dict(pattern=Pattern.dense()),
+    "sparse": dict(pattern=SPARSE),
+    "sliced": dict(layout="sliced"),
+}
+PACKED = tuple(
+    Case(feature="packed", variant=variant, dtype=dtype, lengths=lengths, seq=sum(lengths), batch=1, **fields)
+    for variant, lengths, fields in (
+        *((name, lengths, {}) for name, lengths in LENGTHS.items()),
+        *((name, LENGTHS["some empty"], fields) for name, fields in _PACKED.items()),
+    )
+    for dtype in DTYPES
+)
+"""Sequences of different lengths in one call."""
 
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
 _DEFAULT: Fields = dict(pattern=_LONG, seq=2048, head_dim=64, batch=1)

@@ -2,7 +2,7 @@
 
     write_problems ---> file: problems, and what the oracle says of them ---> the program that `build` makes ---> problems, wrong
 
-The problems are the conformance list, and longer ones of many tiles and blocks.
+The problems are the conformance list, and longer ones of many tiles and blocks, alone and packed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 from unittest import mock
@@ -19,14 +20,16 @@ import torch
 
 from dilkit import Pattern
 from dilkit.backends.native.backend import encode_problem
-from dilkit.oracle import oracle_attention
-from dilkit.testing.problems import PROBLEMS, Case
+from dilkit.oracle import oracle_attention, oracle_attention_varlen
+from dilkit.testing.problems import PACKED, PROBLEMS, Case
 from dilkit.testing.tensors import make_tensors
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "backends/native/kernels"
 DRIVER = ROOT / "tests/sanitize/driver.c"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+LENGTHS = 0, 1, 64, 0, 138, 297
+"""Of the sequences of packed problems."""
 LONG = (
     Case(feature="long", variant="nested", pattern=Pattern([128, 256, 512], [1, 2, 4]), seq=701, heads=2, head_dim=24),
     Case(feature="long", variant="odd", pattern=Pattern([150, 330], [1, 3]), seq=701, heads=2, kv_heads=1, head_dim=17),
@@ -43,8 +46,8 @@ def write_problems(path: Path) -> None:
 
 def cases() -> Iterator[Case]:
     """The conformance list without its exotic values, padded tails and sinks, which are no kernel's; long ones in every dtype."""
-    yield from (case for case in PROBLEMS if case.values == "normal" and not case.zero_keys)
-    for case in LONG:
+    yield from (case for case in (*PROBLEMS, *PACKED) if case.values == "normal" and not case.zero_keys)
+    for case in (*LONG, *(replace(case, lengths=LENGTHS, seq=sum(LENGTHS)) for case in LONG[:2])):
         for dtype in ("float32", "float64", "bfloat16", "float16"):
             for is_causal in (False, True):
                 yield replace(case, dtype=dtype, is_causal=is_causal)
@@ -55,10 +58,11 @@ def write(case: Case, file: BinaryIO) -> None:
     tensors = make_tensors(case)
     problem = case.problem()
     with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
-        sizes, dtype, causal, once, scale, *arrays = encode_problem(problem)
+        (batch, _, *sizes), dtype, causal, once, scale, *arrays = encode_problem(problem)
     mask = tensors.mask
-    counts = len(arrays[0]), len(arrays[3]), mask is not None, 0
-    file.write(np.array([*sizes, dtype, causal, once, *counts], np.int64).tobytes())
+    starts = [0, *accumulate(case.lengths)] if case.lengths else []
+    counts = len(arrays[0]), len(starts), mask is not None, 0
+    file.write(np.array([batch, case.seq, *sizes, dtype, causal, once, *counts], np.int64).tobytes())
     file.write(np.array([scale], np.float64).tobytes())
     for array in arrays:
         file.write(np.ascontiguousarray(array).tobytes())
@@ -66,9 +70,13 @@ def write(case: Case, file: BinaryIO) -> None:
         file.write(x.detach().contiguous().view(torch.uint8).numpy().tobytes())
     if mask is not None:
         file.write(mask.numpy().astype(np.uint8).tobytes())
+    file.write(np.array(starts, np.int32).tobytes())
     qkv = [x.detach().double().requires_grad_() for x in tensors.qkv]
-    options = dict(is_causal=case.is_causal, key_padding_mask=mask, scale=case.scale)
-    out, lse = oracle_attention(*qkv, case.pattern, **options)
+    options = dict(is_causal=case.is_causal, scale=case.scale)
+    if case.lengths:
+        out, lse = oracle_attention_varlen(*qkv, case.pattern, case.lengths, **options)
+    else:
+        out, lse = oracle_attention(*qkv, case.pattern, key_padding_mask=mask, **options)
     for x in (out, lse, *torch.autograd.grad(out, qkv, tensors.dout.double())):
         file.write(x.detach().contiguous().numpy().astype(np.float64).tobytes())
 

@@ -1,9 +1,9 @@
 /* Runs the CPU kernel over the problems of a file, forward and backward, and compares with the results in the file. It is built with
  * sanitizers. Every instruction set that runs here computes with one thread and with four, in buffers of exactly the size needed.
  *
- *     run.py ---> file: header, branches, q, k, v, dout, mask, expected out, lse, dq, dk, dv ---> next ---> check ---> native_run
+ *     run.py ---> file: header, branches, q, k, v, dout, mask, starts, expected out, lse, dq, dk, dv ---> next ---> check ---> native_run
  */
-#include "native.h"
+#include "blocks.h"
 #include "load_store.h"
 
 #include <math.h>
@@ -62,7 +62,7 @@ static int agrees(const char *what, const char *found, const double *expected, i
 /* Run one problem with the code for one instruction set; the five results are compared with `expected`. */
 static int check(const InstructionSet *code, Problem p, int threads, double *const *expected) {
     int dtype = p.dtype, wide = dtype == FLOAT64 ? FLOAT64 : FLOAT32, right = 1;
-    int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, lse = size_of(wide) * queries;
+    int64_t rows = p.starts ? p.seq : p.batch * p.seq, queries = rows * p.heads, keys = rows * p.kv_heads, lse = size_of(wide) * queries;
     char *out = malloc((size_t)(queries * p.dim * size_of(dtype))), *dq = calloc((size_t)(queries * p.dim), (size_t)size_of(dtype));
     char *dk = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype)), *dv = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype));
     p.lse = malloc((size_t)lse), p.delta = malloc((size_t)lse);
@@ -70,7 +70,7 @@ static int check(const InstructionSet *code, Problem p, int threads, double *con
     p.dk = view(dk, p.seq, p.kv_heads, p.dim, dtype), p.dv = view(dv, p.seq, p.kv_heads, p.dim, dtype);
     right &= native_run(code, &p, FORWARD, threads, NULL) == NATIVE_DONE;
     right &= native_run(code, &p, BACKWARD_QUERY, threads, NULL) == NATIVE_DONE;
-    for (p.round = 0; p.round < (p.chunks ? p.chunks : 1); p.round++)
+    for (p.round = 0; p.round < native_rounds(&p); p.round++)
         right &= native_run(code, &p, BACKWARD_KEY, threads, NULL) == NATIVE_DONE;
     right &= agrees("out", out, expected[0], queries * p.dim, dtype, dtype) && agrees("lse", p.lse, expected[1], queries, wide, dtype);
     right &= agrees("dq", dq, expected[2], queries * p.dim, dtype, dtype);
@@ -94,19 +94,23 @@ static int next(const int64_t *header, int number_of) {
         &native_generic,
     };
     Problem p = {.batch = header[0], .seq = header[1], .heads = header[2], .kv_heads = header[3], .dim = header[4]};
-    p.block_rows = header[5], p.chunks = header[6], p.chunk_rows = header[7], p.dtype = (int)header[8];
-    p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.groups = header[12];
+    p.most_block_rows = header[5], p.row_step = header[6], p.least_chunk_rows = header[7], p.dtype = (int)header[8];
+    p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.lse_head = p.seq;
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
     double *scale = bytes(8);
     int64_t *length = bytes(8 * p.branches), *rate = bytes(8 * p.branches), *offset = bytes(8 * p.heads * p.branches);
-    uint64_t *group = bytes(8 * p.groups);
     char *q = bytes(queries * size), *k = bytes(keys * size), *v = bytes(keys * size), *dout = bytes(queries * size);
     char *mask = header[13] ? bytes(p.batch * p.seq) : NULL;
+    int32_t *starts = header[12] ? bytes(4 * header[12]) : NULL;
     double *expected[5] = {bytes(8 * queries * p.dim), bytes(8 * queries), bytes(8 * queries * p.dim), bytes(8 * keys * p.dim), bytes(8 * keys * p.dim)};
-    p.scale = *scale, p.segment_length = length, p.dilation_rate = rate, p.offset = offset, p.branch_group = group;
+    p.scale = *scale, p.segment_length = length, p.dilation_rate = rate, p.offset = offset;
     p.mask = mask, p.mask_batch = p.seq, p.mask_row = 1;
     p.q = view(q, p.seq, p.heads, p.dim, p.dtype), p.dout = view(dout, p.seq, p.heads, p.dim, p.dtype);
     p.k = view(k, p.seq, p.kv_heads, p.dim, p.dtype), p.v = view(v, p.seq, p.kv_heads, p.dim, p.dtype);
+    if (starts)
+        p.starts = starts, p.batch = header[12] - 1;
+    else
+        choose_blocks(&p);
     int right = 1;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         for (int threads = 1; threads <= 4; threads += 3)
@@ -114,7 +118,7 @@ static int next(const int64_t *header, int number_of) {
                 fprintf(stderr, "problem %d, %s, %d threads\n", number_of, codes[i]->name, threads);
                 right = 0;
             }
-    free(scale), free(length), free(rate), free(offset), free(group), free(q), free(k), free(v), free(dout), free(mask);
+    free(scale), free(length), free(rate), free(offset), free(starts), free(q), free(k), free(v), free(dout), free(mask);
     for (int i = 0; i < 5; i++)
         free(expected[i]);
     return right;

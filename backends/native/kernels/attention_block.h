@@ -260,7 +260,8 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
 /* Tasks count blocks (or chunks) fastest, the last one first: under causality it has the most to do; then heads, then batch. */
 static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
     int by_key = phase == BACKWARD_KEY, fused = by_key && p->chunks;
-    int64_t parts = fused ? p->chunks : (p->seq + p->block_rows - 1) / p->block_rows, heads = by_key ? p->kv_heads : p->heads;
+    int64_t rows = p->seq - p->first_row, heads = by_key ? p->kv_heads : p->heads;
+    int64_t parts = fused ? p->chunks : (rows + p->block_rows - 1) / p->block_rows;
     int64_t part = parts - 1 - index % parts, head = index / parts;
     Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads, .fused = fused, .last_column = p->seq};
     N(start_task)(&task, scratch);
@@ -272,7 +273,7 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
         N(write_gradient)(&task, &p->dv, 1, task.kv_head, 1);
         return;
     }
-    N(start_block)(&task, part * p->block_rows);
+    N(start_block)(&task, p->first_row + part * p->block_rows);
     if (phase == BACKWARD_QUERY)
         N(compute_delta)(&task);
     if (phase == FORWARD || !p->chunks)

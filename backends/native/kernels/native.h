@@ -10,6 +10,8 @@
  *     BACKWARD_KEY           a task = one key block of one k/v head       writes dk, dv
  *     BACKWARD_KEY, fused    a task = a chunk of keys with one of queries adds to dk, dv and dq; once for every `round`
  *
+ *     a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h)
+ *
  * A block is up to `block_rows` consecutive rows. Tasks of a phase write to separate rows, and each computes the same whichever
  * thread runs it, so results do not depend on the number of threads.
  */
@@ -32,18 +34,25 @@ typedef struct {
 } TensorView;
 
 typedef struct {
-    int64_t batch, seq, heads, kv_heads, dim, block_rows;
+    int64_t batch, seq, heads, kv_heads, dim;
+    int64_t first_row; /* of each sequence: only rows from here on are computed; other than 0 in FORWARD only */
     int dtype, causal, once;
     double scale;
-    int64_t branches, groups;
-    const int64_t *segment_length, *dilation_rate; /* (branches,), at most seq */
+    int64_t branches;
+    const int64_t *segment_length, *dilation_rate; /* (branches,), less than 2**62 + 1 */
     const int64_t *offset;                         /* (heads, branches), -1 where a branch does not serve a head */
-    const uint64_t *branch_group;                  /* (groups,): sets of branches that share their keys' scores */
-    int64_t chunks, chunk_rows, round;             /* of the fused gradients, see native_tasks; chunks 0: not fused */
+    int64_t most_block_rows, row_step, least_chunk_rows;
+    const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
+    const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
+    int64_t block_rows, groups;         /* these five are chosen by blocks.h */
+    int64_t chunks, chunk_rows;         /* of the fused gradients, see native_tasks; chunks 0: not fused */
+    uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
+    int64_t round;                      /* of the fused gradients */
     const char *mask;                              /* (batch, seq), nonzero = key ignored; NULL = none */
     int64_t mask_batch, mask_row;                  /* strides in bytes */
     TensorView q, k, v, out, dout, dq, dk, dv;
-    char *lse, *delta; /* (batch, heads, seq) contiguous, double for FLOAT64, else float */
+    char *lse, *delta; /* (batch, heads, lse_head) contiguous, double for FLOAT64, else float */
+    int64_t lse_head;  /* numbers of a head */
 } Problem;
 
 /* The code compiled for one instruction set. */
@@ -72,10 +81,13 @@ static inline int64_t native_tasks(const Problem *problem, int phase) {
     int64_t heads = phase == BACKWARD_KEY ? problem->kv_heads : problem->heads;
     if (phase == BACKWARD_KEY && problem->chunks)
         return problem->batch * heads * problem->chunks;
-    return problem->batch * heads * ((problem->seq + problem->block_rows - 1) / problem->block_rows);
+    return problem->batch * heads * ((problem->seq - problem->first_row + problem->block_rows - 1) / problem->block_rows);
 }
 
 enum { NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY };
+
+/* How often BACKWARD_KEY runs, with `round` 0, 1, 2, ... */
+int64_t native_rounds(const Problem *problem);
 
 /* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */
 int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void));

@@ -9,7 +9,7 @@
 
 /* Where (batch, head, row) lies in lse and delta. */
 static int64_t N(lse_index)(const Task *task, int64_t row) {
-    return (task->batch * task->p->heads + task->head) * task->p->seq + row;
+    return (task->batch * task->p->heads + task->head) * task->p->lse_head + row;
 }
 
 /* The lse of a query; +inf for one that sees nothing, so that exp(... - inf) = 0 and it has no gradient. */

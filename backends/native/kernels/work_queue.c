@@ -4,13 +4,14 @@
  *                                                            thread 1               run_task(j, scratch 1)   ...
  *
  *     scratch: one allocation of `threads` equal parts, one for each thread that arrives
+ *     many sequences: task i of the call is task i - task_end[s - 1] of sequence s
  *
  * The threads are those of the OpenMP runtime that torch has loaded, so that torch's do not spin in the way of others; a child
  * process made by fork cannot use them. Else they are our own, started for this call and joined at its end: nothing is inherited
  * and nothing shared between callers.
  */
 #define _GNU_SOURCE
-#include "native.h"
+#include "sequences.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -25,6 +26,7 @@ typedef struct {
     int (*interrupted)(void);
     int phase, stopped;
     int64_t tasks, next;
+    int64_t *task_end; /* (batch,): where the tasks of each sequence end; NULL: the problem is one */
     char *scratch; /* one allocation for all threads: allocators keep what is freed in other threads than the first */
     size_t scratch_bytes;
     unsigned arrived;
@@ -85,6 +87,16 @@ static void check_interrupt(WorkQueue *queue) {
     }
 }
 
+static void run_task(const WorkQueue *queue, int64_t task, void *scratch) {
+    if (!queue->task_end) {
+        queue->code->run_task(queue->problem, queue->phase, task, scratch);
+        return;
+    }
+    int64_t sequence = sequence_of_task(queue->task_end, queue->problem->batch, task);
+    Problem problem = sequence_of(queue->problem, sequence);
+    queue->code->run_task(&problem, queue->phase, task - (sequence ? queue->task_end[sequence - 1] : 0), scratch);
+}
+
 /* What every thread does: take the next task until none is left. */
 static void run_tasks(void *argument) {
     WorkQueue *queue = argument;
@@ -92,7 +104,7 @@ static void run_tasks(void *argument) {
     char *scratch = queue->scratch + queue->scratch_bytes * __atomic_fetch_add(&queue->arrived, 1, __ATOMIC_RELAXED);
     int64_t task;
     while ((task = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED)) < queue->tasks) {
-        queue->code->run_task(queue->problem, queue->phase, task, scratch);
+        run_task(queue, task, scratch);
         if (caller)
             check_interrupt(queue);
     }
@@ -114,21 +126,52 @@ static void run_on_own_threads(WorkQueue *queue, int threads) {
     free(thread);
 }
 
+/* Count the tasks, and the scratch that the largest of them needs; 0 where there is no memory for the table of sequences. */
+static int count_tasks(WorkQueue *queue) {
+    const Problem *problem = queue->problem;
+    if (!has_sequences(problem)) {
+        queue->tasks = native_tasks(problem, queue->phase);
+        queue->scratch_bytes = queue->code->scratch_bytes(problem, queue->phase);
+        return 1;
+    }
+    queue->task_end = malloc(sizeof(int64_t) * (size_t)greater(problem->batch, 1));
+    for (int64_t i = 0; queue->task_end && i < problem->batch; i++) {
+        Problem sequence = sequence_of(problem, i);
+        int64_t tasks = tasks_of_sequence(&sequence, queue->phase);
+        size_t bytes = tasks ? queue->code->scratch_bytes(&sequence, queue->phase) : 0;
+        queue->scratch_bytes = bytes > queue->scratch_bytes ? bytes : queue->scratch_bytes;
+        queue->task_end[i] = queue->tasks += tasks;
+    }
+    return queue->task_end != NULL;
+}
+
+int64_t native_rounds(const Problem *problem) {
+    int64_t most = has_sequences(problem) ? 1 : greater(problem->chunks, 1);
+    for (int64_t i = 0; has_sequences(problem) && i < problem->batch; i++) {
+        Problem sequence = sequence_of(problem, i);
+        most = sequence.seq > 0 ? greater(most, sequence.chunks) : most;
+    }
+    return most;
+}
+
 int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
     WorkQueue queue = {.code = code, .problem = problem, .phase = phase, .interrupted = interrupted};
-    queue.tasks = native_tasks(problem, phase), queue.caller = pthread_self(), queue.next_check = now() + 0.1;
-    queue.scratch_bytes = code->scratch_bytes(problem, phase);
+    queue.caller = pthread_self(), queue.next_check = now() + 0.1;
+    if (!count_tasks(&queue))
+        return NATIVE_NO_MEMORY;
     threads = (int)(threads < queue.tasks ? threads : queue.tasks);
     threads = threads > 1 ? threads : 1;
     void *memory = NULL;
-    if (posix_memalign(&memory, 64, queue.scratch_bytes * (size_t)threads))
+    if (posix_memalign(&memory, 64, queue.scratch_bytes * (size_t)threads)) {
+        free(queue.task_end);
         return NATIVE_NO_MEMORY;
+    }
     queue.scratch = memory;
     ParallelRegion parallel = threads > 1 ? openmp_of_torch() : NULL;
     if (parallel)
         parallel(run_tasks, &queue, (unsigned)threads, 0);
     else
         run_on_own_threads(&queue, threads);
-    free(memory);
+    free(memory), free(queue.task_end);
     return queue.stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
 }

@@ -1,0 +1,76 @@
+/* How the rows of a sequence are cut, into blocks and chunks, and which branches share scores: by the problem of that sequence
+ * alone, so that results depend neither on the machine nor on what is computed beside it.
+ *
+ *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    fused gradients only
+ *                 |-- block --|-- block --|-- block --|-- block --| ...                                  whole segments, or an
+ *                 |seg|seg|seg|seg|seg|seg| ...                                                          equal part of one
+ */
+#ifndef DILKIT_NATIVE_BLOCKS_H
+#define DILKIT_NATIVE_BLOCKS_H
+
+#include "native.h"
+
+enum {
+    BLOCK_NUMBERS = 1 << 17, /* rows times dim of a block, at most: what the cache of a core holds */
+    MIN_TASKS = 64,          /* shorter problems are cut into about as many blocks, so that every core gets some, */
+    SHORT_BLOCK_ROWS = 192,  /* but not into blocks of fewer rows: packing the keys takes longer then */
+    MAX_CHUNKS = 16,
+    PARALLEL_TASKS = 32, /* chunks times key/value heads that can run side by side, even if that takes shorter chunks */
+    MIN_SHARED_ROWS = 32 /* rows that a branch keeps, at least, of a segment of those that it shares scores with */
+};
+
+static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
+
+/* Where a segment ends within a block, its keys are packed once more. So blocks are whole segments of the branch with the shortest
+ * ones, or an equal part of one; those that end at no segment's end have a multiple of the widest tile's rows. */
+static inline int64_t choose_block_rows(const Problem *p) {
+    int64_t rows = greater(p->batch * p->heads * p->seq / MIN_TASKS, SHORT_BLOCK_ROWS), segment = p->seq;
+    rows = greater(lesser(lesser(rows, p->most_block_rows), BLOCK_NUMBERS / p->dim), 1);
+    for (int64_t b = 0; b < p->branches; b++)
+        segment = lesser(segment, p->segment_length[b]);
+    if (segment <= rows)
+        return lesser(rows / segment, parts_of(p->seq, segment)) * segment;
+    rows = parts_of(segment, parts_of(segment, rows));
+    return segment < p->seq ? rows : round_up(rows, p->row_step);
+}
+
+/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower; none where gradients are not fused. */
+static inline void choose_chunks(Problem *p) {
+    int64_t blocks = parts_of(p->seq, p->block_rows), wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
+    wanted = lesser(greater(p->seq / p->least_chunk_rows, wanted), MAX_CHUNKS);
+    int64_t per_chunk = parts_of(blocks, wanted);
+    p->chunks = parts_of(blocks, per_chunk), p->chunk_rows = per_chunk * p->block_rows;
+    if (p->dtype != FLOAT32 && p->dtype != FLOAT64)
+        p->chunks = p->chunk_rows = 0;
+}
+
+/* A pair of a group is scored once; if each pair may count only once there is one group. The rows of a group are cut at every
+ * segment's end, so a branch with few rows in the group's shortest segment begins another group. */
+static inline void choose_branch_groups(Problem *p) {
+    int64_t order[MAX_BRANCHES], shortest = 0;
+    for (int64_t b = 0; b < p->branches; b++) {
+        int64_t at = b;
+        for (; at > 0 && p->segment_length[order[at - 1]] > p->segment_length[b]; at--)
+            order[at] = order[at - 1];
+        order[at] = b;
+    }
+    p->groups = 0;
+    for (int64_t i = 0; i < p->branches; i++) {
+        int64_t b = order[i], length = lesser(p->segment_length[b], p->seq);
+        int joins = p->groups && (p->once || shortest == length || parts_of(shortest, p->dilation_rate[b]) >= MIN_SHARED_ROWS);
+        if (!joins)
+            p->branch_group[p->groups++] = 0, shortest = length;
+        p->branch_group[p->groups - 1] |= (uint64_t)1 << b;
+    }
+}
+
+/* Everything that follows from the sizes and branches of a problem with at least one row. */
+static inline void choose_blocks(Problem *p) {
+    p->block_rows = choose_block_rows(p);
+    choose_chunks(p);
+    choose_branch_groups(p);
+}
+
+#endif

@@ -1,0 +1,64 @@
+/* Many sequences in one call: each is a problem of its own in the tensors of the whole, with blocks by its own length, so that its
+ * results are those of a call with it alone, to the bit.
+ *
+ *     packed   rows of q, k, v, out ...   |- sequence 0 -|- 1 -|------- 2 -------|       starts  0 14 20 38      lse (heads, rows)
+ *     cached   rows of k, v               |- sequence 0 ........|- 1 .......|...         lengths 20 12
+ *              rows of q, out                        |- last 6 -|  |- last 6 -|          lse (batch, heads, last rows)
+ *
+ *     tasks    |- those of sequence 0 -|- 1 -|--------- 2 ---------|                     task_end
+ */
+#ifndef DILKIT_NATIVE_SEQUENCES_H
+#define DILKIT_NATIVE_SEQUENCES_H
+
+#include "blocks.h"
+
+static inline int has_sequences(const Problem *whole) { return whole->starts || whole->lengths; }
+
+static inline void move_rows(TensorView *view, int64_t batch, int64_t rows) {
+    if (view->data)
+        view->data += batch * view->batch + rows * view->row;
+}
+
+/* The problem of sequence `i`. Its tensors begin where row 0 would be, also where only the last rows are there. */
+static inline Problem sequence_of(const Problem *whole, int64_t i) {
+    Problem p = *whole;
+    const int64_t bytes = p.dtype == FLOAT64 ? 8 : 4;
+    int64_t first = whole->starts ? whole->starts[i] : 0, batch = whole->starts ? 0 : i;
+    p.batch = 1, p.starts = p.lengths = NULL;
+    p.seq = whole->starts ? whole->starts[i + 1] - first : whole->lengths[i];
+    p.first_row = whole->starts ? 0 : p.seq - whole->seq;
+    TensorView *by_query[] = {&p.q, &p.out, &p.dout, &p.dq}, *by_key[] = {&p.k, &p.v, &p.dk, &p.dv};
+    for (int n = 0; n < 4; n++) {
+        move_rows(by_query[n], batch, first - p.first_row);
+        move_rows(by_key[n], batch, first);
+    }
+    int64_t moved = (batch * p.heads * p.lse_head + first - p.first_row) * bytes;
+    p.lse += moved;
+    p.delta = p.delta ? p.delta + moved : NULL;
+    if (p.seq > 0)
+        choose_blocks(&p);
+    if (p.first_row > 0)
+        p.block_rows = lesser(p.block_rows, p.seq - p.first_row);
+    return p;
+}
+
+/* The number of tasks of a sequence's phase: none where it has no rows, or has no chunks for the round. */
+static inline int64_t tasks_of_sequence(const Problem *p, int phase) {
+    int fused = phase == BACKWARD_KEY && p->seq > 0 && p->chunks;
+    return p->seq <= p->first_row || (fused && p->round >= p->chunks) ? 0 : native_tasks(p, phase);
+}
+
+/* The sequence that a task belongs to: the first one whose tasks end after it. */
+static inline int64_t sequence_of_task(const int64_t *task_end, int64_t sequences, int64_t task) {
+    int64_t low = 0, high = sequences - 1;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (task_end[middle] > task)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+#endif

@@ -1,0 +1,91 @@
+"""Packed sequences at the boundary to the kernels: where they begin is checked, and what a call is prepared for is worked out.
+
+cu_seqlens    0          14    20                38 = total
+rows          |- seq. 0 -|- 1 -|------- 2 -------|
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dilkit.op.boundary import lse_dtype
+from dilkit.op.zero_keys import ZeroKeys
+from dilkit.problem import Problem
+
+
+def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int) -> None:
+    """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows in all begin.
+
+    Its numbers are looked at if they are on a CPU: `check_starts` looks at them wherever they are.
+    """
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens is a {type(cu_seqlens).__name__}; an int32 torch.Tensor (sequences + 1,) is needed")
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.layout is not torch.strided:
+        raise TypeError(f"cu_seqlens is {cu_seqlens.dtype}, {cu_seqlens.layout}; torch.int32 is needed (cu_seqlens.int())")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(
+            f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; (sequences + 1,) is needed, [0] for no sequence at all"
+        )
+    if cu_seqlens.device != query.device:
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} but query on {query.device}; move it with .to(query.device)")
+    if total >= 2**31:
+        raise ValueError(f"query has {total} rows; int32 counts to 2**31 - 1: make several calls")
+
+
+def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Tensor | None) -> int:
+    """What a packed call is prepared for: a power of two that no sequence is longer than. Few calls differ in it.
+
+    Raises TypeError or ValueError, naming the argument. The numbers of a tensor on a GPU are not looked at if `max_seqlen` is
+    given, because that would wait for the GPU.
+    """
+    if query.dim() != 4 or query.shape[0] != 1:
+        raise ValueError(f"query has shape {tuple(query.shape)}; with cu_seqlens (1, total, heads, head_dim) is needed")
+    if mask is not None:
+        raise ValueError("key_padding_mask and cu_seqlens cannot go together; leave the ignored keys out of the sequences")
+    total = query.shape[1]
+    check_cu_seqlens(cu_seqlens, query, total)
+    if max_seqlen is not None and max_seqlen < 0:
+        raise ValueError(f"max_seqlen={max_seqlen} must be at least 0, the length of the longest sequence")
+    if max_seqlen is None or cu_seqlens.device.type == "cpu":
+        found = _checked_lengths(cu_seqlens, total)
+        if max_seqlen is not None and found > max_seqlen:
+            raise ValueError(
+                f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {found} rows; that many are needed, or None"
+            )
+        max_seqlen = found
+    return 1 << (max(max_seqlen, 1) - 1).bit_length()
+
+
+def _checked_lengths(cu_seqlens: Tensor, total: int) -> int:
+    """The length of the longest sequence; raises ValueError for numbers that do not cut `total` rows into sequences."""
+    lengths = cu_seqlens.diff()
+    least, most = (0, 0) if len(lengths) == 0 else (int(x) for x in torch.stack(torch.aminmax(lengths)).tolist())
+    first, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
+    if first != 0:
+        raise ValueError(f"cu_seqlens begins with {first}; 0 is needed, the first row of the first sequence")
+    if last != total:
+        raise ValueError(f"cu_seqlens ends with {last}; the number of rows of query is needed, {total}")
+    if least < 0:
+        at = int(lengths.argmin())
+        raise ValueError(
+            f"cu_seqlens decreases at index {at + 1}, from {int(cu_seqlens[at])} to {int(cu_seqlens[at + 1])}; "
+            "a sequence ends where the next one begins (lengths.cumsum(0))"
+        )
+    return most
+
+
+def places(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """For each of `total` rows: its place in its sequence, and the length of that; int64, on the device of `cu_seqlens`."""
+    lengths = cu_seqlens.diff().long()
+    starts, of_row = (torch.repeat_interleave(x.long(), lengths, output_size=total) for x in (cu_seqlens[:-1], lengths))
+    return torch.arange(total, device=cu_seqlens.device) - starts, of_row
+
+
+def zero_keys(problem: Problem, query: Tensor, cu_seqlens: Tensor) -> ZeroKeys | None:
+    """The zero keys that the padding of the pattern's tails gives to the rows of each sequence; None if to none."""
+    if problem.pattern.tail != "zeros" or problem.is_causal:
+        return None
+    rows, seq = places(cu_seqlens, query.shape[1])
+    count = problem.pattern.zero_keys_of(rows, seq, problem.heads, problem.kv_heads)
+    return ZeroKeys(0, count.to(lse_dtype(query.dtype)).log())

@@ -1,0 +1,1 @@
+"""Sequences of different lengths in one call, packed one after the other."""

@@ -1,0 +1,80 @@
+"""`dilated_attention_varlen`: dilated attention of sequences of different lengths, packed one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dilkit.attention import check_inputs, encode_arguments
+from dilkit.checks import boolean, integer
+from dilkit.op.operators import forward_op
+from dilkit.op.sequences import check_cu_seqlens
+from dilkit.pattern import Pattern
+
+
+def dilated_attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    cu_seqlens: Tensor,
+    max_seqlen: int | None = None,
+    *,
+    is_causal: bool = False,
+    sink: Tensor | None = None,
+    scale: float | None = None,
+    backend: str | Sequence[str] | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Dilated attention of packed sequences: `dilated_attention` of each of them, in one call.
+
+        out[s:t] = dilated_attention(query[s:t], key[s:t], value[s:t], pattern)    for s, t = cu_seqlens[b], cu_seqlens[b + 1]
+
+    The pattern begins anew with each sequence, and nothing of a neighbour is seen, be it NaN. A sequence may be empty.
+
+    - `query`: `(total, heads, head_dim)`, float64, float32, bfloat16 or float16, with any strides but a contiguous last
+      dimension.
+    - `key`, `value`: `(total, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
+    - `cu_seqlens`: int32 `(sequences + 1,)` on the device of `query`, as in flash-attn: where each sequence begins, and `total`.
+    - `max_seqlen`: the length of the longest sequence, or more. On a GPU `cu_seqlens` is then not looked at, which would wait for
+      the GPU: what it holds must be right. Without it, and on a CPU always, it is checked.
+    - `is_causal`, `sink`, `scale`, `backend`, `return_lse`: as in `dilated_attention`.
+
+    Returns `out`, with the shape and dtype of `query`; with `return_lse` also `lse` `(heads, total)`. Both are differentiable
+    once. With backend `native` they are those of one call for each sequence, to the bit. Raises ValueError or TypeError for
+    arguments that do not fit, and `NoBackendError` (a ValueError) if no backend, or none of those asked for, can compute it.
+
+    Example, sequences of 5, 0 and 11 tokens:
+
+        >>> import torch
+        >>> from dilkit import Pattern, dilated_attention, dilated_attention_varlen
+        >>> query, key, value = torch.randn(3, 16, 4, 8).unbind()
+        >>> cu_seqlens = torch.tensor([0, 5, 5, 16], dtype=torch.int32)
+        >>> pattern = Pattern([4, 16], [1, 4])
+        >>> out = dilated_attention_varlen(query, key, value, pattern, cu_seqlens, is_causal=True)
+        >>> alone = dilated_attention(*(x[None, 5:] for x in (query, key, value)), pattern, is_causal=True)
+        >>> torch.allclose(out[5:], alone[0])
+        True
+    """
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        _check_dimensions(name, x)
+    boolean("return_lse", return_lse)
+    check_cu_seqlens(cu_seqlens, query, query.shape[0])
+    if max_seqlen is not None and not isinstance(max_seqlen, torch.SymInt):
+        integer("max_seqlen", max_seqlen, at_least=0)
+    query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+    check_inputs(query, key, value, pattern, sink=sink)
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
+    out, lse = forward_op(query, key, value, None, factor, call, sink, cu_seqlens, max_seqlen)
+    return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
+
+
+def _check_dimensions(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
+    if x.dim() != 3:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; (total, heads, head_dim) is needed, all sequences one after the other"
+        )

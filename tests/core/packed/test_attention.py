@@ -1,0 +1,220 @@
+"""`dilated_attention_varlen`: sequence by sequence the same, whatever lies beside it; and what is refused."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import dilkit
+from dilkit import Pattern, dilated_attention, dilated_attention_varlen
+from dilkit.backends.native.backend import _instruction_sets
+from dilkit.oracle import oracle_attention_varlen
+from dilkit.testing.problems import LENGTHS
+
+PATTERN = Pattern([8, 16, 64], [1, 2, 4])
+RAGGED = [0, 5, 70, 0, 1, 300, 17, 0]
+ABLE = ["native", "reference"]
+
+
+def starts(lengths: Any) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def tensors(total: int, heads: Heads = (4, 2), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Query, key and value, of which gradients are wanted."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(total, h, 6) for h in (heads[0], heads[1], heads[1])]
+    return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def differentiated(attend: Any, inputs: list[Tensor]) -> list[Tensor]:
+    """`out`, `lse` and the gradients of a loss of both."""
+    out, lse = attend(*inputs)
+    draw = torch.Generator().manual_seed(7)
+    losses = [(x.nan_to_num(neginf=0.0) * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum() for x in (out, lse)]
+    return [out.detach(), lse.detach(), *torch.autograd.grad(sum(losses), inputs)]
+
+
+def one_by_one(lengths: list[int], pattern: Pattern, **options: Any) -> Any:
+    """`dilated_attention` of each sequence by itself."""
+
+    def attend(*qkv: Tensor) -> tuple[Tensor, Tensor]:
+        cuts = list(pairwise(starts(lengths).tolist()))
+        parts = [dilated_attention(*(x[None, s:t] for x in qkv), pattern, return_lse=True, **options) for s, t in cuts]
+        return torch.cat([out[0] for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
+
+    return attend
+
+
+def packed(lengths: Any, pattern: Pattern, **options: Any) -> Any:
+    return lambda *qkv: dilated_attention_varlen(*qkv, pattern, starts(lengths), return_lse=True, **options)
+
+
+@settings(max_examples=40, deadline=None)
+@given(patterns_with_heads(), st.lists(st.integers(0, 40), min_size=1, max_size=12), st.booleans(), st.sampled_from(ABLE))
+def test_any_packing_agrees_with_the_oracle(
+    drawn: tuple[Pattern, Heads], lengths: list[int], is_causal: bool, backend: str
+) -> None:
+    pattern, heads = drawn
+
+    def oracle(*qkv: Tensor) -> tuple[Tensor, Tensor]:
+        whole = (x[None] for x in qkv)
+        out, lse = oracle_attention_varlen(*whole, pattern, lengths, is_causal=is_causal)  # type: ignore[arg-type]
+        return out[0], lse[0]
+
+    inputs = tensors(sum(lengths), heads)
+    found = differentiated(packed(lengths, pattern, is_causal=is_causal, backend=backend), inputs)
+    for got, right in zip(found, differentiated(oracle, inputs), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("isa", _instruction_sets())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_native_gives_the_bits_of_one_by_one(
+    isa: str, dtype: torch.dtype, is_causal: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for pattern in (PATTERN, Pattern([24, 512], [2, 8], tail="zeros"), Pattern([30, 77], [1, 3], overlap="once")):
+            inputs, options = tensors(sum(RAGGED), dtype=dtype), dict(is_causal=is_causal, backend="native")
+            alone = differentiated(one_by_one(RAGGED, pattern, **options), inputs)
+            for found, right in zip(differentiated(packed(RAGGED, pattern, **options), inputs), alone, strict=True):
+                assert torch.equal(found, right)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_native_gives_the_bits_of_one_by_one_where_gradients_have_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in dict(CHUNK_ROWS=48, BLOCK_ROWS=32, ROW_STEP=16).items():
+        monkeypatch.setattr(f"dilkit.backends.native.backend.{name}", value)
+    dilkit.plan.cache_clear()
+    inputs = tensors(sum(RAGGED))
+    alone = differentiated(one_by_one(RAGGED, PATTERN, backend="native"), inputs)
+    for found, right in zip(differentiated(packed(RAGGED, PATTERN, backend="native"), inputs), alone, strict=True):
+        assert torch.equal(found, right)
+    dilkit.plan.cache_clear()
+
+
+@pytest.mark.parametrize("backend", ABLE)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_nan_of_a_neighbour_stays_there(backend: str, is_causal: bool) -> None:
+    lengths = LENGTHS["some empty"]
+    inputs, cuts = tensors(sum(lengths)), starts(lengths)
+    clean = differentiated(packed(lengths, PATTERN, is_causal=is_causal, backend=backend), inputs)
+    middle = slice(int(cuts[1]), int(cuts[2]))
+    poisoned = [x.detach().clone() for x in inputs]
+    for x in poisoned:
+        x[middle] = float("nan")
+        x.requires_grad_()
+    found = differentiated(packed(lengths, PATTERN, is_causal=is_causal, backend=backend), poisoned)
+    for got, right, dim in zip(found, clean, (0, 1, 0, 0, 0), strict=True):
+        others = [*range(middle.start), *range(middle.stop, right.shape[dim])]
+        assert torch.equal(got.index_select(dim, torch.tensor(others)), right.index_select(dim, torch.tensor(others)))
+    assert found[0][middle].isnan().any()
+
+
+@pytest.mark.parametrize("backend", ABLE)
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]], ids=str)
+def test_nothing_but_empty_sequences(backend: str, lengths: list[int]) -> None:
+    out, lse, dq, dk, _ = differentiated(packed(lengths, PATTERN, backend=backend), tensors(0))
+    assert (out.shape, lse.shape, dq.shape, dk.shape) == ((0, 4, 6), (4, 0), (0, 4, 6), (0, 2, 6))
+
+
+@pytest.mark.parametrize("backend", ABLE)
+def test_a_sink_is_one_more_key_of_every_row(backend: str) -> None:
+    inputs, pattern = tensors(sum(RAGGED), (4, 4)), Pattern([8, 24], [2, 4], tail="zeros")
+    sink = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    found, alone = (
+        differentiated(
+            lambda q, k, v, sink, attend=attend: attend(RAGGED, pattern, sink=sink, backend=backend)(q, k, v), [*inputs, sink]
+        )
+        for attend in (packed, one_by_one)
+    )
+    for got, right in zip(found, alone, strict=True):
+        torch.testing.assert_close(got, right)
+
+
+def test_thousands_of_sequences_take_one_call_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dilkit.backends.native import _native
+
+    calls: list[int] = []
+
+    class Counting:
+        EncodedProblem, instruction_sets = _native.EncodedProblem, _native.instruction_sets
+
+        @staticmethod
+        def forward(*arguments: Any) -> None:
+            calls.append(1)
+            _native.forward(*arguments)
+
+    monkeypatch.setattr("dilkit.backends.native.backend._kernel", lambda: Counting)
+    lengths = [i % 5 for i in range(5000)]
+    qkv = [x.detach() for x in tensors(sum(lengths), dtype=torch.float32)]
+    out = dilated_attention_varlen(*qkv, PATTERN, starts(lengths), backend="native")
+    assert calls == [1]
+    last = dilated_attention(*(x[None, -4:] for x in qkv), PATTERN, backend="native")
+    assert torch.equal(out[-4:], last[0])
+
+
+def test_packings_share_what_was_prepared() -> None:
+    inputs = [x.detach() for x in tensors(400)]
+    for length in range(150, 250):
+        dilated_attention_varlen(*inputs, PATTERN, starts([length, 400 - length]), backend="native")
+        if length == 150:
+            before = dilkit.plan.cache_info().entries
+    assert dilkit.plan.cache_info().entries == before
+
+
+def test_gradcheck() -> None:
+    inputs = tensors(9, (2, 1))
+    assert torch.autograd.gradcheck(packed([4, 0, 5], Pattern([2, 4], [1, 2])), inputs)
+
+
+Q, K, V = (x.detach() for x in tensors(20))
+CU = starts([5, 15])
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "a list": (dict(cu_seqlens=[0, 20]), TypeError, "cu_seqlens is a list"),
+    "int64": (dict(cu_seqlens=CU.long()), TypeError, "cu_seqlens is torch.int64"),
+    "two dimensions": (dict(cu_seqlens=CU[None]), ValueError, r"cu_seqlens has shape \(1, 3\)"),
+    "no number": (dict(cu_seqlens=CU[:0]), ValueError, r"cu_seqlens has shape \(0,\)"),
+    "another device": (dict(cu_seqlens=CU.to("meta")), ValueError, "cu_seqlens is on meta but query on cpu"),
+    "a late begin": (dict(cu_seqlens=CU + 1), ValueError, "cu_seqlens begins with 1; 0 is needed"),
+    "an early end": (dict(cu_seqlens=CU[:2]), ValueError, "cu_seqlens ends with 5; .* needed, 20"),
+    "a late end": (dict(cu_seqlens=starts([5, 16])), ValueError, "cu_seqlens ends with 21; .* needed, 20"),
+    "a decrease": (dict(cu_seqlens=starts([15, -3, 8])), ValueError, "cu_seqlens decreases at index 2, from 15 to 12"),
+    "too small a hint": (dict(max_seqlen=14), ValueError, "max_seqlen=14, but cu_seqlens has a sequence of 15 rows"),
+    "a negative hint": (dict(max_seqlen=-1), ValueError, "max_seqlen=-1 must be at least 0"),
+    "no number as a hint": (dict(max_seqlen="15"), TypeError, "max_seqlen='15' is a str"),
+    "four dimensions": (dict(query=Q[None]), ValueError, r"query has shape \(1, 20, 4, 6\); \(total, heads, head_dim\)"),
+    "no tensor": (dict(key=3), TypeError, "key is a int"),
+    "other rows": (dict(key=K[:-1], value=V[:-1]), ValueError, "key has seq 19 and query 20"),
+    "a backend that does not take them": (dict(backend="plain"), ValueError, "varlen yes: not supported"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_does_not_fit_is_named(wrong: str) -> None:
+    class Plain(dilkit.Backend):
+        name, limits = "plain", dilkit.Limits()
+
+        def forward(self, *inputs: Any) -> Any:
+            raise NotImplementedError
+
+    changed, error, text = WRONG[wrong]
+    dilkit.register_backend(Plain())
+    try:
+        with pytest.raises(error, match=text):
+            dilated_attention_varlen(**{**dict(query=Q, key=K, value=V, pattern=PATTERN, cu_seqlens=CU), **changed})
+    finally:
+        dilkit.unregister_backend("plain")

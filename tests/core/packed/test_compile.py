@@ -1,0 +1,94 @@
+"""`dilated_attention_varlen` under torch.compile with changing lengths, autocast, vmap, and torch's own checks of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit import Pattern, dilated_attention_varlen
+from dilkit.op.operators import backward_op, encode_call, forward_op
+
+PATTERN = Pattern([8, 16], [1, 2])
+# Warnings of torch itself about its own parts.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+    torch._dynamo.reset()
+
+
+def starts(*lengths: int) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def tensors(total: int, **options: Any) -> list[Tensor]:
+    return [torch.randn(total, heads, 8, **options) for heads in (4, 2, 2)]
+
+
+@pytest.mark.parametrize("max_seqlen", [None, 13])
+def test_opcheck(max_seqlen: int | None) -> None:
+    inputs = [x[None].detach().requires_grad_() for x in tensors(20)]
+    call, packed = encode_call(PATTERN, True, True, "reference"), (starts(7, 0, 13), max_seqlen)
+    torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, None, *packed))
+    out, lse = forward_op(*inputs, None, 0.3, call, None, *packed)
+    saved = [x.detach() for x in (*inputs, out, lse)]
+    torch.library.opcheck(backward_op, (torch.randn_like(saved[3]), *saved, None, 0.3, call, *packed))
+
+
+@pytest.mark.parametrize("hinted", [False, True])
+def test_changing_lengths_do_not_compile_anew(hinted: bool) -> None:
+    compiled: list[int] = []
+
+    def counting(graph: Any, _inputs: Any) -> Any:
+        compiled.append(1)
+        return graph
+
+    def step(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> Tensor:
+        out = dilated_attention_varlen(q * 2, k, v, PATTERN, cu_seqlens, max_seqlen, is_causal=True)
+        return (out * 3).sum()  # type: ignore[operator]
+
+    fast = torch.compile(step, backend=counting, fullgraph=True)
+    for i in range(2, 14):
+        lengths = [3 * i, 0, *range(1, i)]
+        inputs = [x.requires_grad_() for x in tensors(sum(lengths))]
+        given = starts(*lengths), 3 * i if hinted else None
+        found = torch.autograd.grad(fast(*inputs, *given), inputs)
+        for got, right in zip(found, torch.autograd.grad(step(*inputs, *given), inputs), strict=True):
+            torch.testing.assert_close(got, right)
+    assert len(compiled) <= 3  # the first lengths, any lengths, and any longest one
+
+
+def test_lengths_without_numbers() -> None:
+    """As torch.compile and torch.export trace a call: what the numbers are is not known."""
+    with torch.device("meta"):
+        out, lse = dilated_attention_varlen(*tensors(20), PATTERN, torch.empty(4, dtype=torch.int32), 9, return_lse=True)
+    assert (out.shape, lse.shape) == ((20, 4, 8), (4, 20))
+
+
+def test_autocast_computes_in_its_dtype() -> None:
+    inputs = tensors(20)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = dilated_attention_varlen(*inputs, PATTERN, starts(7, 13))
+    right = dilated_attention_varlen(*(x.bfloat16() for x in inputs), PATTERN, starts(7, 13))
+    assert torch.equal(out, right)  # type: ignore[arg-type]
+
+
+def test_vmap_is_a_call_for_each_element() -> None:
+    inputs, lengths = [torch.stack([x, -x]) for x in tensors(20)], [(7, 13), (0, 20)]
+    each = torch.stack([starts(*both) for both in lengths])
+    mapped = torch.vmap(lambda q, k, v, cu: dilated_attention_varlen(q, k, v, PATTERN, cu))(*inputs, each)
+    for i, both in enumerate(lengths):
+        right = dilated_attention_varlen(*(x[i] for x in inputs), PATTERN, starts(*both))
+        torch.testing.assert_close(mapped[i], right)
