@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dilkit.op.boundary import lse_dtype
+from dilkit.op.boundary import check_memory, lse_dtype
 from dilkit.op.zero_keys import ZeroKeys
 from dilkit.problem import Problem
 
@@ -17,7 +17,7 @@ from dilkit.problem import Problem
 def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int) -> None:
     """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows in all begin.
 
-    Its numbers are looked at if they are on a CPU: `check_starts` looks at them wherever they are.
+    Its numbers are not looked at here.
     """
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens is a {type(cu_seqlens).__name__}; an int32 torch.Tensor (sequences + 1,) is needed")
@@ -45,6 +45,7 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
         raise ValueError("key_padding_mask and cu_seqlens cannot go together; leave the ignored keys out of the sequences")
     total = query.shape[1]
     check_cu_seqlens(cu_seqlens, query, total)
+    check_memory(("cu_seqlens",), (cu_seqlens,))
     if max_seqlen is not None and max_seqlen < 0:
         raise ValueError(f"max_seqlen={max_seqlen} must be at least 0, the length of the longest sequence")
     if max_seqlen is None or cu_seqlens.device.type == "cpu":

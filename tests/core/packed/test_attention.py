@@ -181,6 +181,13 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(packed([4, 0, 5], Pattern([2, 4], [1, 2])), inputs)
 
 
+def test_starts_whose_memory_is_gone_are_refused() -> None:
+    gone = starts([5, 15])
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"cu_seqlens has shape .* beyond the 0 bytes of its storage"):
+        dilated_attention_varlen(Q, K, V, PATTERN, gone)
+
+
 Q, K, V = (x.detach() for x in tensors(20))
 CU = starts([5, 15])
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
