@@ -62,7 +62,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert all(figure.values for figure in result.figures)
     assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "suite.md").read_text()
-    assert f"instruction set {result.isa} (torch: {result.torch_isa})" in page
+    assert f"instruction set {result.code} (torch: {result.torch_isa})" in page
     assert "QUICK" in page
     titles = {plot.title for plot in document(result).plots}
     assert {"Speed-up of native over gather, with 95% intervals", "Native's share of the multiply-add peak"} <= titles
@@ -107,6 +107,7 @@ def test_machines_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
         write_result(result, path)
     assert run(tmp_path, "--merge", *map(str, paths)) == 0
     found = read_result(tmp_path / "suite.json", CpuResult)
+    assert replace(new, isa="amx").machine == "AMD EPYC, avx512 + amx", "bf16 alone runs the other"
     assert [(name, one.date) for name, one in found.machines().items()] == [(EPYC, "2026-12-02"), ("AMD EPYC, avx512", new.date)]
     table = document(found).tables[0]
     assert table.header == ("figure", "must", "aim", EPYC, "AMD EPYC, avx512")

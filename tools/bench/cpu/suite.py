@@ -135,7 +135,7 @@ class CpuSuite(Suite[CpuResult]):
 
     def time(self, flops: float, calls: Mapping[str, Call]) -> dict[str, Samples]:
         """Short calls are repeated within a sample and give more of them, long ones give three."""
-        if flops >= 1e11:
+        if flops >= 5e10:
             return time_interleaved(calls, self.repeats if flops < 4e11 else min(self.repeats, 3), warmup=0)
         if self.quick:
             return time_interleaved(calls, self.repeats)

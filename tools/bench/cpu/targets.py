@@ -56,7 +56,7 @@ def _against_a(result: CpuResult) -> Values:
 
 def _no_pairs(result: CpuResult) -> str | None:
     sets = {step.isa for step in result.dtypes}
-    return None if sets <= set(BF16_SETS) else f"{result.isa} has no dot products of bf16 pairs"
+    return None if sets <= set(BF16_SETS) else f"{result.code} has no dot products of bf16 pairs"
 
 
 def _few_cores(result: CpuResult) -> str | None:

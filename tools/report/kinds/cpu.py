@@ -61,7 +61,7 @@ def document(result: CpuResult) -> Document:
 def _headline(result: CpuResult) -> tuple[str, ...]:
     """The CPU, the instruction sets of the kernel and of torch, threads, versions and the date."""
     at = result.environment
-    isa = f"instruction set {result.isa}{f' (torch: {result.torch_isa})' * bool(result.torch_isa)}"
+    isa = f"instruction set {result.code}{f' (torch: {result.torch_isa})' * bool(result.torch_isa)}"
     return suite_headline(result, f"{at.device_name}, {isa}, {result.thread_count} threads of {at.cores} cores")
 
 

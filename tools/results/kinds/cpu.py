@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dilkit.environment import BF16_SETS
 from dilkit.tools.results.record import Case, Entry, Measurement, Samples, SuiteResult, of_case
 
 SHARED = 1.32
@@ -114,9 +115,14 @@ class CpuResult(SuiteResult):
     beside: tuple[CpuResult, ...] = ()
 
     @property
+    def code(self) -> str:
+        """The instruction sets that run, such as "avx2"; "avx512 + amx" where bf16 alone has the other."""
+        return f"avx512 + {self.isa}" if self.isa in BF16_SETS else self.isa
+
+    @property
     def machine(self) -> str:
-        """The CPU and the instruction set, such as "AMD EPYC, avx2"."""
-        return f"{_DECORATION.sub('', self.environment.device_name)}, {self.isa}"
+        """The CPU and the instruction sets, such as "AMD EPYC, avx2"."""
+        return f"{_DECORATION.sub('', self.environment.device_name)}, {self.code}"
 
     def machines(self) -> dict[str, CpuResult]:
         """The results of all machines, each by a name of its own."""
