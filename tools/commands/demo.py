@@ -22,7 +22,7 @@ faster, the rest on whole contexts; it is always judged on whole contexts. Ctrl-
 is learnt is the same up to rounding. Rank 0 prints and writes; attention alone is not measured then. Open MPI's mpirun leaves
 no time after Ctrl-C: what is left is report.json as of the last judgement.
 
-`dilkit demo --sample "def "` then continues a text with the trained model.
+`dilkit demo --sample "def "` then continues a text with the trained model, at the cost of one row a byte: caches hold the rest.
 
 `dilkit demo --image` (or --image FILE) does something else: two small models fill in hidden patches of a photograph, alike in all
 but the order of their tokens, row-major or along a Hilbert curve. They are trained beside a strip down its middle and judged on

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dilkit import MultiheadDilatedAttention, Pattern, Problem
+from dilkit import DilatedCache, MultiheadDilatedAttention, Pattern, Problem
 from dilkit.tools.results.kinds.demo import ModelFacts
 
 M = TypeVar("M", bound=ModelFacts)
@@ -27,8 +27,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))[0]
+    def forward(self, x: Tensor, cache: DilatedCache | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cache=cache)[0]
         hidden = F.relu(self.up(self.mlp_norm(x))).square()  # as good as GELU here, and cheaper
         out: Tensor = x + self.down(hidden)
         return out

@@ -14,7 +14,7 @@ from dilkit.tools import cli
 from dilkit.tools.demo.text import scaling, task
 from dilkit.tools.demo.text.corpus import load_text
 from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model, save_model
-from dilkit.tools.demo.text.sample import MAX_WINDOW, sample_bytes
+from dilkit.tools.demo.text.sample import sample_bytes
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.results.kinds.demo import Budget
 
@@ -70,8 +70,10 @@ def test_all_results_are_written(trained: Path) -> None:
     assert len(training["train_curve"]) == 3
     assert [row["tokens"] for row in report["scaling"]["rows"]] == [64, 128, 256, 512, 1024]
     assert all(row["dilated"]["seconds"] > 0 and row["dense"]["seconds"] > 0 for row in report["scaling"]["rows"])
+    assert [row["tokens"] for row in report["generation"]] == [16, 64, 256, 1024]
     markdown = (trained / "report.md").read_text()
     for said in (
+        "every row again",
         f"{before:.2f} -\\> {after:.2f} bits per byte",
         f"{CONTEXT} bytes throughout",
         "| 1,024 |",
@@ -193,9 +195,19 @@ def test_sampling_continues_the_prompt(trained: Path, capsysbinary: pytest.Captu
     assert ("línea " + sampled["sample"] + "\n").encode() == first
 
 
-def test_sampling_goes_beyond_its_window() -> None:
-    model = ByteTransformer(ModelConfig(context=64, width=16, layers=1)).eval()
-    assert len(list(sample_bytes(model, b"x" * 2 * MAX_WINDOW, 70, 0.0, 0))) == 70
+@torch.no_grad()
+def test_what_is_sampled_is_what_computing_every_row_again_gives() -> None:
+    """Over the ends of all segments, those of the context too."""
+    model = ByteTransformer(ModelConfig(context=64, width=16, layers=2)).eval()
+    text = [0, *b"x" * 50]
+    for drawn in sample_bytes(model, b"x" * 50, 30, 0.0, 0):
+        logits = model(torch.tensor([text]))[0, -1]
+        logits[0] = -torch.inf
+        text.append(drawn)
+        assert logits.argmax() == drawn
+    caches = model.caches()
+    found = [model(torch.tensor([text[i : i + 1]]), caches) for i in range(len(text))]
+    torch.testing.assert_close(torch.cat(found, 1), model(torch.tensor([text])))
 
 
 def test_the_model_never_sees_what_comes_later() -> None:

@@ -17,6 +17,7 @@ from dilkit.tools.console.interrupt import stopping
 from dilkit.tools.demo.block import model_facts
 from dilkit.tools.demo.job import Job, backend_choice
 from dilkit.tools.demo.text.corpus import Corpus, load_text
+from dilkit.tools.demo.text.generation import GenerationSweep
 from dilkit.tools.demo.text.model import ModelConfig, save_model
 from dilkit.tools.demo.text.scaling import LengthSweep
 from dilkit.tools.demo.text.task import JUDGEMENTS, SHORT_SHARE, Alone, TextTask, held_out_windows
@@ -51,9 +52,10 @@ class TextJob(Job):
         self.task = TextTask(corpus.train, held_out, self.config, args.seed, comm, stop)
         self.trainer = Trainer(self.task, Budget(60 * (args.minutes or 2.0), args.steps))
         self.sweep = LengthSweep(self.problem, [args.context * 2**i // 4 for i in range(5)])
+        self.generation = GenerationSweep(self.task.model, [args.context * 4**i // 16 for i in range(4)])
 
     def work(self) -> None:
-        """Train; without ranks, measure dilated against dense attention."""
+        """Train; without ranks, measure dilated against dense attention, and the speed of generation."""
         self.stage = "training"
         try:
             self.train(self.trainer, JUDGEMENTS)
@@ -65,6 +67,7 @@ class TextJob(Job):
         if self.args.comm is None:
             self.stage = "measuring"
             self.sweep.run()
+            self.generation.run()
 
     def result(self, interrupted: str | None) -> DemoResult:
         """All there is so far."""
@@ -85,5 +88,6 @@ class TextJob(Job):
                 short_window_share=SHORT_SHARE,
             ),
             scaling=self.sweep.scaling(),
+            generation=tuple(self.generation.rows),
             ranks=ranks if self.args.comm else None,
         )

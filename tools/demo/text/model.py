@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dilkit import DilatedAttention, Pattern, Problem, files
+from dilkit import DilatedAttention, DilatedCache, Pattern, Problem, files
 from dilkit.checks import integer
 from dilkit.comm import Comm, RingDilatedAttention
 from dilkit.device import probe
@@ -48,7 +50,8 @@ class ModelConfig:
 class ByteTransformer(nn.Module):
     """Logits of the next byte, `(batch, seq, 256)`, from bytes `(batch, seq)` (any integer dtype).
 
-    With `comm`, of this rank's rows of a sequence that is spread over the ranks.
+    With `comm`, of this rank's rows of a sequence that is spread over the ranks. With `caches`, one a layer, the bytes are those
+    that follow on what the caches have seen.
     """
 
     def __init__(self, config: ModelConfig, comm: Comm | None = None) -> None:
@@ -64,10 +67,14 @@ class ByteTransformer(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02)  # small beside the embedding, as are the blocks' updates
         scale_updates(blocks, 0.3)
 
-    def forward(self, bytes_: Tensor) -> Tensor:
+    def caches(self) -> list[DilatedCache]:
+        """Empty ones, for a text from its first byte on."""
+        return [DilatedCache(self.config.pattern, self.config.heads) for _ in self.blocks]
+
+    def forward(self, bytes_: Tensor, caches: Sequence[DilatedCache] | None = None) -> Tensor:
         x = self.embedding(bytes_.long())
-        for block in self.blocks:
-            x = block(x)
+        for block, cache in zip(self.blocks, caches or repeat(None, len(self.blocks)), strict=True):
+            x = block(x, cache)
         logits: Tensor = self.head(self.norm(x))
         return logits
 

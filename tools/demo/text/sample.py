@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
 
+from dilkit import DilatedCache
 from dilkit.tools.console.text import print_json
 from dilkit.tools.demo.text.corpus import SEPARATOR
 from dilkit.tools.demo.text.model import ByteTransformer, load_model
-
-MAX_WINDOW = 512
-"""Bytes that are looked back at, at most: every byte costs a pass over all of them."""
 
 
 def sample(args: argparse.Namespace) -> int:
@@ -38,22 +36,21 @@ def sample(args: argparse.Namespace) -> int:
 def sample_bytes(model: ByteTransformer, prompt: bytes, count: int, temperature: float, seed: int) -> Iterator[int]:
     """Yield `count` bytes that continue `prompt`, each drawn from softmax(logits / temperature); 0 takes the likeliest.
 
-    Segments are counted from the start of the sequence, so that start stays where it is while the sequence grows: all
-    earlier rows are then what they were. Once it is full its older half is dropped, at once rather than byte by byte.
+    Each byte costs one row: what it needs of those before is in the layers' caches, which are bounded.
     """
-    generator = torch.Generator().manual_seed(seed)
-    limit = min(MAX_WINDOW, model.config.context)
-    sequence = list(SEPARATOR + prompt)[-limit:]
+    generator, caches = torch.Generator().manual_seed(seed), model.caches()
+    new = list(SEPARATOR + prompt)
     for _ in range(count):
-        if len(sequence) >= limit:
-            del sequence[: limit // 2]
-        sequence.append(_draw(model, sequence, temperature, generator))
-        yield sequence[-1]
+        new = [_draw(model, new, caches, temperature, generator)]
+        yield new[0]
 
 
 @torch.no_grad()
-def _draw(model: ByteTransformer, sequence: list[int], temperature: float, generator: torch.Generator) -> int:
-    logits = model(torch.tensor([sequence]))[0, -1]
+def _draw(
+    model: ByteTransformer, new: list[int], caches: Sequence[DilatedCache], temperature: float, generator: torch.Generator
+) -> int:
+    """The byte after `new`, which follow on what the caches have seen."""
+    logits = model(torch.tensor([new]), caches)[0, -1]
     logits[SEPARATOR[0]] = -torch.inf  # no text holds it: the sample stays within one file
     if temperature == 0:
         return int(logits.argmax())

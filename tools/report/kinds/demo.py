@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Row, Series, Table, plots, tables
 from dilkit.tools.report.headline import place, placed
-from dilkit.tools.report.points import plain, sampled, series_of, speed_up
+from dilkit.tools.report.points import plain, rate, sampled, series_of, speed_up
 from dilkit.tools.report.speed import interval
-from dilkit.tools.results.kinds.demo import DemoResult, Evaluation, Length, ModelFacts, TrainedResult
+from dilkit.tools.results.kinds.demo import DemoResult, Evaluation, Length, ModelFacts, NextByte, TrainedResult
 
 MOST_STEPS = 200
 """Points of the loss curve: a step more or less is not seen."""
 TRAINING = ("trained for", "bytes read", "training, bits per byte", "held out")
 SCALING = ("tokens", "dilated", "dense", "speed-up", "95% interval", "dilated memory", "dense memory")
+GENERATION = ("after", "with caches", "bytes/s", "every row again", "bytes/s", "speed-up", "95% interval")
 METHOD = (
     "Held-out bits per byte are the mean over {} windows of {:,} bytes of files that were never trained on. Attention alone "
     "is measured forward and backward: 1 sequence, {} heads x {}, causal, {}; dilated is the model's pattern, computed by "
     "{}, dense is every earlier token, computed by {}. Time is the median of at most 5 calls taken in turns, memory the peak "
     "beyond what was held before the call. Neither kind holds a score matrix; the dilated one holds one branch's result and "
-    "gradients beside the sum over the branches."
+    "gradients beside the sum over the branches. Generation is the whole model's time for one byte more, after a text of that "
+    "length: with a cache in each layer, or by computing every row of the text again."
 )
 
 
@@ -43,11 +47,12 @@ def document(result: DemoResult) -> Document:
     computed = model.heads, model.head_dim, model.dtype, scaling.backends["dilated"], scaling.backends["dense"]
     evaluations = Table("Training", TRAINING, tuple(map(_training_row, result.training.points)))
     lengths = Table("Dilated against dense attention", SCALING, tuple(map(_scaling_row, scaling.rows)))
+    generation = Table("Generation", GENERATION, tuple(map(_generation_row, result.generation)))
     notes = f"memory was not measured: {memory}" * bool(memory), "attention alone was not measured" * (not scaling.rows)
     return Document(
         headline=headline("dilkit demo", outcome(result), result),
-        tables=tables(evaluations, lengths, Table("The run", ("", "what"), _facts(result))),
-        plots=plots(_loss_plot(result), *_scaling_plots(scaling.rows)),
+        tables=tables(evaluations, lengths, generation, Table("The run", ("", "what"), _facts(result))),
+        plots=plots(_loss_plot(result), *_scaling_plots(scaling.rows), _generation_plot(result.generation)),
         notes=tuple(filter(None, notes)),
         method=METHOD.format(result.training.held_out_windows, model.context, *computed),
     )
@@ -118,6 +123,22 @@ def _scaling_row(row: Length) -> Row:
 
 def _faster(row: Length) -> Point:
     return speed_up(f"{row.tokens:,} tokens", row.dense.samples, row.dilated.samples)
+
+
+def _generation_row(row: NextByte) -> Row:
+    faster = speed_up("", row.recomputed, row.cached)
+    cells = (cell for x in (median(row.cached), median(row.recomputed)) for cell in (in_seconds(x), f"{1 / x:,.1f}"))
+    return f"{row.tokens:,}", *cells, f"{faster.y:.1f}x", interval(faster)
+
+
+def _generation_plot(rows: tuple[NextByte, ...]) -> Plot:
+    """Bytes a second against length, with caches and without."""
+    speeds = {
+        "with caches": [rate(row.tokens, 1.0, row.cached) for row in rows],
+        "every row again": [rate(row.tokens, 1.0, row.recomputed) for row in rows],
+    }
+    axes = Axis("bytes before", "tokens"), Axis("bytes a second", "number")
+    return Plot("Speed of generation", "lines", series_of(speeds), axes)
 
 
 def _loss_plot(result: DemoResult) -> Plot:

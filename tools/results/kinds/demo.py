@@ -146,6 +146,20 @@ class Scaling:
     rows: tuple[Length, ...]
 
 
+@dataclass(frozen=True)
+class NextByte:
+    """One byte more after about `tokens` of them, in seconds: with caches, and by computing every row again."""
+
+    tokens: int
+    cached: tuple[float, ...]
+    recomputed: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name, samples in (("cached", self.cached), ("recomputed", self.recomputed)):
+            if not samples or min(samples) <= 0:
+                raise ValueError(f"{name}: {len(samples)} samples; one at least is needed, and all must be positive")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DemoResult(TrainedResult):
     """A byte-level language model, trained on text, and its attention beside dense attention. `ranks`: those that trained it."""
@@ -156,12 +170,16 @@ class DemoResult(TrainedResult):
     model: ModelFacts
     training: TextTraining
     scaling: Scaling
+    generation: tuple[NextByte, ...] = ()
     ranks: Job | None = None
 
     def measurements(self) -> Iterator[Measurement]:
         for row in self.scaling.rows:
             for name, measured in (("dilated", row.dilated), ("dense", row.dense)):
                 yield Measurement(f"{row.tokens:,} tokens: {name}", measured.samples)
+        for step in self.generation:
+            for name, samples in (("cached", step.cached), ("recomputed", step.recomputed)):
+                yield Measurement(f"next byte after {step.tokens:,}: {name}", samples)
 
     def problem_facts(self) -> dict[str, str]:
         return dict(pattern=self.model.pattern, heads=str(self.model.heads), head_dim=str(self.model.head_dim))
