@@ -40,7 +40,7 @@ class Reference(Backend):
     name = "reference"
     summary = "the definition, blockwise over queries: any device, any pattern, slow"
     requires = ("torch",)
-    limits = Limits(devices=None, varlen=True)
+    limits = Limits(devices=None, varlen=True, kv_cache=True)
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
         if compute_dtype is not None:
@@ -118,6 +118,13 @@ class Reference(Backend):
             dq[:, rows], dk[:, rows], dv[:, rows] = self.backward(do, q, k, v, o, lse[..., rows], one)
         return dq, dk, dv
 
+    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        parts = []
+        for b, length in enumerate(lengths.tolist()):
+            one = replace(problem, batch=1, seq=length, kv_cache=False)
+            parts.append(self.forward(query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length], one))
+        return _joined(parts)
+
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
         """`(batch, seq, heads, head_dim)` -> `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
         import torch
@@ -136,26 +143,37 @@ def _sequences(problem: Problem, cu_seqlens: Tensor) -> Iterator[tuple[slice, Pr
             yield slice(start, stop), replace(problem, seq=stop - start, varlen=False)
 
 
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The results of sequences as those of a batch."""
+    import torch
+
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+
+
 def _by_token(x: Tensor, like: Tensor) -> Tensor:
     """`(batch, kv_heads, group, seq, head_dim)` -> `(batch, seq, heads, head_dim)` in the dtype of `like`."""
     return x.flatten(1, 2).transpose(1, 2).to(like.dtype).contiguous()
 
 
 def _score_blocks(q: Tensor, k: Tensor, problem: Problem, mask: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Query blocks, as slices of rows, with their scores `(batch, kv_heads, group, rows, seq)`: -inf where nothing is seen."""
+    """Query blocks, as slices of rows, with their scores `(batch, kv_heads, group, rows, seq)`: -inf where nothing is seen.
+
+    `q` holds all rows of the sequence, or the last ones.
+    """
     import torch
 
     seq, heads, kv_heads = problem.seq, problem.heads, problem.kv_heads
+    first = seq - q.shape[-2]
     block_rows = max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
-    for start in range(0, seq, block_rows):
+    for start in range(first, seq, block_rows):
         rows = torch.arange(start, min(start + block_rows, seq), device=q.device)
         count = problem.pattern.count_rows(rows, seq, heads, kv_heads=kv_heads, is_causal=problem.is_causal)
         bias = count.to(q.dtype).log().view(kv_heads, heads // kv_heads, len(rows), seq)
         unseen = (bias == -math.inf).expand(problem.batch, -1, -1, -1, -1)
         if mask is not None:
             unseen = unseen | mask[:, None, None, None, :]
-        scores = (problem.scale * (q[..., start : start + block_rows, :] @ k.mT) + bias).masked_fill(unseen, -math.inf)
-        yield slice(start, start + block_rows), scores
+        block = slice(start - first, start - first + block_rows)
+        yield block, (problem.scale * (q[..., block, :] @ k.mT) + bias).masked_fill(unseen, -math.inf)
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ _HOMES = {
     "attention_rows": "weights",
     "dilated_attention": "attention",
     "dilated_attention_varlen": "packed.attention",
+    "dilated_attention_with_kvcache": "decoding.kvcache",
     "explain": "selector",
     "list_backends": "registry",
     "locality_report": "orders.locality",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from dilkit.backend import Limits as Limits
     from dilkit.backend import Refusal as Refusal
     from dilkit.decoding import DilatedCache as DilatedCache
+    from dilkit.decoding.kvcache import dilated_attention_with_kvcache as dilated_attention_with_kvcache
     from dilkit.device import Device as Device
     from dilkit.nn import DilatedAttention as DilatedAttention
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention

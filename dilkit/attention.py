@@ -113,10 +113,7 @@ def check_inputs(
     sink: Tensor | None = None,
 ) -> None:
     """Raise TypeError or ValueError, naming the argument and the limit, unless these arguments fit each other."""
-    if not isinstance(pattern, Pattern):
-        raise TypeError(
-            f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
-        )
+    check_pattern(pattern)
     if torch.compiler.is_compiling() or not surely_fit(query, key, value):
         _check_tensors(query, key, value)
     if pattern.heads is not None or pattern.head_shard is not None:
@@ -125,6 +122,14 @@ def check_inputs(
         _check_mask(key_padding_mask, query)
     if sink is not None:
         check_sink(sink, query)
+
+
+def check_pattern(pattern: object) -> None:
+    """Raise TypeError unless `pattern` is one."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
+        )
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -80,6 +80,8 @@ class Limits:
     """Whether there is a backward pass."""
     varlen: bool = False
     """Whether sequences of different lengths may be packed one after the other (`forward_varlen`)."""
+    kv_cache: bool = False
+    """Whether the last rows alone may be computed, against a cache of keys and values (`forward_last`)."""
     grouped_heads: bool = True
     """Whether there may be fewer key/value heads than query heads."""
     head_ranges: bool = True
@@ -103,7 +105,7 @@ class Limits:
             object.__setattr__(self, name, frozenset(names))
         for name in ("min_capability", "max_capability"):
             check_capability(name, getattr(self, name))
-        for name in ("causal", "key_padding_mask", "gradients", "varlen", "grouped_heads", "head_ranges"):
+        for name in ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "grouped_heads", "head_ranges"):
             boolean(name, getattr(self, name))
         integer("head_dim_multiple", self.head_dim_multiple, at_least=1)
         if self.max_head_dim is not None:
@@ -149,6 +151,7 @@ class Limits:
             "key_padding_mask": (problem.key_padding_mask, self.key_padding_mask),
             "requires_grad": (problem.requires_grad, self.gradients),
             "varlen": (problem.varlen, self.varlen),
+            "kv_cache": (problem.kv_cache, self.kv_cache),
             "grouped heads": (problem.kv_heads != problem.heads, self.grouped_heads),
             "head ranges": (pattern.heads is not None, self.head_ranges),
         }
@@ -268,6 +271,15 @@ class Backend(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`backward` for packed sequences."""
         raise NotImplementedError(f"backend {self.name!r} states varlen and gradients in its limits but has no backward_varlen")
+
+    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` of the last rows of sequences, causal, if `limits.kv_cache`: `query` `(batch, rows, heads, head_dim)`.
+
+        `key` and `value` are `(batch, capacity, kv_heads, head_dim)`. Sequence b is its first `lengths[b]` rows, and `query` its
+        last; what lies beyond is not read. `lengths` is int32, contiguous, on the tensors' device, and from `rows` to `capacity`.
+        `problem.seq` is the capacity. Returns `out` like `query` and `lse` `(batch, heads, rows)`.
+        """
+        raise NotImplementedError(f"backend {self.name!r} states kv_cache in its limits but has no forward_last")
 
 
 def missing_modules(modules: tuple[str, ...], extra: str = "") -> tuple[Refusal, ...]:

@@ -65,6 +65,8 @@ class Problem:
     """Whether a backward pass will follow."""
     varlen: bool = False
     """Whether sequences of different lengths are packed one after the other; `seq` is then at least the longest, `batch` is 1."""
+    kv_cache: bool = False
+    """Whether only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
     scale: float = _FROM_THE_REST
     """The factor of the scores; by default `head_dim ** -0.5`."""
 
@@ -73,7 +75,7 @@ class Problem:
             object.__setattr__(self, "kv_heads", self.heads)
         for name, least in (("batch", 0), ("seq", 0), ("heads", 1), ("head_dim", 1), ("kv_heads", 1)):
             object.__setattr__(self, name, integer(name, getattr(self, name), at_least=least))
-        for name in ("is_causal", "key_padding_mask", "requires_grad", "varlen"):
+        for name in ("is_causal", "key_padding_mask", "requires_grad", "varlen", "kv_cache"):
             boolean(name, getattr(self, name))
         one_of("dtype", self.dtype, DTYPES)
         if not isinstance(self.pattern, Pattern):
@@ -126,6 +128,6 @@ class Problem:
         heads = (
             f"{self.heads} heads" if self.kv_heads == self.heads else f"{self.heads} heads over {self.kv_heads} key/value heads"
         )
-        flags = ("is_causal", "key_padding_mask", "requires_grad", "varlen")
+        flags = ("is_causal", "key_padding_mask", "requires_grad", "varlen", "kv_cache")
         options = "".join(f", {name}" for name in flags if getattr(self, name))
         return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"

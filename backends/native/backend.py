@@ -55,7 +55,7 @@ class Native(Backend):
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu"}), varlen=True)
+    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True)
     priority = 20
     reproducible = True
 
@@ -112,6 +112,12 @@ class Native(Backend):
         cu_seqlens: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         return _gradients(dout, query, key, value, out, lse, problem, None, cu_seqlens)
+
+    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = _empty_outputs(query)
+        threads = _threads(problem, query.shape[1])
+        _kernel().forward_last(_encoded(problem), instruction_set(), threads, query, key, value, out, lse, lengths)
+        return out, lse
 
 
 def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,14 +184,14 @@ def _threads(problem: Problem, rows: int) -> int:
 
 
 def _encoded(problem: Problem) -> EncodedProblem:
-    """`problem` as the C kernel reads it; made once and kept in the cache. That of a packed call has no lengths."""
+    """`problem` as the C kernel reads it; made once and kept in the cache. It has no length where sequences have their own."""
     sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
     options = problem.dtype, problem.is_causal, problem.scale
     return plan.cached(("native", problem.pattern.to_json(), sizes, options), _encode, problem)
 
 
 def _seq(problem: Problem) -> int:
-    return 0 if problem.varlen else problem.seq
+    return 0 if problem.varlen or problem.kv_cache else problem.seq
 
 
 def _encode(problem: Problem) -> EncodedProblem:

@@ -1,0 +1,169 @@
+"""The torch operator behind `dilated_attention_with_kvcache`: new keys and values are appended, then the last rows computed.
+
+Everything is checked, and a backend chosen, before the cache is written to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit import plan
+from dilkit.backend import Backend
+from dilkit.device import probe
+from dilkit.op.boundary import check_memory, check_returned, lse_dtype
+from dilkit.op.schema import backends_asked, decode_call, library
+from dilkit.problem import DTYPES, Problem
+from dilkit.selector import requested_backends, select, state
+
+library.define(
+    "last_rows(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? key, Tensor? value, Tensor cache_seqlens, "
+    "float scale, str call) -> (Tensor, Tensor)"
+)
+last_rows_op = torch.ops.dilkit.last_rows.default
+
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+
+
+@dataclass(frozen=True)
+class PreparedLastRows:
+    """What was chosen for calls with the same facts."""
+
+    backend: Backend
+    problem: Problem
+    nbytes: int
+
+
+def check_tensors(
+    query: object, k_cache: object, v_cache: object, key: object, value: object, cache_seqlens: object
+) -> dict[str, Tensor]:
+    """The floating-point tensors by name. Raises TypeError or ValueError, naming the tensor, unless all fit each other."""
+    if (key is None) != (value is None):
+        raise ValueError("key and value go together: give both, or neither where the cache has them already")
+    named = dict(query=query, k_cache=k_cache, v_cache=v_cache, **({} if key is None else dict(key=key, value=value)))
+    tensors = {name: _checked(name, x) for name, x in named.items()}
+    first, caches = tensors["query"], tensors["k_cache"]
+    for name, x in tensors.items():
+        if (x.dtype, x.device) != (first.dtype, first.device):
+            raise ValueError(f"{name} is {x.dtype} on {x.device}; {first.dtype} on {first.device} is needed, as query is")
+    batch, _, heads, dim = first.shape
+    if caches.shape[0] != batch or caches.shape[3] != dim or caches.shape[2] < 1 or heads % caches.shape[2]:
+        needed = f"({batch}, capacity, a divisor of {heads}, {dim})"
+        raise ValueError(f"k_cache has shape {tuple(caches.shape)}; {needed} is needed beside query {tuple(first.shape)}")
+    if tensors["v_cache"].shape != caches.shape:
+        raise ValueError(
+            f"v_cache has shape {tuple(tensors['v_cache'].shape)} and k_cache {tuple(caches.shape)}; make them equal"
+        )
+    for name in ("key", "value"):
+        wanted = (batch, tensors["key"].shape[1], *caches.shape[2:]) if name in tensors else ()
+        if name in tensors and tensors[name].shape != wanted:
+            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; {wanted} is needed: rows of the cache")
+    _check_lengths_tensor(cache_seqlens, first)
+    return tensors
+
+
+def _checked(name: str, x: object) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
+    if x.dtype not in _DTYPES or x.layout is not torch.strided:
+        raise TypeError(f"{name} is {x.dtype}, {x.layout}; a plain tensor of {', '.join(DTYPES)} is needed")
+    if x.dim() != 4:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; (batch, rows, heads, head_dim) is needed")
+    if x.stride(3) != 1 and x.shape[3] > 1:
+        raise ValueError(f"{name} has stride {x.stride(3)} in its last dimension; 1 is needed ({name}.contiguous())")
+    return x
+
+
+def _check_lengths_tensor(cache_seqlens: object, query: Tensor) -> None:
+    if not isinstance(cache_seqlens, Tensor):
+        raise TypeError(f"cache_seqlens is a {type(cache_seqlens).__name__}; an int32 torch.Tensor (batch,) is needed")
+    if cache_seqlens.dtype != torch.int32:
+        raise TypeError(f"cache_seqlens is {cache_seqlens.dtype}; torch.int32 is needed (cache_seqlens.int())")
+    if cache_seqlens.shape != query.shape[:1]:
+        raise ValueError(f"cache_seqlens has shape {tuple(cache_seqlens.shape)}; (batch,) = ({query.shape[0]},) is needed")
+    if cache_seqlens.device != query.device:
+        raise ValueError(
+            f"cache_seqlens is on {cache_seqlens.device} but query on {query.device}; move it with .to(query.device)"
+        )
+
+
+def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) -> None:
+    """Raise ValueError for a sequence that the cache has no room for, or that is shorter than the rows to be computed."""
+    for b, length in enumerate(cache_seqlens.tolist()):
+        if length < 0 or length + new > capacity:
+            raise ValueError(
+                f"cache_seqlens[{b}]={length} and {new} new rows: from 0 to the capacity {capacity} of k_cache is needed in all; "
+                "make a larger cache"
+            )
+        if length + new < rows:
+            raise ValueError(
+                f"cache_seqlens[{b}]={length} and {new} new rows are fewer than the {rows} rows of query; "
+                "the keys of all of them are needed (key=, value=)"
+            )
+
+
+def _last_rows(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    cache_seqlens: Tensor,
+    scale: float,
+    call: str,
+) -> tuple[Tensor, Tensor]:
+    """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
+    tensors = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
+    check_memory((*tensors, "cache_seqlens"), (*tensors.values(), cache_seqlens))
+    new = 0 if key is None else key.shape[1]
+    _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
+    asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
+    facts = query.shape[0], k_cache.shape[1:], query.shape[2], query.dtype, query.device
+    prepared = plan.cached(("last rows", state(), asked, facts, scale, call), _prepare, query, k_cache, asked, scale, call)
+    if key is not None and value is not None:
+        _append(k_cache, key, cache_seqlens)
+        _append(v_cache, value, cache_seqlens)
+    if query.numel() == 0:
+        return _empty_outputs(query)
+    backend, lengths = prepared.backend, cache_seqlens + new
+    returned = backend.forward_last(query, k_cache, v_cache, prepared.problem, lengths)
+    wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
+    out, lse = check_returned(backend.name, returned, wanted, tuple(tensors.values()))
+    return out, lse
+
+
+def _prepare(query: Tensor, k_cache: Tensor, asked: tuple[str, ...], scale: float, call: str) -> PreparedLastRows:
+    pattern, _, _ = decode_call(call)
+    batch, _, heads, head_dim = query.shape
+    problem = Problem(
+        pattern=pattern,
+        batch=batch,
+        seq=k_cache.shape[1],
+        heads=heads,
+        kv_heads=k_cache.shape[2],
+        head_dim=head_dim,
+        dtype=str(query.dtype).removeprefix("torch."),
+        device=probe(query.device.type, query.device.index or 0),
+        is_causal=True,
+        kv_cache=True,
+        scale=scale,
+    )
+    return PreparedLastRows(select(problem, asked), problem, len(call) + plan.ENTRY_BYTES)
+
+
+def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:
+    """Write `rows` of each sequence into the cache, from its length on."""
+    places = lengths.long()[:, None] + torch.arange(rows.shape[1], device=rows.device)
+    cache[torch.arange(len(lengths), device=rows.device)[:, None], places] = rows
+
+
+def _empty_outputs(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    batch, rows, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty(batch, heads, rows, dtype=lse_dtype(query.dtype))
+
+
+library.impl("last_rows", _last_rows, "CompositeExplicitAutograd")
+torch.library.register_fake("dilkit::last_rows", _empty_outputs, lib=library)

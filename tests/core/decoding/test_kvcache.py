@@ -1,0 +1,126 @@
+"""`dilated_attention_with_kvcache`: the last rows are those of the whole, at any length; an error leaves the cache as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import Pattern, dilated_attention_with_kvcache
+from dilkit.backends.native.backend import _instruction_sets
+from dilkit.oracle import oracle_attention
+
+ABLE = ["native", "reference"]
+PATTERN = Pattern([8, 16, 64], [1, 2, 4])
+
+
+def whole(batch: int, seq: int, heads: Heads = (4, 2), dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Query, key and value of whole sequences."""
+    draw = torch.Generator().manual_seed(seq)
+    return [torch.randn(batch, seq, h, 6, generator=draw, dtype=torch.float64).to(dtype) for h in (heads[0], *heads[1:] * 2)]
+
+
+def last_rows(qkv: list[Tensor], lengths: list[int], rows: int, pattern: Pattern, capacity: int, **options: Any) -> Any:
+    """The last `rows` of sequences that have these lengths with them; all of the cache beyond them is NaN."""
+    query, key, value = qkv
+    caches = [x.new_full((len(lengths), capacity, *x.shape[2:]), float("nan")) for x in (key, value)]
+    for b, length in enumerate(lengths):
+        for cache, x in zip(caches, (key, value), strict=True):
+            cache[b, : length - rows] = x[b, : length - rows]
+    at = [slice(length - rows, length) for length in lengths]
+    chunks = [torch.stack([x[b, cut] for b, cut in enumerate(at)]) for x in (query, key, value)]
+    before = torch.tensor([length - rows for length in lengths], dtype=torch.int32)
+    new = dict(key=chunks[1], value=chunks[2], cache_seqlens=before)
+    return dilated_attention_with_kvcache(chunks[0], *caches, pattern, **new, return_lse=True, **options)
+
+
+@settings(max_examples=40, deadline=None)
+@given(patterns_with_heads(), st.lists(st.integers(0, 60), min_size=1, max_size=4), st.integers(1, 9), st.sampled_from(ABLE))
+def test_last_rows_are_those_of_the_whole(drawn: tuple[Pattern, Heads], before: list[int], rows: int, backend: str) -> None:
+    pattern, heads = drawn
+    lengths = [n + rows for n in before]
+    qkv = whole(len(lengths), max(lengths), heads)
+    out, lse = last_rows(qkv, lengths, rows, pattern, max(lengths) + 3, backend=backend)
+    for b, length in enumerate(lengths):
+        right, right_lse = oracle_attention(*(x[b : b + 1, :length] for x in qkv), pattern, is_causal=True)
+        torch.testing.assert_close(out[b], right[0, -rows:], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(lse[b], right_lse[0, :, -rows:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("isa", _instruction_sets())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
+def test_every_instruction_set(isa: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+    qkv = whole(3, 700, dtype=dtype)
+    for lengths, rows in (([700, 1, 260], 1), ([333, 40, 700], 40)):
+        out, _ = last_rows(qkv, lengths, rows, PATTERN, 704, backend="native")
+        for b, length in enumerate(lengths):
+            right, _ = oracle_attention(*(x[b : b + 1, :length] for x in qkv), PATTERN, is_causal=True)
+            torch.testing.assert_close(out[b].double(), right[0, -rows:], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", ABLE)
+def test_row_by_row_across_every_segment(backend: str) -> None:
+    query, key, value = whole(2, 70)
+    caches, lengths = [torch.full_like(x, float("nan")) for x in (key, value)], torch.zeros(2, dtype=torch.int32)
+    found = []
+    for i in range(70):
+        step = dict(key=key[:, i : i + 1], value=value[:, i : i + 1], cache_seqlens=lengths)
+        found.append(dilated_attention_with_kvcache(query[:, i : i + 1], *caches, PATTERN, **step, backend=backend))
+        lengths += 1
+    right, _ = oracle_attention(query, key, value, PATTERN, is_causal=True)
+    torch.testing.assert_close(torch.cat(found, 1), right)
+    assert torch.equal(caches[0], key)
+    assert torch.equal(caches[1], value)
+
+
+def test_a_cache_that_has_the_keys_already_is_not_written_to() -> None:
+    query, key, value = whole(1, 20)
+    lengths, caches = torch.tensor([20], dtype=torch.int32), (key.clone(), value.clone())
+    out = dilated_attention_with_kvcache(query[:, -3:], *caches, PATTERN, cache_seqlens=lengths)
+    torch.testing.assert_close(out, oracle_attention(query, key, value, PATTERN, is_causal=True)[0][:, -3:])
+    assert torch.equal(caches[0], key)
+
+
+def test_compiled() -> None:
+    query, key, value = whole(1, 20)
+    step = torch.compile(dilated_attention_with_kvcache, backend="aot_eager", fullgraph=True)
+    caches, lengths = [torch.zeros_like(x) for x in (key, value)], torch.zeros(1, dtype=torch.int32)
+    out = step(query, *caches, PATTERN, key=key, value=value, cache_seqlens=lengths)
+    torch.testing.assert_close(out, oracle_attention(query, key, value, PATTERN, is_causal=True)[0])
+    assert torch.equal(caches[1], value)
+
+
+QUERY, KEY, VALUE = (x[:, :2] for x in whole(2, 2))
+LENGTHS = torch.tensor([3, 5], dtype=torch.int32)
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "beyond the capacity": (dict(cache_seqlens=LENGTHS + 2), ValueError, r"cache_seqlens\[1\]=7 and 2 new rows: .* capacity 8"),
+    "below zero": (dict(cache_seqlens=LENGTHS - 4), ValueError, r"cache_seqlens\[0\]=-1"),
+    "fewer keys than rows": (dict(query=whole(2, 7)[0]), ValueError, r"cache_seqlens\[0\]=3 and 2 new rows are fewer than the 7"),
+    "int64": (dict(cache_seqlens=LENGTHS.long()), TypeError, "cache_seqlens is torch.int64"),
+    "another batch": (dict(cache_seqlens=LENGTHS[:1]), ValueError, r"cache_seqlens has shape \(1,\)"),
+    "lengths of another device": (dict(cache_seqlens=LENGTHS.to("meta")), ValueError, "cache_seqlens is on meta"),
+    "a key without a value": (dict(value=None), ValueError, "key and value go together"),
+    "another dtype": (dict(key=KEY.float()), ValueError, "key is torch.float32 on cpu; torch.float64"),
+    "other heads": (dict(key=KEY[:, :, :1], value=VALUE[:, :, :1]), ValueError, r"key has shape \(2, 2, 1, 6\)"),
+    "caches of two shapes": (dict(v_cache=torch.zeros(2, 9, 2, 6).double()), ValueError, r"v_cache has shape \(2, 9, 2, 6\)"),
+    "another head_dim": (dict(query=QUERY[..., :5].contiguous()), ValueError, r"k_cache has shape \(2, 8, 2, 6\)"),
+    "a gradient": (dict(query=QUERY.clone().requires_grad_()), ValueError, "requires a gradient"),
+    "a backend that cannot": (dict(backend="sdpa"), ValueError, "kv_cache yes: not supported"),
+    "no pattern": (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_error_leaves_the_cache_as_it_is(wrong: str) -> None:
+    changed, error, text = WRONG[wrong]
+    caches = [torch.full((2, 8, 2, 6), 3.0, dtype=torch.float64) for _ in range(2)]
+    right = dict(query=QUERY, k_cache=caches[0], v_cache=caches[1], pattern=PATTERN, key=KEY, value=VALUE, cache_seqlens=LENGTHS)
+    with pytest.raises(error, match=text):
+        dilated_attention_with_kvcache(**{**right, **changed})
+    assert all((x == 3).all() for x in caches)
