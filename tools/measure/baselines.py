@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, unflatten
 
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure import fused
@@ -28,21 +28,22 @@ def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
     does not divide the heads, heads of zeros are added. Gathering, scattering and merging are torch operators that autograd
     differentiates.
     """
-    return _merged(*_branches(query, key, value, problem))
+    return merged(*_branches(query, key, value, problem))
 
 
 def longnet_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
     """LongNet's procedure as published: as `gather_attention`, but the weights of the branches are constants to the gradient."""
     outs, lses = _branches(query, key, value, problem)
-    return _merged(outs, [lse.detach() for lse in lses])
+    return merged(outs, [lse.detach() for lse in lses])
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
-    found = [_branch(query, key, value, problem, branch) for branch in problem.pattern.branches]
+    pairs = [(min(branch.segment_length, problem.seq), branch.dilation_rate) for branch in problem.pattern.branches]
+    found = [branch_attention(query, key, value, problem, length, rate) for length, rate in pairs]
     return [out for out, _ in found], [lse for _, lse in found]
 
 
-def _merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
+def merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
     """The sum of `outs` `(batch, seq, heads, head_dim)`, weighted by the softmax over `lses` `(batch, heads, seq)`."""
     lse = torch.stack(list(lses))
     # A row that no branch keeps is -inf everywhere: a finite maximum makes its weights 0 and not NaN.
@@ -52,9 +53,13 @@ def _merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
     return merged
 
 
-def _branch(query: Tensor, key: Tensor, value: Tensor, problem: Problem, branch: DilatedSegment) -> tuple[Tensor, Tensor]:
-    """`out` `(batch, seq, heads, head_dim)`, `lse` `(batch, heads, seq)` of one branch; 0 and -inf in rows it does not keep."""
-    length, rate = min(branch.segment_length, problem.seq), branch.dilation_rate
+def branch_attention(
+    query: Tensor, key: Tensor, value: Tensor, problem: Problem, length: int, rate: int
+) -> tuple[Tensor, Tensor]:
+    """`out` `(batch, seq, heads, head_dim)`, `lse` `(batch, heads, seq)` of one branch; 0 and -inf in rows it does not keep.
+
+    The sequence has whole segments of `length`, a multiple of `rate`.
+    """
     by_offset = problem.pattern.offset == "block"
     lacking = -problem.heads % rate  # heads of zeros, so that each offset has as many heads as the others
     if lacking:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 EPS = 1e-5
-CHUNK = 8192
-"""Rows that the feed-forward network takes at a time where no gradients are wanted: its hidden rows are 4 times as wide."""
+CHUNK = 2048
+"""Rows that are computed at a time, after attention, where no gradients are wanted: hidden rows are 4 times as wide."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention on `(batch, rows, heads, head_dim)`."""
 
 
 class SelfAttention(nn.Module):
-    """out_proj(inner_attn_ln(attention(q_proj(x), k_proj(x), v_proj(x))))"""
+    """projected(attention(q_proj(x), k_proj(x), v_proj(x))), in which projected(y) = out_proj(inner_attn_ln(y))"""
 
     def __init__(self, embed_dim: int, num_heads: int, factory: dict[str, Any]) -> None:
         super().__init__()
@@ -31,20 +31,15 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, **factory)
         self.inner_attn_ln = nn.LayerNorm(embed_dim, eps=EPS, **factory)
 
-    def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention) -> Tensor:
-        heads = self.heads(x)
-        if len(set(lengths)) == 1:
-            out = attention(*(one.view(len(lengths), lengths[0], *one.shape[1:]) for one in heads)).flatten(0, 1)
-        else:
-            slides = zip(*(torch.split(one, list(lengths)) for one in heads), strict=True)
-            out = torch.cat([attention(*(one.unsqueeze(0) for one in slide)).squeeze(0) for slide in slides])
-        normed: Tensor = self.out_proj(self.inner_attn_ln(out.flatten(1)))
-        return normed
-
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `(rows, heads, head_dim)`."""
         shape = (len(x), self.num_heads, x.shape[1] // self.num_heads)
         return self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+
+    def projected(self, x: Tensor) -> Tensor:
+        """The summand of a layer, `(rows, embed_dim)`, of what attention returned, side by side for all heads."""
+        out: Tensor = self.out_proj(self.inner_attn_ln(x))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -57,17 +52,15 @@ class FeedForward(nn.Module):
         self.ffn_layernorm = nn.LayerNorm(4 * embed_dim, eps=EPS, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or len(x) <= CHUNK:
-            return self._rows(x)
-        return torch.cat([self._rows(rows) for rows in torch.split(x, CHUNK)])
-
-    def _rows(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc2(self.ffn_layernorm(F.gelu(self.fc1(x))))
         return out
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)); `drop_path` leaves a slide's summand out in training."""
+    """x + attention(norm(x)), then x + feed-forward(norm(x)); `drop_path` leaves a slide's summand out in training.
+
+    Without gradients it holds 5 tensors as large as `x` at most: `x`, queries, keys, values and what attention returns.
+    """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float, drop_path: float, factory: dict[str, Any]) -> None:
         super().__init__()
@@ -79,10 +72,29 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention, kept: Tensor | None = None) -> Tensor:
         """`kept`: the factors of both summands, as `draw` gives them; None: 1."""
-        first = second = None
-        if kept is not None:
-            first, second = kept.repeat_interleave(torch.tensor(lengths, device=x.device), dim=1)
-        x = x + self._dropped(self.self_attn(self.self_attn_layer_norm(x), lengths, attention), first)
+        seen = self._seen(x, lengths, attention)
+        if self.training or torch.is_grad_enabled() or kept is not None or len(x) <= CHUNK:
+            factors = () if kept is None else kept.repeat_interleave(torch.tensor(lengths, device=x.device), dim=1)
+            return self._rows(x, seen, *factors)
+        out = torch.empty_like(x)
+        for start in range(0, len(x), CHUNK):
+            rows = slice(start, start + CHUNK)
+            out[rows] = self._rows(x[rows], seen[rows])
+        return out
+
+    def _seen(self, x: Tensor, lengths: Sequence[int], attention: Attention) -> Tensor:
+        """What each row sees of its slide, `(rows, embed_dim)`: the results of attention, side by side for all heads."""
+        heads = self.self_attn.heads(self.self_attn_layer_norm(x))
+        if len(set(lengths)) == 1:
+            out = attention(*(one.view(len(lengths), lengths[0], *one.shape[1:]) for one in heads)).flatten(0, 1)
+        else:
+            slides = zip(*(torch.split(one, list(lengths)) for one in heads), strict=True)
+            out = torch.cat([attention(*(one.unsqueeze(0) for one in slide)).squeeze(0) for slide in slides])
+        return out.flatten(1)
+
+    def _rows(self, x: Tensor, seen: Tensor, first: Tensor | None = None, second: Tensor | None = None) -> Tensor:
+        """The results of rows, with factors `(rows, 1)` of both summands: no row depends on another."""
+        x = x + self._dropped(self.self_attn.projected(seen), first)
         return x + self._dropped(self.ffn(self.final_layer_norm(x)), second)
 
     def draw(self, x: Tensor, slides: int) -> Tensor | None:

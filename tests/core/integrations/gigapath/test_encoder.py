@@ -8,7 +8,7 @@ from helpers.slide_encoder import LENGTHS, SMALL, embeddings, position, slide, s
 
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig
 from dilkit.integrations.gigapath.config import segment_lengths_of
-from dilkit.integrations.gigapath.layers import FeedForward
+from dilkit.testing.memory import MeasureError, peak_memory
 
 TILES = (1, 2, 7, 15, 31, 32, 40, 45, 70)
 """With the class token: less than a segment, whole segments, and short ones, some of fewer rows than a rate."""
@@ -199,12 +199,28 @@ def test_drop_path_leaves_out_whole_slides():
     assert all(torch.equal(a, b) for a, b in zip(layer(x, lengths, model.attention).split(lengths), whole, strict=True))
 
 
-def test_the_feed_forward_network_in_pieces_is_the_whole(monkeypatch):
-    network, x = FeedForward(8, {}), torch.randn(50, 8)
-    whole = network(x)
+def test_a_layer_in_pieces_is_the_whole(monkeypatch):
+    model = small()
+    x, lengths = model.packed(*slide(30))
+    layer = model.layers()[1]
+    whole = layer(x, lengths, model.attention)
     monkeypatch.setattr("dilkit.integrations.gigapath.layers.CHUNK", 7)
     with torch.no_grad():
-        assert torch.allclose(network(x), whole, atol=1e-6)
+        assert torch.allclose(layer(x, lengths, model.attention), whole, rtol=0, atol=1e-13)
+
+
+def test_without_gradients_a_layer_holds_five_tensors_as_large_as_its_input():
+    """The input, queries, keys, values and what they give: above all no hidden rows, which are four times as wide."""
+    config = SlideEncoderConfig(embed_dim=128, depth=1, num_heads=4, segment_lengths=(64,), dilation_rates=(1,))
+    model = SlideEncoder(config).eval()
+    x, [layer] = torch.randn(100_000, 128), model.layers()
+    try:
+        with torch.no_grad():
+            layer(x, [len(x)], model.attention)  # what is cached does not count
+            peak = peak_memory(lambda: layer(x, [len(x)], model.attention))
+    except MeasureError as error:
+        pytest.skip(str(error))
+    assert peak < 4.3 * x.nbytes
 
 
 def test_bfloat16():
