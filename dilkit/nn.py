@@ -13,9 +13,11 @@ from dilkit.attention import dilated_attention
 from dilkit.checks import boolean, integer, real
 from dilkit.decoding import DilatedCache
 from dilkit.nn_checks import accept_only, bool_mask, check_factory, check_rows
+from dilkit.op.sequences import check_cu_seqlens, places
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
+from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
 from dilkit.selector import names_of
@@ -237,6 +239,8 @@ class MultiheadDilatedAttention(nn.Module):
         is_causal: bool | None = None,
         positions: Tensor | None = None,
         cache: DilatedCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> tuple[Tensor, None]:
         """`(output, None)`; `output` has the shape of `query`.
 
@@ -252,6 +256,8 @@ class MultiheadDilatedAttention(nn.Module):
           is sharded over ranks.
         - `cache`: a `dilkit.DilatedCache` of the inner attention's pattern, for decoding: the rows are those that come next, see
           what the cache has kept, and are kept for later ones. Positions then go on from `cache.seen`.
+        - `cu_seqlens`, `max_seqlen`: where sequences begin that are packed in `query` `(total, embed_dim)`, as in
+          `dilkit.dilated_attention_varlen`. Each is attended to by itself, and its positions begin at 0.
         - `need_weights`, `attn_mask`: only their default is supported. `average_attn_weights` has no effect without
           `need_weights`.
 
@@ -266,6 +272,8 @@ class MultiheadDilatedAttention(nn.Module):
         causal = self.is_causal if is_causal is None else is_causal
         if cache is not None:
             self._check_cache(cache, causal, key_padding_mask)
+        if cu_seqlens is not None:
+            self._check_packed(query, cu_seqlens, key_padding_mask, cache)
         if positions is not None and self.rotary is None:
             raise ValueError("positions is given, but this module has no rotary positions; build it with rotary=True")
         q, k, v = self._project(query, key, value)
@@ -276,16 +284,22 @@ class MultiheadDilatedAttention(nn.Module):
             positions_of: Any = getattr(self.attention, "positions", None)
             if positions is None and cache is not None:
                 positions = torch.arange(cache.seen, cache.seen + q.shape[1], device=q.device)
+            elif positions is None and cu_seqlens is not None:
+                positions, _ = places(cu_seqlens, q.shape[1])
             elif positions is None and positions_of is not None:
                 positions = positions_of(q.shape[1], q.device)
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
-        options = {} if self.sinks is None else dict(sink=self.sinks)
-        if cache is None:
-            out = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
-        else:
-            inner: Any = self.attention
+        options: dict[str, Any] = {} if self.sinks is None else dict(sink=self.sinks)
+        inner: Any = self.attention
+        out: Any
+        if cache is not None:
             out = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
+        elif cu_seqlens is not None:
+            options |= dict(is_causal=causal, scale=inner.scale, backend=inner.backend)
+            out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, cu_seqlens, max_seqlen, **options)
+        else:
+            out = inner(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
         out = out.reshape(query.shape)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
@@ -293,15 +307,30 @@ class MultiheadDilatedAttention(nn.Module):
         """Raise TypeError or ValueError unless the inner attention can be computed with `cache`."""
         if not isinstance(cache, DilatedCache):
             raise TypeError(f"cache={cache!r} is a {type(cache).__name__}; a dilkit.DilatedCache is needed, one for each layer")
-        inner = self.attention
-        if not isinstance(inner, DilatedAttention) or inner.orders is not None:
-            raise ValueError(f"cache is given, but the inner attention is {inner}; DilatedAttention(pattern) is needed")
+        inner = self._plain_attention("cache")
         if cache.pattern != inner.pattern:
             raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
         if not causal:
             raise ValueError("cache is given, but is_causal=False; decoding is causal (is_causal=True)")
         if key_padding_mask is not None:
             raise ValueError("key_padding_mask is given with cache, which keeps no mask; give shorter sequences another cache")
+
+    def _check_packed(self, query: Tensor, cu_seqlens: Tensor, key_padding_mask: Tensor | None, cache: Any) -> None:
+        """Raise TypeError or ValueError unless the inner attention can be computed for packed sequences."""
+        self._plain_attention("cu_seqlens")
+        if query.dim() != 2:
+            raise ValueError(f"query has shape {tuple(query.shape)}; with cu_seqlens (total, {self.embed_dim}) is needed")
+        check_cu_seqlens(cu_seqlens, query, query.shape[0])
+        for name, other in (("key_padding_mask", key_padding_mask), ("cache", cache)):
+            if other is not None:
+                raise ValueError(f"{name} is given with cu_seqlens; packed sequences have neither a mask nor a cache")
+
+    def _plain_attention(self, name: str) -> DilatedAttention:
+        """The inner attention. Raises ValueError, naming the argument that needs it, unless it is `DilatedAttention(pattern)`."""
+        inner = self.attention
+        if not isinstance(inner, DilatedAttention) or inner.orders is not None:
+            raise ValueError(f"{name} is given, but the inner attention is {inner}; DilatedAttention(pattern) is needed")
+        return inner
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """q, k and v, `(..., seq, heads, head_dim)`. In self-attention they are views of one product."""
