@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
-    group.add_argument("--full", action="store_true", help="suite seeds: on to a million tokens and more")
+    group.add_argument("--full", action="store_true", help="suite seeds: on to a million tokens and more; slides: gradients too")
     group.add_argument(
         "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
     )

@@ -41,13 +41,9 @@ def _seen(layer: EncoderLayer, x: Tensor, pattern: Pattern) -> Tensor:
 
 def published_attention(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
     """Attention of `(batch, seq, heads, head_dim)` with `tail="zeros"`: short segments are filled with rows of zeros."""
-    found = [_padded_branch(query, key, value, pattern, length, rate) for length, rate in pairs(pattern, query.shape[1])]
+    pairs = [(min(branch.segment_length, query.shape[1]), branch.dilation_rate) for branch in pattern.branches]
+    found = [_padded_branch(query, key, value, pattern, length, rate) for length, rate in pairs]
     return merged([out for out, _ in found], [lse for _, lse in found])
-
-
-def pairs(pattern: Pattern, seq: int) -> list[tuple[int, int]]:
-    """Segment length, no longer than the sequence, and rate of each branch."""
-    return [(min(branch.segment_length, seq), branch.dilation_rate) for branch in pattern.branches]
 
 
 def _padded_branch(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, length: int, rate: int) -> tuple[Tensor, Tensor]:

@@ -37,12 +37,13 @@ from dilkit.tools.results.file import write_text
 from dilkit.tools.site import figures
 from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.order_figures import locality_table
+from dilkit.tools.site.slide_picture import draw_slide
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
-PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6}
+PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6, "slides": 4}
 """Results that a page shows a picture of: how many plots of each."""
 _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {
@@ -80,6 +81,7 @@ def draw(folder: Path) -> int:
     for name, command in PICTURES.items():
         if code := cli.main([*command, str(folder / name)]):
             return code
+    draw_slide(folder / "slide.png")
     return 0
 
 
@@ -187,10 +189,20 @@ def api_reference(root: Path, package: ModuleType = dilkit) -> str:
 
 
 def order_suite(root: Path) -> str:
-    """The report of the suite of token orders, with its picture where there is a result to draw."""
+    """The report of the suite of token orders."""
+    return _pictured(root, "orders", "Time a point, speed-ups over other packages, distances to the nearest kept key")
+
+
+def slide_suite(root: Path) -> str:
+    """The report of the suite of slides."""
+    return _pictured(root, "slides", "Time and peak memory of the slide encoder, both ways; the rate of attention by head_dim")
+
+
+def _pictured(root: Path, name: str, words: str) -> str:
+    """The report of a suite, with its picture where there is a result to draw."""
     folder = root / "docs" / "results"
-    picture = "![Time a point, speed-ups over other packages, distances to the nearest kept key](../images/orders.png)\n\n"
-    return picture * (folder / "orders.json").exists() + figures.whole(folder, "orders")
+    picture = f"![{words}](../images/{name}.png)\n\n"
+    return picture * (folder / f"{name}.json").exists() + figures.whole(folder, name)
 
 
 GENERATORS: dict[str, Callable[[Path], str]] = {
@@ -211,6 +223,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "suite-orders": order_suite,
     "suite-ring": lambda root: figures.whole(root / "docs" / "results", "ring"),
     "suite-seeds": lambda root: figures.whole(root / "docs" / "results", "seeds"),
+    "suite-slides": slide_suite,
 }
 
 if __name__ == "__main__":
