@@ -55,5 +55,6 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_does_not_fit_is_named(wrong: str) -> None:
     inner, changed, text = WRONG[wrong]
-    with pytest.raises(ValueError, match=text):
-        module(inner)(**{**dict(query=X, cu_seqlens=CU), **changed})
+    for rotary in (False, True):
+        with pytest.raises(ValueError, match=text):
+            module(inner, rotary=rotary)(**{**dict(query=X, cu_seqlens=CU), **changed})
