@@ -2,6 +2,8 @@
 
 forward   4 * head_dim * pairs       pairs: of query and key, a key seen by several branches counting each time
 backward  10 * head_dim * pairs      five products of matrices where the forward pass has two
+
+Only shapes are known here, not where packed sequences begin: they count as one sequence, which is at least their work.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, cal
 
 
 def backward_flops(
-    dout: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, mask: Any, scale: float, call: str, **_: Any
+    dout: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, mask: Any, scale: float, call: str, *_: Any, **__: Any
 ) -> int:
     """Of the backward pass of such a call."""
     return forward_flops(query, key, value, mask, scale, call) * 5 // 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from dilkit import Pattern, dilated_attention_varlen
 from dilkit.op.operators import backward_op, encode_call, forward_op
@@ -75,6 +76,13 @@ def test_lengths_without_numbers() -> None:
     with torch.device("meta"):
         out, lse = dilated_attention_varlen(*tensors(20), PATTERN, torch.empty(4, dtype=torch.int32), 9, return_lse=True)
     assert (out.shape, lse.shape) == ((20, 4, 8), (4, 20))
+
+
+def test_flops_are_counted_as_of_one_sequence() -> None:
+    inputs = [x.requires_grad_() for x in tensors(20)]
+    with FlopCounterMode(display=False) as counter:
+        dilated_attention_varlen(*inputs, PATTERN, starts(7, 13)).sum().backward()  # type: ignore[union-attr]
+    assert counter.get_total_flops() == PATTERN.flops(20, 4, 8, kv_heads=2) * 7 // 2
 
 
 def test_autocast_computes_in_its_dtype() -> None:
