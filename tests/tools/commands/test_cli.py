@@ -234,7 +234,6 @@ def test_what_is_given_wins_over_a_preset(capsys: pytest.CaptureFixture[str]) ->
     text = output(capsys, "info", *given[:4], "--assume", "sm_80", "--preset", "gigapath", *given[4:])
     assert "1 x 16,384 tokens, 8 heads x 48, bfloat16, Pattern([1024, 5792, " in text
     assert "preset GigaPath's slide encoder on 10,000 tiles\n" in text
-    assert "head_dim 48 computed as 64: 1.33 times the multiplications" in " ".join(text.split())
 
 
 def test_info_all_judges_every_known_device_for_every_dtype(capsys: pytest.CaptureFixture[str]) -> None:
