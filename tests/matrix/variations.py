@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from glob import escape, glob
 from pathlib import Path
 
 import torch
@@ -73,8 +72,8 @@ def variations() -> Iterator[Variation]:
 def interpreter(version: str) -> str:
     """A Python of this version, on PATH or of pyenv; empty if there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = glob(f"{escape(str(pyenv))}/{version}.*/bin/python")  # Path.glob fails where it may not look
-    places = [shutil.which(f"python{version}"), *sorted(found)]
+    found = pyenv.glob(f"{version}.*/bin/python") if os.access(pyenv, os.R_OK) else ()
+    places = [shutil.which(f"python{version}"), *map(str, sorted(found))]
     return next((place for place in places if place and works(place)), "")
 
 
