@@ -142,11 +142,18 @@ cdef int32_t *int32_of(tensor) except? NULL:
     return <int32_t *>locate(tensor, none, 0)
 
 
-cdef int set_sequences(Problem *p, starts) except -1:
+cdef int set_sequences(Problem *p, starts, q) except -1:
     """The problem of a packed call; `starts` may be None, for a call that is none."""
-    if starts is not None:
-        p.starts, p.batch = int32_of(starts), len(starts) - 1
-        p.lse_head = p.starts[p.batch]
+    cdef int64_t i, rows
+    if starts is None:
+        return 0
+    p.starts, p.batch, rows = int32_of(starts), len(starts) - 1, q.shape[1]
+    for i in range(p.batch):
+        if p.starts[i] > p.starts[i + 1]:
+            raise ValueError(f"starts decreases at index {i + 1}; the kernel would read beyond the tensors")
+    if p.starts[0] != 0 or p.starts[p.batch] != rows:
+        raise ValueError(f"starts goes from {p.starts[0]} to {p.starts[p.batch]}; from 0 to the {rows} rows is needed")
+    p.lse_head = rows
     return 0
 
 
@@ -173,22 +180,26 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mas
     `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last.
     """
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
-    set_sequences(&p, starts)
+    set_sequences(&p, starts, q)
     run(code_of(isa), &p, FORWARD, threads)
 
 
 def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, lengths):
     """Write `out` and `lse` of the last rows of sequences of these `lengths`, contiguous int32, none less than the rows of `q`."""
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, None)
+    cdef int64_t i, capacity = k.shape[1]
     p.lengths, p.batch = int32_of(lengths), len(lengths)
     p.seq = p.lse_head = q.shape[1]
+    for i in range(p.batch):
+        if not p.seq <= p.lengths[i] <= capacity:
+            raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.seq} rows to the {capacity} of the cache are needed")
     run(code_of(isa), &p, FORWARD, threads)
 
 
 def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None):
     """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous."""
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
-    set_sequences(&p, starts)
+    set_sequences(&p, starts, q)
     cdef int64_t[1] none
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
     run(code_of(isa), &p, BACKWARD_QUERY, threads)

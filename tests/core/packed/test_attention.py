@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import dilkit
-from dilkit import Pattern, dilated_attention, dilated_attention_varlen
+from dilkit import Pattern, Problem, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.testing.problems import LENGTHS
@@ -225,3 +225,15 @@ def test_what_does_not_fit_is_named(wrong: str) -> None:
             dilated_attention_varlen(**{**dict(query=Q, key=K, value=V, pattern=PATTERN, cu_seqlens=CU), **changed})
     finally:
         dilkit.unregister_backend("plain")
+
+
+@pytest.mark.parametrize("wrong", [[0, 9, 5, 12], [1, 12], [0, 13]])
+def test_the_kernel_takes_no_starts_beyond_its_tensors(wrong: list[int]) -> None:
+    """Checked once more where the addresses are taken, whoever calls."""
+    from dilkit.backends.native.backend import Native
+
+    query, key, value = (x.detach()[None] for x in tensors(12))
+    sizes: dict[str, int] = dict(heads=query.shape[2], kv_heads=key.shape[2], head_dim=query.shape[3])
+    problem = Problem(pattern=PATTERN, seq=16, dtype="float64", varlen=True, **sizes)
+    with pytest.raises(ValueError, match="starts"):
+        Native().forward_varlen(query, key, value, problem, torch.tensor(wrong, dtype=torch.int32))
