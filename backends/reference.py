@@ -90,11 +90,9 @@ class Reference(Backend):
     def forward_varlen(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        import torch
+        from dilkit.op.boundary import empty_outputs
 
-        lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        lse = query.new_empty(1, problem.heads, query.shape[1], dtype=lse_dtype)
+        out, lse = empty_outputs(query)
         for rows, one in _sequences(problem, cu_seqlens):
             out[:, rows], lse[..., rows] = self.forward(query[:, rows], key[:, rows], value[:, rows], one)
         return out, lse

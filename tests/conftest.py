@@ -57,6 +57,15 @@ def poisoned() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing compiled before is found again: neither in this process nor on disk, where old graphs hide new faults."""
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C does something, here and in what is started, even where this process inherited that it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

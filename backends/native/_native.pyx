@@ -190,6 +190,8 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
     cdef int64_t i, capacity = k.shape[1]
     p.lengths, p.batch = int32_of(lengths), len(lengths)
     p.seq = p.lse_head = q.shape[1]
+    if not p.batch == q.shape[0] == k.shape[0]:
+        raise ValueError(f"{p.batch} lengths for {q.shape[0]} sequences and {k.shape[0]} in the cache; as many are needed")
     for i in range(p.batch):
         if not p.seq <= p.lengths[i] <= capacity:
             raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.seq} rows to the {capacity} of the cache are needed")

@@ -74,7 +74,9 @@ class Native(Backend):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _empty_outputs(query)
+        from dilkit.op.boundary import empty_outputs
+
+        out, lse = empty_outputs(query)
         tensors = query, key, value, out, lse, key_padding_mask
         _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, problem.seq), *tensors)
         return out, lse
@@ -82,7 +84,9 @@ class Native(Backend):
     def forward_varlen(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _empty_outputs(query)
+        from dilkit.op.boundary import empty_outputs
+
+        out, lse = empty_outputs(query)
         tensors = query, key, value, out, lse, None, cu_seqlens
         _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
         return out, lse
@@ -114,19 +118,12 @@ class Native(Backend):
         return _gradients(dout, query, key, value, out, lse, problem, None, cu_seqlens)
 
     def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = _empty_outputs(query)
+        from dilkit.op.boundary import empty_outputs
+
+        out, lse = empty_outputs(query)
         threads = _threads(problem, query.shape[1])
         _kernel().forward_last(_encoded(problem), instruction_set(), threads, query, key, value, out, lse, lengths)
         return out, lse
-
-
-def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
-    import torch
-
-    batch, seq, heads, _ = query.shape
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    return out, query.new_empty(batch, heads, seq, dtype=dtype)
 
 
 def _gradients(

@@ -10,13 +10,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, dilated_attention
+from dilkit.attention import check_inputs, check_pattern, dilated_attention
 from dilkit.checks import integer, real
 from dilkit.decoding.branch import Layout
 from dilkit.decoding.chunk import attend_chunk
 from dilkit.decoding.segment import OpenSegment, open_segments
 from dilkit.decoding.state import CacheState, loaded, state_of
 from dilkit.pattern import Pattern
+from dilkit.problem import Problem
+from dilkit.selector import requested_backends, select
 
 _MOST_SCORES = 2**23
 """Scores that a chunk holds at a time; a longer one is taken in several."""
@@ -57,10 +59,7 @@ class DilatedCache:
     """
 
     def __init__(self, pattern: Pattern, kv_heads: int, *, rollback: int = 0) -> None:
-        if not isinstance(pattern, Pattern):
-            raise TypeError(
-                f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
-            )
+        check_pattern(pattern)
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
         self.rollback, shortest = integer("rollback", rollback, at_least=0), min(pattern.segment_lengths)
         if self.rollback > shortest:
@@ -120,6 +119,7 @@ class DilatedCache:
         """
         layout = self._checked(query, key, value, sink)
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
+        self._check_backend(query, key, factor, backend)
         if self._layout != layout:  # nothing has been seen
             self._layout, self._segments = layout, open_segments(self.pattern, layout, self.rollback)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -179,6 +179,15 @@ class DilatedCache:
         Raises TypeError or ValueError for anything else, and leaves the cache as it was.
         """
         self._seen, self._layout, self._segments = loaded(state, self.pattern, self.kv_heads, self.rollback)
+
+    def _check_backend(self, query: Tensor, key: Tensor, scale: float, backend: str | Sequence[str] | None) -> None:
+        """Raise, before anything is kept, for an unknown one, or if none can compute those of the rows that need one."""
+        before = -self._seen % self._period
+        needed = query.shape[1] - before > 1
+        if needed or backend is not None:
+            requested = requested_backends(backend)
+        if needed and query.numel():
+            select(Problem.of(query[:, before:], key, self.pattern, is_causal=True, scale=scale), requested)
 
     def _at_once(self, rows: int, layout: Layout) -> int:
         """How many of the next `rows` rows are taken together."""

@@ -133,6 +133,12 @@ def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor],
     return tuple(x.contiguous() for x in found)
 
 
+def empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
+    """`out` like `query`, and `lse` `(batch, heads, seq)`: contiguous, not filled in."""
+    batch, seq, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty(batch, heads, seq, dtype=lse_dtype(query.dtype))
+
+
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of `lse` for tensors of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32

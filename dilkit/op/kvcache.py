@@ -5,16 +5,14 @@ Everything is checked, and a backend chosen, before the cache is written to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dilkit import plan
 from dilkit.backend import Backend
-from dilkit.device import probe
-from dilkit.op.boundary import check_memory, check_returned, lse_dtype
+from dilkit.op.boundary import check_memory, check_returned, empty_outputs
 from dilkit.op.schema import backends_asked, decode_call, library
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import requested_backends, select, state
@@ -127,30 +125,18 @@ def _last_rows(
         _append(k_cache, key, cache_seqlens)
         _append(v_cache, value, cache_seqlens)
     if query.numel() == 0:
-        return _empty_outputs(query)
+        return empty_outputs(query)
     backend, lengths = prepared.backend, cache_seqlens + new
     returned = backend.forward_last(query, k_cache, v_cache, prepared.problem, lengths)
-    wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
+    wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
     out, lse = check_returned(backend.name, returned, wanted, tuple(tensors.values()))
     return out, lse
 
 
 def _prepare(query: Tensor, k_cache: Tensor, asked: tuple[str, ...], scale: float, call: str) -> PreparedLastRows:
     pattern, _, _ = decode_call(call)
-    batch, _, heads, head_dim = query.shape
-    problem = Problem(
-        pattern=pattern,
-        batch=batch,
-        seq=k_cache.shape[1],
-        heads=heads,
-        kv_heads=k_cache.shape[2],
-        head_dim=head_dim,
-        dtype=str(query.dtype).removeprefix("torch."),
-        device=probe(query.device.type, query.device.index or 0),
-        is_causal=True,
-        kv_cache=True,
-        scale=scale,
-    )
+    last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale)
+    problem = replace(last_rows, seq=k_cache.shape[1])
     return PreparedLastRows(select(problem, asked), problem, len(call) + plan.ENTRY_BYTES)
 
 
@@ -160,10 +146,5 @@ def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:
     cache[torch.arange(len(lengths), device=rows.device)[:, None], places] = rows
 
 
-def _empty_outputs(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    batch, rows, heads, _ = query.shape
-    return query.new_empty(query.shape), query.new_empty(batch, heads, rows, dtype=lse_dtype(query.dtype))
-
-
 library.impl("last_rows", _last_rows, "CompositeExplicitAutograd")
-torch.library.register_fake("dilkit::last_rows", _empty_outputs, lib=library)
+torch.library.register_fake("dilkit::last_rows", lambda query, *_: empty_outputs(query), lib=library)

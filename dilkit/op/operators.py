@@ -48,7 +48,7 @@ def _forward(
         check_sink(sink, query)
         boundary.check_memory(("sink",), (sink,))
     if query.numel() == 0:
-        return _empty_outputs(query)
+        return boundary.empty_outputs(query)
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
     returned: tuple[Tensor, ...]
     if cu_seqlens is None:
@@ -56,7 +56,7 @@ def _forward(
     else:
         returned = prepared.backend.forward_varlen(query, key, value, prepared.problem, cu_seqlens.contiguous())
     if prepared.foreign:
-        wanted = dict(zip(("out", "lse"), _empty_outputs(query), strict=True))
+        wanted = dict(zip(("out", "lse"), boundary.empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
     out, lse = returned
     zero_keys = prepared.zero_keys if cu_seqlens is None else sequences.zero_keys(prepared.problem, query, cu_seqlens)
@@ -158,12 +158,6 @@ _TENSOR_BYTES = 400
 """What is kept of each tensor takes about as much."""
 
 
-def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
-    batch, seq, heads, head_dim = query.shape
-    dtype = boundary.lse_dtype(query.dtype)
-    return query.new_empty(batch, seq, heads, head_dim), query.new_empty(batch, heads, seq, dtype=dtype)
-
-
 def _fake_backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
@@ -175,7 +169,7 @@ library.impl("dilated_attention_backward", op_rules.autograd(backward_op, op_rul
 for _device, _dispatch_key in op_rules.AUTOCAST_KEYS.items():
     library.impl("dilated_attention", op_rules.autocast_forward(_device), _dispatch_key)
     library.impl("dilated_attention_backward", op_rules.autocast_backward(_device), _dispatch_key)
-torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: _empty_outputs(query), lib=library)
+torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: boundary.empty_outputs(query), lib=library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=library)
 torch.library.register_vmap("dilkit::dilated_attention", op_rules.vmap, lib=library)
 register_flop_formula(forward_op.overloadpacket)(flops.forward_flops)

@@ -40,16 +40,16 @@ typedef struct {
     double scale;
     int64_t branches;
     const int64_t *segment_length, *dilation_rate; /* (branches,), less than 2**62 + 1 */
-    const int64_t *offset;                         /* (heads, branches), -1 where a branch does not serve a head */
+    const int64_t *offset; /* (heads, branches), -1 where a branch does not serve a head */
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
-    int64_t block_rows, groups;         /* these five are chosen by blocks.h */
-    int64_t chunks, chunk_rows;         /* of the fused gradients, see native_tasks; chunks 0: not fused */
+    int64_t block_rows, groups; /* these five are chosen by blocks.h */
+    int64_t chunks, chunk_rows; /* of the fused gradients, see native_tasks; chunks 0: not fused */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
-    int64_t round;                      /* of the fused gradients */
-    const char *mask;                              /* (batch, seq), nonzero = key ignored; NULL = none */
-    int64_t mask_batch, mask_row;                  /* strides in bytes */
+    int64_t round; /* of the fused gradients */
+    const char *mask; /* (batch, seq), nonzero = key ignored; NULL = none */
+    int64_t mask_batch, mask_row; /* strides in bytes */
     TensorView q, k, v, out, dout, dq, dk, dv;
     char *lse, *delta; /* (batch, heads, lse_head) contiguous, double for FLOAT64, else float */
     int64_t lse_head;  /* numbers of a head */

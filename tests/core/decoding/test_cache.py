@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.fakes import registered
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import DilatedCache, Pattern, dilated_attention
+from dilkit import DilatedCache, Limits, Pattern, dilated_attention
+from dilkit.backends.reference import Reference
 from dilkit.decoding import cache as cache_module
 from dilkit.decoding.kept import kept_count
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.checks import WHOLE_SEQUENCE
+from dilkit.selector import NoBackendError
 from dilkit.testing.accuracy import expected
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
@@ -216,6 +219,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "device": (dict(device="meta"), ValueError, "these rows have device=meta, but the cache device=cpu"),
     "sink": (dict(sink=torch.zeros(5)), ValueError, r"sink has shape \(5,\); \(heads,\) = \(6,\) is needed"),
     "scale": (dict(scale="large"), TypeError, "scale='large' is a str"),
+    "backend": (dict(backend="flash9"), ValueError, "backend='flash9' is not a known backend"),
     "gradient": (dict(value=torch.ones(2, 1, 3, 4, requires_grad=True)), ValueError, r"decode under torch\.no_grad\(\)"),
 }
 
@@ -249,6 +253,21 @@ def test_what_does_not_fit_leaves_the_cache_as_it_was(change: dict[str, Any], er
 def test_a_cache_that_cannot_be(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DilatedCache(*arguments)
+
+
+class Refusing(Reference):
+    limits = Limits(dtypes=frozenset({"float32"}))
+
+
+def test_a_backend_that_refuses_later_rows_leaves_the_cache_as_it_was() -> None:
+    pattern, rows = Pattern([4, 12], [1, 3]), tensors(3)
+    cache = DilatedCache(pattern, 3)
+    decoded(cache, rows, [5])
+    with registered(Refusing(name="refusing")), pytest.raises(NoBackendError, match="computes float32"):
+        cache.attend(*(x[:, 5:30] for x in rows), backend="refusing")  # rows 12 to 29 see none before them, and need a backend
+    assert cache.seen == 5
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    torch.testing.assert_close(decoded(cache, rows, [SEQ]), exact[:, 5:])
 
 
 def test_ranges_beyond_the_query_heads_are_refused() -> None:

@@ -22,18 +22,10 @@ COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++",
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
 # Warnings of torch itself about its own parts, and about the compiler found.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Nothing compiled before may be found again: neither in this process nor on disk, where old graphs hide new faults."""
-    torch._dynamo.reset()
-    with torch._inductor.config.patch(force_disable_caches=True):
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

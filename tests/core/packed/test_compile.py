@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -17,17 +16,10 @@ from dilkit.op.operators import backward_op, encode_call, forward_op
 PATTERN = Pattern([8, 16], [1, 2])
 # Warnings of torch itself about its own parts.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch._inductor.config.patch(force_disable_caches=True):
-        yield
-    torch._dynamo.reset()
 
 
 def starts(*lengths: int) -> Tensor:

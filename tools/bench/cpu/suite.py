@@ -72,10 +72,14 @@ class CpuSuite(Suite[CpuResult]):
         import torch
 
         isa = instruction_set()
-        for name, value in (AVX2 if isa == "avx2" else {}).items():
-            os.environ.setdefault(name, value)
-        with torch_threads(min(THREADS, usable_cores())) as count:
-            yield dict(isa=isa, torch_isa=torch.backends.cpu.get_cpu_capability().lower(), thread_count=count)
+        held = {name: value for name, value in AVX2.items() if isa == "avx2" and name not in os.environ}
+        os.environ.update(held)
+        try:
+            with torch_threads(min(THREADS, usable_cores())) as count:
+                yield dict(isa=isa, torch_isa=torch.backends.cpu.get_cpu_capability().lower(), thread_count=count)
+        finally:
+            for name in held:
+                del os.environ[name]
 
     def targets(self) -> tuple[Target[CpuResult], ...]:
         return TARGETS

@@ -17,7 +17,7 @@ from dilkit.pattern import Pattern
 from dilkit.testing import memory
 from dilkit.testing.accuracy import Check
 
-AGREEMENT, MASS_AGREEMENT = 1e-4, 1e-4
+AGREEMENT = 1e-4
 """Largest difference that two ways of computing may have in fp32, in units of the largest value."""
 CHECKED = 600
 """Tiles of the slide on which `attention_mass` is compared with the weights of all rows."""
@@ -80,16 +80,16 @@ def gradients(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
 
 def agreement(ours: Tensor, theirs: Tensor, tiles: int) -> Check:
     """Whether two embeddings in fp32 are one."""
-    return _close("embedding", ours, theirs, tiles, AGREEMENT)
+    return _close("embedding", ours, theirs, tiles)
 
 
 def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:
     """Whether `attention_mass` is the sum of all rows of weights, on a short slide."""
     query, key = torch.randn(2, 1, CHECKED, heads, head_dim).unbind()
     exact = attention_rows(query.double(), key.double(), pattern, range(CHECKED)).sum(dim=2)
-    return _close("attention_mass", attention_mass(query, key, pattern), exact, CHECKED, MASS_AGREEMENT)
+    return _close("attention_mass", attention_mass(query, key, pattern), exact, CHECKED)
 
 
-def _close(what: str, found: Tensor, other: Tensor, tiles: int, share: float) -> Check:
+def _close(what: str, found: Tensor, other: Tensor, tiles: int) -> Check:
     error, largest = ((x.abs().max().item()) for x in (found.double() - other.double(), other))
-    return Check.of(what, tiles, error, 0.0, share * largest)
+    return Check.of(what, tiles, error, 0.0, AGREEMENT * largest)
