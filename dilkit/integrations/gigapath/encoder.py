@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -93,7 +94,7 @@ class SlideEncoder(nn.Module):
         x, lengths = self.packed(tiles, coords, key_padding_mask)
         pooled = [self._pool(x, lengths)] if all_layer_embed else []
         for layer in self.layers():
-            x = self._through(layer, x, lengths)
+            x, lengths = self._through(layer, x, lengths)
             if all_layer_embed:
                 pooled.append(self._pool(x, lengths))
         return pooled or [self._pool(self.encoder["layer_norm"](x), lengths)]
@@ -161,15 +162,20 @@ class SlideEncoder(nn.Module):
         """The encoder layers."""
         return list(cast("Iterable[EncoderLayer]", self.encoder["layers"]))
 
-    def _through(self, layer: EncoderLayer, x: Tensor, lengths: Sequence[int]) -> Tensor:
+    def _through(self, layer: EncoderLayer, x: Tensor, lengths: list[int]) -> tuple[Tensor, list[int]]:
+        """What a layer returns, and how many rows of each slide: after the last layer, the first alone if no other is pooled."""
         kept = layer.draw(x, len(lengths))
         if self.ranks is not None and kept is not None:
             self.ranks.take_from_first(kept)
+        first_alone = self.ranks is None and not self.config.global_pool and layer is self.layers()[-1]
+        call: Callable[..., Tensor] = partial(layer, attention=self.attention)
+        if first_alone:
+            call = partial(layer.first_rows, pattern=self.config.pattern)
         if self.activation_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(layer, x, lengths, self.attention, kept, use_reentrant=False)
+            out = cast(Tensor, checkpoint(call, x, lengths, kept=kept, use_reentrant=False))
         else:
-            out = layer(x, lengths, self.attention, kept)
-        return out
+            out = call(x, lengths, kept=kept)
+        return out, [1] * len(lengths) if first_alone else lengths
 
     def _pool(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         if self.ranks is not None:

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dilkit.pattern import Pattern
+from dilkit.weights import attention_rows
+
 EPS = 1e-5
 CHUNK = 2048
 """Rows that are computed at a time, after attention, where no gradients are wanted: hidden rows are 4 times as wide."""
@@ -35,6 +38,15 @@ class SelfAttention(nn.Module):
         """Queries, keys and values, `(rows, heads, head_dim)`."""
         shape = (len(x), self.num_heads, x.shape[1] // self.num_heads)
         return self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+
+    def first_row(self, x: Tensor, pattern: Pattern) -> Tensor:
+        """What attention returns for the first row of one slide, `(1, embed_dim)`, side by side for all heads."""
+        rows, dim = x.shape
+        shape = (1, rows, self.num_heads, dim // self.num_heads)
+        key, value = self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+        query = self.q_proj(x[:1]).view(1, 1, *shape[2:]).expand(shape)  # attention_rows reads the first row alone
+        weights = attention_rows(query, key, pattern, [0])
+        return torch.einsum("bhms,bshd->bmhd", weights, value.to(weights.dtype)).to(x.dtype).reshape(1, dim)
 
     def projected(self, x: Tensor) -> Tensor:
         """The summand of a layer, `(rows, embed_dim)`, of what attention returned, side by side for all heads."""
@@ -81,6 +93,12 @@ class EncoderLayer(nn.Module):
             rows = slice(start, start + CHUNK)
             out[rows] = self._rows(x[rows], seen[rows])
         return out
+
+    def first_rows(self, x: Tensor, lengths: Sequence[int], pattern: Pattern, kept: Tensor | None = None) -> Tensor:
+        """The results of the first row of each slide, `(slides, embed_dim)`: all that is read where the class token is pooled."""
+        slides, normed = (torch.split(rows, list(lengths)) for rows in (x, self.self_attn_layer_norm(x)))
+        seen = torch.cat([self.self_attn.first_row(rows, pattern) for rows in normed])
+        return self._rows(torch.cat([rows[:1] for rows in slides]), seen, *(() if kept is None else kept))
 
     def _seen(self, x: Tensor, lengths: Sequence[int], attention: Attention) -> Tensor:
         """What each row sees of its slide, `(rows, embed_dim)`: the results of attention, side by side for all heads."""

@@ -31,8 +31,8 @@ from dilkit.tools.results.record import Case, Entry, Samples
 ARCHITECTURE = "gigapath_slide_enc12l768d"
 CONFIG = ARCHITECTURES[ARCHITECTURE]
 TILES, LONG, SEVERAL = 10_000, 100_000, (2_000, 5_000, 9_000, 20_000)
-SEVERAL_DEPTH = 2
-"""Layers of the encoder that gets several slides: each layer takes as long as the others."""
+SEVERAL_DEPTH = 3
+"""Layers of the encoder that gets several slides: two that compute all rows, and the last, which computes the class token's."""
 HEAD_DIMS, BACKENDS, MATMUL = (48, 64), ("native", "sdpa"), 4096
 THREADS, MOST_ROUNDS = 4, 3
 
