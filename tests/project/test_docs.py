@@ -14,13 +14,9 @@ import dilkit.comm
 from dilkit.environment import VARIABLES
 from dilkit.threads import torch_threads
 from dilkit.tools import cli
-from dilkit.tools.bench import gpu as gpu_suite
-from dilkit.tools.bench.cpu.targets import TARGETS as CPU_TARGETS
-from dilkit.tools.bench.orders.targets import TARGETS as ORDERS_TARGETS
-from dilkit.tools.bench.ranks.targets import TARGETS as RANKS_TARGETS
-from dilkit.tools.bench.slides.targets import TARGETS as SLIDES_TARGETS
+from dilkit.tools.bench import suites
 from dilkit.tools.console.text import in_seconds
-from dilkit.tools.report.kinds import cpu, gpu, orders, ranks, slides
+from dilkit.tools.report import registry
 from dilkit.tools.results.file import ResultError
 from dilkit.tools.site import figures
 from dilkit.tools.site import pages as docs
@@ -107,19 +103,11 @@ def test_figures_come_from_result_files(tmp_path):
     assert "[bench.json](results/bench.json)" in whole
 
 
-@pytest.mark.parametrize(
-    ("words", "targets"),
-    [
-        (cpu.SENTENCES, CPU_TARGETS),
-        (gpu.SENTENCES, gpu_suite.TARGETS),
-        (orders.SENTENCES, ORDERS_TARGETS),
-        (ranks.SENTENCES, RANKS_TARGETS),
-        (slides.SENTENCES, SLIDES_TARGETS),
-    ],
-    ids=["cpu", "gpu", "orders", "ring", "slides"],
-)
-def test_figures_in_words_are_figures_of_their_suite(words, targets):
-    assert words.keys() <= {target.name for target in targets}
+@pytest.mark.parametrize("name", sorted(suites.SUITES.keys() - {"seeds"}))  # whose words are of published figures
+def test_figures_in_words_are_figures_of_their_suite(name):
+    suite = suites.suite(name)
+    words = registry.KINDS[suite.RECORD.KIND].words.SENTENCES
+    assert words.keys() <= {target.name for target in suite().targets()}
 
 
 @pytest.mark.slow

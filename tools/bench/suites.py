@@ -13,6 +13,7 @@ SUITES = {
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
     "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",
+    "serving": "dilkit.tools.bench.serving.suite:ServingSuite",
     "slides": "dilkit.tools.bench.slides.suite:SlidesSuite",
 }
 """Where the class of each is."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from dilkit.checks import visible
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.report.kinds import bench, cpu, demo, demo_image, gpu, kernels, orders, overhead, ranks, slides
+from dilkit.tools.report.kinds import bench, cpu, demo, demo_image, gpu, kernels, orders, overhead, ranks, serving, slides
 from dilkit.tools.report.kinds.published import document as published
 from dilkit.tools.results.file import ResultError, read_json, read_result
 from dilkit.tools.results.kinds.bench import BenchResult
@@ -22,6 +22,7 @@ from dilkit.tools.results.kinds.orders import OrdersResult
 from dilkit.tools.results.kinds.overhead import OverheadResult
 from dilkit.tools.results.kinds.published import PublishedResult
 from dilkit.tools.results.kinds.ranks import RanksResult
+from dilkit.tools.results.kinds.serving import ServingResult
 from dilkit.tools.results.kinds.slides import SlidesResult
 from dilkit.tools.results.record import Result
 
@@ -43,6 +44,7 @@ KINDS = {
         (RanksResult, ranks),
         (OrdersResult, orders),
         (SlidesResult, slides),
+        (ServingResult, serving),
         (BenchResult, bench),
         (OverheadResult, overhead),
         (DemoResult, demo),

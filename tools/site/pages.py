@@ -38,12 +38,13 @@ from dilkit.tools.site import figures
 from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.order_figures import locality_table
 from dilkit.tools.site.slide_picture import draw_slide
+from dilkit.tools.site.support import call_table, support_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
-PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6, "slides": 4}
+PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6, "serving": 4, "slides": 4}
 """Results that a page shows a picture of: how many plots of each."""
 _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {
@@ -193,6 +194,11 @@ def order_suite(root: Path) -> str:
     return _pictured(root, "orders", "Time a point, speed-ups over other packages, distances to the nearest kept key")
 
 
+def serving_suite(root: Path) -> str:
+    """The report of the suite of serving."""
+    return _pictured(root, "serving", "Time of a step of decoding, memory of a cache; time of packed sequences and of prefill")
+
+
 def slide_suite(root: Path) -> str:
     """The report of the suite of slides."""
     return _pictured(root, "slides", "Time and peak memory of the slide encoder, both ways; the rate of attention by head_dim")
@@ -209,6 +215,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "api": api_reference,
     "api-comm": partial(api_reference, package=comm),
     "backends": backend_table,
+    "calls": call_table,
     "command-line": command_help,
     "environment": environment_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
@@ -218,11 +225,13 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "peers": peer_table,
     "picks": pick_table,
+    "support": lambda root: support_table(own_backends()),
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
     "suite-cpu": lambda root: figures.whole(root / "docs" / "results", "cpu"),
     "suite-orders": order_suite,
     "suite-ring": lambda root: figures.whole(root / "docs" / "results", "ring"),
     "suite-seeds": lambda root: figures.whole(root / "docs" / "results", "seeds"),
+    "suite-serving": serving_suite,
     "suite-slides": slide_suite,
 }
 

@@ -27,6 +27,7 @@ BENCH = {
     "orders": "--suite orders",
     "sdpa-against-gather": "--seq 16384 --backend sdpa --baseline gather --backward --budget 100 --repeats 9",
     "lengths": f"--seqs {LENGTHS} --segments 1024,2048,4096 --backend native,sdpa --baseline dense,gather --budget 5 --repeats 5",
+    "serving": "--suite serving",
     "slides": "--suite slides",
     "ring": "--suite ring",
     "cpu": "--suite cpu",

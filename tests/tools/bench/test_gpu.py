@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.on_host import TENSOR_CORES, OnHost
+from helpers.small_suites import CONFIGURATIONS, make_tiny
 
 from dilkit import list_backends, register_backend, unregister_backend
 from dilkit.backends.native.backend import Native
@@ -19,19 +20,12 @@ from dilkit.testing import memory
 from dilkit.testing.memory import MIB
 from dilkit.tools import cli
 from dilkit.tools.bench import gpu as suite
-from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.report.kinds.gpu import document, sentence
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.kinds.gpu import GpuResult
 from dilkit.tools.results.record import Entry
 from dilkit.tools.site import figures
-
-TINY = {
-    "A": Configuration(128, (16, 32, 128), (1, 2, 16)),
-    "B": Configuration(64, (16, 32), (1, 2)),
-    "C": Configuration(256, (16, 64, 256), (1, 4, 16)),
-}
 
 
 class StandIn(Native):
@@ -50,10 +44,8 @@ class Wrong(StandIn):
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterator[None]:
-    for name, value in dict(CONFIGURATIONS=TINY, SEEDS=(32, 64), LONG=512, LAUNCH_BOUND=32).items():
-        monkeypatch.setattr(suite, name, value)
-    for name, value in dict(DIVISOR=1, DEVICE="cpu").items():
-        monkeypatch.setattr(suite.GpuSuite, name, value)
+    make_tiny("gpu", monkeypatch)
+    monkeypatch.setattr(suite.GpuSuite, "DEVICE", "cpu")
     monkeypatch.setattr(memory, "peak_memory", lambda call, device: 3 * MIB)  # of a CUDA device it is the allocator's own figure
     register_backend(StandIn())
     register_backend(Reference(name="numba_cuda"))
@@ -102,7 +94,7 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
         """Passes the check, whose pieces are shorter, and has no memory for what is timed."""
 
         def forward(self, query: Any, *arguments: Any) -> Any:
-            if query.shape[1] == TINY["B"].seq and checked:
+            if query.shape[1] == CONFIGURATIONS["B"].seq and checked:
                 raise MemoryError("no room")
             return super().forward(query, *arguments)
 
@@ -119,7 +111,7 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
     found = suite.GpuSuite(quick=True, repeats=1).case("B", "float32", 64, False, False).entries
     assert (found["cupy_raw"].verdict, found["cupy_raw"].reasons) == ("failed", ("MemoryError: no room",))
     assert found["numba_cuda"].verdict == "measured"
-    monkeypatch.setitem(TINY, "A", TINY["B"])
+    monkeypatch.setitem(CONFIGURATIONS, "A", CONFIGURATIONS["B"])
     memory = suite.GpuSuite(quick=True, repeats=1).memory("float32").scratch_bytes
     assert memory["cupy_raw"] is None
     assert "numba_cuda" in memory

@@ -1,42 +1,29 @@
-"""`dilkit bench --suite cpu`: the command at a tiny size, how figures are judged, and machines side by side."""
+"""`dilkit bench --suite cpu`: runs that are interrupted, how figures are judged, and machines side by side."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.result_files import FOLDER
+from helpers.small_suites import make_tiny
 
 from dilkit.tools import cli
 from dilkit.tools.bench import suites
-from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.cpu import machines, suite
 from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
-from dilkit.tools.bench.cpu.targets import TARGETS
 from dilkit.tools.bench.target import Target
 from dilkit.tools.report.kinds.cpu import document
-from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result, write_result
 from dilkit.tools.results.kinds.cpu import SHARED, CpuResult
 
-TINY = {
-    "A": Configuration(128, (16, 32, 128), (1, 2, 16)),
-    "B": Configuration(64, (16, 32), (1, 2)),
-    "C": Configuration(256, (16, 64, 256), (1, 4, 16)),
-    "D": Configuration(128, (16, 128), (1, 16)),
-    "G": Configuration(99, (16, 64, 512), (1, 2, 4), heads=4, offset="block", tail="zeros"),
-    "million": Configuration(256, (16, 256), (1, 4)),
-}
 EPYC = "AMD EPYC, avx2"
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> None:
-    for name, value in dict(CONFIGURATIONS=TINY, LONG=64, SHORT=(16, 32), THREADS=1).items():
-        monkeypatch.setattr(suite, name, value)
-    monkeypatch.setattr(suite.CpuSuite, "DIVISOR", 1)
+    make_tiny("cpu", monkeypatch)
 
 
 def run(out: Path, *arguments: str) -> int:
@@ -47,25 +34,6 @@ def epyc() -> CpuResult:
     """The published result of another machine, which an older version measured."""
     published = read_result(FOLDER / "cpu.json", CpuResult)
     return replace(published.machines()[EPYC], beside=())
-
-
-def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run(tmp_path, "--repeats", "1", "--quick", "--json") == 0
-    result = read_result(tmp_path / "suite.json", CpuResult)
-    assert json.loads(capsys.readouterr().out) == encode(result)
-    assert len(result.cases) == 5 * 3
-    for title, case in result.titled():
-        assert {entry.verdict for entry in case.entries.values()} == {"measured"}, title
-        assert all(check.passed for entry in case.entries.values() for check in entry.check)
-        assert case.fma, title
-    assert [figure.name for figure in result.figures] == [target.name for target in TARGETS]
-    assert all(figure.values for figure in result.figures)
-    assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "suite.md").read_text()
-    assert f"instruction set {result.code} (torch: {result.torch_isa})" in page
-    assert "QUICK" in page
-    titles = {plot.title for plot in document(result).plots}
-    assert {"Speed-up of native over gather, with 95% intervals", "Native's share of the multiply-add peak"} <= titles
 
 
 def test_what_was_measured_before_ctrl_c_is_kept(

@@ -1,11 +1,8 @@
-"""Slides with random features, and calls on them with their result, time and memory."""
+"""Slides with random features, and what is computed of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,40 +11,11 @@ from torch.nn.utils.rnn import pad_sequence
 from dilkit import attention_mass, attention_rows
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.pattern import Pattern
-from dilkit.testing import memory
 from dilkit.testing.accuracy import Check
+from dilkit.tools.measure.once import agreement
 
-AGREEMENT = 1e-4
-"""Largest difference that two ways of computing may have in fp32, in units of the largest value."""
 CHECKED = 600
 """Tiles of the slide on which `attention_mass` is compared with the weights of all rows."""
-
-
-@dataclass(frozen=True)
-class Once:
-    """One call: its result, its seconds, and the bytes that it held beyond what was held before, None where `why` not."""
-
-    result: Any
-    seconds: float
-    peak_bytes: int | None
-    why: str | None = None
-
-
-def once(call: Callable[[], Any]) -> Once:
-    """Call it, once."""
-    found: list[tuple[Any, float]] = []
-
-    def timed() -> None:
-        start = perf_counter()
-        found.append((call(), perf_counter() - start))
-
-    try:
-        peak: int | None = memory.peak_memory(timed)
-        why = None
-    except memory.MeasureError as error:
-        peak, why = None, str(error)
-        timed()
-    return Once(*found[0], peak, why)
 
 
 def slide(tiles: int, config: SlideEncoderConfig) -> tuple[Tensor, Tensor]:
@@ -78,18 +46,8 @@ def gradients(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
     return found.detach()
 
 
-def agreement(ours: Tensor, theirs: Tensor, tiles: int) -> Check:
-    """Whether two embeddings in fp32 are one."""
-    return _close("embedding", ours, theirs, tiles)
-
-
 def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:
     """Whether `attention_mass` is the sum of all rows of weights, on a short slide."""
     query, key = torch.randn(2, 1, CHECKED, heads, head_dim).unbind()
     exact = attention_rows(query.double(), key.double(), pattern, range(CHECKED)).sum(dim=2)
-    return _close("attention_mass", attention_mass(query, key, pattern), exact, CHECKED)
-
-
-def _close(what: str, found: Tensor, other: Tensor, tiles: int) -> Check:
-    error, largest = ((x.abs().max().item()) for x in (found.double() - other.double(), other))
-    return Check.of(what, tiles, error, 0.0, AGREEMENT * largest)
+    return agreement("attention_mass", attention_mass(query, key, pattern), exact, CHECKED)

@@ -16,13 +16,14 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
-from dilkit.tools.bench.slides.calls import agreement, embedding, gradients, mass_check, once, padded, slide
+from dilkit.tools.bench.slides.calls import embedding, gradients, mass_check, padded, slide
 from dilkit.tools.bench.slides.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.case import CaseFields, admit, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import backend_implementations
+from dilkit.tools.measure.once import agreement, once
 from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.slides import ALONE, BATCH, OURS, PUBLISHED, HeadDim, LongSlide, Mass, SlideCase, SlidesResult
@@ -119,7 +120,8 @@ class SlidesSuite(Suite[SlidesResult]):
         """Whether all calls agree with the first; then their times, in turns, and the peak memory of each."""
         found = {name: once(call) for name, call in calls.items()}
         (_, first), *_ = found.items()
-        checks = {name: agreement(one.result, first.result, tiles) for name, one in found.items() if one is not first}
+        others = {name: one.result for name, one in found.items() if one is not first}
+        checks = {name: agreement("embedding", result, first.result, tiles) for name, result in others.items()}
         if wrong := {name: check for name, check in checks.items() if not check.passed}:
             return {name: Entry(verdict="wrong", reasons=(check.complaint,), check=(check,)) for name, check in wrong.items()}
         timed = self.time(calls)

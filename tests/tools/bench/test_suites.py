@@ -1,0 +1,111 @@
+"""Suites of a CPU from end to end at tiny sizes: what they measure, write and judge, and what becomes of a wrong result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_suites import entries, make_tiny, run
+
+from dilkit import DilatedCache
+from dilkit.tools.bench import suites
+from dilkit.tools.bench.serving import decoding, llama
+from dilkit.tools.bench.slides import suite as slides
+from dilkit.tools.measure.published_slides import published_embedding
+from dilkit.tools.report.kinds import cpu
+from dilkit.tools.results.decode import encode
+from dilkit.tools.results.kinds.cpu import CpuResult
+from dilkit.tools.results.kinds.serving import ServingResult
+from dilkit.tools.results.kinds.slides import SlidesResult
+
+pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
+
+
+def look_at_cpu(result: CpuResult, page: str) -> None:
+    assert len(result.cases) == 5 * 3
+    assert all(case.fma for _, case in result.titled())
+    assert f"instruction set {result.code} (torch: {result.torch_isa})" in page
+    titles = {plot.title for plot in cpu.document(result).plots}
+    assert {"Speed-up of native over gather, with 95% intervals", "Native's share of the multiply-add peak"} <= titles
+
+
+def look_at_slides(result: SlidesResult, page: str) -> None:
+    assert len(list(entries(result))) == 8
+    assert [row.gradients for row in result.long] == [False, True]
+    assert page.count("40 tiles") >= 3
+    assert "5, 9, 33 tiles" in page
+
+
+def look_at_serving(result: ServingResult, page: str) -> None:
+    assert [sorted(case.lengths) for case in result.packed] == [[2, 4, 9, 19, 40], [2, 12, 21, 30, 40]]
+    (steps,) = result.decoding
+    assert [(point.seen, point.filled, len(point.entries)) for point in steps.points] == [
+        (9, False, 3), (50, False, 3), (60, True, 3), (92, True, 1), (107, False, 1),
+    ]  # fmt: skip
+    filled = [point for point in steps.points if point.filled]
+    assert {point.allocated_bytes for point in filled} == {(8 + 32 // 4) * 2 * 4 * 4 * 8} == {filled[0].bound_bytes}
+    assert all(point.kept_bytes <= point.allocated_bytes <= point.bound_bytes for point in steps.points)
+    assert all(case.fma for _, case in result.titled())
+    assert "5 sequences of 2-40 tokens, evenly spaced" in page
+
+
+LOOKS = dict(cpu=look_at_cpu, serving=look_at_serving, slides=look_at_slides)
+
+
+@pytest.mark.parametrize(("name", "options"), [("cpu", ()), ("serving", ()), ("slides", ("--full",))])
+def test_a_suite_measures_and_judges_everything(
+    name: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    make_tiny(name, monkeypatch)
+    code, result = run(name, tmp_path, "--json", *options)
+    assert code == 0
+    assert json.loads(capsys.readouterr().out) == encode(result)
+    for entry in entries(result):
+        assert entry.verdict == "measured", entry.reasons
+        assert all(check.passed for check in entry.check)
+    assert [figure.name for figure in result.figures] == [target.name for target in suites.suite(name)().targets()]
+    assert all(figure.values for figure in result.figures)
+    assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "suite.md").read_text()
+    assert "QUICK" in page
+    LOOKS[name](result, page)
+
+
+class Forgetful(DilatedCache):
+    """Sees half of what it should."""
+
+    def attend(self, query: Any, key: Any, value: Any, **options: Any) -> torch.Tensor:
+        return super().attend(query, key, value * 0.5, **options)
+
+
+class Greedy(DilatedCache):
+    """Holds more than it may."""
+
+    allocated_nbytes = 1 << 20
+
+
+def other(*arguments: Any) -> torch.Tensor:
+    return published_embedding(*arguments) * 1.001
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "what", "instead", "lost"),
+    [
+        ("slides", slides, "published_embedding", other, [0, 1]),
+        ("serving", decoding, "DilatedCache", Forgetful, [2, 3]),
+        ("serving", decoding, "DilatedCache", Greedy, []),
+        ("serving", llama, "dense", lambda query, key, value: query, [5]),
+    ],
+)
+def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
+    name: str, place: Any, what: str, instead: Any, lost: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny(name, monkeypatch)
+    monkeypatch.setattr(place, what, instead)
+    code, result = run(name, tmp_path)
+    assert code == 1
+    assert [i for i, figure in enumerate(result.figures) if figure.verdict == "not measured"] == lost
+    assert {entry.time for entry in entries(result) if entry.verdict == "wrong"} == ({None} if lost else set())

@@ -1,0 +1,8 @@
+"""`dilkit bench --suite serving`: packed sequences, decoding and prefill on a CPU.
+
+suite.py      the steps
+packed.py     sequences packed, one by one, and padded
+decoding.py   steps of decoding against each kind of cache
+llama.py      a model of Llama's shape
+targets.py    what the figures must be
+"""

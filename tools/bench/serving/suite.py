@@ -1,0 +1,124 @@
+"""The suite of serving: packed sequences, decoding and prefill, fp32, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from dilkit.pattern import Pattern
+from dilkit.threads import torch_threads, usable_cores
+from dilkit.tools.bench.cpu.suite import instruction_set
+from dilkit.tools.bench.serving import llama
+from dilkit.tools.bench.serving.decoding import FullCache, Steps, Text
+from dilkit.tools.bench.serving.entries import checked, timed
+from dilkit.tools.bench.serving.packed import lengths_of, ways
+from dilkit.tools.bench.serving.targets import TARGETS
+from dilkit.tools.bench.suite import Step, Suite
+from dilkit.tools.bench.target import Target
+from dilkit.tools.measure.once import agreement, once
+from dilkit.tools.results.kinds.serving import ALONE, DENSE, OURS, Decoding, PackedCase, Prefill, ServingResult
+from dilkit.tools.results.record import Entries
+
+HEADS, HEAD_DIM, THREADS, MOST_ROUNDS = 8, 64, 4, 3
+SEQUENCES, SHORTEST, LONGEST = 64, 64, 4096
+PACKED = Pattern([1024, 2048, 4096], [1, 2, 4])
+DECODED = Pattern([2048, 8192, 32768], [1, 4, 16])
+STEPS, FULL, SEEN = 64, 131_072, (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+"""Steps of a sample, the longest cache of all keys, and the tokens that are seen before the steps."""
+PREFILLED, PROMPT, CHECKED = Pattern([1024, 4096, 16384], [1, 4, 16]), 16_384, 1024
+"""Tokens of the prompt, and of its beginning, on which the model is checked."""
+CONFIG = llama.LlamaConfig()
+
+
+@dataclass(frozen=True)
+class ServingSuite(Suite[ServingResult]):
+    """The shortest measurements first."""
+
+    NAME = "serving"
+    SUMMARY = "packed sequences, decoding and prefill, each beside what it replaces"
+    RECORD = ServingResult
+    DIVISOR = 32
+
+    def steps(self) -> Iterator[Step]:
+        yield Step("prefill", "prefill of a model of Llama's shape", self.prefill, 4)
+        yield Step("decoding", "steps of decoding", self.decoding, 8)
+        for spread, weight in (("geometrically spaced", 4), ("evenly spaced", 8)):
+            yield Step("packed", f"sequences of lengths that are {spread}", partial(self.packed, spread), weight)
+
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        with torch_threads(min(THREADS, usable_cores())) as count:
+            yield dict(isa=instruction_set(), thread_count=count)
+
+    def targets(self) -> tuple[Target[ServingResult], ...]:
+        return TARGETS
+
+    def wrong(self, result: ServingResult) -> bool:
+        """Whether a check failed, or a cache holds more than it may."""
+        verdicts = {entry.verdict for _, case in result.titled() for entry in case.entries.values()}
+        return "wrong" in verdicts or super().wrong(result)
+
+    def shortened(self, pattern: Pattern) -> Pattern:
+        """`pattern`; with --quick, its segments shortened."""
+        pairs = zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
+        return Pattern([max(length // self.divisor, rate) for length, rate in pairs], pattern.dilation_rates)
+
+    def prefill(self) -> Prefill:
+        """A model of Llama's shape on a prompt, with either attention. It is checked on the beginning of the prompt."""
+        model, pattern = llama.Llama(CONFIG), self.shortened(PREFILLED)
+        tokens = torch.randint(CONFIG.vocabulary, (1, PROMPT // self.divisor))
+        beginning = tokens[:, : CHECKED // self.divisor]
+        pairs = {
+            OURS: (llama.dilated(pattern), llama.dilated(pattern, "reference")),
+            DENSE: (llama.dense, llama.dilated(Pattern.dense())),
+        }
+        calls = {name: partial(model.prefill, tokens, attend) for name, (attend, _) in pairs.items()}
+        entries: Entries = {}
+        for name, both in pairs.items():
+            logits, same = (model.prefill(beginning, attend) for attend in both)
+            entries[name] = checked(agreement(name, logits, same, beginning.shape[1]), once(calls[name]))
+        found = timed(entries, calls, min(self.repeats, MOST_ROUNDS))
+        parameters = sum(weight.numel() for weight in model.parameters())
+        sizes = dict(tokens=tokens.shape[1], layers=CONFIG.layers, width=CONFIG.width, parameters=parameters)
+        return Prefill(pattern=str(pattern), **sizes, **found)
+
+    def decoding(self) -> Decoding:
+        """Steps after more and more tokens, all in the same rounds."""
+        text = Text(self.shortened(DECODED), HEADS, HEAD_DIM)
+        count, limit, seen = max(1, STEPS // self.divisor), FULL // self.divisor, [n // self.divisor for n in SEEN]
+        filled = [text.filled(most, count) for most in (limit, seen[-1])]
+        full = FullCache(text, limit)
+        points = [
+            Steps(text, n, count, cache, full if n + count <= limit else None)
+            for n, cache in text.caches(sorted({*seen, *filled}))
+        ]
+        entries = {name: entry for one in points for name, entry in one.entries.items()}
+        calls = {name: call for one in points for name, call in one.calls.items()}
+
+        def take_back() -> None:
+            for one in points:
+                one.cache.crop(one.seen)
+
+        found = timed(entries, calls, self.repeats, before=take_back)
+        rows = tuple(one.point(found, one.seen in filled) for one in points)
+        return Decoding(pattern=str(text.pattern), heads=HEADS, head_dim=HEAD_DIM, steps=count, points=rows)
+
+    def packed(self, spread: str) -> PackedCase:
+        """Sequences packed, one by one and padded; the results of all ways are compared first."""
+        geometric = spread.startswith("geometrically")
+        lengths = lengths_of(SEQUENCES, SHORTEST // self.divisor, LONGEST // self.divisor, geometric)
+        pattern = self.shortened(PACKED)
+        found = ways(lengths, pattern, HEADS, HEAD_DIM)
+        alone = found[ALONE].joined(found[ALONE].call())
+        entries: Entries = {}
+        for name, way in found.items():
+            one = once(way.call)
+            entries[name] = checked(agreement(name, way.joined(one.result), alone, max(lengths)), one)
+        del alone, one
+        case = timed(entries, {name: way.call for name, way in found.items()}, min(self.repeats, MOST_ROUNDS))
+        return PackedCase(spread=spread, pattern=str(pattern), lengths=lengths, **case)

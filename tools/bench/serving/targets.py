@@ -1,0 +1,48 @@
+"""What the figures of the suite of serving must be, and how they are read out of its result."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dilkit.tools.bench.target import Target, Values
+from dilkit.tools.results.kinds.serving import ALONE, CACHE, DENSE, FULL, OURS, PACKED, PADDED, ServingResult
+
+
+def _packed(slow: str, fast: str, result: ServingResult) -> Values:
+    return {case.spread: case.ratio(slow, fast) for case in result.packed if case.timed(slow, fast)}
+
+
+def _growth(result: ServingResult) -> Values:
+    """The step after the most tokens over that after the fewest."""
+    found = {}
+    for decoding in result.decoding:
+        steps = [(point.seen, point.step_s) for point in decoding.after() if point.step_s]
+        if len(steps) > 1:
+            (few, first), *_, (many, last) = steps
+            found[f"{many:,} and {few:,} tokens"] = last / first
+    return found
+
+
+def _faster(result: ServingResult) -> Values:
+    """Where segments are full, so that a `DilatedCache` has the most to look at."""
+    points = [point for decoding in result.decoding for point in decoding.after(filled=True)]
+    return {f"{point.seen:,} tokens": point.ratio(FULL, CACHE) for point in points if point.timed(CACHE, FULL)}
+
+
+def _allocated(result: ServingResult) -> Values:
+    points = [point for decoding in result.decoding for point in decoding.points]
+    return {point.title: point.allocated_bytes / point.bound_bytes for point in points}
+
+
+def _prefill(result: ServingResult) -> Values:
+    return {case.title: case.ratio(DENSE, OURS) for case in result.prefill if case.timed(DENSE, OURS)}
+
+
+TARGETS: tuple[Target[ServingResult], ...] = (
+    Target("packed sequences, forward + backward: time over one by one", 1.0, 0.8, partial(_packed, PACKED, ALONE), lower=True),
+    Target("the same, padded to the longest: time over packed", 2.0, 3.0, partial(_packed, PADDED, PACKED)),
+    Target("a step of DilatedCache: time after a million tokens over that after a thousand", 1.5, 1.1, _growth, lower=True),
+    Target("a step over a full cache by torch: time over that of DilatedCache", 20.0, 50.0, _faster),
+    Target("memory of DilatedCache over its bound", 1.0, None, _allocated, unit="", lower=True, exact=True),
+    Target("prefill of a Llama-shaped model: time of torch's dense attention over dilkit's", 3.0, 6.0, _prefill),
+)

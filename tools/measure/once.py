@@ -1,0 +1,49 @@
+"""One call, with its result, time and memory; and whether two results are one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from dilkit.testing import memory
+from dilkit.testing.accuracy import Check
+
+AGREEMENT = 1e-4
+"""Largest difference that two ways of computing may have in fp32, in units of the largest value."""
+
+
+@dataclass(frozen=True)
+class Once:
+    """One call: its result, its seconds, and the bytes that it held beyond what was held before, None where `why` not."""
+
+    result: Any
+    seconds: float
+    peak_bytes: int | None
+    why: str | None = None
+
+
+def once(call: Callable[[], Any]) -> Once:
+    """Call it, once."""
+    found: list[tuple[Any, float]] = []
+
+    def timed() -> None:
+        start = perf_counter()
+        found.append((call(), perf_counter() - start))
+
+    try:
+        peak: int | None = memory.peak_memory(timed)
+        why = None
+    except memory.MeasureError as error:
+        peak, why = None, str(error)
+        timed()
+    return Once(*found[0], peak, why)
+
+
+def agreement(what: str, found: Tensor, other: Tensor, seq: int) -> Check:
+    """Whether two results of `seq` tokens, computed in fp32 in one of two ways, are one."""
+    error, largest = (x.abs().max().item() for x in (found.double() - other.double(), other))
+    return Check.of(what, seq, error, 0.0, AGREEMENT * largest)

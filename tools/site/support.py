@@ -1,0 +1,45 @@
+"""Tables of docs/backends.md: what backends can of packed sequences, caches and sinks, and which options each call has."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dilkit import DilatedCache, comm, dilated_attention, dilated_attention_varlen, dilated_attention_with_kvcache
+from dilkit.backend import Backend
+from dilkit.tools.report.markdown import rows_markdown
+
+FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "sinks": None}
+"""What a call may ask for, and the limit that says whether a backend can; None: the operator adds it to any backend's results."""
+CALLS: dict[str, Callable[..., Any]] = {
+    "dilated_attention": dilated_attention,
+    "dilated_attention_varlen": dilated_attention_varlen,
+    "dilated_attention_with_kvcache": dilated_attention_with_kvcache,
+    "DilatedCache.attend": DilatedCache.attend,
+    "comm.ring_dilated_attention": comm.ring_dilated_attention,
+}
+OPTIONS = ("is_causal", "key_padding_mask", "sink", "return_lse")
+
+
+def support_table(backends: Sequence[Backend]) -> str:
+    """One row a backend: whether it can compute what a call may ask for."""
+    rows = [("backend", *FEATURES)]
+    for backend in backends:
+        can = (flag is None or getattr(backend.limits, flag) for flag in FEATURES.values())
+        rows.append((f"`{backend.name}`", *map(_word, can)))
+    return rows_markdown(rows)
+
+
+def call_table(root: Path) -> str:
+    """One row a call: which options it has."""
+    rows = [("call", *(f"`{name}=`" for name in OPTIONS))]
+    for name, call in CALLS.items():
+        known = inspect.signature(call).parameters
+        rows.append((f"`{name}`", *(_word(option in known) for option in OPTIONS)))
+    return rows_markdown(rows)
+
+
+def _word(can: bool) -> str:
+    return "yes" if can else "no"
