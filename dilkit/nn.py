@@ -13,7 +13,7 @@ from dilkit.attention import dilated_attention
 from dilkit.checks import boolean, integer, real
 from dilkit.decoding import DilatedCache
 from dilkit.nn_checks import accept_only, bool_mask, check_factory, check_rows
-from dilkit.op.sequences import check_cu_seqlens, longest, places
+from dilkit.op.sequences import check_cu_seqlens, places
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
@@ -281,7 +281,7 @@ class MultiheadDilatedAttention(nn.Module):
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         if self.rotary is not None:
-            positions = self._positions(q, cache, cu_seqlens, max_seqlen) if positions is None else positions
+            positions = self._positions(q, cache, cu_seqlens) if positions is None else positions
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
         options: dict[str, Any] = {} if self.sinks is None else dict(sink=self.sinks)
@@ -297,15 +297,13 @@ class MultiheadDilatedAttention(nn.Module):
         out = out.reshape(query.shape)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
-    def _positions(self, q: Tensor, cache: Any, cu_seqlens: Tensor | None, max_seqlen: int | None) -> Tensor | None:
+    def _positions(self, q: Tensor, cache: Any, cu_seqlens: Tensor | None) -> Tensor | None:
         """The positions of the rows of `q` where the caller gives none; None: 0, 1, 2, ..."""
         of_attention: Any = getattr(self.attention, "positions", None)
         if cache is not None:
             return torch.arange(cache.seen, cache.seen + q.shape[1], device=q.device)
         if cu_seqlens is not None:
-            if not torch.compiler.is_compiling():
-                longest(cu_seqlens, max_seqlen, q, None)  # raises for what cannot be the starts of sequences
-            return places(cu_seqlens, q.shape[1])[0]
+            return places(cu_seqlens, q.shape[1])
         return None if of_attention is None else of_attention(q.shape[1], q.device)
 
     def _check_cache(self, cache: Any, causal: bool, key_padding_mask: Tensor | None) -> None:

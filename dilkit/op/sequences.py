@@ -76,17 +76,27 @@ def _checked_lengths(cu_seqlens: Tensor, total: int) -> int:
     return most
 
 
-def places(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """For each of `total` rows: its place in its sequence, and the length of that; int64, on the device of `cu_seqlens`."""
-    lengths = cu_seqlens.diff().long()
-    starts, of_row = (torch.repeat_interleave(x.long(), lengths, output_size=total) for x in (cu_seqlens[:-1], lengths))
-    return torch.arange(total, device=cu_seqlens.device) - starts, of_row
+def places(cu_seqlens: Tensor, total: int) -> Tensor:
+    """For each of `total` rows its place in its sequence, int32, on the device of `cu_seqlens`.
+
+    Its numbers need not be right: whatever they are, nothing beyond them is read, and the operator raises afterwards.
+    """
+    if not torch.compiler.is_compiling():
+        check_memory(("cu_seqlens",), (cu_seqlens,))
+    rows = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
+    return rows - cu_seqlens[_sequence_of(rows, cu_seqlens)]
+
+
+def _sequence_of(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The number of the sequence that each of `rows` is in."""
+    return torch.searchsorted(cu_seqlens.contiguous(), rows, right=True) - 1
 
 
 def zero_keys(problem: Problem, query: Tensor, cu_seqlens: Tensor) -> ZeroKeys | None:
     """The zero keys that the padding of the pattern's tails gives to the rows of each sequence; None if to none."""
     if problem.pattern.tail != "zeros" or problem.is_causal:
         return None
-    rows, seq = places(cu_seqlens, query.shape[1])
-    count = problem.pattern.zero_keys_of(rows, seq, problem.heads, problem.kv_heads)
+    rows = torch.arange(query.shape[1], dtype=torch.int32, device=cu_seqlens.device)
+    sequence, starts = _sequence_of(rows, cu_seqlens), cu_seqlens.long()
+    count = problem.pattern.zero_keys_of(rows - starts[sequence], starts.diff()[sequence], problem.heads, problem.kv_heads)
     return ZeroKeys(0, count.to(lse_dtype(query.dtype)).log())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections import Counter
 from itertools import accumulate
 from typing import Any
 
@@ -10,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from dilkit import Pattern, dilated_attention_varlen
+from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention_varlen
 from dilkit.op.operators import backward_op, encode_call, forward_op
 
 PATTERN = Pattern([8, 16], [1, 2])
+COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
 # Warnings of torch itself about its own parts.
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -40,27 +45,61 @@ def test_opcheck(max_seqlen: int | None) -> None:
     torch.library.opcheck(backward_op, (torch.randn_like(saved[3]), *saved, None, 0.3, call, *packed))
 
 
+@pytest.fixture
+def stats() -> Counter[str]:
+    """What torch.compile counts, from 0 on."""
+    torch._dynamo.utils.counters.clear()
+    return torch._dynamo.utils.counters["stats"]
+
+
+MANY = [[3 * i, 0, *range(1, i)] for i in range(2, 22)]
+"""Lists of lengths of which each two differ in number, total and longest."""
+
+
 @pytest.mark.parametrize("hinted", [False, True])
-def test_changing_lengths_do_not_compile_anew(hinted: bool) -> None:
-    compiled: list[int] = []
-
-    def counting(graph: Any, _inputs: Any) -> Any:
-        compiled.append(1)
-        return graph
-
+def test_changing_lengths_do_not_compile_anew(hinted: bool, stats: Counter[str]) -> None:
     def step(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> Tensor:
         out = dilated_attention_varlen(q * 2, k, v, PATTERN, cu_seqlens, max_seqlen, is_causal=True)
         return (out * 3).sum()  # type: ignore[operator]
 
-    fast = torch.compile(step, backend=counting, fullgraph=True)
-    for i in range(2, 14):
-        lengths = [3 * i, 0, *range(1, i)]
+    fast = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for lengths in MANY:
         inputs = [x.requires_grad_() for x in tensors(sum(lengths))]
-        given = starts(*lengths), 3 * i if hinted else None
+        given = starts(*lengths), max(lengths) if hinted else None
         found = torch.autograd.grad(fast(*inputs, *given), inputs)
         for got, right in zip(found, torch.autograd.grad(step(*inputs, *given), inputs), strict=True):
             torch.testing.assert_close(got, right)
-    assert len(compiled) <= 3  # the first lengths, any lengths, and any longest one
+    assert stats["unique_graphs"] == 2  # of the first lengths, and of any
+
+
+def test_changing_lengths_do_not_compile_the_module_anew(stats: Counter[str]) -> None:
+    layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), num_kv_heads=2, rotary=True, is_causal=True)
+    fast = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for lengths in MANY:
+        x = torch.randn(sum(lengths), 16, requires_grad=True)
+        given = dict(cu_seqlens=starts(*lengths), max_seqlen=max(lengths))
+        (found,), (right,) = (torch.autograd.grad(call(x, **given)[0].sum(), x) for call in (fast, layer))
+        torch.testing.assert_close(found, right)
+    assert stats["unique_graphs"] == 2
+
+
+WRONG = {
+    "cu_seqlens decreases at index 2, from 9 to 5": [0, 9, 5, 12],
+    "cu_seqlens begins with 1": [1, 5, 6, 12],
+    "cu_seqlens ends with 5": [0, 5, 5, 5],
+    "cu_seqlens ends with 40": [0, 5, 12, 40],
+    "cu_seqlens decreases at index 1, from 0 to -40": [0, -40, 50, 12],
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[NEEDS_COMPILER, pytest.mark.slow])])
+def test_wrong_starts_are_named_in_compiled_code(backend: str) -> None:
+    """Also where positions are made of them before."""
+    layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), rotary=True)
+    fast, x = torch.compile(layer, backend=backend, fullgraph=True), torch.randn(12, 16)
+    for text, wrong in WRONG.items():
+        with pytest.raises(ValueError, match=text), torch.no_grad():
+            fast(x, cu_seqlens=torch.tensor(wrong, dtype=torch.int32))
 
 
 def test_lengths_without_numbers() -> None:
