@@ -10,6 +10,7 @@ from torch import Tensor
 from dilkit.attention import check_pattern, encode_arguments
 from dilkit.checks import boolean
 from dilkit.op.kvcache import check_tensors, last_rows_op
+from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 
 
@@ -22,6 +23,7 @@ def dilated_attention_with_kvcache(
     key: Tensor | None = None,
     value: Tensor | None = None,
     cache_seqlens: Tensor,
+    sink: Tensor | None = None,
     scale: float | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
@@ -39,7 +41,7 @@ def dilated_attention_with_kvcache(
     - `key`, `value`: `(batch, new, kv_heads, head_dim)`, appended before.
     - `cache_seqlens`: int32 `(batch,)` on the device of `query`: rows of each sequence that are in the cache before. It is not
       changed: add `new` for the next call.
-    - `scale`, `backend`, `return_lse`: as in `dilated_attention`.
+    - `sink`, `scale`, `backend`, `return_lse`: as in `dilated_attention`.
 
     Returns `out`, with the shape and dtype of `query`; with `return_lse` also `lse` `(batch, heads, rows)`. It has no gradient.
     Raises ValueError or TypeError for arguments that do not fit, such as a sequence beyond the capacity, and `NoBackendError` (a
@@ -61,8 +63,10 @@ def dilated_attention_with_kvcache(
     check_pattern(pattern)
     given = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
     pattern.check_heads(query.shape[2], k_cache.shape[2])
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given.values()):
+    if sink is not None:
+        check_sink(sink, query)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*given.values(), sink)):
         raise ValueError("a tensor requires a gradient, which dilated_attention_with_kvcache does not have; use torch.no_grad()")
     factor, call = encode_arguments(query, k_cache, v_cache, pattern, True, scale, backend)
-    out, lse = last_rows_op(query, k_cache, v_cache, key, value, cache_seqlens, factor, call)
+    out, lse = last_rows_op(query, k_cache, v_cache, key, value, cache_seqlens, factor, call, sink)
     return (out, lse) if return_lse else out

@@ -14,12 +14,13 @@ from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.op.boundary import check_memory, check_returned, empty_outputs
 from dilkit.op.schema import backends_asked, decode_call, library
+from dilkit.op.zero_keys import add_zero_keys, check_sink
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import requested_backends, select, state
 
 library.define(
     "last_rows(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? key, Tensor? value, Tensor cache_seqlens, "
-    "float scale, str call) -> (Tensor, Tensor)"
+    "float scale, str call, Tensor? sink=None) -> (Tensor, Tensor)"
 )
 last_rows_op = torch.ops.dilkit.last_rows.default
 
@@ -112,10 +113,14 @@ def _last_rows(
     cache_seqlens: Tensor,
     scale: float,
     call: str,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
     tensors = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
     check_memory((*tensors, "cache_seqlens"), (*tensors.values(), cache_seqlens))
+    if sink is not None:
+        check_sink(sink, query)
+        check_memory(("sink",), (sink,))
     new = 0 if key is None else key.shape[1]
     _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
     asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
@@ -130,6 +135,8 @@ def _last_rows(
     returned = backend.forward_last(query, k_cache, v_cache, prepared.problem, lengths)
     wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
     out, lse = check_returned(backend.name, returned, wanted, tuple(tensors.values()))
+    if sink is not None:
+        add_zero_keys(out, lse, None, sink)
     return out, lse
 
 

@@ -4,7 +4,7 @@
  *       attend_chunks                 fused gradients: every key block of a chunk, against the queries of another chunk
  *       attend_block                  for each group of branches that share scores
  *         attend_cell                   for each cell: rows of the block between two ends of segments
- *           collect_rows                  rows by set of branches      -> row lists, slot_row
+ *           collect_rows                  rows by set of branches      -> row lists, slot_line
  *           attend_row_lists              up to MAX_ROW_LISTS at once; pack_rows                -> packed_rows
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
  *               attend_row_list               for each row list, tile of rows by tile of rows
@@ -140,9 +140,9 @@ static void N(load_slots)(const Task *task, int64_t slots, int64_t *low, int64_t
     const Problem *p = task->p;
     *low = p->block_rows, *high = -1;
     for (int64_t i = 0; i < slots; i++) {
-        int64_t row = s->slot_row[i];
+        int64_t line = s->slot_line[i], row = N(row_of)(p, line);
         s->slot_position[i] = (REAL)row;
-        s->slot_sum[i] = task->phase == BACKWARD_QUERY ? s->row_sum[row] : 0;
+        s->slot_sum[i] = task->phase == BACKWARD_QUERY ? s->row_sum[line] : 0;
         s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : -(REAL)INFINITY;
         if (row < p->block_rows)
             *low = row < *low ? row : *low, *high = row > *high ? row : *high;
@@ -186,6 +186,7 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
 /* Collect the rows of the first set that is left in the cell in the slots from `first` on; return the next free slot. */
 static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, int64_t first, RowList *list) {
     const Scratch *s = &task->s;
+    const int64_t heads = task->p->shared_heads;
     *list = (RowList){.first = first};
     for (int64_t x = start; x < stop; x++) {
         uint64_t *set = &s->branch_set[x - start];
@@ -193,12 +194,13 @@ static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, in
             list->set = *set;
         if (!*set || *set != list->set)
             continue;
-        s->slot_row[first + list->count++] = x - task->start;
+        for (int64_t head = 0; head < heads; head++)
+            s->slot_line[first + list->count++] = (x - task->start) * heads + head;
         *set = 0;
     }
     int64_t end = first + round_up(list->count, N(LANES));
     for (int64_t i = first + list->count; i < end; i++)
-        s->slot_row[i] = task->p->block_rows;
+        s->slot_line[i] = N(lines)(task->p);
     return end;
 }
 
@@ -260,10 +262,10 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
 /* Tasks count blocks (or chunks) fastest, the last one first: under causality it has the most to do; then heads, then batch. */
 static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
     int by_key = phase == BACKWARD_KEY, fused = by_key && p->chunks;
-    int64_t rows = p->seq - p->first_row, heads = by_key ? p->kv_heads : p->heads;
+    int64_t rows = p->seq - p->first_row, shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;
     int64_t parts = fused ? p->chunks : (rows + p->block_rows - 1) / p->block_rows;
     int64_t part = parts - 1 - index % parts, head = index / parts;
-    Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads, .fused = fused, .last_column = p->seq};
+    Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared, .fused = fused, .last_column = p->seq};
     N(start_task)(&task, scratch);
     if (fused)
         return N(attend_chunks)(&task, part);

@@ -66,8 +66,28 @@ static inline void choose_branch_groups(Problem *p) {
     }
 }
 
+/* Whether the query heads of a key/value head see the same keys: the branches that serve one of them serve all. */
+static inline int heads_see_the_same(const Problem *p) {
+    int64_t group = p->heads / p->kv_heads;
+    for (int64_t i = 0; i < p->heads * p->branches; i++) {
+        int64_t head = i / p->branches, first = head - head % group;
+        if (p->offset[i] != p->offset[first * p->branches + i % p->branches])
+            return 0;
+    }
+    return 1;
+}
+
+/* For the last rows only: query heads that see the same keys go together, so that these are packed once, and a row of each head takes
+ * no more of a vector than one head would. A block has no more rows than before, those of all its heads counted. */
+static inline void share_heads(Problem *p) {
+    if (heads_see_the_same(p))
+        p->shared_heads = p->heads / p->kv_heads;
+    p->block_rows = lesser(greater(p->block_rows / p->shared_heads, 1), p->seq - p->first_row);
+}
+
 /* Everything that follows from the sizes and branches of a problem with at least one row. */
 static inline void choose_blocks(Problem *p) {
+    p->shared_heads = 1;
     p->block_rows = choose_block_rows(p);
     choose_chunks(p);
     choose_branch_groups(p);

@@ -10,7 +10,8 @@
  *     BACKWARD_KEY           a task = one key block of one k/v head       writes dk, dv
  *     BACKWARD_KEY, fused    a task = a chunk of keys with one of queries adds to dk, dv and dq; once for every `round`
  *
- *     a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h)
+ *     a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h);
+ *     against a cache, where rows are few, a task = the block of all query heads of one k/v head
  *
  * A block is up to `block_rows` consecutive rows. Tasks of a phase write to separate rows, and each computes the same whichever
  * thread runs it, so results do not depend on the number of threads.
@@ -44,8 +45,9 @@ typedef struct {
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
-    int64_t block_rows, groups; /* these five are chosen by blocks.h */
+    int64_t block_rows, groups; /* these six are chosen by blocks.h */
     int64_t chunks, chunk_rows; /* of the fused gradients, see native_tasks; chunks 0: not fused */
+    int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
     int64_t round; /* of the fused gradients */
     const char *mask; /* (batch, seq), nonzero = key ignored; NULL = none */
@@ -78,7 +80,7 @@ extern const InstructionSet native_avx2, native_avx512, native_avx512bf16, nativ
  * computes dq, and BACKWARD_KEY dk and dv.
  */
 static inline int64_t native_tasks(const Problem *problem, int phase) {
-    int64_t heads = phase == BACKWARD_KEY ? problem->kv_heads : problem->heads;
+    int64_t heads = phase == BACKWARD_KEY ? problem->kv_heads : problem->heads / problem->shared_heads;
     if (phase == BACKWARD_KEY && problem->chunks)
         return problem->batch * heads * problem->chunks;
     return problem->batch * heads * ((problem->seq - problem->first_row + problem->block_rows - 1) / problem->block_rows);

@@ -1,7 +1,7 @@
 /* Packing: rows and columns of tensors, of any stride, dtype and alignment, to the layouts that matmul.h reads.
  * Included once for each KIND.
  *
- *     q (k), dout (v)  -- rows of slot_row[] -->       pack_rows     packed_rows[0], [1]      (row vectors, padded dim, LANES)
+ *     q (k), dout (v)  -- rows of slot_line[] -->      pack_rows     packed_rows[0], [1]      (row vectors, padded dim, LANES)
  *                                                                    plain_rows               (slots, padded dim), if fused
  *     k (q), v (dout)  -- tile->column[] -->           pack_columns  packed_columns[0], [1]   (dim panels, TILE_COLUMNS, PANEL)
  *     v, KIND pairs    -- two columns at a time -->    pack_column_pairs  packed_columns[1]   the same, a unit has a number of each
@@ -36,11 +36,11 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
     REAL *lines = task->s.packed_columns[0];
     for (int64_t first = 0; first < slots; first += N(LANES)) {
         for (int64_t i = 0; i < N(LANES); i++) {
-            int64_t row = task->s.slot_row[first + i];
-            const char *from = row_address(&task->row_tensor[which], task->batch, task->start + row, task->row_head);
-            for (int64_t done = 0; row < p->block_rows && done < width; done += PANEL)
+            int64_t line = task->s.slot_line[first + i], row = N(row_of)(p, line), head = line - row * p->shared_heads;
+            const char *from = row_address(&task->row_tensor[which], task->batch, task->start + row, task->row_head + head);
+            for (int64_t done = 0; line < N(lines)(p) && done < width; done += PANEL)
                 N(load_panel)(lines + i * width + done, from, done, p->dim, p->dtype);
-            if (row == p->block_rows)
+            if (line == N(lines)(p))
                 memset(lines + i * width, 0, (size_t)width * sizeof(REAL));
         }
         for (int64_t done = 0; done < width; done += N(LANES))
@@ -121,7 +121,7 @@ static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
         s->column_position[k] = task->p->causal ? (REAL)(tile->column[k] - task->start) : seen;
         if (task->phase == BACKWARD_KEY) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
-            s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k])];
+            s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];
         }
     }
     N(pack_columns)(task, 0, tile);

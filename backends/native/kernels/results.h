@@ -8,13 +8,13 @@
  */
 
 /* Where (batch, head, row) lies in lse and delta. */
-static int64_t N(lse_index)(const Task *task, int64_t row) {
-    return (task->batch * task->p->heads + task->head) * task->p->lse_head + row;
+static int64_t N(lse_index)(const Task *task, int64_t row, int64_t head) {
+    return (task->batch * task->p->heads + head) * task->p->lse_head + row;
 }
 
 /* The lse of a query; +inf for one that sees nothing, so that exp(... - inf) = 0 and it has no gradient. */
 static REAL N(query_lse)(const Task *task, int64_t row) {
-    REAL lse = ((const REAL *)(const void *)task->p->lse)[N(lse_index)(task, row)];
+    REAL lse = ((const REAL *)(const void *)task->p->lse)[N(lse_index)(task, row, task->head)];
     return lse == -(REAL)INFINITY ? (REAL)INFINITY : lse;
 }
 
@@ -22,12 +22,13 @@ static void N(write_output)(const Task *task) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
     REAL *lse = (REAL *)(void *)p->lse;
-    for (int64_t r = 0; r < task->stop - task->start; r++) {
+    for (int64_t r = 0; r < (task->stop - task->start) * p->shared_heads; r++) {
+        int64_t of = N(row_of)(p, r), row = task->start + of, head = task->head + r - of * p->shared_heads;
         REAL total = s->row_sum[r], *sums = s->accumulator[0] + r * task->padded_dim, factor = total == 0 ? 0 : 1 / total;
         for (int64_t d = 0; d < p->dim; d++)
             sums[d] *= factor;
-        R(store)(row_address(&p->out, task->batch, task->start + r, task->head), sums, p->dim, p->dtype);
-        lse[N(lse_index)(task, task->start + r)] = total == 0 ? -(REAL)INFINITY : s->row_max[r] + (REAL)log(total);
+        R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
+        lse[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : s->row_max[r] + (REAL)log(total);
     }
 }
 
@@ -41,7 +42,7 @@ static void N(compute_delta)(const Task *task) {
         R(load)(out, row_address(&p->out, task->batch, task->start + r, task->head), p->dim, p->dtype);
         for (int64_t d = 0; d < p->dim; d++)
             sum += (double)dout[d] * (double)out[d];
-        delta[N(lse_index)(task, task->start + r)] = task->s.row_sum[r] = (REAL)sum;
+        delta[N(lse_index)(task, task->start + r, task->head)] = task->s.row_sum[r] = (REAL)sum;
     }
 }
 
@@ -93,8 +94,8 @@ static void N(merge_softmax)(const Task *task, int64_t row, REAL slot_max, REAL 
 /* The sums of a slot go to its row. */
 static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
     const Scratch *s = &task->s;
-    int64_t row = s->slot_row[slot];
-    if (row == task->p->block_rows)
+    int64_t row = s->slot_line[slot];
+    if (row == N(lines)(task->p))
         return;
     if (task->phase == FORWARD)
         N(merge_softmax)(task, row, s->slot_max[slot], s->slot_sum[slot], sums);

@@ -12,7 +12,11 @@
  *         BACKWARD_QUERY            q        dout        k           v              dq
  *         BACKWARD_KEY              k        v           q           dout           dk              dv
  *
- * A slot is a place in the packed rows. Rows are counted from the start of the block; row `block_rows` is spare, that of empty slots.
+ * A slot is a place in the packed rows. The rows of a block are counted from its start; where heads share it (`shared_heads`), those of
+ * one position lie side by side. One row more is spare, that of empty slots.
+ *
+ *     position    start        start + 1    start + 2          the lines of a block: rows of all its heads
+ *     line        0  1  2  3   4  5  6  7   8  9 10 11   12    of heads 0 1 2 3 that share a key/value head; 12 is spare
  */
 #define Scratch N(Scratch)
 #define Task N(Task)
@@ -21,7 +25,7 @@
 #define UNITS(count) (((count) + UNIT - 1) / UNIT)
 
 typedef struct {
-    REAL *accumulator[2];      /* (block_rows + 1, padded_dim) */
+    REAL *accumulator[2];      /* (lines + 1, padded_dim) */
     REAL *slot_sums[2];        /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_rows[2];      /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_columns[2];   /* (dim panels, TILE_COLUMNS, PANEL) */
@@ -29,11 +33,11 @@ typedef struct {
     REAL *column_sums;         /* (TILE_COLUMNS, padded_dim) */
     REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS) */
     REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum; in BACKWARD_QUERY lse and delta */
-    REAL *slot_position;       /* (slots + TILE_ROWS,): the row of a slot, as a number */
+    REAL *slot_position;       /* (slots + TILE_ROWS,): the position of a slot, counted from the start of the block, as a number */
     REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
     REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD_KEY */
-    REAL *row_max, *row_sum;   /* (block_rows + 1,): running maximum and sum between tiles of different cells */
-    int64_t *slot_row;         /* (slots,): the row of a slot */
+    REAL *row_max, *row_sum;   /* (lines + 1,): running maximum and sum between tiles of different cells */
+    int64_t *slot_line;        /* (slots,): the line of a slot */
     uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell, 0 when it has been collected */
     TileIterator *tiles;
 } Scratch;
@@ -56,11 +60,17 @@ static char *N(reserve)(char **at, size_t count, size_t size) {
     return here;
 }
 
-static int64_t N(slot_count)(const Problem *p) { return round_up(p->block_rows, N(LANES)) + MAX_ROW_LISTS * N(LANES); }
+/* The lines of a block; the number of the spare one. */
+static inline int64_t N(lines)(const Problem *p) { return p->block_rows * p->shared_heads; }
+
+/* The row of a line, counted from the start of the block. A division of each would be felt where no heads share a block. */
+static inline int64_t N(row_of)(const Problem *p, int64_t line) { return p->shared_heads == 1 ? line : line / p->shared_heads; }
+
+static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LANES)) + MAX_ROW_LISTS * N(LANES); }
 
 /* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
 static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
-    size_t rows = (size_t)p->block_rows, slots = (size_t)N(slot_count)(p);
+    size_t rows = (size_t)p->block_rows, lines = (size_t)N(lines)(p), slots = (size_t)N(slot_count)(p);
     size_t padded = (size_t)round_up(p->dim, PANEL);
     int fused = phase == BACKWARD_KEY && p->chunks;
     char *at = memory;
@@ -68,7 +78,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s = s ? s : &unused;
 #define RESERVE(count, type) (type *)(void *)N(reserve)(&at, count, sizeof(type))
     for (int i = 0; i < 2; i++) {
-        s->accumulator[i] = RESERVE(!fused && (i == 0 || phase == BACKWARD_KEY) ? (rows + 1) * padded : 0, REAL);
+        s->accumulator[i] = RESERVE(!fused && (i == 0 || phase == BACKWARD_KEY) ? (lines + 1) * padded : 0, REAL);
         s->slot_sums[i] = RESERVE(i == 0 || phase == BACKWARD_KEY ? slots * padded : 0, REAL);
         s->packed_rows[i] = RESERVE(i == 0 || phase != FORWARD ? slots * padded : 0, REAL);
         s->packed_columns[i] = RESERVE(TILE_COLUMNS * padded, REAL);
@@ -80,8 +90,8 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->slot_max = RESERVE(slots + TILE_ROWS, REAL), s->slot_sum = RESERVE(slots + TILE_ROWS, REAL);
     s->slot_position = RESERVE(slots + TILE_ROWS, REAL), s->column_position = RESERVE(TILE_COLUMNS, REAL);
     s->column_lse = RESERVE(TILE_COLUMNS, REAL), s->column_delta = RESERVE(TILE_COLUMNS, REAL);
-    s->row_max = RESERVE(rows + 1, REAL), s->row_sum = RESERVE(rows + 1, REAL);
-    s->slot_row = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
+    s->row_max = RESERVE(lines + 1, REAL), s->row_sum = RESERVE(lines + 1, REAL);
+    s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
 #undef RESERVE
     return (size_t)(at - memory);
 }
@@ -96,7 +106,7 @@ static void N(start_task)(Task *task, void *scratch) {
     task->accumulators = by_key ? 2 : 1;
     N(lay_out_scratch)(p, task->phase, &task->s, scratch);
     for (int a = 0; a < task->accumulators && !task->fused; a++)
-        memset(task->s.accumulator[a], 0, (size_t)((p->block_rows + 1) * task->padded_dim) * sizeof(REAL));
+        memset(task->s.accumulator[a], 0, (size_t)((N(lines)(p) + 1) * task->padded_dim) * sizeof(REAL));
     if (task->fused)
         memset(task->s.column_sums, 0, (size_t)(TILE_COLUMNS * task->padded_dim) * sizeof(REAL));
     TensorView queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
@@ -110,6 +120,6 @@ static void N(start_block)(Task *task, int64_t start) {
     const Problem *p = task->p;
     task->start = start;
     task->stop = start + p->block_rows < p->seq ? start + p->block_rows : p->seq;
-    for (int64_t r = 0; r <= p->block_rows; r++)
+    for (int64_t r = 0; r <= N(lines)(p); r++)
         task->s.row_max[r] = -(REAL)INFINITY, task->s.row_sum[r] = 0;
 }

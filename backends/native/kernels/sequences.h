@@ -37,8 +37,8 @@ static inline Problem sequence_of(const Problem *whole, int64_t i) {
     p.delta = p.delta ? p.delta + moved : NULL;
     if (p.seq > 0)
         choose_blocks(&p);
-    if (p.first_row > 0)
-        p.block_rows = lesser(p.block_rows, p.seq - p.first_row);
+    if (p.seq > 0 && whole->lengths)
+        share_heads(&p);
     return p;
 }
 

@@ -79,6 +79,51 @@ def test_row_by_row_across_every_segment(backend: str) -> None:
     assert torch.equal(caches[1], value)
 
 
+GROUPS: dict[str, tuple[Heads, Pattern]] = {
+    "as many": ((4, 4), PATTERN),
+    "grouped": ((8, 2), PATTERN),
+    "one key head": ((6, 1), Pattern([8, 24, 64], [1, 3, 5], offset="block", overlap="once")),
+    "branches for some of a group": ((8, 2), Pattern([8, 16, 64], [1, 2, 4], heads=[(0, 8), (1, 3), (2, 7)])),
+}
+
+
+@pytest.mark.parametrize("backend", ABLE)
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_ragged_chunks_across_every_segment(backend: str, group: str, rows: int) -> None:
+    """What lies beyond the lengths is NaN at every step."""
+    heads, pattern = GROUPS[group]
+    begun, steps = [0, 5, 61], -(-70 // rows)
+    query, key, value = whole(3, 61 + steps * rows, heads)
+    sink = torch.randn(heads[0], dtype=torch.float64)
+    right, right_lse = oracle_attention(query, key, value, pattern, is_causal=True, sink=sink)
+    caches = [x.clone() for x in (key, value)]
+    for b, length in enumerate(begun):
+        for cache in caches:
+            cache[b, length:] = float("nan")
+    for lengths in (torch.tensor(begun, dtype=torch.int32) + step * rows for step in range(steps)):
+        new = [torch.stack([x[b, n : n + rows] for b, n in enumerate(lengths.tolist())]) for x in (query, key, value)]
+        given = dict(key=new[1], value=new[2], cache_seqlens=lengths, sink=sink, backend=backend, return_lse=True)
+        out, lse = dilated_attention_with_kvcache(new[0], *caches, pattern, **given)  # type: ignore[arg-type]
+        for b, n in enumerate(lengths.tolist()):
+            torch.testing.assert_close(out[b], right[b, n : n + rows])
+            torch.testing.assert_close(lse[b], right_lse[b, :, n : n + rows])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_heads_that_share_keys_give_what_they_give_alone(rows: int) -> None:
+    """Chunks of one block and of several; each query head by itself has a key/value head of its own."""
+    query, key, value = whole(2, 700, (12, 3), torch.float32)
+    lengths = torch.tensor([700, 431], dtype=torch.int32)
+    for pattern in (PATTERN, Pattern([100, 512], [1, 3])):
+        together = dilated_attention_with_kvcache(query[:, -rows:], key, value, pattern, cache_seqlens=lengths, backend="native")
+        for head in range(12):
+            one = Pattern(pattern.segment_lengths, pattern.dilation_rates, head_shard=(head // 4, 3))
+            kept = (x[:, :, head // 4 : head // 4 + 1] for x in (key, value))
+            alone = dilated_attention_with_kvcache(query[:, -rows:, [head]], *kept, one, cache_seqlens=lengths, backend="native")
+            torch.testing.assert_close(together[:, :, [head]], alone)  # type: ignore[index]
+
+
 def test_a_cache_that_has_the_keys_already_is_not_written_to() -> None:
     query, key, value = whole(1, 20)
     lengths, caches = torch.tensor([20], dtype=torch.int32), (key.clone(), value.clone())
@@ -110,6 +155,8 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "other heads": (dict(key=KEY[:, :, :1], value=VALUE[:, :, :1]), ValueError, r"key has shape \(2, 2, 1, 6\)"),
     "caches of two shapes": (dict(v_cache=torch.zeros(2, 9, 2, 6).double()), ValueError, r"v_cache has shape \(2, 9, 2, 6\)"),
     "another head_dim": (dict(query=QUERY[..., :5].contiguous()), ValueError, r"k_cache has shape \(2, 8, 2, 6\)"),
+    "a sink of other heads": (dict(sink=torch.zeros(2)), ValueError, r"sink has shape \(2,\); \(heads,\) = \(4,\)"),
+    "a gradient of the sink": (dict(sink=torch.zeros(4, requires_grad=True)), ValueError, "requires a gradient"),
     "a gradient": (dict(query=QUERY.clone().requires_grad_()), ValueError, "requires a gradient"),
     "a backend that cannot": (dict(backend="sdpa"), ValueError, "kv_cache yes: not supported"),
     "no pattern": (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
