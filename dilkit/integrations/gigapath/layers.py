@@ -5,7 +5,8 @@ Rows are packed: `(rows, embed_dim)`, one slide after the other, `lengths[i]` ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -71,7 +72,8 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)); `drop_path` leaves a slide's summand out in training.
 
-    Without gradients it holds 5 tensors as large as `x` at most: `x`, queries, keys, values and what attention returns.
+    Without gradients it holds `x`, its result, and queries, keys, values and what attention returns of one slide, or of
+    neighbouring slides of one length, at a time.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float, drop_path: float, factory: dict[str, Any]) -> None:
@@ -84,31 +86,28 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention, kept: Tensor | None = None) -> Tensor:
         """`kept`: the factors of both summands, as `draw` gives them; None: 1."""
-        seen = self._seen(x, lengths, attention)
+        parts = list(_of_one_length(lengths))
         if self.training or torch.is_grad_enabled() or kept is not None or len(x) <= CHUNK:
+            seen = [self._seen(x[rows], length, attention) for rows, length in parts]
             factors = () if kept is None else kept.repeat_interleave(torch.tensor(lengths, device=x.device), dim=1)
-            return self._rows(x, seen, *factors)
+            return self._rows(x, torch.cat(seen) if len(seen) > 1 else seen[0], *factors)
         out = torch.empty_like(x)
-        for start in range(0, len(x), CHUNK):
-            rows = slice(start, start + CHUNK)
-            out[rows] = self._rows(x[rows], seen[rows])
+        for rows, length in parts:
+            of_slides = out[rows], x[rows], self._seen(x[rows], length, attention)
+            for result, *given in zip(*(one.split(CHUNK) for one in of_slides), strict=True):
+                result.copy_(self._rows(*given))
         return out
 
     def first_rows(self, x: Tensor, lengths: Sequence[int], pattern: Pattern, kept: Tensor | None = None) -> Tensor:
         """The results of the first row of each slide, `(slides, embed_dim)`: all that is read where the class token is pooled."""
-        slides, normed = (torch.split(rows, list(lengths)) for rows in (x, self.self_attn_layer_norm(x)))
-        seen = torch.cat([self.self_attn.first_row(rows, pattern) for rows in normed])
+        slides = torch.split(x, list(lengths))
+        seen = torch.cat([self.self_attn.first_row(self.self_attn_layer_norm(rows), pattern) for rows in slides])
         return self._rows(torch.cat([rows[:1] for rows in slides]), seen, *(() if kept is None else kept))
 
-    def _seen(self, x: Tensor, lengths: Sequence[int], attention: Attention) -> Tensor:
-        """What each row sees of its slide, `(rows, embed_dim)`: the results of attention, side by side for all heads."""
+    def _seen(self, x: Tensor, length: int, attention: Attention) -> Tensor:
+        """What each row of slides of one length sees of its slide, `(rows, embed_dim)`, side by side for all heads."""
         heads = self.self_attn.heads(self.self_attn_layer_norm(x))
-        if len(set(lengths)) == 1:
-            out = attention(*(one.view(len(lengths), lengths[0], *one.shape[1:]) for one in heads)).flatten(0, 1)
-        else:
-            slides = zip(*(torch.split(one, list(lengths)) for one in heads), strict=True)
-            out = torch.cat([attention(*(one.unsqueeze(0) for one in slide)).squeeze(0) for slide in slides])
-        return out.flatten(1)
+        return attention(*(one.view(-1, length, *one.shape[1:]) for one in heads)).view(x.shape)
 
     def _rows(self, x: Tensor, seen: Tensor, first: Tensor | None = None, second: Tensor | None = None) -> Tensor:
         """The results of rows, with factors `(rows, 1)` of both summands: no row depends on another."""
@@ -127,3 +126,12 @@ class EncoderLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, drop_path={self.drop_path:.3g}"
+
+
+def _of_one_length(lengths: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """The rows of neighbouring slides of one length, which are computed together, and that length."""
+    start = 0
+    for length, slides in groupby(lengths):
+        stop = start + length * sum(1 for _ in slides)
+        yield slice(start, stop), length
+        start = stop

@@ -209,7 +209,7 @@ def test_a_layer_in_pieces_is_the_whole(monkeypatch):
         assert torch.allclose(layer(x, lengths, model.attention), whole, rtol=0, atol=1e-13)
 
 
-def test_without_gradients_a_layer_holds_five_tensors_as_large_as_its_input():
+def test_without_gradients_a_layer_holds_few_tensors_as_large_as_its_input():
     """The input, queries, keys, values and what they give: above all no hidden rows, which are four times as wide."""
     config = SlideEncoderConfig(embed_dim=128, depth=1, num_heads=4, segment_lengths=(64,), dilation_rates=(1,))
     model = SlideEncoder(config).eval()
