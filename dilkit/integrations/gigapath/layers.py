@@ -94,7 +94,7 @@ class EncoderLayer(nn.Module):
         out = torch.empty_like(x)
         for rows, length in parts:
             of_slides = out[rows], x[rows], self._seen(x[rows], length, attention)
-            for result, *given in zip(*(one.split(CHUNK) for one in of_slides), strict=True):
+            for result, *given in zip(*(torch.split(one, CHUNK) for one in of_slides), strict=True):
                 result.copy_(self._rows(*given))
         return out
 
