@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,9 @@ def dilated_attention(
       what suits the problem and the device (`dilkit.explain`).
     - `return_lse`: whether to return `lse` too.
 
+    Jagged tensors of `torch.nested`, `(batch, j, heads, head_dim)` with the same offsets, are one packed call
+    (`dilated_attention_varlen`) and give a jagged `out`, and `lse` `(batch, heads, j)`; they take no `key_padding_mask`.
+
     Returns `out`, with the shape and dtype of `query`. With `return_lse` it returns `(out, lse)`; `lse` is `(batch, heads, seq)`,
     float32 (float64 for float64). Both are differentiable once. Raises ValueError or TypeError for arguments that do not fit, and
     `NoBackendError` (a ValueError) if no backend, or none of those asked for, can compute the call.
@@ -80,8 +84,13 @@ def dilated_attention(
         >>> torch.allclose(dense, expected.transpose(1, 2), atol=1e-5)
         True
     """
-    check_inputs(query, key, value, pattern, key_padding_mask, sink)
     boolean("return_lse", return_lse)
+    if getattr(query, "is_nested", False):
+        from dilkit.packed.nested import attend_nested
+
+        options: Any = dict(is_causal=is_causal, sink=sink, scale=scale, backend=backend)
+        return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
+    check_inputs(query, key, value, pattern, key_padding_mask, sink)
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
     out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)
     return (out, lse) if return_lse else out
@@ -151,7 +160,9 @@ def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
         raise TypeError(f"{name} is {x.dtype}; one of {', '.join(DTYPES)} is needed")
     if x.layout is not torch.strided or x.is_nested:
         found, way = (
-            ("is nested", f"{name}.to_padded_tensor(0.0)") if x.is_nested else (f"has layout {x.layout}", f"{name}.to_dense()")
+            ("is nested", "query, key and value may be nested together")
+            if x.is_nested
+            else (f"has layout {x.layout}", f"{name}.to_dense()")
         )
         raise TypeError(f"{name} {found}; a plain tensor, torch.strided, is needed ({way})")
     if x.device != query.device or (x.dtype != query.dtype and not _autocast(query.device.type)):

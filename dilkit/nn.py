@@ -18,6 +18,7 @@ from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.packed.attention import dilated_attention_varlen
+from dilkit.packed.nested import is_nested, nested_like, packed_rows
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
 from dilkit.selector import names_of
@@ -244,7 +245,8 @@ class MultiheadDilatedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """`(output, None)`; `output` has the shape of `query`.
 
-        - `query`: `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch.
+        - `query`: `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch; or a jagged tensor of `torch.nested`
+          `(batch, j, embed_dim)`, which is computed as packed sequences, `key` and `value` with the same offsets.
         - `key` (default: `query`) and `value` (default: `key`): the same batch and length, since dilated attention is defined
           within one sequence, with `kdim` and `vdim` columns.
         - `key_padding_mask`: bool `(batch, seq)`, or `(seq,)`, True = ignored; or the floating-point numbers 0 and -inf that
@@ -265,6 +267,9 @@ class MultiheadDilatedAttention(nn.Module):
         """
         accept_only("need_weights", need_weights, False)
         accept_only("attn_mask", attn_mask, None)
+        if is_nested(query):
+            given: Any = dict(key_padding_mask=key_padding_mask, positions=positions, cache=cache, max_seqlen=max_seqlen)
+            return self._forward_nested(query, key, value, cu_seqlens, is_causal=is_causal, **given)
         key = query if key is None else key
         value = key if value is None else value
         check_rows(self.out_proj.weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
@@ -286,9 +291,8 @@ class MultiheadDilatedAttention(nn.Module):
             q, k = rotate(q, *tables), rotate(k, *tables)
         options: dict[str, Any] = {} if self.sinks is None else dict(sink=self.sinks)
         inner: Any = self.attention
-        out: Any
         if cache is not None:
-            out = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
+            out: Any = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
         elif cu_seqlens is not None:
             options |= dict(is_causal=causal, scale=inner.scale, backend=inner.backend)
             out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, cu_seqlens, max_seqlen, **options)
@@ -296,6 +300,16 @@ class MultiheadDilatedAttention(nn.Module):
             out = inner(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
         out = out.reshape(query.shape)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
+
+    def _forward_nested(self, query: Tensor, key: Any, value: Any, cu_seqlens: Any, **options: Any) -> tuple[Tensor, None]:
+        """`forward` of a jagged tensor: of its rows as packed sequences."""
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens is given with a nested query, which says itself where its sequences begin; leave it out")
+        given = {name: x for name, x in dict(query=query, key=key, value=value).items() if x is not None}
+        rows, starts = packed_rows(3, **given)
+        packed: dict[str, Any] = dict(zip(given, rows, strict=True))
+        out, _ = self.forward(**packed, **options, cu_seqlens=starts)
+        return nested_like(query, out), None
 
     def _positions(self, q: Tensor, cache: Any, cu_seqlens: Tensor | None) -> Tensor | None:
         """The positions of the rows of `q` where the caller gives none; None: 0, 1, 2, ..."""
