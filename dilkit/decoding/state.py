@@ -12,6 +12,7 @@ from dilkit.checks import integer
 from dilkit.decoding.branch import Layout
 from dilkit.decoding.segment import OpenSegment, open_segments
 from dilkit.pattern import Pattern
+from dilkit.problem import DTYPES
 
 
 class CacheState(TypedDict):
@@ -78,6 +79,8 @@ def _layout(state: CacheState, heads: int, kv_heads: int) -> Layout:
     rows: Any = state["rows"][0] if isinstance(state["rows"], list) and state["rows"] else None
     if not isinstance(rows, Tensor) or rows.dim() != 5:
         raise TypeError("state: rows must be tensors (2, heads, batch, slots, head_dim)")
+    if str(rows.dtype).removeprefix("torch.") not in DTYPES:
+        raise TypeError(f"state: rows are {rows.dtype}; one of {', '.join(DTYPES)} is needed")
     return Layout(rows.shape[2], heads, kv_heads, rows.shape[4], rows.dtype, rows.device)
 
 

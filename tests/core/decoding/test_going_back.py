@@ -194,6 +194,21 @@ WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no rows": (dict(rows=[]), TypeError, "rows must be tensors"),
     "one branch": (dict(rows=[torch.zeros(2, 2, 2, 4, 4)]), ValueError, "an entry for each of the 2 branches"),
     "other dtypes": (dict(saved=[torch.zeros(2, 2, 2, 0, 4)] * 2), TypeError, "saved must be tensors of one dtype"),
+    "integers": (
+        dict(rows=[torch.zeros(2, 2, 2, 4, 4, dtype=torch.int64)] * 2),
+        TypeError,
+        "rows are torch.int64; one of float64",
+    ),
+    "a branch of another batch": (
+        dict(rows=[torch.zeros(2, 2, batch, 4, 4).double() for batch in (2, 3)]),
+        ValueError,
+        r"rows has shape \(2, 2, 3, 4, 4\), which is not what the branch keeps",
+    ),
+    "a branch on another device": (
+        dict(rows=[torch.zeros(2, 2, 2, 4, 4, dtype=torch.float64, device=device) for device in ("cpu", "meta")]),
+        TypeError,
+        "rows must be tensors of one dtype on one device",
+    ),
     "no tensors": (dict(saved=[None, None]), TypeError, "saved must be tensors of one dtype"),
 }
 
@@ -207,6 +222,23 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], error: typ
     with pytest.raises(TypeError, match="not what DilatedCache"):
         follower.cache.load_state_dict({"pattern": "x"})
     follower.attend(4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "dtype", "text"),
+    [(3, torch.float64, "batch=2, but the cache batch=3"), (2, torch.float32, "the cache dtype=torch.float32")],
+)
+def test_rows_that_do_not_fit_a_restored_cache_leave_it_as_it_is(batch: int, dtype: torch.dtype, text: str) -> None:
+    other, restored = DilatedCache(PATTERN, 2), Follower(PATTERN, 4, 2, 0)
+    other.attend(*(x.to(dtype) for x in rows(9, batch=batch)))
+    restored.attend(18)
+    restored.cache.load_state_dict(other.state_dict())
+    before = restored.cache.state_dict()
+    with pytest.raises(ValueError, match=text):
+        restored.cache.attend(*rows(1))
+    after = restored.cache.state_dict()
+    assert after["seen"] == 9
+    assert all(torch.equal(*pair) for pair in zip(before["rows"], after["rows"], strict=True))
 
 
 def test_a_rollback_longer_than_a_segment_is_refused() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 import dilkit
 from dilkit import Pattern, Problem, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
+from dilkit.op.operators import encode_call, forward_op
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.testing.problems import LENGTHS
 
@@ -193,18 +194,30 @@ CU = starts([5, 15])
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a list": (dict(cu_seqlens=[0, 20]), TypeError, "cu_seqlens is a list"),
     "int64": (dict(cu_seqlens=CU.long()), TypeError, "cu_seqlens is torch.int64"),
+    "floats": (dict(cu_seqlens=CU.float()), TypeError, "cu_seqlens is torch.float32"),
+    "no plain layout": (dict(cu_seqlens=CU.to_sparse()), TypeError, "cu_seqlens is torch.int32, torch.sparse_coo"),
     "two dimensions": (dict(cu_seqlens=CU[None]), ValueError, r"cu_seqlens has shape \(1, 3\)"),
     "no number": (dict(cu_seqlens=CU[:0]), ValueError, r"cu_seqlens has shape \(0,\)"),
     "another device": (dict(cu_seqlens=CU.to("meta")), ValueError, "cu_seqlens is on meta but query on cpu"),
     "a late begin": (dict(cu_seqlens=CU + 1), ValueError, "cu_seqlens begins with 1; 0 is needed"),
     "an early end": (dict(cu_seqlens=CU[:2]), ValueError, "cu_seqlens ends with 5; .* needed, 20"),
     "a late end": (dict(cu_seqlens=starts([5, 16])), ValueError, "cu_seqlens ends with 21; .* needed, 20"),
+    "a begin below 0": (dict(cu_seqlens=starts([-5, 25]) - 5), ValueError, "cu_seqlens begins with -5; 0 is needed"),
+    "no sequence for the rows": (dict(cu_seqlens=CU[:1]), ValueError, "cu_seqlens ends with 0; .* needed, 20"),
     "a decrease": (dict(cu_seqlens=starts([15, -3, 8])), ValueError, "cu_seqlens decreases at index 2, from 15 to 12"),
     "too small a hint": (dict(max_seqlen=14), ValueError, "max_seqlen=14, but cu_seqlens has a sequence of 15 rows"),
     "a negative hint": (dict(max_seqlen=-1), ValueError, "max_seqlen=-1 must be at least 0"),
+    "half a row as a hint": (dict(max_seqlen=15.0), TypeError, "max_seqlen=15.0 is a float"),
+    "a truth as a hint": (dict(max_seqlen=True), TypeError, "max_seqlen=True is a bool"),
     "no number as a hint": (dict(max_seqlen="15"), TypeError, "max_seqlen='15' is a str"),
     "four dimensions": (dict(query=Q[None]), ValueError, r"query has shape \(1, 20, 4, 6\); \(total, heads, head_dim\)"),
     "no tensor": (dict(key=3), TypeError, "key is a int"),
+    "two dimensions of rows": (dict(value=V[:, 0]), ValueError, r"value has shape \(20, 6\); \(total, heads, head_dim\)"),
+    "another dtype": (dict(key=K.float()), ValueError, "key is torch.float32 on cpu but query torch.float64"),
+    "rows of another device": (dict(value=V.to("meta")), ValueError, "value is torch.float64 on meta but query"),
+    "heads that do not divide": (dict(query=Q[:, :3]), ValueError, "key has 2 heads, which does not divide the 3 heads"),
+    "a sink of other heads": (dict(sink=torch.zeros(2)), ValueError, r"sink has shape \(2,\); \(heads,\) = \(4,\)"),
+    "no pattern": (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
     "other rows": (dict(key=K[:-1], value=V[:-1]), ValueError, "key has seq 19 and query 20"),
     "a backend that does not take them": (dict(backend="plain"), ValueError, "varlen yes: not supported"),
 }
@@ -225,6 +238,24 @@ def test_what_does_not_fit_is_named(wrong: str) -> None:
             dilated_attention_varlen(**{**dict(query=Q, key=K, value=V, pattern=PATTERN, cu_seqlens=CU), **changed})
     finally:
         dilkit.unregister_backend("plain")
+
+
+OPERATOR: dict[str, tuple[dict[str, Any], str]] = {
+    "a batch": (dict(query=Q[None].expand(2, -1, -1, -1)), r"query has shape \(2, 20, 4, 6\); with cu_seqlens \(1, total"),
+    "a mask": (dict(mask=torch.zeros(1, 20, dtype=torch.bool)), "key_padding_mask and cu_seqlens cannot go together"),
+    "a decrease": (dict(cu_seqlens=starts([15, -3, 8])), "cu_seqlens decreases at index 2"),
+    "too small a hint": (dict(max_seqlen=3), "max_seqlen=3, but cu_seqlens has a sequence of 15 rows"),
+}
+
+
+@pytest.mark.parametrize("wrong", OPERATOR)
+def test_the_operator_names_what_does_not_fit(wrong: str) -> None:
+    """Called past the checks of `dilated_attention_varlen`."""
+    changed, text = OPERATOR[wrong]
+    given = dict(query=Q[None], key=K[None], value=V[None], mask=None, cu_seqlens=CU, max_seqlen=None) | changed
+    qkv, call = [given[name] for name in ("query", "key", "value")], encode_call(PATTERN, False, True, "")
+    with pytest.raises(ValueError, match=text):
+        forward_op(*qkv, given["mask"], 0.5, call, None, given["cu_seqlens"], given["max_seqlen"])
 
 
 @pytest.mark.parametrize("wrong", [[0, 9, 5, 12], [1, 12], [0, 13]])
