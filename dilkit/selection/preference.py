@@ -101,8 +101,7 @@ def _shares_keys(problem: Problem) -> bool:
 FEATURES: dict[str, Callable[[Problem], bool]] = {
     "shared keys": _shares_keys,
     "key padding mask": lambda problem: problem.key_padding_mask,
-    "grouped heads": lambda problem: problem.kv_heads != problem.heads,
-    "head_dim up to 64": lambda problem: problem.head_dim <= 64,
+    "training": lambda problem: problem.requires_grad,
     "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND,
 }
 """The features of a problem that a row may require beside its device and dtype."""

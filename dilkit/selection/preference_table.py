@@ -2,7 +2,8 @@
 
 The first row of `TABLE` that fits a problem orders the backends that it names; others, of third parties, keep their `priority`.
 Names are data: nothing is imported, and a named backend need not be installed. The rows for GPUs follow from the design of the
-kernels and from published measurements, not from our own. They hold until `dilkit tune` has measured on the GPU at hand.
+kernels, not from measurements of ours: from 8.0 on, where torch has kernels of its own for what is asked, these come first. The
+rows hold until `dilkit tune` has measured on the GPU at hand.
 """
 
 from __future__ import annotations
@@ -19,18 +20,11 @@ _VOLTA = (((7, 0), (7, 4)),)
 _TURING = (((7, 5), (7, 9)),)
 _BELOW_AMPERE = ((OLDEST, (7, 9)),)
 _FROM_AMPERE = (((8, 0), NEWEST),)
-_WITHOUT_WGMMA = (((8, 0), (8, 9)), ((12, 0), NEWEST))
-"""From 8.0 on, the GPUs whose fastest matmul is `mma.sync`: desktop Blackwell has neither Hopper's `wgmma` nor `tcgen05`."""
-_HOPPER = (((9, 0), (9, 9)),)
-_HOPPER_AND_BLACKWELL = (((9, 0), (11, 9)),)
-
 _SINGLE = ("float32",)
 _HALVES = ("bfloat16", "float16")
 
 _RAW_FIRST = ("cupy_raw", "sdpa", "numba_cuda", "reference")
 _TORCH_FIRST = ("sdpa", "cupy_raw", "numba_cuda", "reference")
-
-_SHARED = ("shared keys",)
 
 TABLE = (
     PreferenceRow(
@@ -46,10 +40,16 @@ TABLE = (
     ),
     PreferenceRow(*("cuda", _ANY, ("float64",), ()), ("reference",), "the kernels for GPUs compute in float32 or in halves"),
     PreferenceRow(
-        *("cuda", _ANY, _SINGLE, ()),
+        *("cuda", _BELOW_AMPERE, _SINGLE, ("training",)),
         _RAW_FIRST,
         "one launch for all branches, shared keys scored once, gradients summed in registers; torch's memory-efficient kernel "
         "runs branch by branch and sums float32 gradients in memory",
+    ),
+    PreferenceRow(
+        *("cuda", _BELOW_AMPERE, _SINGLE, ()),
+        _RAW_FIRST,
+        "one launch for all branches, shared keys scored once; torch's memory-efficient kernel runs branch by branch, "
+        "on the same units",
     ),
     PreferenceRow(
         *("cuda", _BELOW_AMPERE, ("bfloat16",), ()),
@@ -83,7 +83,7 @@ TABLE = (
         "tensor cores, one launch for all branches, shared keys scored once; torch has no flash attention below 8.0",
     ),
     PreferenceRow(
-        *("cuda", _FROM_AMPERE, _HALVES, ("launch-bound", *_SHARED)),
+        *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("launch-bound", "shared keys")),
         _RAW_FIRST,
         "one launch; so little work takes less time than launching a library's kernel for every branch and merging the results",
     ),
@@ -93,31 +93,15 @@ TABLE = (
         "takes the mask; torch's flash and cuDNN attention do not, which leaves its slower memory-efficient kernel",
     ),
     PreferenceRow(
-        *("cuda", _WITHOUT_WGMMA, _HALVES, _SHARED),
-        _RAW_FIRST,
-        "shared keys scored once, up to 1.3 times less work, on the same tensor core instructions as torch's flash attention",
-    ),
-    PreferenceRow(
-        *("cuda", _WITHOUT_WGMMA, _HALVES, ()),
+        *("cuda", _FROM_AMPERE, _SINGLE, ()),
         _TORCH_FIRST,
-        "torch's flash attention is hard to beat where no keys are shared, so that nothing can be saved",
+        "torch's memory-efficient kernel multiplies float32 on tensor cores here, in three products of TF32; cupy_raw does not",
     ),
     PreferenceRow(
-        *("cuda", _HOPPER, _HALVES, (*_SHARED, "head_dim up to 64")),
-        _RAW_FIRST,
-        "up to head_dim 64 exponentials bound every kernel, not matmuls, so that scoring shared keys once pays: "
-        "up to 1.3 times less work",
-    ),
-    PreferenceRow(
-        *("cuda", _HOPPER, _HALVES, (*_SHARED, "grouped heads")),
-        _RAW_FIRST,
-        "shared keys scored once, on the same instructions as torch's flash attention; cuDNN takes no grouped heads here",
-    ),
-    PreferenceRow(
-        *("cuda", _HOPPER_AND_BLACKWELL, _HALVES, ()),
+        *("cuda", _FROM_AMPERE, _HALVES, ()),
         _TORCH_FIRST,
-        "cuDNN and flash attention use the matmul instructions that this generation has of its own, 1.6 times as fast as those "
-        "of cupy_raw: more than scoring shared keys once saves",
+        "torch's flash and cuDNN attention are in wide use here; what scoring shared keys once saves cupy_raw, "
+        "up to 1.3 times, has not been measured",
     ),
 )
 """The first row that fits is used. `reference` computes everything, but slowly, so it is last."""

@@ -149,7 +149,7 @@ def pick_table(root: Path) -> str:
 
 def _pick(device: Device, dtype: str) -> str:
     problem = Problem(
-        pattern=PATTERN, seq=16384, heads=8, head_dim=64, dtype=dtype, device=device, is_causal=True, requires_grad=True
+        pattern=PATTERN, seq=131072, heads=8, head_dim=64, dtype=dtype, device=device, is_causal=True, requires_grad=True
     )
     ours = {backend.name: backend for backend in own_backends()}
     for backend in ranked(ours, (), table_preference(problem)):
