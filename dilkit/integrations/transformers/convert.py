@@ -1,0 +1,116 @@
+"""`convert`: dilated attention in the layers of a model that is there, with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dilkit.integrations.transformers.patterns import Patterns, checked, pattern_of, to_config
+from dilkit.integrations.transformers.register import register
+from dilkit.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class ConvertedLayer:
+    """One attention layer: where it is in the model, its class, what it computed before, and the pattern that it has now.
+
+    >>> from dilkit import Pattern
+    >>> from dilkit.integrations.transformers import ConvertedLayer
+    >>> print(ConvertedLayer("model.layers.0.self_attn", "LlamaAttention", "sdpa", Pattern([2048], [1])))
+    model.layers.0.self_attn (LlamaAttention): sdpa -> Pattern([2048], [1])
+    """
+
+    path: str
+    kind: str
+    before: str
+    pattern: Pattern
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.kind}): {self.before} -> {self.pattern}"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` changed, layer by layer; `print` shows a line for each.
+
+    >>> from dilkit.integrations.transformers import Conversion
+    >>> print(Conversion(layers=()))
+    0 attention layers
+    """
+
+    layers: tuple[ConvertedLayer, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{len(self.layers)} attention layers", *map(str, self.layers)])
+
+
+def convert(model: Any, pattern: Pattern | Sequence[Pattern], name: str = "dilkit") -> Conversion:
+    """Let every attention layer of `model`, of transformers, compute dilated attention from now on; its weights stay as they are.
+
+    - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each. It is written into the configuration,
+      `config.dilkit`, and saved with the model; a model that is loaded again needs `register()` and `attn_implementation=name`.
+    - `name`: as in `register`, which is called with it.
+
+    Returns what changed by layer. Where dilated attention sees less than the model was trained with, its results differ: train
+    it further. Raises TypeError or ValueError, with the reason, for a model with sliding windows or cross-attention, or one
+    that does not look its attention up; it is then as it was.
+
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from dilkit import Pattern
+        >>> from dilkit.integrations.transformers import convert
+        >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=100)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
+        >>> print(convert(model, Pattern([16, 64], [1, 4])))
+        2 attention layers
+        model.layers.0.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
+        model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
+    """
+    given = checked(pattern)
+    layers = _attention_layers(model)
+    _check(model, layers, given)
+    changed = [
+        ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of(given, x))
+        for path, x in layers.items()
+    ]
+    register(None, name)
+    for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
+        config.dilkit = to_config(given)
+    model.set_attn_implementation(name)
+    return Conversion(tuple(changed))
+
+
+def _attention_layers(model: Any) -> dict[str, Any]:
+    """The modules of `model` that call an attention function, by their paths."""
+    if not hasattr(model, "set_attn_implementation"):
+        raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
+    wanted = ("config", "is_causal", "scaling", "layer_idx")
+    found = {path: x for path, x in model.named_modules() if all(hasattr(x, name) for name in wanted)}
+    if not found or not model._can_set_attn_implementation():
+        raise ValueError(f"{type(model).__name__} has no attention that it looks up by name (attn_implementation)")
+    return found
+
+
+def _check(model: Any, layers: dict[str, Any], given: Patterns) -> None:
+    """Raise ValueError for layers that dilated attention cannot take the place of."""
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one with itself"
+        )
+    for path, x in layers.items():
+        if (kind := _kind(x)) != "full_attention":
+            raise ValueError(
+                f"{path} has {kind}, and a pattern has no windows; to drop them, set layer_types of the configuration to "
+                "full_attention, or sliding_window to None, and make the model anew"
+            )
+    if isinstance(given, tuple) and len(given) != (count := len({x.layer_idx for x in layers.values()})):
+        raise ValueError(f"pattern is a list of {len(given)}, and the model has {count} attention layers; give one for each")
+
+
+def _kind(layer: Any) -> str:
+    """What transformers calls the attention of a layer."""
+    config, types = layer.config, getattr(layer.config, "layer_types", None)
+    if types:
+        return str(types[layer.layer_idx])
+    return "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"

@@ -1,0 +1,100 @@
+"""The mask function: which of the keys that a call has seen are tokens.
+
+transformers asks it once for a kind of layer, and hands what it returns to each of them. `generate` hands it in again as the mask
+of the next call, so that it must bear to be asked twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+COMPUTED = (
+    *("causal_mask_function", "bidirectional_mask_function", "packed_sequence_mask_function"),
+    *("and_masks", "remap_positions_for_packed_sequence"),
+)
+"""What transformers composes masks of, as far as attention computes it: packed sequences begin where positions say so."""
+WINDOWS = ("sliding_attention", "sliding_window_overlay")
+"""A kind of layer, and its mask, which models make even if the configuration has no such layer."""
+
+
+def tokens_seen(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | None = None,
+    config: Any = None,
+    **_: Any,
+) -> Tensor | None:
+    """Bool `(batch, seen)`, True for tokens: the keys seen so far, of which the rows of the call are the last `q_length`.
+
+    None where all `kv_length` keys are tokens. One row against a cache of fixed size gets `(batch, kv_length)`, False for what
+    has not been written, so that the shape stays the same at every step. Raises ValueError for a mask that is no padding.
+    """
+    _check(mask_function, use_vmap, config)
+    if q_length == 1 and (isinstance(q_offset, Tensor) or q_offset + 1 < kv_length):
+        return _one_row(batch_size, kv_length, q_offset, attention_mask, device)
+    if isinstance(q_offset, Tensor):
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                f"{q_length} rows against a cache of fixed size, compiled: their place is not known; "
+                "leave the prompt out of torch.compile, as `generate` does"
+            )
+        q_offset = int(q_offset)
+    seen = q_offset + q_length
+    if attention_mask is None:
+        return None if seen == kv_length else torch.ones(batch_size, seen, dtype=torch.bool, device=device)
+    if attention_mask.shape[1] < seen:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, but {seen} tokens have been seen; (batch, {seen}) is needed"
+        )
+    tokens = attention_mask[:, :seen].bool()
+    return None if seen == kv_length and not torch.compiler.is_compiling() and bool(tokens.all()) else tokens
+
+
+def _one_row(
+    batch: int, kv_length: int, q_offset: int | Tensor, attention_mask: Tensor | None, device: torch.device | None
+) -> Tensor:
+    written = torch.arange(kv_length, device=device) <= q_offset
+    if attention_mask is None:
+        return written.expand(batch, kv_length)
+    tokens = attention_mask[:, :kv_length].bool()
+    return F.pad(tokens, (0, kv_length - tokens.shape[1])) & written
+
+
+def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any) -> None:
+    """Raise ValueError for what is neither causal nor bidirectional attention over padded or packed sequences."""
+    if use_vmap:
+        raise ValueError("a mask function of the model's own (or_mask_function, and_mask_function): dilkit has patterns instead")
+    unused = () if "sliding_attention" in (getattr(config, "layer_types", None) or WINDOWS) else WINDOWS
+    for name in _asked_for(mask_function, config):
+        if name not in COMPUTED + unused:
+            raise ValueError(
+                f"the model asks for the mask {name}, which dilated attention does not compute; use another attn_implementation, "
+                "or a configuration without it (no sliding_window, attention_chunk_size, or blocks of tokens that see each other)"
+            )
+
+
+def _asked_for(mask_function: Callable[..., Any] | None, config: Any) -> list[str]:
+    """What the mask is composed of. torch.compile does not let functions be looked into: there the configuration says it."""
+    if torch.compiler.is_compiling():
+        return ["chunked_overlay"] if getattr(config, "attention_chunk_size", None) else []
+    return [] if mask_function is None else list(_parts(mask_function))
+
+
+def _parts(mask_function: Callable[..., Any]) -> Iterator[str]:
+    """The names of `mask_function` and of the functions that it is composed of."""
+    yield mask_function.__qualname__.partition(".")[0]
+    for cell in getattr(mask_function, "__closure__", None) or ():
+        held = cell.cell_contents
+        for part in held if isinstance(held, tuple) else (held,):
+            if callable(part):
+                yield from _parts(part)

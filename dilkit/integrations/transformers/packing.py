@@ -1,0 +1,58 @@
+"""Padded batches as packed sequences, and where packed sequences begin.
+
+    tokens (batch, seq)    . . A A A        rows that are packed    A A A B B B B B
+                           B B B B B        cu_seqlens              0     3         8
+
+Under `torch.compile` no shape may depend on the numbers in a tensor: there all rows are packed, padding behind the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Packing:
+    """`cu_seqlens`: where sequences begin. `rows`: batch and place of each packed row, in order; None means all, as they are."""
+
+    cu_seqlens: Tensor
+    rows: tuple[Tensor, ...] | None = None
+
+    def pack(self, x: Tensor) -> Tensor:
+        """`(batch, seq, heads, head_dim)` as `(total, heads, head_dim)`."""
+        return x.flatten(0, 1) if self.rows is None else x[self.rows]
+
+    def unpack(self, packed: Tensor, batch: int, seq: int) -> Tensor:
+        """`(total, heads, head_dim)` as `(batch, seq, heads, head_dim)`, 0 where there is no token."""
+        if self.rows is None:
+            return packed.view(batch, seq, *packed.shape[1:])
+        return packed.new_zeros(batch, seq, *packed.shape[1:]).index_put(self.rows, packed)
+
+
+def of_tokens(tokens: Tensor) -> Packing:
+    """The rows of a padded batch that are tokens, bool `(batch, seq)`, a sequence for each element of the batch."""
+    lengths = tokens.sum(1)
+    ends = F.pad(lengths.cumsum(0), (1, 0))
+    if not torch.compiler.is_compiling():
+        return Packing(ends.int(), tokens.nonzero(as_tuple=True))
+    seq, total = tokens.shape[1], tokens.numel()
+    order = (~tokens).flatten().to(torch.int8).argsort(stable=True)
+    alone = (ends[-1] + torch.arange(1, total + 1, device=tokens.device)).clamp(max=total)  # each row of padding by itself
+    return Packing(torch.cat((ends, alone)).int(), (order // seq, order % seq))
+
+
+def of_positions(position_ids: Tensor | None, batch: int, seq: int) -> Packing | None:
+    """The sequences of a packed batch, which begin where positions do not go on by 1; None where none begins within a row."""
+    if position_ids is None or position_ids.dim() != 2 or position_ids.shape[1] != seq:
+        return None
+    goes_on = (position_ids.diff() == 1).expand(batch, seq - 1)
+    if not torch.compiler.is_compiling() and bool(goes_on.all()):
+        return None
+    begins, total = ~F.pad(goes_on, (1, 0)).flatten(), batch * seq
+    places = torch.arange(total, device=begins.device)
+    starts = places.where(begins, total).sort().values if torch.compiler.is_compiling() else places[begins]
+    return Packing(F.pad(starts, (0, 1), value=total).int())

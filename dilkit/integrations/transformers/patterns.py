@@ -1,0 +1,79 @@
+"""Which pattern a layer has: that of the call of `register`, or that of the model's configuration, `config.dilkit`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dilkit.pattern import Pattern
+
+Patterns = Pattern | tuple[Pattern, ...]
+"""One for all layers, or one for each."""
+_KNOWN: dict[str, Patterns] = {}
+"""Those of configurations, by their JSON."""
+
+
+def checked(pattern: object) -> Patterns:
+    """`pattern`, a Pattern or a sequence of them, one a layer. Raises TypeError or ValueError for anything else."""
+    if isinstance(pattern, Pattern):
+        return pattern
+    if not isinstance(pattern, Sequence) or isinstance(pattern, str) or not all(isinstance(x, Pattern) for x in pattern):
+        raise TypeError(
+            f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, or a list of them, one a layer"
+        )
+    if not pattern:
+        raise ValueError("pattern is an empty list; a dilkit.Pattern for each layer is needed")
+    return tuple(pattern)
+
+
+def to_config(pattern: Patterns) -> Any:
+    """What `config.dilkit` is for `pattern`: plain values that JSON has, an object or a list of them."""
+    if isinstance(pattern, tuple):
+        return [to_config(one) for one in pattern]
+    return json.loads(pattern.to_json())
+
+
+def pattern_of(given: Patterns | None, module: Any) -> Pattern:
+    """The pattern of the attention layer `module`. Raises ValueError or TypeError if there is none for it."""
+    if isinstance(given, Pattern):
+        return given
+    layer = getattr(module, "layer_idx", None)
+    if given is not None:
+        return _of_layer(given, layer)
+    stated = getattr(module.config, "dilkit", None)
+    if stated is None:
+        raise ValueError(
+            "there is no pattern: the configuration of the model has no `dilkit`; give one by "
+            "dilkit.integrations.transformers.register(pattern), or by convert(model, pattern), which writes it there"
+        )
+    known = _KNOWN[_known_as(stated)]
+    return known if isinstance(known, Pattern) else _of_layer(known, layer)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _known_as(stated: Any) -> str:
+    """The key under which `_KNOWN` has the patterns of `config.dilkit`. torch.compile can keep a text, but not a pattern."""
+    if isinstance(stated, Pattern):
+        raise TypeError(
+            "config.dilkit is a Pattern, which a configuration cannot be saved with; json.loads(pattern.to_json()) is needed"
+        )
+    key = json.dumps(stated)
+    if key not in _KNOWN:
+        _KNOWN[key] = tuple(map(_from_json, stated)) if isinstance(stated, (list, tuple)) else _from_json(stated)
+    return key
+
+
+def _from_json(value: Any) -> Pattern:
+    return Pattern.from_json(value if isinstance(value, str) else json.dumps(value))
+
+
+def _of_layer(patterns: tuple[Pattern, ...], layer: int | None) -> Pattern:
+    if layer is None or layer >= len(patterns):
+        raise ValueError(
+            f"there are {len(patterns)} patterns, one a layer, but this layer has the number {layer}; "
+            "give as many as the model has layers, or one for all of them"
+        )
+    return patterns[layer]

@@ -1,0 +1,69 @@
+"""`register`: the names that transformers looks dilated attention up by."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from dilkit.integrations.transformers.attention import attend
+from dilkit.integrations.transformers.masks import tokens_seen
+from dilkit.integrations.transformers.patterns import checked
+from dilkit.pattern import Pattern
+
+TAKEN = ("flash", "sdpa", "flex", "eager", "paged", "/", "|")
+"""Parts of a name by which transformers takes another way."""
+
+
+def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit") -> None:
+    """Let models of transformers compute dilated attention: `attn_implementation=name`.
+
+        out[i] = softmax_j(scaling * q_i . k_j + log count[h, i, j]) . v
+
+    - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each; None: that of each model's configuration,
+      `config.dilkit`, the JSON of `Pattern.to_json` as an object, or a list of them, which is saved and loaded with it.
+    - `name`: several names may be registered, each with patterns of its own; of one name the latest registration rules.
+
+    Padding, on either side, is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each
+    sequence gets what it would get alone; so it does from a `DynamicCache` or `StaticCache`, in `generate`. Attention sinks
+    (`s_aux`) take part. Refused, with the reason: attention dropout in training, sliding windows, capped scores, position biases,
+    masks other than padding, cross-attention.
+
+    Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
+    (`pip install dilkit[transformers]`).
+
+    Example, a tiny model of random weights:
+
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from dilkit import Pattern
+        >>> from dilkit.integrations.transformers import register
+        >>> register(Pattern([16, 64], [1, 4]))
+        >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=100)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="dilkit")).eval()
+        >>> tokens = torch.randint(3, 100, (1, 50))
+        >>> model(tokens).logits.shape
+        torch.Size([1, 50, 100])
+        >>> model.generate(tokens, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0).shape
+        torch.Size([1, 55])
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name={name!r} is a {type(name).__name__}; a text is needed, such as 'dilkit'")
+    if not name or any(part in name for part in TAKEN):
+        raise ValueError(
+            f"name={name!r} must not be empty or contain {', '.join(map(repr, TAKEN))}: transformers reads meaning into them"
+        )
+    given = None if pattern is None else checked(pattern)
+    transformers().AttentionInterface.register(name, partial(attend, given))
+    transformers().AttentionMaskInterface.register(name, tokens_seen)
+
+
+def transformers() -> Any:
+    """The package. Raises ImportError with the way to install it."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise ImportError(
+            f"transformers cannot be imported ({error}); install it with: pip install dilkit[transformers]"
+        ) from error

@@ -1,0 +1,119 @@
+"""A sequence in a batch gets what it gets alone: padded on the left or right, packed, with a sink."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import LENGTHS, MODELS, PATTERN, alone, bert, llama, packed, padded, result, sequences, transformers
+from torch.testing import assert_close
+
+from dilkit import Pattern
+
+transformers()
+from dilkit.integrations.transformers import register  # noqa: E402
+
+CLOSE = dict(atol=2e-5, rtol=2e-5)
+CAUSAL = [name for name in MODELS if name != "bert"]
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    register(PATTERN)
+    with torch.no_grad():
+        yield MODELS[request.param](attn_implementation="dilkit")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_sequence_gets_what_it_gets_alone(model: Any, side: str) -> None:
+    parts = sequences()
+    batch = padded(parts, side)
+    out = result(model, **batch)
+    for found, tokens, wanted in zip(out, batch["attention_mask"].bool(), alone(model, parts), strict=True):
+        assert_close(found[tokens], wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_packed_by_positions(name: str) -> None:
+    register(PATTERN)
+    model, parts = MODELS[name](attn_implementation="dilkit"), sequences()
+    with torch.no_grad():
+        out = result(model, **packed(parts), use_cache=False)
+        assert_close(out[0], torch.cat(alone(model, parts)), **CLOSE)
+
+
+def test_packed_by_positions_in_a_batch_of_two() -> None:
+    register(PATTERN)
+    model, parts = llama(attn_implementation="dilkit"), sequences((7, 16, 11, 12))
+    first, second = packed(parts[:2]), packed(parts[2:])
+    with torch.no_grad():
+        both = {name: torch.cat((first[name], second[name])) for name in first}
+        out = result(model, **both, use_cache=False)
+        assert_close(out.flatten(0, 1), torch.cat(alone(model, parts)), **CLOSE)
+
+
+def test_packed_by_cu_seqlens(model: Any) -> None:
+    parts = sequences()
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0, dtype=torch.int32)
+    where = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=max(LENGTHS), max_length_k=max(LENGTHS))
+    out = result(model, **packed(parts), **where, use_cache=False)
+    assert_close(out[0], torch.cat(alone(model, parts)), **CLOSE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_dense_pattern_gives_what_eager_gives(name: str, side: str) -> None:
+    register(Pattern.dense(), "dilkit_dense")
+    batch = padded(sequences(), side)
+    tokens = batch["attention_mask"].bool()
+    with torch.no_grad():
+        found, wanted = (result(MODELS[name](attn_implementation=kind), **batch) for kind in ("dilkit_dense", "eager"))
+    assert_close(found[tokens], wanted[tokens], **CLOSE)
+
+
+def test_gradients_of_a_padded_batch_are_those_of_its_sequences() -> None:
+    register(PATTERN)
+    model, parts = llama(attn_implementation="dilkit"), sequences()
+    batch = padded(parts, "left")
+    result(model, **batch)[batch["attention_mask"].bool()].square().sum().backward()
+    found = {name: x.grad.clone() for name, x in model.named_parameters()}
+    model.zero_grad()
+    sum(out.square().sum() for out in alone(model, parts)).backward()
+    for name, x in model.named_parameters():
+        assert_close(found[name], x.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_the_pattern_is_what_is_computed() -> None:
+    register(PATTERN)
+    tokens = sequences((40,))[0][None]
+    with torch.no_grad():
+        dilated, dense = (result(llama(attn_implementation=kind), input_ids=tokens) for kind in ("dilkit", "sdpa"))
+    assert_close(dilated[:, 0], dense[:, 0], **CLOSE)  # sees itself alone
+    assert (dilated[:, 20:] - dense[:, 20:]).abs().amax() > 1e-3
+
+
+def test_the_configuration_names_patterns_by_layer(tmp_path: Any) -> None:
+    register(None, "dilkit_by_config")
+    patterns = [Pattern([8], [1]), PATTERN]
+    stated = [{"segment_lengths": [8], "dilation_rates": [1]}, PATTERN.to_json()]
+    model = llama(attn_implementation="dilkit_by_config", dilkit=stated)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation="dilkit_by_config").eval()
+    assert loaded.config.dilkit == stated
+    register(patterns, "dilkit_by_argument")
+    tokens = sequences((40,))[0][None]
+    with torch.no_grad():
+        wanted = result(llama(attn_implementation="dilkit_by_argument"), input_ids=tokens)
+        assert_close(result(model, input_ids=tokens), wanted)
+        assert_close(result(loaded, input_ids=tokens), wanted)
+
+
+def test_an_encoder_is_not_causal() -> None:
+    register(PATTERN)
+    tokens = sequences((20,))[0][None]
+    changed = tokens.clone()
+    changed[0, -1] = 1
+    with torch.no_grad():
+        model = bert(attn_implementation="dilkit")
+        assert not torch.equal(result(model, input_ids=tokens)[0, 16], result(model, input_ids=changed)[0, 16])

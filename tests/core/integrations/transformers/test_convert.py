@@ -1,0 +1,72 @@
+"""`convert` changes a model that is there, says by layer what changed, and leaves what it refuses as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import PATTERN, SIZES, bert, llama, result, sequences, transformers
+from torch.testing import assert_close
+
+from dilkit import Pattern
+
+package = transformers()
+from dilkit.integrations.transformers import convert, register  # noqa: E402
+
+TOKENS = sequences((40,))[0][None]
+
+
+def test_a_converted_model_computes_the_pattern_with_its_own_weights(tmp_path: Any) -> None:
+    register(PATTERN, "dilkit_by_argument")
+    wanted, model = llama(attn_implementation="dilkit_by_argument"), llama()
+    report = convert(model, PATTERN)
+    assert str(report).splitlines() == [
+        "2 attention layers",
+        "model.layers.0.self_attn (LlamaAttention): sdpa -> Pattern([4, 16], [1, 2])",
+        "model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([4, 16], [1, 2])",
+    ]
+    model.save_pretrained(tmp_path)
+    loaded = package.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="dilkit").eval()
+    with torch.no_grad():
+        expected = result(wanted, input_ids=TOKENS)
+        assert_close(result(model, input_ids=TOKENS), expected)
+        assert_close(result(loaded, input_ids=TOKENS), expected)
+
+
+def test_patterns_by_layer_and_a_second_conversion() -> None:
+    model = bert()
+    with torch.no_grad():
+        dense = result(model, input_ids=TOKENS)
+        report = convert(model, [PATTERN, Pattern.dense()])
+        assert [(layer.path, layer.pattern) for layer in report.layers] == [
+            ("encoder.layer.0.attention.self", PATTERN),
+            ("encoder.layer.1.attention.self", Pattern.dense()),
+        ]
+        assert (result(model, input_ids=TOKENS) - dense).abs().amax() > 1e-3
+        assert {layer.before for layer in convert(model, Pattern.dense()).layers} == {"dilkit"}
+        assert_close(result(model, input_ids=TOKENS), dense, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "pattern", "error", "words"),
+    [
+        (llama, [PATTERN], ValueError, "pattern is a list of 1, and the model has 2 attention layers"),
+        (llama, "dense", TypeError, r"a dilkit\.Pattern is needed"),
+        (torch.nn.Linear, PATTERN, TypeError, "model is a Linear; a model of transformers is needed"),
+    ],
+)
+def test_what_does_not_fit(make: Any, pattern: Any, error: type[Exception], words: str) -> None:
+    model = make(3, 3) if make is torch.nn.Linear else make()
+    with pytest.raises(error, match=words):
+        convert(model, pattern)
+    assert make is torch.nn.Linear or (model.config._attn_implementation, hasattr(model.config, "dilkit")) == ("sdpa", False)
+
+
+def test_windows_and_cross_attention() -> None:
+    mistral = package.MistralForCausalLM(package.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4))
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn has sliding_attention, and a pattern has no windows"):
+        convert(mistral, PATTERN)
+    bart = package.BartModel(package.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64))
+    with pytest.raises(ValueError, match="BartConfig has cross-attention"):
+        convert(bart, PATTERN)

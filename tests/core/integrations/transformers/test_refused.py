@@ -1,0 +1,143 @@
+"""What dilated attention does not compute is refused, with the reason and a way out."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import PATTERN, SIZES, bert, llama, result, sequences, transformers
+from helpers.project import run
+
+from dilkit import Pattern
+
+package = transformers()
+from dilkit.integrations.transformers import register  # noqa: E402
+
+TOKENS = sequences((12,))[0][None]
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register(PATTERN)
+
+
+def refused(words: str, model: Any, **inputs: Any) -> None:
+    with pytest.raises(ValueError, match=words), torch.no_grad():
+        result(model, input_ids=TOKENS, **inputs)
+
+
+def test_sliding_windows() -> None:
+    config = package.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4, attn_implementation="dilkit")
+    refused("sliding_window", package.MistralForCausalLM(config))
+
+
+def test_capped_scores() -> None:
+    config = package.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, layer_types=["full_attention"] * 2)
+    config._attn_implementation = "dilkit"
+    refused("softcap=50.0 of Gemma2Attention: scores are not capped", package.Gemma2ForCausalLM(config).eval())
+
+
+def test_position_biases_and_cross_attention() -> None:
+    config = package.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64, attn_implementation="dilkit")
+    refused("BartConfig has cross-attention", package.BartModel(config).eval())
+
+
+def test_masks_of_what_sees_what() -> None:
+    mask = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    refused(
+        r"attention_mask is torch.bool \(1, 1, 12, 12\); a bool mask", llama(attn_implementation="dilkit"), attention_mask=mask
+    )
+
+
+def test_dropout_in_training() -> None:
+    model = llama(attn_implementation="dilkit", attention_dropout=0.1)
+    result(model, input_ids=TOKENS)
+    refused("dropout=0.1 of LlamaAttention: .* set attention_dropout", model.train())
+
+
+def test_matrices_of_weights() -> None:
+    refused("output_attentions", llama(attn_implementation="dilkit"), output_attentions=True)
+
+
+def test_chunked_attention() -> None:
+    from transformers.masking_utils import create_chunked_causal_mask
+
+    config = llama(attn_implementation="dilkit").config
+    config.attention_chunk_size = 4
+    embeds = torch.zeros(1, 12, 32)
+    with pytest.raises(ValueError, match="asks for the mask chunked_overlay"):
+        create_chunked_causal_mask(config, embeds, torch.ones(1, 12), None, torch.arange(12)[None])
+
+
+def test_mask_functions_of_a_model() -> None:
+    from transformers.masking_utils import create_causal_mask
+
+    config, embeds = llama(attn_implementation="dilkit").config, torch.zeros(1, 12, 32)
+    with pytest.raises(ValueError, match="mask function of the model's own"):
+        create_causal_mask(config, embeds, None, None, or_mask_function=lambda b, h, q, k: q < k)
+
+
+def test_packed_sequences_with_a_cache() -> None:
+    model, ends = llama(attn_implementation="dilkit"), torch.tensor([0, 12], dtype=torch.int32)
+    cache = package.DynamicCache()
+    with torch.no_grad():
+        result(model, input_ids=TOKENS, past_key_values=cache)
+    refused("packed sequences have no cache", model, past_key_values=cache, cu_seq_lens_q=ends)
+
+
+def test_a_mask_of_too_few_tokens() -> None:
+    model, cache = llama(attn_implementation="dilkit"), package.DynamicCache()
+    with torch.no_grad():
+        result(model, input_ids=TOKENS, past_key_values=cache)
+    mask = torch.ones(1, 12, dtype=torch.int64)
+    refused(r"attention_mask has shape \(1, 12\), but 24 tokens", model, past_key_values=cache, attention_mask=mask)
+
+
+def test_no_pattern() -> None:
+    register(None, "dilkit_nothing")
+    refused("the configuration of the model has no `dilkit`", bert(attn_implementation="dilkit_nothing"))
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"segment_lengths": [8]}, "has no dilation_rates"),
+        ([{"segment_lengths": [8], "dilation_rates": [1]}], "there are 1 patterns, one a layer, but this layer has the number 1"),
+    ],
+)
+def test_configurations_that_do_not_fit(stated: Any, words: str) -> None:
+    register(None, "dilkit_by_config")
+    refused(words, llama(attn_implementation="dilkit_by_config", dilkit=stated))
+
+
+@pytest.mark.parametrize("name", ["flash_dilkit", "sdpa", "me/dilkit", "paged|dilkit", ""])
+def test_names_that_transformers_reads_meaning_into(name: str) -> None:
+    with pytest.raises(ValueError, match="must not be empty or contain 'flash'"):
+        register(PATTERN, name)
+
+
+@pytest.mark.parametrize("pattern", ["dense", [PATTERN, 3], {"segment_lengths": [8]}])
+def test_patterns_that_are_none(pattern: Any) -> None:
+    with pytest.raises(TypeError, match=r"a dilkit\.Pattern is needed, or a list of them"):
+        register(pattern)
+
+
+def test_an_empty_list_and_a_name_that_is_none() -> None:
+    with pytest.raises(ValueError, match="empty list"):
+        register([])
+    with pytest.raises(TypeError, match="name=3 is a int"):
+        register(Pattern.dense(), 3)  # type: ignore[arg-type]
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"pip install dilkit\[transformers\]"):
+        register(PATTERN)
+
+
+def test_dilkit_does_not_import_it(tmp_path: Any) -> None:
+    names = "dilkit, dilkit.integrations.transformers, dilkit.integrations.transformers.convert"
+    done = run(sys.executable, "-c", f"import sys, {names}; print('transformers' in sys.modules)", cwd=tmp_path)
+    assert done.stdout.strip() == "False", done.stderr

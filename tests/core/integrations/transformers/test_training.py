@@ -1,0 +1,127 @@
+"""Training: compiled, with checkpoints of activations, and with transformers' Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import PATTERN, alone, bert, llama, packed, padded, result, sequences, transformers
+from torch.testing import assert_close
+
+from dilkit import Pattern
+
+package = transformers()
+from dilkit.integrations.transformers import register  # noqa: E402
+from dilkit.integrations.transformers.patterns import to_config  # noqa: E402
+
+CLOSE = dict(atol=2e-5, rtol=2e-5)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register(PATTERN)
+    torch.compiler.reset()
+
+
+def gradients(model: Any, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    result(model, **inputs).square().sum().backward()
+    return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+
+def test_checkpoints_of_activations() -> None:
+    model, batch = llama(attn_implementation="dilkit").train(), padded(sequences(), "left")
+    wanted = gradients(model, **batch)
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    found = gradients(model, **batch)
+    assert found.keys() == wanted.keys()
+    for name, x in found.items():
+        assert_close(x, wanted[name])
+
+
+def compiled(model: Any) -> Any:
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("make", "side"),
+    [
+        pytest.param(llama, "left", id="llama-left"),
+        pytest.param(llama, "right", id="llama-right", marks=pytest.mark.slow),
+        pytest.param(bert, "left", id="bert-left", marks=pytest.mark.slow),
+        pytest.param(bert, "right", id="bert-right", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_a_padded_sequence_gets_what_it_gets_alone(make: Any, side: str) -> None:
+    parts = sequences()
+    model, batch = make(attn_implementation="dilkit", num_hidden_layers=1), padded(parts, side)
+    with torch.no_grad():
+        out = result(compiled(model), **batch)
+        for found, tokens, wanted in zip(out, batch["attention_mask"].bool(), alone(model, parts), strict=True):
+            assert_close(found[tokens], wanted, **CLOSE)
+
+
+def test_compiled_and_packed_with_the_pattern_of_the_configuration() -> None:
+    register(None, "dilkit_by_config")
+    parts = sequences()
+    model = llama(attn_implementation="dilkit_by_config", num_hidden_layers=1, dilkit=to_config(PATTERN))
+    run = compiled(model)
+    with torch.no_grad():
+        assert_close(result(run, **packed(parts), use_cache=False)[0], torch.cat(alone(model, parts)), **CLOSE)
+        model.config.dilkit = to_config(Pattern([8], [2]))  # another pattern is another graph
+        assert_close(result(run, **packed(parts), use_cache=False)[0], torch.cat(alone(model, parts)), **CLOSE)
+
+
+@pytest.mark.slow
+def test_compiled_gradients() -> None:
+    model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((24, 24)))
+    wanted = gradients(model, input_ids=tokens)
+    found = gradients(compiled(model), input_ids=tokens)
+    for name, x in found.items():
+        assert_close(x, wanted[name.removeprefix("_orig_mod.")], atol=1e-4, rtol=1e-4)
+
+
+def test_compiled_steps_against_a_cache_of_fixed_size() -> None:
+    model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((20, 20)))
+    cache = package.StaticCache(config=model.config, max_cache_len=32)
+    run, outs = compiled(model), []
+    with torch.no_grad():
+        outs.append(result(model, input_ids=tokens[:, :9], past_key_values=cache))
+        for i in range(9, 20):
+            outs.append(result(run, input_ids=tokens[:, i : i + 1], past_key_values=cache))
+        assert_close(torch.cat(outs, 1), result(model, input_ids=tokens), **CLOSE)
+
+
+def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused() -> None:
+    model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((20, 20)))
+    cache = package.StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        result(model, input_ids=tokens[:, :9], past_key_values=cache)
+        with pytest.raises(Exception, match=r"leave the prompt out of torch\.compile"):
+            compiled(model)(input_ids=tokens[:, 9:], past_key_values=cache)
+
+
+class Texts(torch.utils.data.Dataset):
+    """Sequences of different lengths, which are to be learnt by heart."""
+
+    def __init__(self) -> None:
+        self.parts = sequences((5, 16, 23, 30))
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        return dict(input_ids=self.parts[i], labels=self.parts[i])
+
+
+def test_the_trainer_learns(tmp_path: Any) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed (pip install dilkit[transformers])")
+    model = llama(attn_implementation="dilkit")
+    options = dict(max_steps=12, per_device_train_batch_size=4, learning_rate=1e-2, use_cpu=True, disable_tqdm=True)
+    arguments = package.TrainingArguments(str(tmp_path), **options, logging_steps=1, report_to="none", save_strategy="no")
+    collate = package.DataCollatorWithFlattening()
+    trainer = package.Trainer(model, arguments, train_dataset=Texts(), data_collator=collate)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.7 * losses[0]

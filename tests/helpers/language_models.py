@@ -1,0 +1,82 @@
+"""Tiny models of transformers, of random weights, and batches for them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit import Pattern
+
+PATTERN = Pattern([4, 16], [1, 2])
+"""Of sequences of a few dozen tokens it sees a part; heads differ."""
+LENGTHS = (5, 16, 23, 1)
+SIZES = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    vocab_size=64,
+    max_position_embeddings=128,
+    pad_token_id=0,
+)
+
+
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
+
+
+def _of(config: str, model: str, grouped: bool = False, **options: Any) -> Any:
+    package, heads = transformers(), dict(num_key_value_heads=2) if grouped else {}
+    torch.manual_seed(1)
+    made = getattr(package, config)(**(SIZES | heads | options))
+    return getattr(package, model)(made).eval()
+
+
+llama = partial(_of, "LlamaConfig", "LlamaForCausalLM", grouped=True)
+qwen2 = partial(_of, "Qwen2Config", "Qwen2ForCausalLM", grouped=True)
+qwen3 = partial(_of, "Qwen3Config", "Qwen3ForCausalLM", grouped=True, head_dim=8)
+bert = partial(_of, "BertConfig", "BertModel", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+gpt_oss = partial(
+    _of,
+    "GptOssConfig",
+    "GptOssForCausalLM",
+    grouped=True,
+    head_dim=8,
+    num_local_experts=2,
+    num_experts_per_tok=1,
+    layer_types=["full_attention"] * 2,
+)
+MODELS = dict(llama=llama, qwen2=qwen2, qwen3=qwen3, bert=bert, gpt_oss=gpt_oss)
+
+
+def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
+    torch.manual_seed(2)
+    return [torch.randint(3, SIZES["vocab_size"], (length,)) for length in lengths]
+
+
+def padded(parts: list[Tensor], side: str) -> dict[str, Tensor]:
+    """The sequences as one batch, with its mask."""
+    ids = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_side=side)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in parts], batch_first=True, padding_side=side)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    return dict(input_ids=ids, attention_mask=mask, position_ids=places)
+
+
+def packed(parts: list[Tensor]) -> dict[str, Tensor]:
+    """The sequences one after the other, as one element of a batch."""
+    ids = torch.cat(parts)[None]
+    return dict(input_ids=ids, position_ids=torch.cat([torch.arange(len(x)) for x in parts])[None])
+
+
+def result(model: Any, **inputs: Any) -> Tensor:
+    """The logits of a language model, or what a model without a head returns."""
+    out = model(**inputs)
+    return out.logits if "logits" in out else out.last_hidden_state
+
+
+def alone(model: Any, parts: list[Tensor]) -> list[Tensor]:
+    return [result(model, input_ids=x[None])[0] for x in parts]
