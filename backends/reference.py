@@ -25,6 +25,8 @@ from dilkit.problem import DTYPES, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.op.dropout import Dropout
+
 BLOCK_SCORES = 2**22
 """Scores held at once, over all heads: memory grows with the sequence, not with its square."""
 
@@ -40,7 +42,7 @@ class Reference(Backend):
     name = "reference"
     summary = "the definition, blockwise over queries: any device, any pattern, slow"
     requires = ("torch",)
-    limits = Limits(devices=None, varlen=True, kv_cache=True)
+    limits = Limits(devices=None, varlen=True, kv_cache=True, dropout=True)
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
         if compute_dtype is not None:
@@ -49,7 +51,13 @@ class Reference(Backend):
         self.name = name
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        problem: Problem,
+        key_padding_mask: Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor]:
         import torch
 
@@ -57,7 +65,8 @@ class Reference(Backend):
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
         for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
             lse[..., rows] = torch.logsumexp(scores, dim=-1)
-            out[..., rows, :] = _weighted(_probabilities(scores, lse[..., rows]), v)
+            p = _probabilities(scores, lse[..., rows])
+            out[..., rows, :] = _weighted(p if dropout is None else p * _factors(dropout, rows, p, problem), v)
         lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         return _by_token(out, query), lse.flatten(1, 2).to(lse_dtype)
 
@@ -71,6 +80,7 @@ class Reference(Backend):
         lse: Tensor,
         problem: Problem,
         key_padding_mask: Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
@@ -80,21 +90,31 @@ class Reference(Backend):
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
             p, dout_rows = _probabilities(scores, lse[..., rows]), do[..., rows, :]
-            unseen = scores == -math.inf
-            dscores = (p * (dout_rows @ v.mT - delta[..., rows, None]) * problem.scale).masked_fill(unseen, 0.0)
+            unseen, dp = scores == -math.inf, dout_rows @ v.mT
+            kept = p
+            if dropout is not None:
+                factors = _factors(dropout, rows, p, problem)
+                kept, dp = p * factors, (dp * factors).masked_fill(factors == 0, 0.0)
+            dscores = (p * (dp - delta[..., rows, None]) * problem.scale).masked_fill(unseen, 0.0)
             dq[..., rows, :] = _weighted(dscores, k)
             dk += _weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
-            dv += _weighted(p.mT, dout_rows).sum(2, keepdim=True)
+            dv += _weighted(kept.mT, dout_rows).sum(2, keepdim=True)
         return _by_token(dq, query), _by_token(dk, key), _by_token(dv, value)
 
     def forward_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
         out, lse = empty_outputs(query)
-        for rows, one in _sequences(problem, cu_seqlens):
-            out[:, rows], lse[..., rows] = self.forward(query[:, rows], key[:, rows], value[:, rows], one)
+        for rows, one, own in _sequences(problem, cu_seqlens, dropout):
+            out[:, rows], lse[..., rows] = self.forward(query[:, rows], key[:, rows], value[:, rows], one, None, own)
         return out, lse
 
     def backward_varlen(
@@ -107,13 +127,14 @@ class Reference(Backend):
         lse: Tensor,
         problem: Problem,
         cu_seqlens: Tensor,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
-        for rows, one in _sequences(problem, cu_seqlens):
+        for rows, one, own in _sequences(problem, cu_seqlens, dropout):
             do, q, k, v, o = (x[:, rows] for x in (dout, query, key, value, out))
-            dq[:, rows], dk[:, rows], dv[:, rows] = self.backward(do, q, k, v, o, lse[..., rows], one)
+            dq[:, rows], dk[:, rows], dv[:, rows] = self.backward(do, q, k, v, o, lse[..., rows], one, None, own)
         return dq, dk, dv
 
     def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,11 +155,12 @@ class Reference(Backend):
         return by_head.to(getattr(torch, name)).contiguous()
 
 
-def _sequences(problem: Problem, cu_seqlens: Tensor) -> Iterator[tuple[slice, Problem]]:
-    """The rows of each packed sequence that has any, with the problem of that sequence alone."""
-    for start, stop in pairwise(cu_seqlens.tolist()):
+def _sequences(problem: Problem, cu_seqlens: Tensor, dropout: Dropout | None) -> Iterator[tuple[slice, Problem, Dropout | None]]:
+    """The rows of each packed sequence that has any, with problem and dropout of that sequence alone."""
+    for number, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
         if start < stop:
-            yield slice(start, stop), replace(problem, seq=stop - start, varlen=False)
+            own = None if dropout is None else dropout.of_sequence(number)
+            yield slice(start, stop), replace(problem, seq=stop - start, varlen=False), own
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -172,6 +194,15 @@ def _score_blocks(q: Tensor, k: Tensor, problem: Problem, mask: Tensor | None) -
             unseen = unseen | mask[:, None, None, None, :]
         block = slice(start - first, start - first + block_rows)
         yield block, (problem.scale * (q[..., block, :] @ k.mT) + bias).masked_fill(unseen, -math.inf)
+
+
+def _factors(dropout: Dropout, rows: slice, p: Tensor, problem: Problem) -> Tensor:
+    """What the probabilities `p` `(batch, kv_heads, group, rows, seq)` of a block are multiplied by: 0 where they are dropped."""
+    import torch
+
+    queries, keys = torch.arange(rows.start, rows.start + p.shape[3]), torch.arange(p.shape[4])
+    kept = dropout.kept(problem.heads, queries.to(p.device), keys.to(p.device), problem.batch)
+    return kept.view(p.shape).to(p.dtype) * dropout.factor
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:

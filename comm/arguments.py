@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dilkit.attention import check_inputs
-from dilkit.checks import boolean, one_of, real
+from dilkit.checks import boolean, one_of, probability, real
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.op import boundary
+from dilkit.op.dropout import draw_seed
 from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.orders.heads import Orders, as_orders
 from dilkit.orders.token_order import TokenOrder
@@ -35,6 +36,7 @@ class Arguments:
     mask: Tensor | None
     sink: Tensor | None
     scale: float | None
+    dropout_p: float
     backend: str | Sequence[str] | None
     schedule: str
     fuse_branches: bool
@@ -78,6 +80,7 @@ class Arguments:
         tensors = (self.query, self.key, self.value) + (() if self.mask is None else (self.mask,))
         boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)
         boolean("is_causal", self.is_causal)
+        probability("dropout_p", self.dropout_p)
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)
         one_of("schedule", self.schedule, SCHEDULES)
@@ -86,11 +89,12 @@ class Arguments:
             raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
 
     def facts(self) -> dict[str, Any]:
-        """All that the ranks must agree on, and `rows`. Raises what `check` raises."""
+        """All that the ranks must agree on, `rows`, and a seed that is drawn for dropout. Raises what `check` raises."""
         self.check()
         batch, rows, heads, head_dim = self.query.shape
         return dict(
             rows=rows,
+            seed=int(draw_seed()) if self.dropout_p else 0,
             batch=batch,
             heads=heads,
             kv_heads=self.key.shape[2],
@@ -103,6 +107,7 @@ class Arguments:
             sink=self.sink is not None,
             requires_grad=self.requires_grad,
             scale=self.factor,
+            dropout_p=float(self.dropout_p),
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
             order="; ".join(map(order_fingerprint, self.orders)),

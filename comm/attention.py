@@ -44,6 +44,7 @@ def ring_dilated_attention(
     key_padding_mask: Tensor | None = None,
     sink: Tensor | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     backend: str | Sequence[str] | None = None,
     schedule: str = "auto",
     fuse_branches: bool = True,
@@ -66,6 +67,9 @@ def ring_dilated_attention(
 
     `sink` `(heads,)` is the same on every rank. The rank with a row adds it, once, and its gradient is of the rank's own rows:
     sum it over ranks, as those of other parameters.
+
+    With `dropout_p` the weights of the whole sequence are dropped that `dilkit.dilated_attention` drops, whatever the number of
+    ranks. Each rank draws a seed, and that of rank 0 is taken.
 
     `schedule` and `fuse_branches` are those of `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result are those
     of `dilkit.dilated_attention`.
@@ -90,12 +94,25 @@ def ring_dilated_attention(
     """
     check_comm(comm)
     arguments = Arguments(
-        query, key, value, pattern, is_causal, key_padding_mask, sink, scale, backend, schedule, fuse_branches, order, return_lse
+        query,
+        key,
+        value,
+        pattern,
+        is_causal,
+        key_padding_mask,
+        sink,
+        scale,
+        dropout_p,
+        backend,
+        schedule,
+        fuse_branches,
+        order,
+        return_lse,
     )
-    every_rank = agree_on(comm, arguments.facts, ("rows",), STEP) if comm.size > 1 else [arguments.facts()]
+    every_rank = agree_on(comm, arguments.facts, ("rows", "seed"), STEP) if comm.size > 1 else [arguments.facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
     rows = [x.to(arguments.dtype) for x in (query, key, value)]
-    attention = RankAttention(arguments, comm, cuts)
+    attention = RankAttention(arguments, comm, cuts, torch.tensor(every_rank[0]["seed"], device="cpu") if dropout_p else None)
     orders = arguments.orders
     check_orders(orders, cuts[-1], key.shape[2], pattern, is_causal)
     if all(order.is_identity for order in orders):
@@ -112,13 +129,15 @@ class RankAttention:
     arguments: Arguments
     comm: Comm
     cuts: tuple[int, ...]
+    seed: Tensor | None
 
     def attend(self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of query, key and value, which lie in the order of their attention."""
         given, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
         options: dict[str, Any] = dict(is_causal=given.is_causal, schedule=given.schedule, fuse_branches=given.fuse_branches)
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
-        op = AttentionOp(given.factor, given.backends, given.requires_grad)
+        head = first_head(pattern) * (heads[0] // heads[1])
+        op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head)
         context = PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse)
         out, lse = AttentionOverRanks.apply(*rows, mask, sink, context)  # type: ignore[no-untyped-call]
         return out, lse

@@ -75,6 +75,7 @@ class RingDilatedAttention(nn.Module):
         is_causal: bool = False,
         key_padding_mask: Tensor | None = None,
         sink: Tensor | None = None,
+        dropout_p: float = 0.0,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`ring_dilated_attention` of this rank's rows, on tensors `(batch, rows, heads, head_dim)`."""
@@ -88,6 +89,7 @@ class RingDilatedAttention(nn.Module):
             key_padding_mask=key_padding_mask,
             sink=sink,
             scale=self.scale,
+            dropout_p=dropout_p,
             backend=self.backend,
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.checks import boolean, real
+from dilkit.checks import boolean, probability, real
 from dilkit.op._facts import surely_fit
 from dilkit.op.boundary import check_shapes
+from dilkit.op.dropout import draw_seed
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.op.zero_keys import check_sink
@@ -31,6 +32,7 @@ def dilated_attention(
     key_padding_mask: Tensor | None = None,
     sink: Tensor | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -52,6 +54,9 @@ def dilated_attention(
           lse' = log(exp(lse) + exp(sink))        out' = out * exp(lse - lse')
 
     - `scale`: the factor of the scores, by default `head_dim ** -0.5`.
+    - `dropout_p`: the probability with which a weight is dropped, from 0 up to but without 1; the others are multiplied by
+      `1 / (1 - dropout_p)`, and `lse` is of all. The seed is one draw from torch's default generator of the CPU
+      (`torch.manual_seed`); it and the place of a weight alone decide, the same on every backend.
     - `backend`: a name, or names in order of preference. By default `dilkit.use_backend` decides, then `DILKIT_BACKEND`, then
       what suits the problem and the device (`dilkit.explain`).
     - `return_lse`: whether to return `lse` too.
@@ -88,11 +93,11 @@ def dilated_attention(
     if getattr(query, "is_nested", False):
         from dilkit.packed.nested import attend_nested
 
-        options: Any = dict(is_causal=is_causal, sink=sink, scale=scale, backend=backend)
+        options: Any = dict(is_causal=is_causal, sink=sink, scale=scale, dropout_p=dropout_p, backend=backend)
         return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
     check_inputs(query, key, value, pattern, key_padding_mask, sink)
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
-    out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
+    out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further_arguments(dropout_p))
     return (out, lse) if return_lse else out
 
 
@@ -104,13 +109,21 @@ def encode_arguments(
     is_causal: bool,
     scale: float | None,
     backend: str | Sequence[str] | None,
+    dropout_p: float = 0.0,
 ) -> tuple[float, str]:
     """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
     boolean("is_causal", is_causal)
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else ",".join(names_of(backend))
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    return factor, encode_call(pattern, is_causal, requires_grad, names)
+    return factor, encode_call(pattern, is_causal, requires_grad, names, probability("dropout_p", dropout_p))
+
+
+def further_arguments(dropout_p: float, cu_seqlens: Tensor | None = None, max_seqlen: int | None = None) -> tuple[Any, ...]:
+    """The arguments of the forward operator after the sink, as far as they are needed; for dropout a seed is drawn."""
+    if dropout_p > 0:
+        return cu_seqlens, max_seqlen, draw_seed()
+    return () if cu_seqlens is None else (cu_seqlens, max_seqlen)
 
 
 def check_inputs(

@@ -82,6 +82,8 @@ class Limits:
     """Whether sequences of different lengths may be packed one after the other (`forward_varlen`)."""
     kv_cache: bool = False
     """Whether the last rows alone may be computed, against a cache of keys and values (`forward_last`)."""
+    dropout: bool = False
+    """Whether weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
     grouped_heads: bool = True
     """Whether there may be fewer key/value heads than query heads."""
     head_ranges: bool = True
@@ -105,7 +107,7 @@ class Limits:
             object.__setattr__(self, name, frozenset(names))
         for name in ("min_capability", "max_capability"):
             check_capability(name, getattr(self, name))
-        for name in ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "grouped_heads", "head_ranges"):
+        for name in ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "dropout", "grouped_heads", "head_ranges"):
             boolean(name, getattr(self, name))
         integer("head_dim_multiple", self.head_dim_multiple, at_least=1)
         if self.max_head_dim is not None:
@@ -158,6 +160,8 @@ class Limits:
         for code, (wanted, can) in asked.items():
             if wanted and not can:
                 found.append(Refusal(code, "yes", "not supported"))
+        if problem.dropout_p and not self.dropout:
+            found.append(Refusal("dropout_p", f"{problem.dropout_p:g}", "drops no weights", "dropout_p=0, or another backend"))
         chosen = {"offset": (pattern.offset, self.offsets), "overlap": (pattern.overlap, self.overlaps)}
         for code, (value, known) in chosen.items():
             if value not in known:

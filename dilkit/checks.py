@@ -50,6 +50,14 @@ def real(name: str, value: Any, above: float | None = None) -> float:
     return number
 
 
+def probability(name: str, value: Any) -> float:
+    """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless it is at least 0 and less than 1."""
+    number = real(name, value)
+    if not 0 <= number < 1:
+        raise ValueError(f"{name}={number} must be at least 0 and less than 1; 1 would leave no weight")
+    return number
+
+
 def visible(text: str, most: int | None = None) -> str:
     """`text` in one line, with what a terminal would obey instead of showing written as an escape; `most` characters of it."""
     cut = text if most is None or len(text) <= most else f"{text[:most]}..."

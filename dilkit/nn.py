@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
-from dilkit.checks import boolean, integer, real
+from dilkit.checks import boolean, integer, probability, real
 from dilkit.decoding import DilatedCache
 from dilkit.nn_checks import accept_only, bool_mask, check_factory, check_rows
 from dilkit.op.sequences import check_cu_seqlens, places
@@ -75,6 +75,7 @@ class DilatedAttention(nn.Module):
         is_causal: bool = False,
         key_padding_mask: Tensor | None = None,
         sink: Tensor | None = None,
+        dropout_p: float = 0.0,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`."""
@@ -83,6 +84,7 @@ class DilatedAttention(nn.Module):
             key_padding_mask=key_padding_mask,
             sink=sink,
             scale=self.scale,
+            dropout_p=dropout_p,
             backend=self.backend,
             return_lse=return_lse,
         )
@@ -116,7 +118,9 @@ class MultiheadDilatedAttention(nn.Module):
     - `sink`: whether each head has a learned sink, `sink` of `dilkit.dilated_attention`: the parameter `sinks` `(num_heads,)`, as
       gpt-oss calls it, 0 at first. The inner attention is then called with `sink=` too.
     - `is_causal`: the default of `forward`.
-    - `dropout`, `add_bias_kv`, `add_zero_attn`, `batch_first`: only their default is supported, others are refused with a reason.
+    - `dropout`: `dropout_p` of `dilkit.dilated_attention` in training mode; in evaluation nothing is dropped. The inner attention
+      is then called with `dropout_p=` too.
+    - `add_bias_kv`, `add_zero_attn`, `batch_first`: only their default is supported, others are refused with a reason.
 
     Raises TypeError or ValueError naming the argument, its value and the limit.
 
@@ -169,11 +173,12 @@ class MultiheadDilatedAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        refused = dict(dropout=(dropout, 0.0), add_bias_kv=(add_bias_kv, False), add_zero_attn=(add_zero_attn, False))
+        refused = dict(add_bias_kv=(add_bias_kv, False), add_zero_attn=(add_zero_attn, False))
         for name, (given, only) in {**refused, "batch_first": (batch_first, True)}.items():
             accept_only(name, given, only)
         for name, flag in dict(bias=bias, layer_norm=layer_norm, sink=sink, is_causal=is_causal).items():
             boolean(name, flag)
+        self.dropout = probability("dropout", dropout)
         check_factory(device, dtype)
         self._set_sizes(embed_dim, num_heads, num_kv_heads, kdim, vdim)
         self.is_causal = is_causal
@@ -289,7 +294,7 @@ class MultiheadDilatedAttention(nn.Module):
             positions = self._positions(q, cache, cu_seqlens) if positions is None else positions
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
-        options: dict[str, Any] = {} if self.sinks is None else dict(sink=self.sinks)
+        options = self._options()
         inner: Any = self.attention
         if cache is not None:
             out: Any = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
@@ -320,6 +325,11 @@ class MultiheadDilatedAttention(nn.Module):
             return places(cu_seqlens, q.shape[1])
         return None if of_attention is None else of_attention(q.shape[1], q.device)
 
+    def _options(self) -> dict[str, Any]:
+        """What the inner attention is given only where the module has it."""
+        options: dict[str, Any] = {} if self.sinks is None else dict(sink=self.sinks)
+        return options | (dict(dropout_p=self.dropout) if self.training and self.dropout else {})
+
     def _check_cache(self, cache: Any, causal: bool, key_padding_mask: Tensor | None) -> None:
         """Raise TypeError or ValueError unless the inner attention can be computed with `cache`."""
         if not isinstance(cache, DilatedCache):
@@ -329,6 +339,10 @@ class MultiheadDilatedAttention(nn.Module):
             raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
         if not causal:
             raise ValueError("cache is given, but is_causal=False; decoding is causal (is_causal=True)")
+        if self.training and self.dropout:
+            raise ValueError(
+                f"cache is given in training mode with dropout={self.dropout:g}; decoding drops nothing: call eval()"
+            )
         if key_padding_mask is not None:
             raise ValueError("key_padding_mask is given with cache, which keeps no mask; give shorter sequences another cache")
 
@@ -383,7 +397,9 @@ class MultiheadDilatedAttention(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
-        usual = dict(num_kv_heads=self.num_heads, kdim=self.embed_dim, vdim=self.embed_dim, rotary=None, is_causal=False)
+        usual = dict(
+            num_kv_heads=self.num_heads, kdim=self.embed_dim, vdim=self.embed_dim, dropout=0.0, rotary=None, is_causal=False
+        )
         shown = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
         return sizes + _shown(shown | ({} if self.sinks is None else dict(sink=True)))
 

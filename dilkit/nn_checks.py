@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 _WHY_NOT = {
-    "dropout": "attention weights are never held in memory, so none can be dropped; use nn.Dropout on the output",
     "add_bias_kv": "a learned key and value would belong to no position; append a token to the sequence instead",
     "add_zero_attn": "a zero key would belong to no position; append a token to the sequence instead",
     "batch_first": "tensors are (batch, seq, embed_dim); transpose the first two dimensions before and after",

@@ -12,6 +12,8 @@ from dilkit.pattern import Pattern
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.op.dropout import Dropout
+
 
 def oracle_attention(
     query: Tensor,
@@ -23,6 +25,7 @@ def oracle_attention(
     key_padding_mask: Tensor | None = None,
     sink: Tensor | None = None,
     scale: float | None = None,
+    dropout: Dropout | None = None,
     dtype: str = "float64",
 ) -> tuple[Tensor, Tensor]:
     """One softmax over the count matrix, as a matrix, differentiable by autograd.
@@ -30,7 +33,8 @@ def oracle_attention(
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
 
     With `tail="zeros"` the keys that segments are padded with are appended to the sequence, as keys and values of zeros;
-    `sink` `(heads,)` is the logit of one more key with a value of zeros.
+    `sink` `(heads,)` is the logit of one more key with a value of zeros. Weights that `dropout` drops are 0 in `out`, and the
+    others multiplied by its factor.
 
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
@@ -45,31 +49,56 @@ def oracle_attention(
     if key_padding_mask is not None:
         count = count * ~key_padding_mask[:, None, None, :]
         k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))  # which may be NaN there
-    padding = None if is_causal else padded_keys(pattern, torch.arange(seq, device=q.device), seq, heads, heads // group)
+    rows = torch.arange(seq, device=q.device)
+    padding = None if is_causal else padded_keys(pattern, rows, seq, heads, heads // group)
     k, v, count = with_zero_keys(k, v, count, padding)
-    out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink)
+    factors = None if dropout is None else dropout.kept(heads, rows, rows, batch).to(q.dtype) * dropout.factor
+    out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink, factors)
     return out.transpose(1, 2), lse.expand(batch, heads, seq)
 
 
 def oracle_attention_varlen(
-    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, lengths: Sequence[int], **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    lengths: Sequence[int],
+    dropout: Dropout | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """`oracle_attention` of each of the sequences of these `lengths`, which are packed one after the other in a batch of 1."""
     import torch
 
     stops = list(accumulate(lengths))
     cuts = [slice(stop - length, stop) for stop, length in zip(stops, lengths, strict=True)]
-    parts = [oracle_attention(query[:, rows], key[:, rows], value[:, rows], pattern, **options) for rows in cuts]
+    parts = [
+        oracle_attention(
+            query[:, rows],
+            key[:, rows],
+            value[:, rows],
+            pattern,
+            dropout=None if dropout is None else dropout.of_sequence(number),
+            **options,
+        )
+        for number, rows in enumerate(cuts)
+    ]
     return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
 
 
 def softmax_of_count(
-    q: Tensor, k: Tensor, v: Tensor, count: Tensor, scale: float, sink: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    count: Tensor,
+    scale: float,
+    sink: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The oracle's arithmetic, for any rows of a count.
 
     `q` is `(..., rows, head_dim)`, `k` and `v` are `(..., seq, head_dim)`, `count` is `(..., rows, seq)`; returns `out` like `q`
     and `lse` `(..., rows)`. `sink` `(heads,)`: the logit of a further key, for `q` `(..., heads, rows, head_dim)`.
+    `factors` `(..., rows, keys)`: what the weights of the first keys are multiplied by in `out`; the values of others are zeros.
     """
     import torch
 
@@ -83,6 +112,8 @@ def softmax_of_count(
     weights = torch.softmax(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none, 0.0)
     # logsumexp of a row of -inf has NaN gradients, so such rows are filled before and after it.
     lse = torch.logsumexp(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none.squeeze(-1), -math.inf)
+    if factors is not None:
+        weights, v = weights[..., : factors.shape[-1]] * factors, v[..., : factors.shape[-1], :]
     return weights @ v, lse
 
 

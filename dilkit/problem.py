@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dilkit.checks import boolean, integer, one_of, real
+from dilkit.checks import boolean, integer, one_of, probability, real
 from dilkit.device import Device, probe
 from dilkit.pattern import Pattern
 
@@ -21,6 +21,9 @@ MOST_SCALE = (1e30, 1e300)
 
 MOST_BYTES = 2**63 - 1
 """The largest tensor that there can be."""
+
+MOST_DROPPED = (2**32, 2**40, 2**16)
+"""The most sequences, tokens and heads that the generator of dropout tells apart."""
 
 _FROM_THE_REST: Any = None
 """Default of a field that is worked out from the other fields."""
@@ -67,6 +70,8 @@ class Problem:
     """Whether sequences of different lengths are packed one after the other; `seq` is then at least the longest, `batch` is 1."""
     kv_cache: bool = False
     """Whether only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
+    dropout_p: float = 0.0
+    """The probability with which a weight is dropped."""
     scale: float = _FROM_THE_REST
     """The factor of the scores; by default `head_dim ** -0.5`."""
 
@@ -89,6 +94,7 @@ class Problem:
             raise ValueError(f"scale={scale:g} would make infinite scores in {self.dtype}; at most {most:g} is needed")
         object.__setattr__(self, "scale", scale)
         self.pattern.check_heads(self.heads, self.kv_heads)
+        object.__setattr__(self, "dropout_p", probability("dropout_p", self.dropout_p))
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -98,6 +104,16 @@ class Problem:
                 f"batch={self.batch}, seq={self.seq}, heads={self.heads}, head_dim={self.head_dim} of {self.dtype} are more than "
                 f"the {MOST_BYTES} bytes that a tensor can have"
             )
+        numbered = self.batch, self.seq, self.first_head + self.heads
+        if self.dropout_p and any(size > most for size, most in zip(numbered, MOST_DROPPED, strict=True)):
+            most = "batch, seq and heads can be at most {:,}, {:,} and {:,}".format(*MOST_DROPPED)
+            raise ValueError(f"{self}: {most} with dropout_p={self.dropout_p:g}; use dropout_p=0, or split the tensors")
+
+    @property
+    def first_head(self) -> int:
+        """The number in the whole model of the first query head of the tensors."""
+        shard = self.pattern.head_shard
+        return 0 if shard is None else shard[0] * (self.heads // self.kv_heads)
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, pattern: Pattern, **options: Any) -> Problem:
@@ -130,4 +146,5 @@ class Problem:
         )
         flags = ("is_causal", "key_padding_mask", "requires_grad", "varlen", "kv_cache")
         options = "".join(f", {name}" for name in flags if getattr(self, name))
+        options += f", dropout_p={self.dropout_p:g}" if self.dropout_p else ""
         return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"

@@ -2,6 +2,8 @@ from numpy import float32, int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit.op.dropout import Dropout
+
 class EncodedProblem:
     def __init__(
         self,
@@ -32,6 +34,7 @@ def forward(
     lse: Tensor,
     mask: Tensor | None,
     starts: Tensor | None = None,
+    dropout: Dropout | None = None,
 ) -> None: ...
 def forward_last(
     encoded: EncodedProblem,
@@ -60,6 +63,7 @@ def backward(
     dv: Tensor,
     delta: Tensor,
     starts: Tensor | None = None,
+    dropout: Dropout | None = None,
 ) -> None: ...
 def exp(isa: str, x: NDArray[float32], y: NDArray[float32]) -> None: ...
 def multiply_add(isa: str, rounds: int) -> int: ...

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The CPU kernel as Python calls it. kernels/native.h describes what the numbers mean."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from dilkit.op._facts cimport locate
 
@@ -9,6 +9,8 @@ cdef extern from "native.h":
     ctypedef struct TensorView:
         char *data
         int64_t batch, row, head
+    ctypedef struct Place:
+        int64_t batch, head, query, key, step
     ctypedef struct Problem:
         int64_t batch, seq, heads, kv_heads, dim
         int dtype, causal, once
@@ -21,6 +23,12 @@ cdef extern from "native.h":
         const int32_t *starts
         const int32_t *lengths
         int64_t chunks, round
+        int dropout
+        uint64_t seed
+        uint32_t threshold
+        double keep_scale
+        int64_t first_batch, first_head
+        const Place *places
         const char *mask
         int64_t mask_batch, mask_row
         TensorView q, k, v, out, dout, dq, dk, dv
@@ -110,7 +118,7 @@ cdef class EncodedProblem:
         cdef Problem *p = &self.problem
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows = sizes
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
-        p.branches, p.lse_head = segment_length.shape[0], p.seq
+        p.branches, p.lse_head, p.keep_scale = segment_length.shape[0], p.seq, 1.0
         p.segment_length, p.dilation_rate, p.offset = &segment_length[0], &dilation_rate[0], &offset[0, 0]
         self.arrays = segment_length, dilation_rate, offset
         if p.seq:
@@ -157,6 +165,21 @@ cdef int set_sequences(Problem *p, starts, q) except -1:
     return 0
 
 
+cdef int set_dropout(Problem *p, dropout, starts) except -1:
+    """What a call drops: a `Dropout`, or None for nothing."""
+    cdef int64_t[2] strides
+    if dropout is None:
+        return 0
+    p.dropout, p.seed, p.threshold, p.keep_scale = 1, dropout.seed, dropout.threshold, dropout.factor
+    p.first_batch, p.first_head, places = dropout.first_batch, dropout.first_head, dropout.places
+    if places is None:
+        return 0
+    if starts is not None or tuple(places.shape) != (p.batch, 5) or places.itemsize != 8 or not places.is_contiguous():
+        raise ValueError(f"places has shape {tuple(places.shape)}; int64 ({p.batch}, 5), contiguous, is needed, and no starts")
+    p.places = <const Place *>locate(places, strides, 2)
+    return 0
+
+
 cdef int interrupted() noexcept with gil:
     """Whether a signal's handler has raised, as that of Ctrl-C does; what it raised stays set."""
     return PyErr_CheckSignals()
@@ -174,12 +197,14 @@ cdef int run(const InstructionSet *code, const Problem *problem, int phase, int 
     return 0
 
 
-def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None):
+def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None, dropout=None):
     """Write `out` and `lse`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
 
-    `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last.
+    `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last. `dropout`: a
+    `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU.
     """
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    set_dropout(&p, dropout, starts)
     set_sequences(&p, starts, q)
     run(code_of(isa), &p, FORWARD, threads)
 
@@ -198,9 +223,10 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
     run(code_of(isa), &p, FORWARD, threads)
 
 
-def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None):
+def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None):
     """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous."""
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    set_dropout(&p, dropout, starts)
     set_sequences(&p, starts, q)
     cdef int64_t[1] none
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)

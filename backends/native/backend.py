@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dilkit.backends.native._native import EncodedProblem
+    from dilkit.op.dropout import Dropout
 
     Int64Array = NDArray[np.int64]
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, Int64Array, Int64Array, Int64Array]
@@ -55,7 +56,7 @@ class Native(Backend):
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True)
+    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True)
     priority = 20
     reproducible = True
 
@@ -72,22 +73,34 @@ class Native(Backend):
         return name if problem.dtype == "bfloat16" or name not in environment.BF16_SETS else "avx512"
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        problem: Problem,
+        key_padding_mask: Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
         out, lse = empty_outputs(query)
-        tensors = query, key, value, out, lse, key_padding_mask
+        tensors = query, key, value, out, lse, key_padding_mask, None, dropout
         _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, problem.seq), *tensors)
         return out, lse
 
     def forward_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
         out, lse = empty_outputs(query)
-        tensors = query, key, value, out, lse, None, cu_seqlens
+        tensors = query, key, value, out, lse, None, cu_seqlens, dropout
         _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
         return out, lse
 
@@ -101,8 +114,9 @@ class Native(Backend):
         lse: Tensor,
         problem: Problem,
         key_padding_mask: Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _gradients(dout, query, key, value, out, lse, problem, key_padding_mask, None)
+        return _gradients(dout, query, key, value, out, lse, problem, key_padding_mask, None, dropout)
 
     def backward_varlen(
         self,
@@ -114,8 +128,9 @@ class Native(Backend):
         lse: Tensor,
         problem: Problem,
         cu_seqlens: Tensor,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _gradients(dout, query, key, value, out, lse, problem, None, cu_seqlens)
+        return _gradients(dout, query, key, value, out, lse, problem, None, cu_seqlens, dropout)
 
     def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
@@ -136,6 +151,7 @@ def _gradients(
     problem: Problem,
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
+    dropout: Dropout | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     import torch
 
@@ -143,7 +159,7 @@ def _gradients(
     dq = torch.zeros_like(query, memory_format=plain)
     dk = torch.zeros_like(key, memory_format=plain)
     dv = torch.zeros_like(value, memory_format=plain)
-    tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens
+    tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout
     _kernel().backward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
     return dq, dk, dv
 

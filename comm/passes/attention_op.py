@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.comm.passes.partial_results import PartialResults
@@ -27,20 +29,39 @@ class QKVRows:
 class AttentionOp:
     """Attention with the options that all calls of a pass share.
 
-    `backend` names who computes, comma-separated; empty is the automatic choice.
+    `backend` names who computes, comma-separated; empty is the automatic choice. `seed`: that of all ranks where weights are
+    dropped; `first_head`: the number in the whole model of this rank's first query head.
     """
 
     scale: float
     backend: str
     requires_grad: bool
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
+    first_head: int = 0
+
+    @property
+    def without_dropout(self) -> AttentionOp:
+        """The same with every weight."""
+        return replace(self, dropout_p=0.0, seed=None)
 
     def encode(self, pattern: Pattern, is_causal: bool) -> str:
         """The options as the torch operators take them: one string."""
-        return encode_call(pattern, is_causal, self.requires_grad, self.backend)
+        return encode_call(pattern, is_causal, self.requires_grad, self.backend, self.dropout_p)
+
+    def dropout(self, places: NDArray[np.int64]) -> dict[str, Tensor]:
+        """What the torch operators are given for dropout; nothing where there is none.
+
+        `places` `(batch, 5)` as `dilkit.op.dropout.Dropout` has them, with heads counted among this rank's.
+        """
+        if self.seed is None:
+            return {}
+        return dict(dropout_seed=self.seed, dropout_places=torch.from_numpy(places + np.array([0, self.first_head, 0, 0, 0])))
 
     def forward(self, results: PartialResults, stack: ProblemStack, rows: QKVRows) -> None:
         """Merge what the queries of a stack see of its keys into `results`."""
-        out, lse = forward_op(*_inputs(stack, rows), self.scale, self.encode(stack.pattern, stack.is_causal))
+        options = self.encode(stack.pattern, stack.is_causal)
+        out, lse = forward_op(*_inputs(stack, rows), self.scale, options, **self.dropout(stack.places))
         out, lse = out.reshape(-1, out.shape[-1]), lse.transpose(1, 2).reshape(-1)
         if stack.real_queries is None:
             results.merge(stack.results, out, lse)
@@ -62,7 +83,7 @@ class AttentionOp:
         dout, out, shape = dout.view(query.shape), out.view(query.shape), query.shape[:3]
         lse = lse.view(shape).transpose(1, 2).contiguous()
         options = self.encode(stack.pattern, stack.is_causal)
-        grads = backward_op(dout, query, key, value, out, lse, mask, self.scale, options)
+        grads = backward_op(dout, query, key, value, out, lse, mask, self.scale, options, **self.dropout(stack.places))
         dquery, dkey, dvalue = (grad.reshape(-1, grad.shape[-1]) for grad in grads)
         results, keys = stack.results, torch.arange(len(stack.keys), device=dkey.device)
         if stack.real_queries is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -173,8 +173,10 @@ def _through_lse(context: PassContext, dlse: Tensor | None, inputs: Sequence[Any
 
         dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
 
-    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
+    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q. Dropout
+    leaves `lse` as it is.
     """
+    context = replace(context, op=context.op.without_dropout)
     query, key, _, mask, sink = inputs
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
     weight = context.op.scale * dlse.masked_fill(lse == -math.inf, 0.0)[..., None]

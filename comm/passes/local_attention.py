@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.comm.passes.attention_op import AttentionOp
@@ -21,11 +23,16 @@ from dilkit.pattern import Pattern
 
 
 class LocalRange(NamedTuple):
-    """Rows `start .. stop - 1` of a shard, and the branches whose segments tile them."""
+    """Rows `start .. stop - 1` of a shard, the branches whose segments tile them, and the position of the first row."""
 
     start: int
     stop: int
     pattern: Pattern
+    position: int
+
+    def places(self, batch: int) -> NDArray[np.int64]:
+        """Where these rows lie in the whole, `(batch, 5)`, as `dilkit.op.dropout.Dropout` has it."""
+        return np.array([(number, 0, self.position, self.position, 1) for number in range(batch)], np.int64).reshape(batch, 5)
 
 
 @lru_cache(maxsize=256)
@@ -41,7 +48,7 @@ def local_ranges(plan: ExchangePlan, rank: int) -> tuple[LocalRange, ...]:
             branches.setdefault((start - first, stop - first), []).append(b)
     every = list(range(len(plan.pattern.branches)))
     return tuple(
-        LocalRange(start, stop, _with_branches(plan.pattern, every if plan.is_joint else which))
+        LocalRange(start, stop, _with_branches(plan.pattern, every if plan.is_joint else which), first + start)
         for (start, stop), which in branches.items()
     )
 
@@ -70,7 +77,7 @@ def local_forward(
     for r in ranges:
         rows = slice(r.start, r.stop)
         inputs = (query[:, rows], key[:, rows], value[:, rows], None if mask is None else mask[:, rows])
-        found, found_lse = forward_op(*inputs, op.scale, op.encode(r.pattern, is_causal))
+        found, found_lse = forward_op(*inputs, op.scale, op.encode(r.pattern, is_causal), **op.dropout(r.places(len(query))))
         found_lse = found_lse.transpose(1, 2).contiguous()
         if out is None and found.shape == query.shape:
             out, lse = found, found_lse
@@ -113,7 +120,8 @@ def local_backward(
         part_lse = lse[:, rows].transpose(1, 2).contiguous()
         tensors = (dout[:, rows], query[:, rows], key[:, rows], value[:, rows], out[:, rows], part_lse)
         part_mask = None if mask is None else mask[:, rows]
-        found = backward_op(*tensors, part_mask, op.scale, op.encode(r.pattern, is_causal))
+        options = op.encode(r.pattern, is_causal)
+        found = backward_op(*tensors, part_mask, op.scale, options, **op.dropout(r.places(len(query))))
         if grads is None and found[0].shape == query.shape:
             grads = tuple(grad.contiguous() for grad in found)
         else:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.comm.passes.kept_rows import KeptRows, RowRun, RowsKey, row_numbers
@@ -20,13 +22,15 @@ class ProblemStack:
 
     `queries` `(batch * problems * rows * width,)` and `keys` `(batch * problems * rows,)` say where in what this rank received
     they lie (`results`: the same for messages of queries alone; `flags`: for messages of keys alone). Where a problem has fewer
-    queries or keys than `rows`, others stand in, which `real_queries` and `real_keys` exclude; None: all are real.
+    queries or keys than `rows`, others stand in, which `real_queries` and `real_keys` exclude; None: all are real. `places`
+    `(batch * problems, 5)`: where they lie in the whole, as `dilkit.op.dropout.Dropout` has it, heads counted among the rank's.
     """
 
     pattern: Pattern
     rows: int
     width: int
     is_causal: bool
+    places: NDArray[np.int64]
     queries: Tensor
     keys: Tensor
     values: Tensor
@@ -39,6 +43,11 @@ class ProblemStack:
     def index_tensors(self) -> dict[str, Tensor]:
         """All its tensors, by name."""
         return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its row numbers."""
+        return self.places.nbytes + sum(x.nbytes for x in self.index_tensors.values())
 
     def to(self, device: torch.device) -> ProblemStack:
         """The same for rows on `device`."""
@@ -89,6 +98,15 @@ class _Tile(NamedTuple):
     def keys(self) -> int:
         return self.key_range[1] - self.key_range[0]
 
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """The first query head, the positions of the first query and of the first key, and the step from row to row."""
+        query, key = self.problem.queries[0], self.problem.keys[0]
+        head, rate = query.segment.heads[query.head], query.segment.rate
+        start = query.segment.start + head.offset
+        rows = query.first + self.query_range[0], key.first + self.key_range[0]
+        return head.first, start + rate * rows[0], start + rate * rows[1], rate
+
 
 def _tiles(problem: SmallProblem) -> Iterator[_Tile]:
     queries, keys = (sum(rows.positions for rows in some) for some in (problem.queries, problem.keys))
@@ -111,7 +129,8 @@ def stack_problems(problems: Iterable[SmallProblem], runs: RunsByRole, batch: in
         at_once = max(1, most_rows // (rows * width * max(batch, 1)))
         for start in range(0, len(tiles), at_once):
             some = tiles[start : start + at_once]
-            yield ProblemStack(pattern, rows, width, is_causal, *_index_tensors(some, runs, rows, width, batch, equal))
+            places = np.array([(number, *tile.place) for number in range(batch) for tile in some], np.int64).reshape(-1, 5)
+            yield ProblemStack(pattern, rows, width, is_causal, places, *_index_tensors(some, runs, rows, width, batch, equal))
 
 
 def _index_tensors(

@@ -18,7 +18,17 @@ from dilkit.device import probe
 from dilkit.op import boundary, flops, sequences
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import key_of
-from dilkit.op.schema import asks_for_backends, backends_asked, backward_op, decode_call, encode_call, forward_op, library
+from dilkit.op.dropout import Dropout, dropout_of
+from dilkit.op.schema import (
+    asks_for_backends,
+    backends_asked,
+    backward_op,
+    decode_call,
+    dropout_asked,
+    encode_call,
+    forward_op,
+    library,
+)
 from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, zero_keys_of
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select, state
@@ -36,10 +46,13 @@ def _forward(
     sink: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
+    dropout_seed: Tensor | None = None,
+    dropout_places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other.
 
-    `cu_seqlens`: the one element of the batch is sequences packed one after the other, which begin there.
+    `cu_seqlens`: the one element of the batch is sequences packed one after the other, which begin there. `dropout_seed`: int64
+    `()` on the CPU, where the call asks for dropout; `dropout_places`: where the rows lie in the whole, as `Dropout.places`.
     """
     tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
@@ -50,11 +63,13 @@ def _forward(
     if query.numel() == 0:
         return boundary.empty_outputs(query)
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
+    backend: Any = prepared.backend
+    options = _options(prepared.problem, dropout_seed, dropout_places)
     returned: tuple[Tensor, ...]
     if cu_seqlens is None:
-        returned = prepared.backend.forward(query, key, value, prepared.problem, key_padding_mask)
+        returned = backend.forward(query, key, value, prepared.problem, key_padding_mask, **options)
     else:
-        returned = prepared.backend.forward_varlen(query, key, value, prepared.problem, cu_seqlens.contiguous())
+        returned = backend.forward_varlen(query, key, value, prepared.problem, cu_seqlens.contiguous(), **options)
     if prepared.foreign:
         wanted = dict(zip(("out", "lse"), boundary.empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
@@ -77,6 +92,8 @@ def _backward(
     call: str,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
+    dropout_seed: Tensor | None = None,
+    dropout_places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`(dquery, dkey, dvalue)` given the `out` and `lse` of the whole softmax; raises as `_forward` does."""
     tensors = (dout, query, key, value, out, lse) + (() if key_padding_mask is None else (key_padding_mask,))
@@ -86,10 +103,13 @@ def _backward(
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
     saved = dout, query, key, value, out, lse
+    backend: Any = prepared.backend
+    options = _options(prepared.problem, dropout_seed, dropout_places)
+    returned: tuple[Tensor, Tensor, Tensor]
     if cu_seqlens is None:
-        returned = prepared.backend.backward(*saved, prepared.problem, key_padding_mask)
+        returned = backend.backward(*saved, prepared.problem, key_padding_mask, **options)
     else:
-        returned = prepared.backend.backward_varlen(*saved, prepared.problem, cu_seqlens.contiguous())
+        returned = backend.backward_varlen(*saved, prepared.problem, cu_seqlens.contiguous(), **options)
     if not prepared.foreign:
         return returned
     wanted = dict(dquery=query, dkey=key, dvalue=value)
@@ -110,6 +130,13 @@ class PreparedCall:
     foreign: bool
     zero_keys: ZeroKeys | None
     nbytes: int
+
+
+def _options(problem: Problem, seed: Tensor | None, places: Tensor | None) -> dict[str, Dropout]:
+    """What a backend is given beside tensors and problem: the dropout, where the call has one."""
+    if problem.varlen and places is not None:
+        raise ValueError("dropout_places and cu_seqlens cannot go together; the places of packed sequences are their own")
+    return {} if problem.dropout_p == 0 else dict(dropout=dropout_of(problem, seed, places))
 
 
 def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
@@ -143,6 +170,7 @@ def _prepare(
         key_padding_mask=boundary.MASK in admission.names,
         requires_grad=requires_grad,
         varlen=longest > 0,
+        dropout_p=dropout_asked(call),
         scale=scale,
     )
     asked = backends_asked(call)

@@ -13,12 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op
+from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
 _SINK = 6
 """Which argument of the forward operator is the sink; it, and those after it, are left out where there are none."""
+_TRAILING = (None,) * 5
+"""What the sink and the arguments after it are where they are left out."""
 _ROOM = 14
 """A sum of 2 ** 14 numbers up to 1 is below the largest of float16."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -31,7 +33,7 @@ class Differentiable(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call, *others = inputs
-        sink, cu_seqlens, ctx.max_seqlen = (*others, None, None, None)[:3]
+        sink, cu_seqlens, ctx.max_seqlen, seed, places = (*others, *_TRAILING)[: len(_TRAILING)]
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = isinstance(out, (FakeTensor, FunctionalTensor))
@@ -39,17 +41,18 @@ class Differentiable(torch.autograd.Function):
         ctx.call = asking_for(call, ",".join(names)) if names else call
         ctx.set_materialize_grads(False)
         ctx.inputs = len(inputs)
-        ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse)
+        ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse, seed, places)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, mask, sink, cu_seqlens, out, lse = ctx.saved_tensors
+        query, key, value, mask, sink, cu_seqlens, out, lse, *dropout = ctx.saved_tensors
         packed = () if cu_seqlens is None else (cu_seqlens, ctx.max_seqlen)
+        further = packed if dropout[0] is None else (cu_seqlens, ctx.max_seqlen, *dropout)
         dquery = dkey = dvalue = dsink = None
         wanted = any(ctx.needs_input_grad[:3])
         if dout is not None and wanted:
-            dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *packed)
+            dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *further)
         if dlse is not None and wanted:
             by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, sink, packed)
             dquery = by_query if dquery is None else dquery + by_query
@@ -57,7 +60,7 @@ class Differentiable(torch.autograd.Function):
         if sink is not None and ctx.needs_input_grad[_SINK]:
             check_sink(sink, query)
             dsink = sink_gradient(sink, out, lse, dout, dlse)
-        return (dquery, dkey, dvalue, None, None, None, dsink, None, None)[: ctx.inputs]
+        return (dquery, dkey, dvalue, None, None, None, dsink, *_TRAILING[1:])[: ctx.inputs]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
@@ -123,8 +126,10 @@ def _differentiate_lse(
 
         dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
 
-    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q.
+    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q. Dropout
+    leaves `lse` as it is.
     """
+    call = without_dropout(call)
     weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
     with without_autocast(query.device.type):
         mean_key, _ = forward_op(query, key, key, mask, scale, call, sink, *packed)
@@ -158,9 +163,16 @@ def vmap(
     sink: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
+    dropout_seed: Tensor | None = None,
+    dropout_places: Tensor | None = None,
 ) -> Any:
     """The vmap rule: the mapped dimension becomes part of the batch. Packed, or with a sink for each of its elements, they are
     calls."""
+    if dropout_seed is not None:
+        raise RuntimeError(
+            "dilated_attention does not support vmap with dropout_p > 0: which weights are dropped depends on their place in the "
+            "batch; make the mapped dimension a part of the batch, or use dropout_p=0"
+        )
     given = query, key, value, mask
     if cu_seqlens is not None or (sink is not None and in_dims[_SINK] is not None):
         at = [*in_dims[:4], *(*in_dims[_SINK:], None, None)[:2]]

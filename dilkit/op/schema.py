@@ -12,35 +12,47 @@ from dilkit.pattern import Pattern
 library = torch.library.Library("dilkit", "DEF")
 library.define(
     "dilated_attention(Tensor query, Tensor key, Tensor value, "
-    "Tensor? key_padding_mask, float scale, str call, Tensor? sink=None, Tensor? cu_seqlens=None, SymInt? max_seqlen=None) "
-    "-> (Tensor, Tensor)"
+    "Tensor? key_padding_mask, float scale, str call, Tensor? sink=None, Tensor? cu_seqlens=None, SymInt? max_seqlen=None, "
+    "Tensor? dropout_seed=None, Tensor? dropout_places=None) -> (Tensor, Tensor)"
 )
 library.define(
     "dilated_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
-    "Tensor? key_padding_mask, float scale, str call, Tensor? cu_seqlens=None, SymInt? max_seqlen=None) "
-    "-> (Tensor, Tensor, Tensor)"
+    "Tensor? key_padding_mask, float scale, str call, Tensor? cu_seqlens=None, SymInt? max_seqlen=None, "
+    "Tensor? dropout_seed=None, Tensor? dropout_places=None) -> (Tensor, Tensor, Tensor)"
 )
 forward_op = torch.ops.dilkit.dilated_attention.default
 backward_op = torch.ops.dilkit.dilated_attention_backward.default
 
-_FORMAT = "3"
+_FORMAT = "4"
 """The first letter of every call: change it with `encode_call` and with what autograd does in `dilkit.op.rules`, because
 torch.compile keeps whole graphs on disk and finds them again by such constants."""
 
 
-def encode_call(pattern: Pattern, is_causal: bool, requires_grad: bool, backend: str) -> str:
+def encode_call(pattern: Pattern, is_causal: bool, requires_grad: bool, backend: str, dropout_p: float = 0.0) -> str:
     """All arguments of an operator except tensors and scale as one text: every schema argument costs microseconds a call."""
-    return f"{_FORMAT}{is_causal:d}{requires_grad:d}{backend};{pattern.to_json()}"
+    return f"{_FORMAT}{is_causal:d}{requires_grad:d}{backend};{dropout_p or ''};{pattern.to_json()}"
 
 
 def decode_call(call: str) -> tuple[Pattern, bool, bool]:
     """The pattern, `is_causal` and `requires_grad` of a call."""
-    return Pattern.from_json(call.partition(";")[2]), call[1] == "1", call[2] == "1"
+    return Pattern.from_json(call.split(";", 2)[2]), call[1] == "1", call[2] == "1"
+
+
+def dropout_asked(call: str) -> float:
+    """The probability with which a call drops weights."""
+    return float(call.split(";", 2)[1] or 0.0)
+
+
+def without_dropout(call: str) -> str:
+    """`call` with every weight."""
+    names, _, text = call.split(";", 2)
+    return f"{names};;{text}"
 
 
 def with_pattern(call: str, text: str) -> str:
     """`call` for the pattern with the JSON text `text`."""
-    return call[: call.index(";") + 1] + text
+    names, dropout_p, _ = call.split(";", 2)
+    return f"{names};{dropout_p};{text}"
 
 
 def backends_asked(call: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, encode_arguments
+from dilkit.attention import check_inputs, encode_arguments, further_arguments
 from dilkit.checks import boolean
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import forward_op
@@ -29,6 +30,7 @@ def ordered_dilated_attention(
     key_padding_mask: Tensor | None = None,
     sink: Tensor | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -48,8 +50,8 @@ def ordered_dilated_attention(
       (`order(..., is_generation_order=True)`), these include its own future, so every order but the identity is refused, and so
       are several orders.
 
-    The other arguments, the results and the errors are those of `dilated_attention`. Raises ValueError for an order of another
-    length than the sequence.
+    The other arguments, the results and the errors are those of `dilated_attention`. Dropout goes by places in the
+    order. Raises ValueError for an order of another length than the sequence.
 
     Example, an image of 8 x 8 tokens along the Hilbert curve:
 
@@ -65,20 +67,21 @@ def ordered_dilated_attention(
     orders = as_orders("order", order)
     check_inputs(query, key, value, pattern, key_padding_mask, sink)
     boolean("return_lse", return_lse)
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
+    further = further_arguments(dropout_p)
     heads, first = key.shape[2], first_head(pattern)
     check_orders(orders, query.shape[1], heads, pattern, is_causal)
     if all(order.is_identity for order in orders):
-        out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)
+        out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further)
         return (out, lse) if return_lse else out
     query, key, value = (move_heads(x, orders, first, heads) for x in (query, key, value))
     if key_padding_mask is None or len(orders) == 1:
         mask = None if key_padding_mask is None else orders[0].apply(key_padding_mask)
-        out, lse = forward_op(query, key, value, mask, factor, call, sink)
+        out, lse = forward_op(query, key, value, mask, factor, call, sink, *further)
     else:
         by_order = [order.apply(key_padding_mask) for order in orders]
         masks = [by_order[(first + head) % len(orders)] for head in range(heads)]
-        out, lse = _head_by_head(query, key, value, masks, pattern, factor, call, sink)
+        out, lse = _head_by_head(query, key, value, masks, pattern, factor, call, sink, further)
     out = move_heads(out, orders, first, heads, inverse=True)
     if not return_lse:
         return out
@@ -94,12 +97,13 @@ def _head_by_head(
     factor: float,
     call: str,
     sink: Tensor | None,
+    further: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
     """All heads, with a mask for each key/value head."""
     rows = (x.tensor_split(key.shape[2], 2) for x in (query, key, value))
     texts = head_texts(pattern.to_json(), query.shape[2], key.shape[2])
     found = [
-        nothing(q, own) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text), own)
+        nothing(q, own) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text), own, *further)
         for q, k, v, mask, text, own in zip(*rows, masks, texts, sink_by_head(sink, key.shape[2]), strict=True)
     ]
     return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, encode_arguments
+from dilkit.attention import check_inputs, encode_arguments, further_arguments
 from dilkit.checks import boolean, integer
 from dilkit.op.operators import forward_op
 from dilkit.op.sequences import check_cu_seqlens
@@ -25,6 +25,7 @@ def dilated_attention_varlen(
     is_causal: bool = False,
     sink: Tensor | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -40,7 +41,8 @@ def dilated_attention_varlen(
     - `cu_seqlens`: int32 `(sequences + 1,)` on the device of `query`, as in flash-attn: where each sequence begins, and `total`.
     - `max_seqlen`: the length of the longest sequence, or more. On a GPU `cu_seqlens` is then not looked at, which would wait for
       the GPU: what it holds must be right. Without it, and on a CPU always, it is checked.
-    - `is_causal`, `sink`, `scale`, `backend`, `return_lse`: as in `dilated_attention`.
+    - `is_causal`, `sink`, `scale`, `dropout_p`, `backend`, `return_lse`: as in `dilated_attention`. Sequence b drops the weights
+      that element b of a batch would.
 
     Returns `out`, with the shape and dtype of `query`; with `return_lse` also `lse` `(heads, total)`. Both are differentiable
     once. With backend `native` they are those of one call for each sequence, to the bit. Raises ValueError or TypeError for
@@ -66,8 +68,8 @@ def dilated_attention_varlen(
         integer("max_seqlen", max_seqlen, at_least=0)
     query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     check_inputs(query, key, value, pattern, sink=sink)
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend)
-    out, lse = forward_op(query, key, value, None, factor, call, sink, cu_seqlens, max_seqlen)
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
+    out, lse = forward_op(query, key, value, None, factor, call, sink, *further_arguments(dropout_p, cu_seqlens, max_seqlen))
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 

@@ -11,7 +11,8 @@ The oracle has no room for a long problem: that is checked `shortened`, and in s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,15 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.op.dropout import Dropout
     from dilkit.testing.tensors import Tensors
 
 Results = dict[str, "Tensor"]
 """`out`, `lse`, `dq`, `dk`, `dv` and `dsink`, or some of them, by name."""
 LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsink": 3.0}
 """How many times the error of plain torch math is still right."""
+DROPOUT_SEED = 7
+"""What torch's generator is seeded with before calls that drop weights."""
 SHORT, WIDE, KEYS = 512, 8, 8
 """Tokens of a shortened problem, at most; heads in all sequences beyond which there are fewer; keys that segments keep."""
 
@@ -98,7 +102,7 @@ def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = ()) ->
     """
 
     def compute(dtype: str) -> Results:
-        options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype)
+        options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype, dropout=dropout_in(problem))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
             if lengths:
@@ -108,6 +112,28 @@ def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = ()) ->
         return differentiated(attend, tensors.to(dtype), problem.requires_grad)
 
     return Expected.of(compute, problem, tensors)
+
+
+def dropout_in(problem: Problem) -> Dropout | None:
+    """What calls of `problem` in `seeded` drop; None where the problem has no dropout."""
+    import torch
+
+    from dilkit.op.dropout import Dropout, draw_seed
+
+    if not problem.dropout_p:
+        return None
+    seed = int(draw_seed(torch.Generator().manual_seed(DROPOUT_SEED)))
+    return Dropout(problem.dropout_p, seed, first_head=problem.first_head)
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Within the block, the next call with dropout has the seed of `dropout_in`."""
+    import torch
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(DROPOUT_SEED)
+        yield
 
 
 def expected_rows(problem: Problem, tensors: Tensors, rows: Tensor) -> Expected:
@@ -122,15 +148,16 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
     kind, group = getattr(torch, dtype), problem.heads // problem.kv_heads
     count = problem.pattern.count_rows(rows, problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
     padding = None if problem.is_causal else padded_keys(problem.pattern, rows, problem.seq, problem.heads, problem.kv_heads)
+    dropout, keys = dropout_in(problem), torch.arange(problem.seq, device=rows.device)
+    kept = None if dropout is None else dropout.kept(problem.heads, rows, keys, problem.batch).to(kind) * dropout.factor
     found: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
     for head in range(problem.heads):
         query = tensors.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
         key, value = (x.detach()[:, :, head // group].to(kind) for x in (tensors.key, tensors.value))
         seen = count[head][None] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
         sink = None if tensors.sink is None else tensors.sink.detach()[head : head + 1]
-        out, lse = softmax_of_count(
-            query, *with_zero_keys(key, value, seen, None if padding is None else padding[head]), problem.scale, sink
-        )
+        inputs = with_zero_keys(key, value, seen, None if padding is None else padding[head])
+        out, lse = softmax_of_count(query, *inputs, problem.scale, sink, None if kept is None else kept[:, head])
         if problem.requires_grad:
             found["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
         found["out"].append(out.detach())

@@ -17,7 +17,7 @@ from dilkit.device import device_named
 from dilkit.op.boundary import lse_dtype
 from dilkit.selector import Decision, explain
 from dilkit.testing import accuracy
-from dilkit.testing.accuracy import LIMITS, Expected, Results, differentiated, distance
+from dilkit.testing.accuracy import LIMITS, Expected, Results, differentiated, distance, seeded
 from dilkit.testing.poison import poisoned_memory
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
@@ -107,10 +107,12 @@ def _call(
     case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, sink: Tensor | None = None
 ) -> Any:
     options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, sink=sink, backend=backend, return_lse=True)
-    if not case.lengths:
-        return dilated_attention(q, k, v, case.pattern, key_padding_mask=mask, **options)
-    cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32, device=q.device)
-    return tuple(x.unsqueeze(0) for x in dilated_attention_varlen(q[0], k[0], v[0], case.pattern, cu_seqlens, **options))
+    options["dropout_p"] = case.dropout_p
+    with seeded():
+        if not case.lengths:
+            return dilated_attention(q, k, v, case.pattern, key_padding_mask=mask, **options)
+        cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32, device=q.device)
+        return tuple(x.unsqueeze(0) for x in dilated_attention_varlen(q[0], k[0], v[0], case.pattern, cu_seqlens, **options))
 
 
 def _malformed(found: Results, tensors: Tensors) -> list[str]:

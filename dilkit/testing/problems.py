@@ -53,6 +53,7 @@ class Case:
     scale: float | None = None
     gradients: bool = True
     lengths: tuple[int, ...] = ()
+    dropout_p: float = 0.0
 
     @property
     def name(self) -> str:
@@ -68,9 +69,8 @@ class Case:
         """This case as the selector sees it, on `device` (default: the CPU)."""
         sizes: Fields = dict(seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim)
         flags: Fields = dict(is_causal=self.is_causal, key_padding_mask=self.mask != "none", scale=self.scale)
-        where: Fields = dict(
-            device=device or probe("cpu"), requires_grad=requires_grad and self.gradients, varlen=bool(self.lengths)
-        )
+        where: Fields = dict(device=device or probe("cpu"), requires_grad=requires_grad and self.gradients)
+        where |= dict(varlen=bool(self.lengths), dropout_p=self.dropout_p)
         return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **where)
 
 
@@ -249,6 +249,21 @@ PACKED = tuple(
 )
 """Sequences of different lengths in one call."""
 
+_DROPPING: dict[str, Fields] = {
+    "nested": dict(dropout_p=0.2),
+    "ragged causal": dict(dropout_p=0.5, is_causal=True, pattern=RAGGED, seq=53),
+    "mask grouped": dict(dropout_p=0.1, mask="random", kv_heads=2),
+    "once": dict(dropout_p=0.3, pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once")),
+    "heads 3-6 of 8": dict(dropout_p=0.4, pattern=Pattern([16, 32], [2, 4], head_shard=(3, 8))),
+    "tail sink": dict(dropout_p=0.25, sink="random", pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43),
+    "almost all dense": dict(dropout_p=0.9, pattern=Pattern.dense(), seq=67),
+    "packed causal": dict(dropout_p=0.3, is_causal=True, kv_heads=2, batch=1, lengths=LENGTHS["some empty"], seq=39),
+}
+DROPPING = tuple(
+    Case(feature="dropout", variant=variant, dtype=dtype, **fields) for variant, fields in _DROPPING.items() for dtype in DTYPES
+)
+"""Calls that drop weights, of sequences by themselves and packed."""
+
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
 _DEFAULT: Fields = dict(pattern=_LONG, seq=2048, head_dim=64, batch=1)
 _LARGE: dict[str, Fields] = {
@@ -262,6 +277,7 @@ _LARGE: dict[str, Fields] = {
     "once": dict(pattern=Pattern([256, 1024, 2048], [2, 4, 8], overlap="once")),
     "batch": dict(batch=3, seq=1025, layout="sliced"),
     "dense causal": dict(pattern=Pattern.dense(), seq=1023, is_causal=True),
+    "dropout": dict(dropout_p=0.2, head_dim=72, kv_heads=2, is_causal=True, seq=1023),
 }
 LARGE = tuple(
     Case(feature="large", variant=variant, dtype=dtype, **_DEFAULT | fields)

@@ -96,7 +96,8 @@ class Computed:
 
     def _local(self, rank: int) -> None:
         plan, first = self.plan, self.plan.cuts[rank]
-        for start, stop, pattern in local_ranges(plan, rank):
+        for start, stop, pattern, position in local_ranges(plan, rank):
+            assert position == first + start
             count = pattern.count(stop - start, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
             self.pairs[rank][:, :, first + start : first + stop, first + start : first + stop] += count
 
@@ -167,9 +168,9 @@ def test_tables_are_charged_for_all_their_row_numbers() -> None:
         assert found.nbytes == sum(x.nbytes for x in _tensors(found)) > 0
 
 
-def _tensors(x: Any) -> Iterator[Tensor]:
-    """All tensors within."""
-    if isinstance(x, Tensor):
+def _tensors(x: Any) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+    """All tensors and arrays within."""
+    if isinstance(x, (Tensor, np.ndarray)):
         yield x
     elif isinstance(x, (list, tuple, dict)) or is_dataclass(x):
         inner = x if isinstance(x, (list, tuple)) else (x if isinstance(x, dict) else vars(x)).values()

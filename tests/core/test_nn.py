@@ -341,7 +341,7 @@ INNER = DilatedAttention(PATTERN)
             r"attention=Pattern.* is a Pattern; a module is needed.*DilatedAttention\(pattern\)",
         ),
         (dict(attention=0.1), TypeError, "attention=0.1 is a float"),
-        (dict(dropout=0.1), ValueError, "dropout=0.1 is not supported, only dropout=0.0.*nn.Dropout"),
+        (dict(dropout=1), ValueError, "dropout=1.0 must be at least 0 and less than 1"),
         (dict(add_bias_kv=True), ValueError, "add_bias_kv=True is not supported"),
         (dict(add_zero_attn=True), ValueError, "add_zero_attn=True is not supported"),
         (dict(batch_first=False), ValueError, "batch_first=False is not supported.*transpose"),

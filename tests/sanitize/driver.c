@@ -115,7 +115,7 @@ static int next(const int64_t *header, int number_of) {
     };
     Problem p = {.batch = header[0], .seq = header[1], .heads = header[2], .kv_heads = header[3], .dim = header[4]};
     p.most_block_rows = header[5], p.row_step = header[6], p.least_chunk_rows = header[7], p.dtype = (int)header[8];
-    p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.lse_head = p.seq;
+    p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.lse_head = p.seq, p.keep_scale = 1;
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
     double *scale = bytes(8);
     int64_t *length = bytes(8 * p.branches), *rate = bytes(8 * p.branches), *offset = bytes(8 * p.heads * p.branches);

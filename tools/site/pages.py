@@ -119,7 +119,7 @@ def backend_table(root: Path) -> str:
 
 def _gaps(limits: Limits) -> list[str]:
     """What a backend's limits leave out, beside devices and dtypes."""
-    flags = ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "grouped_heads", "head_ranges")
+    flags = ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "dropout", "grouped_heads", "head_ranges")
     found = [flag.replace("_", " ") for flag in flags if not getattr(limits, flag)]
     everything = Limits()
     for name in ("offsets", "overlaps", "branch_kinds"):

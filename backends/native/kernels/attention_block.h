@@ -9,7 +9,7 @@
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
  *               attend_row_list               for each row list, tile of rows by tile of rows
  *                 attend_queries, attend_keys   columns by which row vectors may see them
- *                   attend_tile                   q k^T, softmax step, accumulate               -> scores, slot_sums
+ *                   attend_tile                   q k^T, softmax step, dropout, accumulate      -> scores, slot_sums
  *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
  *
  *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . packed_columns[1]
@@ -31,6 +31,7 @@
 #include "scratch.h"
 #include "results.h"
 #include "packing.h"
+#include "dropout.h"
 
 /* A tile of scores: the rows in `vectors` vectors of slots from `first` on, `count` of them in use, with the columns from .. to - 1. */
 static void N(attend_tile)(
@@ -45,15 +46,21 @@ static void N(attend_tile)(
     for (int r = 0; r < TILE_ROWS; r++)
         max[r] = -(REAL)INFINITY, rescale[r] = 1;
     N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, scale, bias);
+    if (p->dropout)
+        N(mask_tile)(task, first, vectors, from, to);
     if (task->phase == FORWARD) {
         if (masked)
             N(mask_scores)(s->scores, max, position, s->column_position, from, to, vectors * N(LANES));
         N(online_softmax_step)(s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, vectors * N(LANES));
+        if (p->dropout)
+            N(drop_weights)(s->scores, s->kept, from, to, vectors * N(LANES));
         N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
         return;
     }
 #if UNIT == 1
-    N(compute_scores)(vectors, s->score_gradients, max, s->packed_columns[1], s->packed_rows[1] + rows, from, to, units, 1, 0);
+    N(compute_scores)(vectors, s->score_gradients, max, s->packed_columns[1], s->packed_rows[1] + rows, from, to, units, (REAL)p->keep_scale, 0);
+    if (p->dropout)
+        N(drop_weights)(s->score_gradients, s->kept, from, to, vectors * N(LANES));
     int by_column = task->phase == BACKWARD_KEY;
     const REAL *lse = by_column ? s->column_lse : s->slot_max + first, *delta = by_column ? s->column_delta : s->slot_sum + first;
     N(softmax_backward_step)(
@@ -61,6 +68,8 @@ static void N(attend_tile)(
         vectors * N(LANES)
     );
     N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->score_gradients, s->packed_columns[0], from, to, p->dim);
+    if (by_column && p->dropout)
+        N(drop_weights)(s->scores, s->kept, from, to, vectors * N(LANES));
     if (by_column)
         N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
     if (task->fused)
@@ -272,7 +281,7 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
     if (by_key) {
         N(attend_key_block)(&task, part * p->block_rows);
         N(write_gradient)(&task, &p->dk, 0, task.kv_head, (REAL)p->scale);
-        N(write_gradient)(&task, &p->dv, 1, task.kv_head, 1);
+        N(write_gradient)(&task, &p->dv, 1, task.kv_head, (REAL)p->keep_scale);
         return;
     }
     N(start_block)(&task, p->first_row + part * p->block_rows);
@@ -288,5 +297,7 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
 
 #undef Scratch
 #undef Task
+#undef Words
+#undef Masks
 #undef Vector
 #undef Lanes

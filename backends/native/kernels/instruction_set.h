@@ -41,6 +41,15 @@ enum { FEW_COLUMNS = 40 }; /* fewer go with row vectors that do not see them: a 
 #define VECTOR_MAX_double(a, b) N(select)((Lanes)(a > b), a, b)
 #endif
 
+/* The product of the low halves of vectors of 64-bit words. */
+#if defined(__AVX512F__) && VECTOR_BYTES == 64
+#define MULTIPLY_LOW(a, b) (Words) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
+#elif defined(__AVX2__) && VECTOR_BYTES == 32
+#define MULTIPLY_LOW(a, b) (Words) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
+#else
+#define MULTIPLY_LOW(a, b) (((a) & 0xffffffffu) * ((b) & 0xffffffffu))
+#endif
+
 /* The lanes of a and b, one after the other, that `which` names: of GCC; clang has it with constants only. */
 #ifdef __clang__
 #define SHUFFLE(a, b, which)                                                                       \

@@ -34,6 +34,12 @@ typedef struct {
     int64_t batch, row, head;
 } TensorView;
 
+/* Where an element of the batch lies in the whole, for dropout: the numbers of its sequence, its first head, its first query and key,
+ * and the step from row to row. */
+typedef struct {
+    int64_t batch, head, query, key, step;
+} Place;
+
 typedef struct {
     int64_t batch, seq, heads, kv_heads, dim;
     int64_t first_row; /* of each sequence: only rows from here on are computed; other than 0 in FORWARD only */
@@ -50,12 +56,27 @@ typedef struct {
     int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
     int64_t round; /* of the fused gradients */
+    int dropout; /* whether weights are dropped, see dropout.h: those of words of the seed's that are below the threshold */
+    uint64_t seed;
+    uint32_t threshold;
+    double keep_scale; /* the factor of weights that are kept; 1 where none are dropped */
+    int64_t first_batch, first_head; /* the numbers of the first sequence and head of the tensors */
+    const Place *places; /* (batch,): in place of both, where each element of the batch lies; else NULL */
     const char *mask; /* (batch, seq), nonzero = key ignored; NULL = none */
     int64_t mask_batch, mask_row; /* strides in bytes */
     TensorView q, k, v, out, dout, dq, dk, dv;
     char *lse, *delta; /* (batch, heads, lse_head) contiguous, double for FLOAT64, else float */
     int64_t lse_head;  /* numbers of a head */
 } Problem;
+
+/* Where the rows of a head lie in the whole. */
+static inline Place place_of(const Problem *problem, int64_t batch, int64_t head) {
+    Place place = {problem->first_batch + batch, problem->first_head, 0, 0, 1};
+    if (problem->places)
+        place = problem->places[batch];
+    place.head += head;
+    return place;
+}
 
 /* The code compiled for one instruction set. */
 typedef struct {

@@ -24,7 +24,7 @@ static void N(write_output)(const Task *task) {
     REAL *lse = (REAL *)(void *)p->lse;
     for (int64_t r = 0; r < (task->stop - task->start) * p->shared_heads; r++) {
         int64_t of = N(row_of)(p, r), row = task->start + of, head = task->head + r - of * p->shared_heads;
-        REAL total = s->row_sum[r], *sums = s->accumulator[0] + r * task->padded_dim, factor = total == 0 ? 0 : 1 / total;
+        REAL total = s->row_sum[r], *sums = s->accumulator[0] + r * task->padded_dim, factor = total == 0 ? 0 : (REAL)p->keep_scale / total;
         for (int64_t d = 0; d < p->dim; d++)
             sums[d] *= factor;
         R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
@@ -100,7 +100,7 @@ static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
     if (task->phase == FORWARD)
         N(merge_softmax)(task, row, s->slot_max[slot], s->slot_sum[slot], sums);
     else if (task->fused)
-        N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, task->start + row, task->kv_head, sums, a ? 1 : (REAL)task->p->scale);
+        N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, task->start + row, task->kv_head, sums, (REAL)(a ? task->p->keep_scale : task->p->scale));
     else
         for (int64_t d = 0; d < task->p->dim; d++)
             s->accumulator[a][row * task->padded_dim + d] += sums[d];

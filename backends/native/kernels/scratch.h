@@ -32,6 +32,7 @@ typedef struct {
     REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are */
     REAL *column_sums;         /* (TILE_COLUMNS, padded_dim) */
     REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS) */
+    INTEGER *kept, *kept_by_row; /* (TILE_COLUMNS, TILE_ROWS) and (TILE_ROWS, TILE_COLUMNS): masks of the weights that are kept */
     REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum; in BACKWARD_QUERY lse and delta */
     REAL *slot_position;       /* (slots + TILE_ROWS,): the position of a slot, counted from the start of the block, as a number */
     REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
@@ -87,6 +88,8 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->column_sums = RESERVE(fused ? TILE_COLUMNS * padded : 0, REAL);
     s->scores = RESERVE(TILE_COLUMNS * TILE_ROWS, REAL);
     s->score_gradients = RESERVE(phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
+    s->kept = RESERVE(p->dropout ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
+    s->kept_by_row = RESERVE(p->dropout && phase == BACKWARD_KEY ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
     s->slot_max = RESERVE(slots + TILE_ROWS, REAL), s->slot_sum = RESERVE(slots + TILE_ROWS, REAL);
     s->slot_position = RESERVE(slots + TILE_ROWS, REAL), s->column_position = RESERVE(TILE_COLUMNS, REAL);
     s->column_lse = RESERVE(TILE_COLUMNS, REAL), s->column_delta = RESERVE(TILE_COLUMNS, REAL);

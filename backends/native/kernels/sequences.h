@@ -24,7 +24,7 @@ static inline Problem sequence_of(const Problem *whole, int64_t i) {
     Problem p = *whole;
     const int64_t bytes = p.dtype == FLOAT64 ? 8 : 4;
     int64_t first = whole->starts ? whole->starts[i] : 0, batch = whole->starts ? 0 : i;
-    p.batch = 1, p.starts = p.lengths = NULL;
+    p.batch = 1, p.starts = p.lengths = NULL, p.first_batch += i;
     p.seq = whole->starts ? whole->starts[i + 1] - first : whole->lengths[i];
     p.first_row = whole->starts ? 0 : p.seq - whole->seq;
     TensorView *by_query[] = {&p.q, &p.out, &p.dout, &p.dq}, *by_key[] = {&p.k, &p.v, &p.dk, &p.dv};

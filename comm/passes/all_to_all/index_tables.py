@@ -48,7 +48,7 @@ class IndexTables:
         returns = (self.results, *self.gradients.values())
         slices = [s for some in (*self.packed.values(), *(table.slices for table in returns)) for s in some]
         tensors = [table.rows for table in returns] + [s.rows for s in slices]
-        return sum(x.nbytes for x in (*tensors, *(x for stack in self.stacks for x in stack.index_tensors.values())))
+        return sum(x.nbytes for x in tensors) + sum(stack.nbytes for stack in self.stacks)
 
     def to(self, device: torch.device) -> IndexTables:
         """The same for rows on `device`."""

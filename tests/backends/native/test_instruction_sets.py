@@ -20,7 +20,7 @@ from dilkit.backends.native.backend import Native
 from dilkit.environment import BF16_SETS
 from dilkit.problem import DTYPES, Problem
 from dilkit.testing.conformance import check
-from dilkit.testing.problems import LAYOUTS, PROBLEMS, Case
+from dilkit.testing.problems import DROPPING, LAYOUTS, PROBLEMS, Case
 
 LONG = {
     "nested": dict(pattern=Pattern([128, 256, 512], [1, 2, 4]), heads=2),
@@ -28,6 +28,7 @@ LONG = {
     "few rows in a segment": dict(pattern=Pattern([16, 700], [1, 8]), heads=2),
     "odd head_dim": dict(pattern=Pattern([200, 512], [1, 3]), heads=1, head_dim=75),
     "dense grouped": dict(pattern=Pattern.dense(), heads=2, kv_heads=1),
+    "dropout grouped": dict(pattern=Pattern([150, 330, 512], [1, 2, 4]), heads=2, kv_heads=1, dropout_p=0.3),
 }
 
 
@@ -43,7 +44,7 @@ def in_one_dtype(at: int, case: Case) -> Any:
     return pytest.param(case, marks=[] if usual else pytest.mark.slow, id=case.name)
 
 
-@pytest.mark.parametrize("case", [in_one_dtype(at, case) for at, case in enumerate(PROBLEMS)])
+@pytest.mark.parametrize("case", [in_one_dtype(at, case) for at, case in enumerate((*PROBLEMS, *DROPPING))])
 def test_every_instruction_set_agrees_with_the_oracle(isa: str, case: Case) -> None:
     result = check("native", case)
     assert result.verdict == "passed", "; ".join(result.reasons)

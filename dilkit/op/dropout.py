@@ -1,0 +1,122 @@
+"""Attention dropout: whether a weight is dropped depends on the seed of the call and on the place of the weight alone.
+
+    words = philox(key: seed,  counter: j // 4, i, batch, head)        Philox 4x32 of 7 rounds: four words of 32 bits
+    kept[batch, head, i, j] = words[j % 4] >= round(p * 2 ** 32)
+
+So forward and backward passes, backends, instruction sets, threads and ranks agree without a mask in memory. Seven rounds are the
+fewest that pass the tests of randomness of BigCrush (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dilkit.op.boundary import check_memory
+from dilkit.problem import Problem
+
+PLACES = 5
+"""Numbers of a line of `Dropout.places`."""
+
+_ROUNDS = 7
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_LOW = 2**32 - 1
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Four words of 32 bits, in int64."""
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Which weights of a call are dropped, each with the probability `p`; the others are multiplied by `1 / (1 - p)`.
+
+    `first_batch`, `first_head`: the numbers of the first sequence and query head of the tensors. `places`, in place of both,
+    int64 `(batch, 5)`, contiguous, on the CPU: of each element of the batch the numbers of its sequence, its first head, its
+    first query and its first key, and the step from row to row of queries and keys.
+    """
+
+    p: float
+    seed: int
+    first_batch: int = 0
+    first_head: int = 0
+    places: Tensor | None = None
+
+    @property
+    def threshold(self) -> int:
+        """Words below it drop their weight."""
+        return threshold_of(self.p)
+
+    @property
+    def factor(self) -> float:
+        """What weights that are kept are multiplied by."""
+        return 1 / (1 - self.p)
+
+    def of_sequence(self, number: int) -> Dropout:
+        """The dropout of one sequence of a packed call."""
+        return replace(self, first_batch=self.first_batch + number)
+
+    def kept(self, heads: int, rows: Tensor, keys: Tensor, batch: int) -> Tensor:
+        """Bool `(batch, heads, len(rows), len(keys))`: which weights of these rows with these keys, int64, are kept."""
+        device = rows.device
+        lines = self._lines(batch).to(device)
+        number, head, query, key, step = (x[:, None, None, None] for x in lines.unbind(1))
+        i, j = query + step * rows[:, None], key + step * keys
+        h = head + torch.arange(heads, device=device)[:, None, None]
+        counter = (j >> 2) & _LOW, i & _LOW, number, h | (i >> 32) << 16 | (j >> 34) << 24
+        a, b, c, d = philox(counter, self.seed)
+        word = torch.where(j & 2 == 0, torch.where(j & 1 == 0, a, b), torch.where(j & 1 == 0, c, d))
+        return word >= self.threshold
+
+    def _lines(self, batch: int) -> Tensor:
+        if self.places is not None:
+            return self.places
+        lines = torch.tensor([0, self.first_head, 0, 0, 1], device="cpu").repeat(batch, 1)
+        lines[:, 0] = torch.arange(self.first_batch, self.first_batch + batch, device="cpu")
+        return lines
+
+
+def threshold_of(p: float) -> int:
+    """The word below which weights are dropped: `p` in units of 2 ** -32."""
+    return min(round(p * 2**32), _LOW)
+
+
+def philox(counter: Words, seed: int) -> Words:
+    """Philox 4x32 of a counter, whose tensors broadcast, and a key of 64 bits."""
+    x0, x1, x2, x3 = counter
+    keys = [seed & _LOW, seed >> 32 & _LOW]
+    for _ in range(_ROUNDS):
+        product0, product1 = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]  # which wrap around: their 64 bits are right
+        x0, x1 = (product1 >> 32) & _LOW ^ x1 ^ keys[0], product1 & _LOW
+        x2, x3 = (product0 >> 32) & _LOW ^ x3 ^ keys[1], product0 & _LOW
+        keys = [(key + step) & _LOW for key, step in zip(keys, _KEY_STEPS, strict=True)]
+    return x0, x1, x2, x3
+
+
+def draw_seed(generator: torch.Generator | None = None) -> Tensor:
+    """The seed of a call, int64 `()`: one draw from a generator of the CPU, by default torch's own."""
+    return torch.randint(2**63 - 1, (), generator=generator, dtype=torch.int64, device="cpu")
+
+
+def dropout_of(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dropout:
+    """The dropout of a call that asks for one. Raises TypeError or ValueError for tensors that do not fit."""
+    _check_int64("dropout_seed", seed, (), "dilkit.op.dropout.draw_seed()")
+    if places is not None:
+        _check_int64("dropout_places", places, (problem.batch, PLACES), "a line for each element of the batch")
+    assert seed is not None
+    if problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "dropout_p > 0 while a CUDA graph is captured: every replay would drop the same weights; use dropout_p=0"
+        )
+    return Dropout(problem.dropout_p, int(seed), first_head=problem.first_head, places=places)
+
+
+def _check_int64(name: str, x: object, shape: tuple[int, ...], way: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; an int64 torch.Tensor {shape} on the CPU is needed ({way})")
+    if x.dtype != torch.int64 or x.device.type != "cpu" or x.shape != shape or not x.is_contiguous():
+        found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+        raise ValueError(f"{name} is {found}; torch.int64 {shape} on the CPU, contiguous, is needed ({way})")
+    check_memory((name,), (x,))

@@ -1,0 +1,426 @@
+"""Dropout: which weights are dropped, that all ways to compute drop the same ones, gradients, every way to call, and refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from helpers.backends_here import on
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import dilkit
+from dilkit import (
+    DilatedAttention,
+    DilatedCache,
+    MultiheadDilatedAttention,
+    Pattern,
+    Problem,
+    dilated_attention,
+    dilated_attention_varlen,
+    explain,
+    order,
+    ordered_dilated_attention,
+)
+from dilkit.backends.native import _native
+from dilkit.device import probe
+from dilkit.op.dropout import Dropout, draw_seed, philox
+from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.oracle import oracle_attention
+
+PATTERN = Pattern([8, 16, 64], [1, 2, 4])
+ABLE = [name for name in on("cpu") if dilkit.registry.backends()[name].limits.dropout]
+LOW = 2**32 - 1
+
+
+def tensors(seq: int = 37, heads: Heads = (4, 2), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn((2, seq, h, 6), generator=draw, dtype=dtype).requires_grad_() for h in (heads[0], heads[1], heads[1])]
+
+
+def seeded(attend: Callable[..., Any], seed: int = 3) -> Callable[..., Any]:
+    """`attend` with the same weights dropped at every call."""
+
+    def call(*inputs: Any, **options: Any) -> Any:
+        torch.manual_seed(seed)
+        return attend(*inputs, **options)
+
+    return call
+
+
+def drawn(p: float, seed: int = 3, **where: Any) -> Dropout:
+    """What a call drops after `torch.manual_seed(seed)`."""
+    return Dropout(p, int(draw_seed(torch.Generator().manual_seed(seed))), **where)
+
+
+def differentiated(attend: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    """`out`, `lse` and the gradients of a loss of both."""
+    out, lse = attend(*inputs)
+    seen = lse.masked_fill(lse == -math.inf, 0.0)
+    return [out.detach(), lse.detach(), *torch.autograd.grad((out * out.detach().cos()).sum() + seen.square().sum(), inputs)]
+
+
+def close(found: list[Tensor], want: list[Tensor], tolerance: float = 1e-11) -> None:
+    for got, right in zip(found, want, strict=True):
+        torch.testing.assert_close(got, right, rtol=tolerance, atol=tolerance)
+
+
+def mask_of(seq: int, heads: int, p: float, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
+    """Which weights a dense call keeps, `(batch, heads, seq, seq)`, read from its results: the values are unit vectors."""
+    zeros = torch.zeros(2, seq, heads, seq, dtype=dtype)
+    value = torch.eye(seq, dtype=dtype)[:, None].expand(2, seq, heads, seq).contiguous()
+    out: Any = seeded(dilated_attention)(zeros, zeros, value, Pattern.dense(), dropout_p=p, **options)
+    return out.transpose(1, 2) > 0
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ([0, 0, 0, 0], [0, 0], "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        ([LOW] * 4, [LOW] * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            "4dfccaba 190a87f0 c47362ba b6b5242a",
+        ),
+    ],
+)
+def test_known_answers_of_philox(counter: list[int], key: list[int], words: str) -> None:
+    """Those that its authors published for seven rounds."""
+    found = philox(tuple(torch.tensor([x]) for x in counter), key[0] | key[1] << 32)  # type: ignore[arg-type]
+    assert " ".join(f"{int(x):08x}" for x in found) == words
+
+
+def plainly_kept(seed: int, p: float, batch: int, head: int, i: int, j: int) -> bool:
+    """The definition once more, in Python's integers."""
+    x, key = [j // 4 & LOW, i & LOW, batch, head | (i >> 32) << 16 | (j >> 34) << 24], [seed & LOW, seed >> 32]
+    for _ in range(7):
+        a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+        x = [b >> 32 ^ x[1] ^ key[0], b & LOW, a >> 32 ^ x[3] ^ key[1], a & LOW]
+        key = [(key[0] + 0x9E3779B9) & LOW, (key[1] + 0xBB67AE85) & LOW]
+    return x[j % 4] >= round(p * 2**32)
+
+
+@given(
+    st.integers(0, 2**63 - 1),
+    st.floats(0.01, 0.99),
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 4), *[st.integers(0, 2**40 - 99)] * 2), min_size=1),
+    st.integers(1, 5),
+)
+def test_places_of_any_size(seed: int, p: float, places: list[tuple[int, int, int, int]], step: int) -> None:
+    lines = torch.tensor([(*place, step) for place in places])
+    kept = Dropout(p, seed, places=lines).kept(2, torch.arange(2), torch.arange(5), len(places))
+    for at, (batch, head, i, j) in enumerate(places):
+        for h, a, b in product(range(2), range(2), range(5)):
+            assert bool(kept[at, h, a, b]) == plainly_kept(seed, p, batch, head + h, i + step * a, j + step * b)
+
+
+@pytest.mark.parametrize("backend", ABLE)
+@pytest.mark.parametrize("p", [0.02, 0.5, 0.93])
+def test_as_many_are_kept_as_chance_would(backend: str, p: float) -> None:
+    """In all, of each head, of each residue of the columns, and of neighbours: within five standard deviations."""
+    kept = mask_of(96, 4, p, backend=backend).double()
+    pairs = kept[..., 1:] * kept[..., :-1]
+    for some, rate in [(kept, 1 - p), *((kept[:, h], 1 - p) for h in range(4)), (pairs, (1 - p) ** 2)]:
+        deviation = math.sqrt(rate * (1 - rate) / some.numel())
+        assert abs(float(some.mean()) - rate) < (5 if some is not pairs else 9) * deviation
+    for j in range(4):
+        some = kept[..., j::4]
+        assert abs(float(some.mean()) - (1 - p)) < 5 * math.sqrt(p * (1 - p) / some.numel())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ABLE)
+def test_every_backend_and_dtype_drops_the_same(backend: str, dtype: torch.dtype) -> None:
+    rows = torch.arange(75)
+    want = drawn(0.3).kept(3, rows, rows, 2)
+    assert torch.equal(mask_of(75, 3, 0.3, dtype, backend=backend), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("isa", _native.instruction_sets())
+def test_every_instruction_set_and_number_of_threads_drops_the_same(isa: str, dtype: torch.dtype, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+    rows, before = torch.arange(203), torch.get_num_threads()
+    want = drawn(0.3).kept(2, rows, rows, 2)
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(mask_of(203, 2, 0.3, dtype, backend="native"), want)
+    finally:
+        torch.set_num_threads(before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    patterns_with_heads(),
+    st.integers(1, 40),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+    st.sampled_from(["native", "reference"]),
+)
+def test_any_pattern_agrees_with_the_oracle(
+    drawn_pattern: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, seed: int, backend: str
+) -> None:
+    pattern, heads = drawn_pattern
+    mask = torch.rand(2, seq, generator=torch.Generator().manual_seed(seed)) < 0.4 if masked else None
+    options: dict[str, Any] = dict(is_causal=is_causal, key_padding_mask=mask)
+    first = 0 if pattern.head_shard is None else pattern.head_shard[0] * heads[0] // heads[1]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return dilated_attention(q, k, v, pattern, dropout_p=0.35, backend=backend, return_lse=True, **options)
+
+    want = differentiated(
+        lambda q, k, v: oracle_attention(q, k, v, pattern, dropout=drawn(0.35, first_head=first), **options),
+        tensors(seq, heads, seed),
+    )
+    close(differentiated(seeded(attend), tensors(seq, heads, seed)), want)
+
+
+@pytest.mark.parametrize("backend", ABLE)
+def test_gradients_by_finite_differences(backend: str) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return dilated_attention(q, k, v, Pattern([4, 8], [1, 2]), dropout_p=0.4, backend=backend, return_lse=True)
+
+    assert torch.autograd.gradcheck(seeded(attend), tensors(8, (2, 1)))
+
+
+@pytest.mark.parametrize("backend", on("cpu"))
+def test_none_dropped_is_the_call_without_dropout_to_the_bit(backend: str) -> None:
+    inputs, before = tensors(dtype=torch.float32), torch.get_rng_state()
+    found, want = (
+        differentiated(lambda q, k, v, o=o: dilated_attention(q, k, v, PATTERN, backend=backend, return_lse=True, **o), inputs)
+        for o in (dict(dropout_p=0.0), {})
+    )
+    assert all(torch.equal(got, right) for got, right in zip(found, want, strict=True))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_lse_is_of_all_weights() -> None:
+    inputs = [x.detach() for x in tensors()]
+    _, lse = dilated_attention(*inputs, PATTERN, dropout_p=0.5, return_lse=True)
+    assert torch.equal(lse, dilated_attention(*inputs, PATTERN, return_lse=True)[1])
+
+
+def test_the_generator_of_torch_decides() -> None:
+    inputs = [x.detach() for x in tensors()]
+    first, again = (seeded(dilated_attention)(*inputs, PATTERN, dropout_p=0.5) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, dilated_attention(*inputs, PATTERN, dropout_p=0.5))
+
+
+def test_seeds_share_what_was_prepared() -> None:
+    inputs = tensors()
+    entries = set()
+    for _ in range(5):
+        dilated_attention(*inputs, PATTERN, dropout_p=0.5, backend="native").sum().backward()
+        entries.add(dilkit.plan.cache_info().entries)
+    assert len(entries) == 1
+
+
+def test_heads_of_a_shard_drop_as_in_the_whole_model() -> None:
+    inputs = [x.detach() for x in tensors(heads=(8, 4))]
+    whole = seeded(dilated_attention)(*inputs, PATTERN, dropout_p=0.5)
+    shard = Pattern([8, 16, 64], [1, 2, 4], head_shard=(1, 4))
+    part = [x[:, :, 2:6] if x is inputs[0] else x[:, :, 1:3] for x in inputs]
+    torch.testing.assert_close(seeded(dilated_attention)(*part, shard, dropout_p=0.5), whole[:, :, 2:6])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_orders_drop_by_places_along_them(masked: bool) -> None:
+    """With a mask heads are computed one by one."""
+    pattern, orders = Pattern([12, 48], [1, 3]), [order((6, 8)), order((6, 8), "snake")]
+    q, k, v = (x.detach() for x in tensors(48))
+    options: dict[str, Any] = dict(key_padding_mask=torch.zeros(2, 48, dtype=torch.bool)) if masked else {}
+    found = seeded(ordered_dilated_attention)(q, k, v, pattern, orders, dropout_p=0.5, **options)
+    for head, along in enumerate(orders):
+        rows = [along.apply(x) for x in (q, k, v)]
+        want = along.restore(seeded(dilated_attention)(*rows, pattern, dropout_p=0.5))
+        torch.testing.assert_close(found[:, :, 2 * head : 2 * head + 2], want[:, :, 2 * head : 2 * head + 2])
+
+
+@pytest.mark.parametrize("backend", ABLE)
+def test_packed_sequences_are_numbered(backend: str) -> None:
+    """Of one length they are a batch; of several, each is the element of a batch that has its number. To the bit on `native`."""
+    options: dict[str, Any] = dict(is_causal=True, dropout_p=0.4, backend=backend, return_lse=True)
+    qkv = [x.detach() for x in tensors(20, dtype=torch.float32)]
+    flat, cut = [x.flatten(0, 1) for x in qkv], torch.tensor([0, 20, 40], dtype=torch.int32)
+    out, lse = seeded(dilated_attention_varlen)(*flat, PATTERN, cut, **options)
+    want, want_lse = seeded(dilated_attention)(*qkv, PATTERN, **options)
+    close([out.unflatten(0, (2, 20)), lse], [want, torch.cat([*want_lse], 1)], 1e-6)
+    uneven, call = torch.tensor([0, 3, 3, 40], dtype=torch.int32), encode_call(PATTERN, True, False, backend, 0.4)
+    out, lse = seeded(dilated_attention_varlen)(*flat, PATTERN, uneven, **options)
+    place = torch.tensor([[2, 0, 0, 0, 1]])
+    alone = forward_op(*(x[None, 3:] for x in flat), None, 6**-0.5, call, None, None, None, seeded(draw_seed)(), place)
+    assert torch.equal(out[3:], alone[0][0])
+    assert torch.equal(lse[:, 3:], alone[1][0])
+
+
+def test_gradients_of_packed_sequences() -> None:
+    cut = torch.tensor([0, 3, 3, 37], dtype=torch.int32)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Any:
+        return dilated_attention_varlen(q[0], k[0], v[0], PATTERN, cut, dropout_p=0.4, backend=backend, return_lse=True)
+
+    found, want = (differentiated(seeded(lambda *x, b=b: attend(*x, b)), tensors()) for b in ("native", "reference"))
+    close(found, want)
+
+
+def test_activation_checkpointing_drops_the_same_again() -> None:
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return dilated_attention(q.sin(), k, v, PATTERN, dropout_p=0.5)  # type: ignore[return-value]
+
+    inputs = tensors()
+    want = torch.autograd.grad(seeded(layer)(*inputs).square().sum(), inputs)
+    found = torch.autograd.grad(seeded(lambda *x: checkpoint(layer, *x, use_reentrant=False))(*inputs).square().sum(), inputs)
+    close(list(found), list(want))
+
+
+def test_autocast_drops_the_same() -> None:
+    inputs = [x.detach() for x in tensors(dtype=torch.float32)]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = seeded(dilated_attention)(*inputs, PATTERN, dropout_p=0.5)
+    assert torch.equal(out, seeded(dilated_attention)(*(x.bfloat16() for x in inputs), PATTERN, dropout_p=0.5))
+
+
+@pytest.mark.parametrize("randomness", ["error", "same", "different"])
+def test_vmap_is_refused(randomness: str) -> None:
+    inputs = [torch.stack([x.detach()] * 2) for x in tensors()]
+    with pytest.raises(RuntimeError, match=r"random|dropout_p > 0"):
+        torch.vmap(lambda *x: dilated_attention(*x, PATTERN, dropout_p=0.5), randomness=randomness)(*inputs)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+def test_opcheck() -> None:
+    inputs, call, seed = tensors(20), encode_call(PATTERN, True, True, "reference", 0.3), torch.tensor(5)
+    for places in (None, torch.tensor([[3, 0, 7, 9, 2], [4, 1, 0, 0, 1]])):
+        torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, None, None, None, seed, places))
+        out, lse = forward_op(*inputs, None, 0.3, call, None, None, None, seed, places)
+        saved = [x.detach() for x in (*inputs, out, lse)]
+        torch.library.opcheck(backward_op, (torch.randn_like(saved[3]), *saved, None, 0.3, call, None, None, seed, places))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+def test_compiled_calls_draw_seeds_of_their_own() -> None:
+    compiled: list[int] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        compiled.append(1)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    def two_layers(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = (dilated_attention(q, k, v, PATTERN, dropout_p=0.5) for _ in range(2))
+        return first, second  # type: ignore[return-value]
+
+    fast, inputs = torch.compile(two_layers, backend=counting, fullgraph=True), tensors()
+    for seed in (3, 4, 5):
+        found, want = (seeded(step, seed)(*inputs) for step in (fast, two_layers))
+        assert not torch.equal(*found)
+        close([*found, *torch.autograd.grad(found[0].sum(), inputs)], [*want, *torch.autograd.grad(want[0].sum(), inputs)])
+    assert len(compiled) == 1
+
+
+def test_the_module_drops_in_training_alone() -> None:
+    layer = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), dropout=0.5).double()
+    plain = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN)).double()
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 37, 24, dtype=torch.float64)
+    assert torch.equal(layer.eval()(x)[0], plain(x)[0])
+    assert "dropout=0.5" in repr(layer)
+    layer.train()
+    first, again = (seeded(layer)(x)[0] for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, plain(x)[0])
+    cut = torch.tensor([0, 37, 74], dtype=torch.int32)
+    torch.testing.assert_close(seeded(layer)(x.flatten(0, 1), cu_seqlens=cut)[0].unflatten(0, (2, 37)), first)
+    cache = DilatedCache(PATTERN, 4)
+    with pytest.raises(ValueError, match=r"cache is given in training mode with dropout=0.5.*eval\(\)"):
+        layer(x[:, :1], is_causal=True, cache=cache)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, math.nan])
+def test_what_is_no_probability(p: float) -> None:
+    inputs, cut = tensors(), torch.tensor([0, 37], dtype=torch.int32)
+    calls: list[Callable[[], Any]] = [
+        lambda: dilated_attention(*inputs, PATTERN, dropout_p=p),
+        lambda: dilated_attention_varlen(*(x[0] for x in inputs), PATTERN, cut, dropout_p=p),
+        lambda: ordered_dilated_attention(*inputs, PATTERN, order((37,)), dropout_p=p),
+        lambda: Problem(pattern=PATTERN, seq=8, heads=1, head_dim=8, dropout_p=p),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"dropout_p=.* must be"):
+            call()
+    with pytest.raises(ValueError, match=r"dropout=.* must be"):
+        MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), dropout=p)
+
+
+@pytest.mark.parametrize("p", ["0.1", True, None])
+def test_what_is_no_number(p: Any) -> None:
+    with pytest.raises(TypeError, match=r"dropout_p=.*a number is needed"):
+        dilated_attention(*tensors(), PATTERN, dropout_p=p)
+
+
+@pytest.mark.parametrize("backend", [name for name in on("cpu") if name not in ABLE])
+def test_backends_that_drop_nothing_refuse(backend: str) -> None:
+    with pytest.raises(ValueError, match=r"dropout_p 0.1: drops no weights"):
+        dilated_attention(*tensors(), PATTERN, dropout_p=0.1, backend=backend)
+    dilated_attention(*tensors(), PATTERN, dropout_p=0.1, backend=[backend, "native"])
+
+
+def test_the_automatic_choice_passes_them_over() -> None:
+    for device in (dilkit.Device.assume("sm_90"), probe("cpu")):
+        trace = explain(Problem(pattern=PATTERN, seq=64, heads=1, head_dim=8, device=device, dropout_p=0.1))
+        assert trace.picked in (None, *ABLE, "cupy_raw")
+        refused = {d.name for d in trace.decisions if any("dropout_p" in reason for reason in d.reasons)}
+        assert "sdpa" in refused
+
+
+def test_more_heads_than_can_be_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"batch, seq and heads can be at most .* with dropout_p=0.1"):
+        Problem(pattern=PATTERN, seq=8, heads=2**17, head_dim=1, dropout_p=0.1)
+
+
+CALL = encode_call(PATTERN, False, False, "native", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("seed", "places", "error", "text"),
+    [
+        (None, None, TypeError, "dropout_seed is a NoneType; an int64"),
+        (torch.tensor(1.0), None, ValueError, "dropout_seed is torch.float32"),
+        (torch.tensor([1]), None, ValueError, r"dropout_seed is torch.int64 \(1,\)"),
+        (torch.tensor(1), torch.zeros(2, 4, dtype=torch.int64), ValueError, r"dropout_places is torch.int64 \(2, 4\)"),
+        (torch.tensor(1), torch.zeros(2, 5), ValueError, "dropout_places is torch.float32"),
+        (torch.tensor(1), torch.zeros(5, 2, dtype=torch.int64).mT, ValueError, "dropout_places .* contiguous"),
+    ],
+)
+def test_seeds_and_places_that_do_not_fit(seed: Any, places: Any, error: type[Exception], text: str) -> None:
+    inputs = [x.detach() for x in tensors()]
+    with pytest.raises(error, match=text):
+        forward_op(*inputs, None, 0.3, CALL, None, None, None, seed, places)
+
+
+def test_the_kernel_takes_no_places_beyond_their_memory() -> None:
+    from dilkit.backends.native.backend import Native
+
+    q, k, v = (x.detach() for x in tensors())
+    problem = Problem.of(q, k, PATTERN, dropout_p=0.3)
+    with pytest.raises(ValueError, match=r"places has shape \(1, 5\); int64 \(2, 5\)"):
+        Native().forward(q, k, v, problem, None, Dropout(0.3, 1, places=torch.zeros(1, 5, dtype=torch.int64)))
