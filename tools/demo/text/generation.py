@@ -11,7 +11,8 @@ from dilkit.tools.demo.text.scaling import LONGEST
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.kinds.demo import NextByte
 
-REPEATS, SAMPLE_SECONDS = 3, 0.02
+REPEATS, STEPS = 5, 16
+"""Samples, and the bytes in one sample with caches."""
 
 
 class GenerationSweep:
@@ -30,9 +31,23 @@ class GenerationSweep:
 
     @torch.no_grad()
     def _measured(self, tokens: int) -> NextByte:
-        """Which bytes they are makes no difference to the time."""
-        text, caches = torch.randint(VOCABULARY, (1, tokens)), self.model.caches()
-        self.model(text, caches)
-        calls = {"cached": lambda: self.model(text[:, -1:], caches), "recomputed": lambda: self.model(text)}
-        samples = time_interleaved(calls, repeats=REPEATS, min_time=SAMPLE_SECONDS)
-        return NextByte(tokens, samples["cached"].samples_s, samples["recomputed"].samples_s)
+        """Of the last bytes of so many, where segments are nearly full and caches hold the most.
+
+        Which bytes they are makes no difference to the time.
+        """
+        text, caches, steps = torch.randint(VOCABULARY, (1, tokens)), self.model.caches(), min(STEPS, tokens // 2)
+        begun = tokens - steps - 1  # short of where segments end: caches cannot go back from there
+        self.model(text[:, :begun], caches)
+
+        def cached() -> None:
+            for i in range(begun, begun + steps):
+                self.model(text[:, i : i + 1], caches)
+
+        def go_back() -> None:
+            for cache in caches:
+                cache.crop(begun)
+
+        calls = {"cached": cached, "recomputed": lambda: self.model(text)}
+        samples = time_interleaved(calls, repeats=REPEATS, before=go_back)
+        one = tuple(seconds / steps for seconds in samples["cached"].samples_s)
+        return NextByte(tokens, one, samples["recomputed"].samples_s)

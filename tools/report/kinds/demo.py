@@ -21,8 +21,8 @@ METHOD = (
     "is measured forward and backward: 1 sequence, {} heads x {}, causal, {}; dilated is the model's pattern, computed by "
     "{}, dense is every earlier token, computed by {}. Time is the median of at most 5 calls taken in turns, memory the peak "
     "beyond what was held before the call. Neither kind holds a score matrix; the dilated one holds one branch's result and "
-    "gradients beside the sum over the branches. Generation is the whole model's time for one byte more, after a text of that "
-    "length: with a cache in each layer, or by computing every row of the text again."
+    "gradients beside the sum over the branches. Generation is the whole model's time for one byte more, after a text of about "
+    "that length: with a cache in each layer, or by computing every row of the text again."
 )
 
 
