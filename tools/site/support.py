@@ -1,4 +1,4 @@
-"""Tables of docs/backends.md: what backends can of packed sequences, caches and sinks, and which options each call has."""
+"""Tables of docs/backends.md: what backends can of packed sequences, caches, dropout and sinks, and which options calls have."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dilkit import DilatedCache, comm, dilated_attention, dilated_attention_varlen, dilated_attention_with_kvcache
+from dilkit import (
+    DilatedCache,
+    comm,
+    dilated_attention,
+    dilated_attention_varlen,
+    dilated_attention_with_kvcache,
+    ordered_dilated_attention,
+)
 from dilkit.backend import Backend
 from dilkit.tools.report.markdown import rows_markdown
 
-FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "sinks": None}
+FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
 """What a call may ask for, and the limit that says whether a backend can; None: the operator adds it to any backend's results."""
 CALLS: dict[str, Callable[..., Any]] = {
     "dilated_attention": dilated_attention,
     "dilated_attention_varlen": dilated_attention_varlen,
     "dilated_attention_with_kvcache": dilated_attention_with_kvcache,
     "DilatedCache.attend": DilatedCache.attend,
+    "ordered_dilated_attention": ordered_dilated_attention,
     "comm.ring_dilated_attention": comm.ring_dilated_attention,
 }
-OPTIONS = ("is_causal", "key_padding_mask", "sink", "return_lse")
+OPTIONS = ("is_causal", "key_padding_mask", "dropout_p", "sink", "return_lse")
 
 
 def support_table(backends: Sequence[Backend]) -> str:
