@@ -69,20 +69,33 @@ def oracle_attention_varlen(
     """`oracle_attention` of each of the sequences of these `lengths`, which are packed one after the other in a batch of 1."""
     import torch
 
-    stops = list(accumulate(lengths))
-    cuts = [slice(stop - length, stop) for stop, length in zip(stops, lengths, strict=True)]
+    starts = [stop - length for stop, length in zip(accumulate(lengths), lengths, strict=True)]
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, length in enumerate(lengths):
+        alike.setdefault((length, 0 if dropout is None else number), []).append(number)
+    parts, places = [], []
+    for (length, _), numbers in alike.items():  # sequences of equal length are a batch: there may be thousands of short ones
+        rows = (torch.tensor([starts[n] for n in numbers])[:, None] + torch.arange(length)).to(query.device)
+        own = None if dropout is None else dropout.of_sequence(numbers[0])
+        out, lse = oracle_attention(query[0, rows], key[0, rows], value[0, rows], pattern, dropout=own, **options)
+        parts.append((out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)))
+        places.append(rows.flatten())
+    order = torch.cat(places).argsort()
+    out, lse = (torch.cat(rows)[order] for rows in zip(*parts, strict=True))
+    return out[None], lse.T[None]
+
+
+def oracle_attention_last(
+    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, lengths: Sequence[int], last: int, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """The `last` rows of `oracle_attention` of each sequence of a batch, of which the first `lengths[b]` rows are there."""
+    import torch
+
     parts = [
-        oracle_attention(
-            query[:, rows],
-            key[:, rows],
-            value[:, rows],
-            pattern,
-            dropout=None if dropout is None else dropout.of_sequence(number),
-            **options,
-        )
-        for number, rows in enumerate(cuts)
+        oracle_attention(query[b : b + 1, :length], key[b : b + 1, :length], value[b : b + 1, :length], pattern, **options)
+        for b, length in enumerate(lengths)
     ]
-    return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
+    return torch.cat([out[:, -last:] for out, _ in parts]), torch.cat([lse[:, :, -last:] for _, lse in parts])
 
 
 def softmax_of_count(

@@ -37,7 +37,7 @@ class OutputAccumulator:
     def add(self, call: StridedCall, out: Tensor, lse: Tensor) -> None:
         """Merge the partial result of a call: `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
         old, new = call.view(self.lse.transpose(1, 2).unsqueeze(-1)).squeeze(-1), _on_grid(call, lse)
-        merged, old_share, new_share = _merge_lse(old, new)
+        merged, old_share, new_share = merge_lse(old, new)
         adopted = _adopted(call, out, self.like) if self.out is None else None
         if adopted is not None:
             self.out = adopted.to(self.dtype)
@@ -90,7 +90,7 @@ class GradientAccumulator:
         return total.to(self.like.dtype)
 
 
-def _merge_lse(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def merge_lse(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The merged lse, and the shares `exp(old - lse)` and `exp(new - lse)`; -inf, 0 and 0 where both are -inf."""
     import torch
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
+from dilkit.backends.sdpa.last_rows import last_rows
+from dilkit.backends.sdpa.overlap import overlap_refusals
+from dilkit.backends.sdpa.packed import packed_backward, packed_forward
 from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides, strided_calls
 from dilkit.problem import Problem
 
@@ -35,15 +37,15 @@ class SDPA(Backend):
         'torch\'s fused attention on strided views: CPU, CUDA from 5.0 on; `overlap="once"` only where no branches share a row'
     )
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu", "cuda"}))
+    limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True)
     priority = 10
 
     def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS) -> None:
         self.kernels = kernels
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        common = (*super().refusals(problem), *_overlap_refusals(problem))
-        if common:
+        common = (*super().refusals(problem), *overlap_refusals(problem))
+        if common or problem.kv_cache:  # which takes no kernel
             return common
         kernel, passed_over = self._choose_kernel(problem)
         if kernel is not None:
@@ -51,6 +53,8 @@ class SDPA(Backend):
         return tuple(replace(r, code=f"{name}: {r.code}") for name, reasons in passed_over for r in reasons)
 
     def detail(self, problem: Problem) -> str:
+        if problem.kv_cache:
+            return "plain matrix products"
         kernel, passed_over = self._choose_kernel(problem)
         if kernel is None:
             return ""
@@ -107,6 +111,32 @@ class SDPA(Backend):
                     total.add(call, part)
         dq, dk, dv = (total.result() for total in totals)
         return _times(sign, dq), dk, dv
+
+    def forward_varlen(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """On a GPU this waits for `cu_seqlens`, for how many segments have which length decides what kernels are called with."""
+        sign, scale = _sign_and_factor(problem.scale)
+        return packed_forward(self._kernel(problem), _times(sign, query), key, value, problem, cu_seqlens, scale)
+
+    def backward_varlen(
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        sign, scale = _sign_and_factor(problem.scale)
+        tensors = dout, _times(sign, query), key, value, out, lse
+        dq, dk, dv = packed_backward(self._kernel(problem), *tensors, problem, cu_seqlens, scale)
+        return _times(sign, dq), dk, dv
+
+    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return last_rows(query, key, value, problem, lengths)
 
     def _kernel(self, problem: Problem) -> SdpaKernel:
         kernel, _ = self._choose_kernel(problem)
@@ -171,44 +201,3 @@ def _aligned(x: Tensor) -> Tensor:
     unit = math.gcd(16, x.shape[3] * x.element_size())
     places = (x.storage_offset(), *x.stride()[:3])
     return x if all(place * x.element_size() % unit == 0 for place in places) else x.contiguous()
-
-
-@lru_cache(maxsize=256)
-def _overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
-    """`overlap="once"` is refused where two branches share a row: each of them scores that row with itself."""
-    pattern, group = problem.pattern, problem.heads // problem.kv_heads
-    if pattern.overlap == "count":
-        return ()
-    served = {
-        tuple(
-            (branch.segment_length, branch.dilation_rate, pattern.head_offset(branch.dilation_rate, h // group, problem.kv_heads))
-            for branch in pattern.branches
-            if branch.serves(h)
-        )
-        for h in range(problem.heads)
-    }
-    hint = 'overlap="count", or another backend'
-    for branches in served:
-        if len(branches) > 1 and (why := _why_not_once(branches, problem.seq)):
-            return (Refusal("overlap", "'once'", why, hint),)
-    return ()
-
-
-_MOST_ROWS, _BLOCK = 2**26, 2**20
-"""Rows that are looked at, most of all and at once."""
-
-
-def _why_not_once(branches: tuple[tuple[int, int, int], ...], seq: int) -> str:
-    """Why branches `(segment_length, dilation_rate, offset)` cannot be computed one by one; empty where no two share a row."""
-    import numpy as np
-
-    repeats = math.lcm(*(length if length < seq else rate for length, rate, _ in branches))
-    rows = min(seq, repeats)
-    if rows > _MOST_ROWS:
-        return f"whether two branches see the same key shows after {rows:,} rows only, more than {_MOST_ROWS:,}"
-    for start in range(0, rows, _BLOCK):
-        block = np.arange(start, min(start + _BLOCK, rows))
-        taken = sum((block % length % rate == offset).astype(np.int8) for length, rate, offset in branches)
-        if np.max(taken) > 1:
-            return "two branches see the same key, and what is left is not evenly spaced"
-    return ""

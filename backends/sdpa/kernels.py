@@ -43,7 +43,13 @@ class SdpaKernel:
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every reason why this kernel cannot compute `problem`; modules to install come last."""
         missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
-        return (*self.limits.refusals(problem), *self.more_refusals(problem), *missing)
+        return (*self.limits.refusals(problem), *self._packed_refusals(problem), *self.more_refusals(problem), *missing)
+
+    def _packed_refusals(self, problem: Problem) -> list[Refusal]:
+        """Segments of packed sequences are padded at their end: causal rows do not see that, others need a mask."""
+        if not problem.varlen or problem.is_causal or self.limits.key_padding_mask:
+            return []
+        return [Refusal("varlen", "yes", "only with is_causal=True: the kernel takes no mask, and segments are padded")]
 
 
 @lru_cache(maxsize=64)
@@ -148,13 +154,14 @@ _FLASH = Limits(
     max_head_dim=256,
     head_dim_multiple=8,
     key_padding_mask=False,
+    varlen=True,
 )
 _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_attention_impl, 2.11 or newer"
 
 # cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead. FlashAttention 3 and 4
 # come before it, for they are there only where the user has installed them.
 KERNELS = (
-    SdpaKernel("cpu-flash", Limits(), aten.cpu_forward, aten.cpu_backward, more_refusals=_cpu_refusals),
+    SdpaKernel("cpu-flash", Limits(varlen=True), aten.cpu_forward, aten.cpu_backward, more_refusals=_cpu_refusals),
     SdpaKernel(
         "flash3",
         replace(_FLASH, min_capability=(9, 0), max_capability=(9, 0), grouped_heads=False),
@@ -173,7 +180,7 @@ KERNELS = (
     ),
     SdpaKernel(
         "cudnn",
-        replace(_FLASH, min_capability=(9, 0), max_capability=(10, 9), grouped_heads=False),
+        replace(_FLASH, min_capability=(9, 0), max_capability=(10, 9), grouped_heads=False, varlen=False),
         aten.cudnn_forward,
         aten.cudnn_backward,
         more_refusals=_cudnn_refusals,
@@ -181,7 +188,7 @@ KERNELS = (
     SdpaKernel("flash", _FLASH, aten.flash_forward, aten.flash_backward, more_refusals=_flash_refusals),
     SdpaKernel(
         "memory-efficient",
-        Limits(devices=frozenset({"cuda"}), dtypes=_HALF | {"float32"}, min_capability=(5, 0)),
+        Limits(devices=frozenset({"cuda"}), dtypes=_HALF | {"float32"}, min_capability=(5, 0), varlen=True),
         aten.efficient_forward,
         aten.efficient_backward,
         more_refusals=_efficient_refusals,

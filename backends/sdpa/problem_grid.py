@@ -97,8 +97,8 @@ def _head_blocks(pattern: Pattern, branch: DilatedSegment, heads: int, kv_heads:
     before, total = pattern.head_shard or (0, kv_heads)
     modulo = pattern.offset == "modulo"
     period = rate if modulo else -(-total // rate)
-    for kv_first, kv_count, u_first, u_count in _rectangles(*(branch.heads or (0, heads)), group):
-        for outer, outers, inner, inners in _rectangles(before + kv_first, before + kv_first + kv_count, period):
+    for kv_first, kv_count, u_first, u_count in rectangles(*(branch.heads or (0, heads)), group):
+        for outer, outers, inner, inners in rectangles(before + kv_first, before + kv_first + kv_count, period):
             kv_head = outer * period + inner - before
             periods, singles = GridAxis(outers, 0, period * group, period), GridAxis(inners, 0, group, 1)
             offset, by_offset, equal = (inner, singles, periods) if modulo else (outer, periods, singles)
@@ -112,7 +112,7 @@ def _head_blocks(pattern: Pattern, branch: DilatedSegment, heads: int, kv_heads:
             )
 
 
-def _rectangles(start: int, stop: int, period: int) -> Iterator[tuple[int, int, int, int]]:
+def rectangles(start: int, stop: int, period: int) -> Iterator[tuple[int, int, int, int]]:
     """`start .. stop - 1` written as `outer * period + inner`: up to three blocks (outer, outers, inner, inners)."""
     outer, inner = divmod(start, period)
     if inner and start < stop:

@@ -141,9 +141,12 @@ def _differentiate_lse(
 
 
 def power_of_two(largest: Tensor, rows: int) -> Tensor:
-    """The factor that takes `largest` to about 1, or to less where a sum of so many rows would not fit into float16."""
+    """The factor that takes `largest` to about 1, or to less where a sum of so many rows would not fit into float16.
+
+    1 where that is not finite: what is beside it, as another sequence may be, must not become 0.
+    """
     exponent = -torch.log2(largest.float()).ceil() - max(0.0, math.ceil(math.log2(max(rows, 1))) - _ROOM)
-    return torch.exp2(exponent.clamp(-120, 120)).nan_to_num(1.0, 1.0, 1.0)
+    return torch.exp2(exponent.clamp(-120, 120)).where(largest.isfinite(), 1.0).nan_to_num(1.0, 1.0, 1.0)
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:

@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dilkit.oracle import oracle_attention, oracle_attention_varlen, padded_keys, softmax_of_count, with_zero_keys
+from dilkit.oracle import (
+    oracle_attention,
+    oracle_attention_last,
+    oracle_attention_varlen,
+    padded_keys,
+    softmax_of_count,
+    with_zero_keys,
+)
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -95,16 +102,18 @@ class Expected:
         )
 
 
-def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = ()) -> Expected:
+def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), last: int = 0) -> Expected:
     """What any backend is compared with on `tensors`: `out` and `lse`, with gradients where the problem asks for them.
 
-    `lengths`: those of the sequences of a packed call.
+    `lengths`: those of the sequences of a packed call, or of those in a cache, of which the `last` rows are computed.
     """
 
     def compute(dtype: str) -> Results:
         options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype, dropout=dropout_in(problem))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            if last:
+                return oracle_attention_last(q, k, v, problem.pattern, lengths, last, sink=sink, **options)
             if lengths:
                 return oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, **options)
             return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, **options)

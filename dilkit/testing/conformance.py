@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from math import inf, isfinite
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit import dilated_attention, dilated_attention_varlen
+from dilkit import dilated_attention, dilated_attention_varlen, dilated_attention_with_kvcache
 from dilkit.checks import visible
 from dilkit.device import device_named
 from dilkit.op.boundary import lse_dtype
 from dilkit.selector import Decision, explain
 from dilkit.testing import accuracy
 from dilkit.testing.accuracy import LIMITS, Expected, Results, differentiated, distance, seeded
-from dilkit.testing.poison import poisoned_memory
+from dilkit.testing.poison import clean_rows, poisoned_memory
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
 
@@ -62,10 +62,10 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
         raise
     except BaseException as error:  # the backend may be another package's
         return Result(backend, case, "failed", reasons=(visible(f"{type(error).__name__}: {error}"),))
-    complaints = _malformed(found, tensors)
+    complaints = _malformed(found, tensors, case)
     if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _given(tensors), strict=True)):
         complaints.append("an input was changed; they are read-only")
-    ratios, wrong = _judge(found, expected(case))
+    ratios, wrong = _judge(_clean(found, case), expected(case))
     return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
 
 
@@ -94,8 +94,10 @@ def _given(tensors: Tensors) -> list[Tensor]:
 
 @lru_cache(maxsize=1024)
 def expected(case: Case) -> Expected:
-    """What every backend is compared with on `case`: computed once a process, on the CPU."""
-    return accuracy.expected(case.problem(), make_tensors(case), case.lengths)
+    """What every backend is compared with on `case`: computed once a process, on the CPU, and without what poisons it."""
+    tensors = make_tensors(replace(case, poisoned=False))
+    found = accuracy.expected(case.problem(), tensors, case.lengths, case.rows)
+    return replace(found, exact=_clean(found.exact, case))
 
 
 def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decision:
@@ -107,6 +109,8 @@ def _call(
     case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, sink: Tensor | None = None
 ) -> Any:
     options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, sink=sink, backend=backend, return_lse=True)
+    if case.rows:
+        return _last_rows(case, q, k, v, sink, backend)
     options["dropout_p"] = case.dropout_p
     with seeded():
         if not case.lengths:
@@ -115,17 +119,38 @@ def _call(
         return tuple(x.unsqueeze(0) for x in dilated_attention_varlen(q[0], k[0], v[0], case.pattern, cu_seqlens, **options))
 
 
-def _malformed(found: Results, tensors: Tensors) -> list[str]:
+def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, backend: str) -> Any:
+    """The last rows against a cache that holds what is before them, and NaN from there on."""
+    before = torch.tensor(case.lengths, device=q.device) - case.rows
+    places = before[:, None] + torch.arange(case.rows, device=q.device)
+    query, key, value = (torch.stack([one[at] for one, at in zip(x, places, strict=True)]) for x in (q, k, v))
+    unwritten = torch.arange(case.seq, device=q.device) >= before[:, None]
+    k_cache, v_cache = (x.masked_fill(unwritten[:, :, None, None], torch.nan) for x in (k, v))
+    options: dict[str, Any] = dict(scale=case.scale, sink=sink, backend=backend, return_lse=True, cache_seqlens=before.int())
+    return dilated_attention_with_kvcache(query, k_cache, v_cache, case.pattern, key=key, value=value, **options)
+
+
+def _clean(found: Results, case: Case) -> Results:
+    """The results of rows that are not poisoned; the gradient of a sink is of all rows."""
+    if not case.poisoned:
+        return found
+    rows, by_row = clean_rows(case).to(found["out"].device), {"lse": 2}
+    return {name: x[(slice(None),) * by_row.get(name, 1) + (rows,)] for name, x in found.items() if name != "dsink"}
+
+
+def _malformed(found: Results, tensors: Tensors, case: Case) -> list[str]:
     """What is wrong with the form of the results, whatever their values."""
     wrong = []
-    query, key = tuple(tensors.query.shape), tuple(tensors.key.shape)
+    batch, seq, heads, head_dim = tensors.query.shape
+    query, key = (batch, case.rows or seq, heads, head_dim), tuple(tensors.key.shape)
     shapes = dict(out=query, lse=(query[0], query[2], query[1]), dq=query, dk=key, dv=key, dsink=query[2:3])
     for name, x in found.items():
         dtype = lse_dtype(tensors.query.dtype) if name == "lse" else tensors.query.dtype
         if x.dtype != dtype or tuple(x.shape) != shapes[name]:
             wrong.append(f"{name} is {x.dtype} {tuple(x.shape)}; {dtype} {shapes[name]} is right")
-    unseen = found["lse"] == -torch.inf
-    if found["out"].transpose(1, 2)[unseen].any():
+    clean = _clean(found, case)
+    unseen = clean["lse"] == -torch.inf
+    if clean["out"].transpose(1, 2)[unseen].any():
         wrong.append("out is not 0 in rows that see nothing")
     return wrong
 

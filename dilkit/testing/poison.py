@@ -1,14 +1,17 @@
-"""Memory that is handed out full of NaN, so that output left unwritten is seen."""
+"""NaN where nobody may look: in memory that is handed out, so that unwritten output is seen, and in sequences beside others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+
+from dilkit.testing.problems import Case
 
 
 @contextmanager
@@ -30,3 +33,20 @@ def poisoned_memory() -> Iterator[None]:
         for owner, name in (*makers, (Tensor, "new_empty"), (Tensor, "new_empty_strided")):
             patched.enter_context(mock.patch.object(owner, name, poisoning(getattr(owner, name))))
         yield
+
+
+def clean_rows(case: Case) -> Tensor:
+    """Which rows of a packed case are not poisoned: those of every other sequence that is not empty. Bool `(total,)`."""
+    clean = torch.ones(case.seq, dtype=torch.bool)
+    if case.poisoned:
+        whole = [(stop - length, stop) for stop, length in zip(accumulate(case.lengths), case.lengths, strict=True) if length]
+        for start, stop in whole[1::2]:
+            clean[start:stop] = False
+    return clean
+
+
+def poisoned(case: Case, x: Tensor) -> Tensor:
+    """Rows `(1, total, heads, head_dim)` of a packed case, with NaN and inf in those that are not clean; laid out as before."""
+    bad = torch.tensor([float("nan"), float("inf"), -float("inf")]).to(x)
+    rows = (~clean_rows(case)).nonzero().squeeze(-1).to(x.device)
+    return x.index_copy(1, rows, bad[rows % 3][None, :, None, None].expand(1, -1, *x.shape[2:]))

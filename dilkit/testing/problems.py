@@ -29,10 +29,12 @@ MIXED = 80
 class Case:
     """One problem of the list. Its tensors are made by `dilkit.testing.tensors`, seeded by feature and variant.
 
-    `lengths`: those of sequences that are packed; `seq` is their sum then, `batch` is 1.
+    `lengths`: those of sequences that are packed; `seq` is their sum then, `batch` is 1. With `rows` they are those of a batch
+    of sequences whose keys lie in a cache with the capacity `seq`, and only so many last rows of each are computed.
     `mask`: which keys are ignored: "random" ones, a third at the "left" or "right", those of one batch "element", "all".
     `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
     them from in a backward pass, so `gradients` is False there; "ignored NaN" is in keys and values that the mask ignores.
+    `poisoned`: every other sequence is made of NaN and inf, of which nothing may show in the others.
     `sink`: "none", or one of `SINKS`; of heads that have none the logit is -inf.
     """
 
@@ -53,6 +55,8 @@ class Case:
     scale: float | None = None
     gradients: bool = True
     lengths: tuple[int, ...] = ()
+    rows: int = 0
+    poisoned: bool = False
     dropout_p: float = 0.0
 
     @property
@@ -69,9 +73,9 @@ class Case:
         """This case as the selector sees it, on `device` (default: the CPU)."""
         sizes: Fields = dict(seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim)
         flags: Fields = dict(is_causal=self.is_causal, key_padding_mask=self.mask != "none", scale=self.scale)
+        many: Fields = dict(varlen=bool(self.lengths) and not self.rows, kv_cache=bool(self.rows), dropout_p=self.dropout_p)
         where: Fields = dict(device=device or probe("cpu"), requires_grad=requires_grad and self.gradients)
-        where |= dict(varlen=bool(self.lengths), dropout_p=self.dropout_p)
-        return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **where)
+        return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **many, **where)
 
 
 FEATURES: dict[str, dict[str, Fields]] = {
@@ -217,38 +221,6 @@ PROBLEMS = (
     *_mixed(MIXED),
 )
 
-LENGTHS: dict[str, tuple[int, ...]] = {
-    "two": (23, 17),
-    "one": (40,),
-    "some empty": (0, 13, 0, 0, 25, 1, 0),
-    "one token each": (1,) * 11,
-    "many short": tuple(i * 7 % 6 for i in range(60)),
-    "one long": (3, 150, 2, 1),
-}
-"""Of the sequences that packed cases have, by name."""
-
-_PACKED: dict[str, Fields] = {
-    "causal": dict(is_causal=True),
-    "grouped heads": dict(kv_heads=2),
-    "block once": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block", overlap="once")),
-    "ragged causal": dict(pattern=RAGGED, is_causal=True),
-    "head split": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
-    "tail zeros": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros")),
-    "sink": dict(sink="random", pattern=Pattern([8, 24], [2, 4], tail="zeros")),
-    "dense": dict(pattern=Pattern.dense()),
-    "sparse": dict(pattern=SPARSE),
-    "sliced": dict(layout="sliced"),
-}
-PACKED = tuple(
-    Case(feature="packed", variant=variant, dtype=dtype, lengths=lengths, seq=sum(lengths), batch=1, **fields)
-    for variant, lengths, fields in (
-        *((name, lengths, {}) for name, lengths in LENGTHS.items()),
-        *((name, LENGTHS["some empty"], fields) for name, fields in _PACKED.items()),
-    )
-    for dtype in DTYPES
-)
-"""Sequences of different lengths in one call."""
-
 _DROPPING: dict[str, Fields] = {
     "nested": dict(dropout_p=0.2),
     "ragged causal": dict(dropout_p=0.5, is_causal=True, pattern=RAGGED, seq=53),
@@ -257,7 +229,7 @@ _DROPPING: dict[str, Fields] = {
     "heads 3-6 of 8": dict(dropout_p=0.4, pattern=Pattern([16, 32], [2, 4], head_shard=(3, 8))),
     "tail sink": dict(dropout_p=0.25, sink="random", pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros"), seq=43),
     "almost all dense": dict(dropout_p=0.9, pattern=Pattern.dense(), seq=67),
-    "packed causal": dict(dropout_p=0.3, is_causal=True, kv_heads=2, batch=1, lengths=LENGTHS["some empty"], seq=39),
+    "packed causal": dict(dropout_p=0.3, is_causal=True, kv_heads=2, batch=1, lengths=(0, 13, 0, 0, 25, 1, 0), seq=39),
 }
 DROPPING = tuple(
     Case(feature="dropout", variant=variant, dtype=dtype, **fields) for variant, fields in _DROPPING.items() for dtype in DTYPES

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dilkit.op.boundary import lse_dtype
 from dilkit.problem import Problem
+from dilkit.testing.poison import poisoned
 from dilkit.testing.problems import Case
 
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
@@ -75,6 +76,8 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     q, k, v = _sized(case, q, k, v)
     if case.values == "ignored NaN" and mask is not None:
         k[mask], v[mask] = math.nan, math.nan
+    if case.poisoned:
+        q, k, v = (poisoned(case, x) for x in (q, k, v))
     q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
     sink = _sink(case, draw)
     mask, sink = (None if x is None else x.to(device) for x in (mask, sink))

@@ -17,7 +17,8 @@ from dilkit.op import rules
 from dilkit.op.zero_keys import sink_gradient
 from dilkit.registry import Broken, backends
 from dilkit.testing.conformance import check
-from dilkit.testing.problems import DROPPING, PACKED, PROBLEMS, Case
+from dilkit.testing.packings import SEQUENCES
+from dilkit.testing.problems import DROPPING, PROBLEMS, Case
 
 SIMPLE = Case(feature="plain", variant="nested")
 
@@ -31,7 +32,7 @@ def listed(case: Case) -> Any:
     return pytest.param(case, marks=[pytest.mark.smoke] if case.dtype == "float32" else [], id=case.name)
 
 
-@pytest.mark.parametrize("case", [listed(case) for case in (*PROBLEMS, *PACKED, *DROPPING)])
+@pytest.mark.parametrize("case", [listed(case) for case in (*PROBLEMS, *SEQUENCES, *DROPPING)])
 @pytest.mark.parametrize(("backend", "device"), BACKENDS_AND_DEVICES)
 def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, into_matrix: Any) -> None:
     result = check(backend, case, device)
@@ -42,7 +43,7 @@ def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, i
 
 
 def test_case_names_are_unique() -> None:
-    names = [case.name for case in (*PROBLEMS, *PACKED, *DROPPING)]
+    names = [case.name for case in (*PROBLEMS, *SEQUENCES, *DROPPING)]
     assert len(set(names)) == len(names)
 
 

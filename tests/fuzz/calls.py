@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from dilkit import DilatedAttention, Pattern, dilated_attention, use_backend
+from dilkit import DilatedAttention, Pattern, dilated_attention, dilated_attention_varlen, use_backend
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.testing import accuracy, conformance
 from dilkit.testing.accuracy import Results
@@ -44,7 +45,8 @@ class Call:
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Call:
         """What `to_data` gave, whether or not it was JSON in between."""
-        case = Case(**{**data["case"], "pattern": Pattern(**data["case"]["pattern"])})
+        made = dict(pattern=Pattern(**data["case"]["pattern"]), lengths=tuple(data["case"].get("lengths", ())))
+        case = Case(**{**data["case"], **made})
         return cls(**{**data, "case": case, "layouts": tuple(data["layouts"]), "wants": tuple(data["wants"])})
 
 
@@ -105,6 +107,8 @@ MASK_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "at the end": lambda mask: torch.cat([mask.new_ones(5), mask.flatten()])[5:].view(mask.shape),
 }
 
+OF_PACKED = ("function", "function", "autocast", "checkpoint", "use_backend")
+"""The ways of packed sequences."""
 WAYS = ("function", "module", "operator", "vmap", "autocast", "checkpoint", "use_backend", "compiled", "compiled dynamic")
 HOOKS = ("none", "strided", "clone", "offload")
 
@@ -132,6 +136,8 @@ def attend(
     direct: Any = dict(options, scale=case.scale, backend=call.backend, return_lse=True)
 
     def function(*qkv: Tensor, **other: Any) -> Any:
+        if case.lengths:
+            return attend_packed(case, qkv, {**direct, **other})
         return dilated_attention(*qkv, case.pattern, **{**direct, **other})
 
     if call.way == "module":
@@ -154,6 +160,14 @@ def attend(
             return function(q, k, v, backend=None)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=call.way == "autocast"):
         return function(q, k, v)
+
+
+def attend_packed(case: Case, qkv: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same of sequences packed one after the other, in a batch of 1."""
+    cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32)
+    given = {name: option for name, option in options.items() if name != "key_padding_mask"}
+    out, lse = dilated_attention_varlen(*(x.squeeze(0) for x in qkv), case.pattern, cu_seqlens, **given)
+    return out.unsqueeze(0), lse.unsqueeze(0)
 
 
 def leaves(call: Call, tensors: Tensors) -> list[Tensor]:
@@ -195,7 +209,7 @@ def complaints(call: Call, tensors: Tensors, found: Results) -> list[str]:
     if "lse" not in found:
         given = replace(given, dlse=None)
     problem = replace(case, gradients=True).problem(requires_grad=any(call.wants))
-    want = accuracy.expected(problem, given)
-    wrong = [] if call.way == "autocast" or "lse" not in found else conformance._malformed(found, tensors)
+    want = accuracy.expected(problem, given, case.lengths)
+    wrong = [] if call.way == "autocast" or "lse" not in found else conformance._malformed(found, tensors, case)
     inexact = [check.complaint for check in want.checks(found, case.seq) if not check.passed]
-    return wrong if not inexact or within_rounding(problem, given, found, want.exact) else wrong + inexact
+    return wrong if not inexact or within_rounding(problem, given, found, want.exact, case.lengths) else wrong + inexact

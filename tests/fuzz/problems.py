@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def rounded(result: Result) -> bool:
     case, tensors = result.case, make_tensors(result.case)
     gradients = "dq" in result.ratios
     found = differentiated(partial(conformance._call, case, result.backend), tensors, gradients)
-    return within_rounding(case.problem(requires_grad=gradients), tensors, found, conformance.expected(case).exact)
+    return within_rounding(case.problem(requires_grad=gradients), tensors, found, conformance.expected(case).exact, case.lengths)
 
 
 def report(counts: dict[str, Counter[str]], problems: int, seconds: float) -> None:
@@ -97,8 +98,18 @@ def report(counts: dict[str, Counter[str]], problems: int, seconds: float) -> No
 
 
 def random_case(number: int) -> Case:
-    """The problem of this number."""
+    """The problem of this number: of every sixth or so, the tokens are cut into sequences of different lengths."""
     draw = random.Random(number)
+    case = random_batch(draw, number)
+    if draw.random() < 0.67 or case.mask != "none":
+        return case
+    cuts = sorted(draw.choices(range(case.seq + 1), k=draw.choice([0, 1, 2, 5, 40])))
+    lengths = tuple(stop - start for start, stop in pairwise((0, *cuts, case.seq)))
+    return replace(case, batch=1, lengths=lengths)
+
+
+def random_batch(draw: random.Random, number: int) -> Case:
+    """A problem of equal sequences."""
     kv_heads = draw.choice([1, 1, 2, 2, 3, 4])
     heads = kv_heads * draw.choice([1, 1, 2, 3])
     batch = draw.choice([1, 1, 2, 3])

@@ -8,6 +8,10 @@ its scores, where other backends work them out again for gradients, and of equal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -22,15 +26,28 @@ SEVERAL = 4.0
 """Roundings of each kind that may fall together."""
 
 
-def within_rounding(problem: Problem, tensors: Tensors, found: Results, exact: Results) -> bool:
-    """Whether no number of `found` is farther from `exact` than rounding may bring it."""
-    bounds = rounding(problem, tensors)
+def within_rounding(problem: Problem, tensors: Tensors, found: Results, exact: Results, lengths: Sequence[int] = ()) -> bool:
+    """Whether no number of `found` is farther from `exact` than rounding may bring it; `lengths` are of packed sequences."""
+    bounds = _of_sequences(problem, tensors, lengths) if lengths else rounding(problem, tensors)
     return all(bool((_distances(x, exact[name]) <= SEVERAL * bounds[name]).all()) for name, x in found.items())
 
 
 def _distances(found: Tensor, exact: Tensor) -> Tensor:
     found = found.detach().double()
     return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=torch.inf)
+
+
+def _of_sequences(problem: Problem, tensors: Tensors, lengths: Sequence[int]) -> Results:
+    """The bounds of packed sequences: those of each by itself; a sink is one of all."""
+    parts = []
+    for stop, length in zip(accumulate(lengths), lengths, strict=True):
+        if length:
+            q, k, v, dout = (x[:, stop - length : stop] for x in (*tensors.qkv, tensors.dout))
+            dlse = None if tensors.dlse is None else tensors.dlse[:, :, stop - length : stop]
+            one = replace(tensors, query=q, key=k, value=v, dout=dout, dlse=dlse)
+            parts.append(rounding(replace(problem, seq=length, varlen=False), one))
+    whole = {name: torch.cat([part[name] for part in parts], 2 if name == "lse" else 1) for name in parts[0] if name != "dsink"}
+    return whole | ({"dsink": sum(part["dsink"] for part in parts)} if "dsink" in parts[0] else {})
 
 
 def rounding(problem: Problem, tensors: Tensors) -> Results:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, SAME_VALUES, WAYS, Call
+from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, OF_PACKED, SAME_VALUES, WAYS, Call
 from fuzz.wrong_calls import ARGUMENTS, BESIDE_OTHERS, OF_PATTERN, TENSOR
 from helpers.strategies import branches, heads_and_groups, patterns
 from hypothesis import strategies as st
@@ -56,6 +57,9 @@ def cases(draw: st.DrawFn, longest: int = 90) -> Case:
 def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COMPILED) -> Data:
     """A call of any backend, in any layout, by one of `ways`."""
     case = draw(cases(longest))
+    if case.mask == "none" and ways == RARELY_COMPILED and draw(st.integers(0, 3)) == 0:
+        lengths = tuple(draw(st.lists(st.integers(0, 3) | st.integers(0, 40), min_size=1, max_size=12).filter(any)))
+        case, ways = replace(case, lengths=lengths, seq=sum(lengths), batch=1), OF_PACKED
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
     way = draw(st.sampled_from(ways))
     backend = draw(st.sampled_from(BACKENDS)) if computes_all(case.pattern) else "native"

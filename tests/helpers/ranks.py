@@ -90,7 +90,7 @@ def assert_right(case: Case, found: Found, slack: float = 1.0) -> None:
     `slack` multiplies what is allowed: of a few numbers, plain torch math may hit all by luck.
     """
     tensors = make_tensors(case)
-    wrong = conformance._malformed(found.results, tensors)
+    wrong = conformance._malformed(found.results, tensors, case)
     wrong += conformance._judge(found.results, _slackened(expected(case), slack))[1]
     assert not wrong, "; ".join(wrong)
 

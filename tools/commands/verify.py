@@ -14,6 +14,7 @@ from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
+from dilkit.testing.packings import SEQUENCES
 from dilkit.testing.problems import LARGE, PROBLEMS
 from dilkit.tools.console.arguments import add_backend_argument, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     on_cuda = args.device.startswith("cuda")
     repeats = (REPEATS if on_cuda else 0) if args.repeats is None else args.repeats
     large = [case for case in LARGE if args.large or on_cuda or (repeats and case.variant in REPEATED)]
-    cases = (*PROBLEMS, *large)
+    cases = (*PROBLEMS, *SEQUENCES, *large)
     chosen = args.backend or requested_backends()
     with _one_by_one(on_cuda and not chosen) as kernels:
         results = _checked(chosen or (*list_backends(), *kernels), cases, args.device)

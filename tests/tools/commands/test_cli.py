@@ -23,6 +23,7 @@ from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
 from dilkit.selection.preference_table import TABLE
 from dilkit.testing import conformance
+from dilkit.testing.packings import SEQUENCES
 from dilkit.testing.problems import LARGE, PROBLEMS
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands import verify
@@ -34,7 +35,7 @@ class Picky(Reference):
 
     name = "picky"
     priority = -1
-    limits = Limits(dtypes=frozenset({"float16"}), max_head_dim=16)
+    limits = Limits(dtypes=frozenset({"float16"}), max_head_dim=16, varlen=True, kv_cache=True)
 
     def __init__(self) -> None:
         super().__init__(name="picky")
@@ -53,8 +54,10 @@ def picky() -> Iterator[str]:
 @pytest.fixture
 def few_problems(monkeypatch: pytest.MonkeyPatch) -> int:
     few = [case for case in PROBLEMS if case.feature in ("causal", "scale") and case.dtype in ("float32", "float16")]
+    many = [case for case in SEQUENCES if case.variant in ("poisoned", "one row") and case.dtype in ("float32", "float16")]
     monkeypatch.setattr(verify, "PROBLEMS", few)
-    return len(few)
+    monkeypatch.setattr(verify, "SEQUENCES", many)
+    return len(few) + len(many)
 
 
 def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,147 @@
+"""Packed sequences by torch's fused kernels: segments are gathered into batches, and what kernels return is put back.
+
+    q, k, v (total * heads, head_dim) --gather--> (segments, group, rows, head_dim) --kernel--> out, lse --merge--> the whole
+
+The merge is that of `accumulators`, and so is the backward pass: given `out` and `lse` of the whole, gradients add up. Results of
+padding go to one row after the last, which nobody reads.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dilkit.backends.sdpa.accumulators import merge_lse
+from dilkit.backends.sdpa.segment_batches import SegmentBatch, segment_batches
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dilkit.backends.sdpa.kernels import SdpaKernel
+
+
+def packed_forward(
+    kernel: SdpaKernel, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`out` `(1, total, heads, head_dim)` and `lse` `(1, heads, total)`."""
+    q, k, v = (_by_row(x) for x in (query, key, value))
+    whole = PackedOutput(query, problem)
+    with kernel.active():
+        for batch in segment_batches(problem, cu_seqlens, query.shape[1]):
+            views = _queries(q, batch), _keys(k, batch), _keys(v, batch)
+            whole.add(batch.queries, *kernel.forward(*views, _ignored(batch, problem), problem.is_causal, scale))
+    return whole.result()
+
+
+def packed_backward(
+    kernel: SdpaKernel,
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    problem: Problem,
+    cu_seqlens: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`dquery`, `dkey` and `dvalue`."""
+    do, q, k, v, o = (_by_row(x) for x in (dout, query, key, value, out))
+    # exp(s - inf) = 0: a row that sees nothing has no gradient, and neither has padding.
+    sums = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).reshape(-1, 1)
+    dquery, dkey, dvalue = (_Gradient(x, problem, kv) for x, kv in ((query, False), (key, True), (value, True)))
+    with kernel.active():
+        for batch in segment_batches(problem, cu_seqlens, query.shape[1]):
+            views = _queries(do, batch), _queries(q, batch), _keys(k, batch), _keys(v, batch)
+            whole = _queries(o, batch), _gathered(sums, batch.queries, batch.padding, math.inf).squeeze(-1)
+            dq, dk, dv = kernel.backward(*views, *whole, _ignored(batch, problem), problem.is_causal, scale)
+            dquery.add(batch.queries, dq)
+            dkey.add(batch.keys, dk)
+            dvalue.add(batch.keys, dv)
+    return dquery.result(), dkey.result(), dvalue.result()
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """`(1, total, heads, head_dim)` as `(total * heads, head_dim)`."""
+    return x.reshape(-1, x.shape[3])
+
+
+def _gathered(x: Tensor, index: Tensor, padding: Tensor | None, fill: float = 0.0) -> Tensor:
+    """The rows `index` of `x`, and `fill` in padding, whatever lies where the last row is."""
+    if padding is None:
+        return x.index_select(0, index.flatten()).view(*index.shape, -1)
+    found = x.index_select(0, index.flatten().clamp(max=len(x) - 1)).view(*index.shape, -1)
+    return found.masked_fill_(padding.unsqueeze(-1), fill)
+
+
+def _queries(x: Tensor, batch: SegmentBatch) -> Tensor:
+    return _gathered(x, batch.queries, batch.padding)
+
+
+def _keys(x: Tensor, batch: SegmentBatch) -> Tensor:
+    """The keys or values of each query head of a group, as a view."""
+    return _gathered(x, batch.keys, batch.padding).expand(-1, batch.queries.shape[1], -1, -1)
+
+
+def _ignored(batch: SegmentBatch, problem: Problem) -> Tensor | None:
+    """The mask of a call. Causal rows do not see padding, which comes after them."""
+    if batch.padding is None or problem.is_causal:
+        return None
+    return batch.padding.expand(-1, batch.queries.shape[1], -1).contiguous()
+
+
+class PackedOutput:
+    """`out` and `lse` of the batches so far, by rows of all heads, with one row more for padding."""
+
+    def __init__(self, query: Tensor, problem: Problem) -> None:
+        import torch
+
+        kind = torch.float64 if query.dtype == torch.float64 else torch.float32
+        rows = query.shape[1] * problem.heads + 1
+        self.like = query
+        self.out = query.new_zeros(rows, problem.head_dim, dtype=kind if len(problem.pattern.branches) > 1 else query.dtype)
+        self.lse = query.new_full((rows,), -math.inf, dtype=kind)
+
+    def add(self, places: Tensor, out: Tensor, lse: Tensor) -> None:
+        """Merge `out` `(problems, group, rows, head_dim)` and `lse` `(problems, group, rows)` into `places`, like `lse`."""
+        index, dtype = places.flatten(), self.out.dtype
+        merged, old_share, new_share = merge_lse(self.lse.index_select(0, index), lse.flatten())
+        self.lse.index_copy_(0, index, merged)
+        old_share, new_share = (x.to(dtype).unsqueeze(-1) for x in (old_share, new_share))
+        old = self.out.index_select(0, index).mul_(old_share)
+        self.out.index_copy_(0, index, old.add_(out.flatten(0, 2).to(dtype).mul(new_share)))
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """`out` like the query, and `lse` `(1, heads, total)`."""
+        _, total, heads, _ = self.like.shape
+        lse = self.lse[:-1].view(1, total, heads).transpose(1, 2).contiguous()
+        return self.out[:-1].view(self.like.shape).to(self.like.dtype), lse
+
+
+class _Gradient:
+    """The gradient of `like`; halves are summed in fp32 when there is more than one term."""
+
+    def __init__(self, like: Tensor, problem: Problem, kv: bool) -> None:
+        import torch
+
+        several = len(problem.pattern.branches) > 1 or (kv and problem.heads > problem.kv_heads)
+        dtype = torch.promote_types(like.dtype, torch.float32) if several else like.dtype
+        self.like, self.total = like, like.new_zeros(_rows(like) + 1, like.shape[3], dtype=dtype)
+
+    def add(self, index: Tensor, part: Tensor) -> None:
+        """Add `part` `(problems, group, rows, head_dim)` at `index`; of query heads that share a key, the sum."""
+        places, heads = index.flatten(), [part.to(self.total.dtype)]
+        if index.shape[1] < part.shape[1]:
+            heads = list(heads[0].unbind(1))
+        whole = self.total.index_select(0, places).view(*index.shape, -1)
+        for one in heads:
+            whole += one.reshape(whole.shape)
+        self.total.index_copy_(0, places, whole.flatten(0, 2))
+
+    def result(self) -> Tensor:
+        return self.total[:-1].view(self.like.shape).to(self.like.dtype)
+
+
+def _rows(x: Tensor) -> int:
+    return x.shape[1] * x.shape[2]

@@ -1,0 +1,156 @@
+"""Segments of packed sequences side by side in batches, each of which one call of a kernel computes.
+
+    row(p, h, t) = first_p + offset_h + t * rate,   t = 0 .. rows - 1        of segment p and key/value head h
+
+Segments of all sequences that keep about as many rows share a batch: `rows` is rounded up, and what lies beyond a segment's end
+is padding. The number of batches grows with the logarithm of the segment length and with the total, not with how many sequences
+there are. The tables follow from where the sequences begin, and are made anew for each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.backends.sdpa.problem_grid import rectangles
+from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS
+from dilkit.pattern import DilatedSegment
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+ROWS_AT_ONCE = 2**17
+"""Rows of all query heads in a batch, about: what is gathered for a call stays small beside long inputs."""
+
+_BITS = 4
+"""A number of rows is rounded up to so many binary digits: less than an eighth of a batch is padding."""
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Segments of one branch: `problems` are segments times key/value heads, with `group` query heads each.
+
+    `queries` and `keys` say where each row is among the rows of all heads `(total * heads, head_dim)`; padding points to the
+    row after the last of them. `padding` is None where there is none.
+    """
+
+    queries: Tensor
+    """int64 `(problems, group, rows)`."""
+    keys: Tensor
+    """int64 `(problems, 1, rows)`."""
+    padding: Tensor | None
+    """bool `(problems, 1, rows)`."""
+
+
+def segment_batches(problem: Problem, cu_seqlens: Tensor, total: int) -> Iterator[SegmentBatch]:
+    """All segments of all branches: each row that a branch keeps is in exactly one batch of the branch.
+
+    On a GPU this waits for `cu_seqlens`: the sizes of the calls depend on it.
+    """
+    starts = cu_seqlens.cpu().numpy().astype(np.int64)
+    for branch, heads in branch_heads(problem):
+        first, span = _segments(starts, branch.length)
+        for some, rows in of_equal_size(span, branch.rate, ROWS_AT_ONCE // heads.count, MAX_PROBLEMS_PER_AXIS // heads.kv_count):
+            yield _batch(heads, first[some], span[some], rows, branch.rate, total, cu_seqlens.device)
+
+
+class Dilation(NamedTuple):
+    """A branch cut to the longest sequence."""
+
+    length: int
+    rate: int
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A block of heads: `kv_count` key/value heads, of each of which the same `group` query heads; and what they keep."""
+
+    kv_first: int
+    kv_count: int
+    query_first: int
+    group: int
+    offsets: Int64Array
+    """The offset of each key/value head."""
+    sizes: tuple[int, int]
+    """Query heads and key/value heads of the whole."""
+
+    @property
+    def count(self) -> int:
+        """Query heads."""
+        return self.kv_count * self.group
+
+    def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The number of each query head `(kv_count, group, 1)` and key/value head `(kv_count, 1, 1)`."""
+        import torch
+
+        heads, kv_heads = self.sizes
+        own = torch.arange(self.kv_count, device=device)[:, None, None]
+        each = torch.arange(self.group, device=device)[:, None]
+        return self.query_first + own * (heads // kv_heads) + each, self.kv_first + own
+
+
+def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
+    """Every branch, with each block of heads that it serves."""
+    pattern, most, group = problem.pattern, problem.seq, problem.heads // problem.kv_heads
+    for branch in pattern.branches:
+        if not isinstance(branch, DilatedSegment):
+            raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; backend sdpa computes {DilatedSegment.kind!r} only")
+        cut = Dilation(min(branch.segment_length, most), min(branch.dilation_rate, most))
+        for kv_first, kv_count, own_first, own_count in rectangles(*(branch.heads or (0, problem.heads)), group):
+            numbers = range(kv_first, kv_first + kv_count)
+            offsets = [min(pattern.head_offset(branch.dilation_rate, head, problem.kv_heads), most) for head in numbers]
+            own = kv_first, kv_count, kv_first * group + own_first, own_count
+            yield cut, Heads(*own, np.array(offsets, np.int64), (problem.heads, problem.kv_heads))
+
+
+def _segments(starts: Int64Array, length: int) -> tuple[Int64Array, Int64Array]:
+    """Where each segment of `length` begins, and how many rows it spans: fewer at the end of a sequence."""
+    lengths = np.diff(starts)
+    counts = -(-lengths // length)
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = np.repeat(starts[:-1], counts) + index * length
+    return first, np.minimum(length, np.repeat(starts[1:], counts) - first)
+
+
+def of_equal_size(
+    span: Int64Array, rate: int, most_rows: int, most_segments: int = MAX_PROBLEMS_PER_AXIS
+) -> Iterator[tuple[Int64Array, int]]:
+    """Segments by the rows that they keep, rounded up: indices, and rows. At most `most_rows` in all, but one segment."""
+    kept = -(-span // rate)
+    step = 2 ** np.maximum(np.frexp(kept)[1] - _BITS, 0)
+    rounded = np.minimum(-(-kept // step) * step, kept.max(initial=0))
+    for rows in np.unique(rounded):
+        segments = np.flatnonzero(rounded == rows)
+        at_once = int(min(max(1, most_rows // rows), max(1, most_segments)))
+        for i in range(0, len(segments), at_once):
+            yield segments[i : i + at_once], int(rows)
+
+
+def _batch(
+    heads: Heads, first: Int64Array, span: Int64Array, rows: int, rate: int, total: int, device: torch.device
+) -> SegmentBatch:
+    import torch
+
+    begin, length, offsets = (torch.from_numpy(x).to(device, non_blocking=True) for x in (first, span, heads.offsets))
+    inside = offsets[:, None] + rate * torch.arange(rows, device=device)
+    padding = inside >= length[:, None, None]
+    padded = bool(heads.offsets.max() + rate * (rows - 1) >= span.min())
+    row = begin[:, None, None] + inside
+
+    def places(head: Tensor, all_heads: int) -> Tensor:
+        """`(segments * kv_count, heads of each, rows)`."""
+        found = row[:, :, None] * all_heads + head
+        if padded:
+            found.masked_fill_(padding[:, :, None], total * all_heads)
+        return found.flatten(0, 1)
+
+    queries, keys = (places(*x) for x in zip(heads.numbers(device), heads.sizes, strict=True))
+    return SegmentBatch(queries, keys, padding.view(-1, 1, rows) if padded else None)

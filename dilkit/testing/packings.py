@@ -1,0 +1,116 @@
+"""Problems of many sequences in one call: packed one after the other, or in a cache, of which the last rows are computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from dilkit.pattern import Pattern
+from dilkit.problem import DTYPES
+from dilkit.testing.problems import RAGGED, SPARSE, Case, Fields
+
+LENGTHS: dict[str, tuple[int, ...]] = {
+    "two": (23, 17),
+    "one": (40,),
+    "some empty": (0, 13, 0, 0, 25, 1, 0),
+    "one token each": (1,) * 11,
+    "many short": tuple(i * 7 % 6 for i in range(60)),
+    "one long": (3, 150, 2, 1),
+}
+"""Of the sequences that packed cases have, by name."""
+
+RANDOM = 16
+"""How many cases pack sequences at random, by a fixed seed."""
+
+_FIELDS: dict[str, Fields] = {
+    "causal": dict(is_causal=True),
+    "grouped heads": dict(kv_heads=2),
+    "block once": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block", overlap="once")),
+    "ragged causal": dict(pattern=RAGGED, is_causal=True),
+    "head split": dict(pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
+    "tail zeros": dict(pattern=Pattern([8, 16, 32], [1, 2, 4], tail="zeros")),
+    "sink": dict(sink="random", pattern=Pattern([8, 24], [2, 4], tail="zeros")),
+    "dense": dict(pattern=Pattern.dense()),
+    "sparse": dict(pattern=SPARSE),
+    "sliced": dict(layout="sliced"),
+    "poisoned": dict(poisoned=True),
+    "poisoned causal": dict(poisoned=True, is_causal=True, kv_heads=1, pattern=RAGGED),
+    "poisoned sparse": dict(poisoned=True, pattern=SPARSE),
+}
+
+
+def _packed(variant: str, lengths: tuple[int, ...], **fields: object) -> Case:
+    return Case(feature="packed", variant=variant, lengths=lengths, seq=sum(lengths), batch=1, **fields)  # type: ignore[arg-type]
+
+
+def _random(count: int) -> Iterator[Case]:
+    """Cases that join features at random; the seed is fixed, so the list is the same everywhere."""
+    draw = random.Random(20261122)
+    for i in range(count):
+        heads, kv_heads = draw.choice([(1, 1), (3, 3), (4, 4), (4, 2), (4, 1), (6, 2)])
+        branches = draw.randint(1, 3)
+        segments = [draw.randint(1, 40) for _ in range(branches)]
+        rates = [min(length, draw.choice([1, 1, 2, 3, 4, 8])) for length in segments]
+        ranges = [sorted(draw.sample(range(heads + 1), 2)) for _ in segments]
+        longest = draw.choice([1, 5, 30, 90])
+        lengths = [draw.choice([0, 1, draw.randint(0, longest), longest]) for _ in range(draw.randint(0, 200 // longest))]
+        yield _packed(
+            f"random {i:02}",
+            (*lengths, longest),
+            pattern=Pattern(
+                segments,
+                rates,
+                offset=draw.choice(["modulo", "block"]),
+                tail=draw.choice(["exact", "zeros"]),
+                heads=[draw.choice([None, None, (start, stop)]) for start, stop in ranges],
+            ),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=draw.choice([8, 16, 24]),
+            dtype=draw.choice(DTYPES),
+            is_causal=draw.random() < 0.5,
+            poisoned=draw.random() < 0.3,
+            sink=draw.choice(["none", "none", "random"]),
+            layout=draw.choice(["contiguous", "sliced", "transposed"]),
+        )
+
+
+PACKED = (
+    *(_packed(name, lengths, dtype=dtype) for name, lengths in LENGTHS.items() for dtype in DTYPES),
+    *(_packed(name, LENGTHS["some empty"], dtype=dtype, **fields) for name, fields in _FIELDS.items() for dtype in DTYPES),
+    _packed("thousands", tuple(i * 7 % 4 for i in range(2000)), heads=2, head_dim=8),
+    _packed("one huge", (1, 700, 0, 2), heads=2, head_dim=8, is_causal=True),
+    *_random(RANDOM),
+)
+"""Sequences of different lengths in one call."""
+
+_CACHED: dict[str, Fields] = {
+    "one row": dict(rows=1),
+    "a chunk": dict(rows=9),
+    "grouped heads": dict(rows=3, kv_heads=2),
+    "ragged": dict(rows=2, pattern=RAGGED),
+    "head split": dict(rows=5, pattern=Pattern([8, 16], [1, 2], heads=[(0, 2), (1, 3)])),
+    "block": dict(rows=4, pattern=Pattern([8, 16, 32], [1, 2, 4], offset="block")),
+    "dense": dict(rows=2, pattern=Pattern.dense()),
+    "sparse": dict(rows=6, pattern=SPARSE),
+    "sink": dict(rows=3, sink="random"),
+}
+_FORWARD: Fields = dict(is_causal=True, gradients=False)
+CACHED = tuple(
+    Case(
+        feature="cached",
+        variant=name,
+        dtype=dtype,
+        lengths=(40, 9, 17),
+        seq=43,
+        batch=3,
+        is_causal=True,
+        gradients=False,
+        **fields,
+    )
+    for name, fields in _CACHED.items()
+    for dtype in DTYPES
+)
+"""The last rows of sequences of different lengths, against a cache of which the rest is NaN."""
+
+SEQUENCES = (*PACKED, *CACHED)
