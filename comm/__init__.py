@@ -39,6 +39,7 @@ _HOMES = {
     "ExchangePlan": "plan.exchange_plan",
     "Fault": "transports.threads",
     "MPIComm": "transports.mpi.comm",
+    "PackedPlan": "packed.plan",
     "PeerLost": "transports.errors",
     "Pending": "transports.base",
     "PlanMismatch": "transports.errors",
@@ -48,11 +49,14 @@ _HOMES = {
     "copy_from_rank": "collectives",
     "exchange_plan": "plan.exchange_plan",
     "load_shard": "shards",
+    "packed_cuts": "packed.shares",
     "positions": "shards",
     "ring_dilated_attention": "attention",
+    "ring_dilated_attention_varlen": "packed.attention",
     "run_threads": "transports.threads",
     "shard": "shards",
     "shard_cuts": "cuts",
+    "share_sequences": "packed.shares",
     "sum_over_ranks": "collectives",
     "unshard": "shards",
 }
@@ -65,6 +69,10 @@ if TYPE_CHECKING:
     from dilkit.comm.collectives import sum_over_ranks as sum_over_ranks
     from dilkit.comm.cuts import shard_cuts as shard_cuts
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
+    from dilkit.comm.packed.attention import ring_dilated_attention_varlen as ring_dilated_attention_varlen
+    from dilkit.comm.packed.plan import PackedPlan as PackedPlan
+    from dilkit.comm.packed.shares import packed_cuts as packed_cuts
+    from dilkit.comm.packed.shares import share_sequences as share_sequences
     from dilkit.comm.plan.exchange_plan import ExchangePlan as ExchangePlan
     from dilkit.comm.plan.exchange_plan import exchange_plan as exchange_plan
     from dilkit.comm.plan.traffic import Rows as Rows

@@ -16,12 +16,19 @@ MOST_UNEVEN = 1.03
 
 
 def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
-    """`cuts` as a tuple. Raises TypeError or ValueError unless they are integers that start at 0 and grow."""
+    """`cuts` as a tuple. Raises TypeError or ValueError unless they are integers that start at 0 and grow.
+
+    Only the first ranks and the last may hold no rows: those that have none of a packed sequence that others have.
+    """
     if isinstance(cuts, str) or not isinstance(cuts, Sequence):
         raise TypeError(f"cuts={cuts!r} is a {type(cuts).__name__}; a sequence of integers is needed, as shard_cuts makes it")
     checked = tuple(integer(f"cuts[{i}]", cut) for i, cut in enumerate(cuts))
-    if len(checked) < 2 or checked[0] != 0 or any(a >= b for a, b in pairwise(checked)):
-        raise ValueError(f"cuts={checked} must start at 0 and grow: every rank holds at least one row")
+    rows = [stop - start for start, stop in pairwise(checked)]
+    held = [rank for rank, count in enumerate(rows) if count]
+    if checked[:1] != (0,) or not held or min(rows) < 0 or len(held) <= held[-1] - held[0]:
+        raise ValueError(
+            f"cuts={checked} must start at 0 and grow: every rank holds at least one row, but for the first and the last"
+        )
     return checked
 
 

@@ -154,7 +154,7 @@ def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: 
     segment, edges = pattern.branches[branch], np.array(cuts, np.int64)
     length = segment_tokens(segment, cuts[-1])
     inner = edges[1:-1]
-    starts = np.unique(inner[inner % length != 0] // length) * length
+    starts = np.unique(inner[(inner % length != 0) & (inner < edges[-1])] // length) * length
     return shards_of_segments(starts, length, segment.dilation_rate, served_heads(pattern, segment, heads, kv_heads), edges)
 
 

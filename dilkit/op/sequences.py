@@ -49,7 +49,7 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
     if max_seqlen is not None and max_seqlen < 0:
         raise ValueError(f"max_seqlen={max_seqlen} must be at least 0, the length of the longest sequence")
     if max_seqlen is None or cu_seqlens.device.type == "cpu":
-        found = _checked_lengths(cu_seqlens, total)
+        found = checked_longest(cu_seqlens, total)
         if max_seqlen is not None and found > max_seqlen:
             raise ValueError(
                 f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {found} rows; that many are needed, or None"
@@ -58,7 +58,7 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
     return 1 << (max(max_seqlen, 1) - 1).bit_length()
 
 
-def _checked_lengths(cu_seqlens: Tensor, total: int) -> int:
+def checked_longest(cu_seqlens: Tensor, total: int) -> int:
     """The length of the longest sequence; raises ValueError for numbers that do not cut `total` rows into sequences."""
     lengths = cu_seqlens.diff()
     least, most = (0, 0) if len(lengths) == 0 else (int(x) for x in torch.stack(torch.aminmax(lengths)).tolist())

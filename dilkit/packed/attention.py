@@ -60,23 +60,23 @@ def dilated_attention_varlen(
         >>> torch.allclose(out[5:], alone[0])
         True
     """
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        _check_dimensions(name, x)
+    query, key, value = (batch_of_one(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     boolean("return_lse", return_lse)
-    check_cu_seqlens(cu_seqlens, query, query.shape[0])
+    check_cu_seqlens(cu_seqlens, query, query.shape[1])
     if max_seqlen is not None and not isinstance(max_seqlen, torch.SymInt):
         integer("max_seqlen", max_seqlen, at_least=0)
-    query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     check_inputs(query, key, value, pattern, sink=sink)
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
     out, lse = forward_op(query, key, value, None, factor, call, sink, *further_arguments(dropout_p, cu_seqlens, max_seqlen))
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 
-def _check_dimensions(name: str, x: object) -> None:
+def batch_of_one(name: str, x: object) -> Tensor:
+    """Packed rows `(total, heads, head_dim)` as a batch of one element. Raises TypeError or ValueError for other dimensions."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
     if x.dim() != 3:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}; (total, heads, head_dim) is needed, all sequences one after the other"
         )
+    return x.unsqueeze(0)

@@ -38,6 +38,7 @@ def plans(draw: st.DrawFn, schedules: tuple[str, ...] = ("auto", "scatter", "gat
     inner = st.lists(st.integers(1, max(seq - 1, 1)), min_size=world_size - 1, max_size=world_size - 1, unique=True)
     uneven = st.builds(lambda cuts: (0, *sorted(cuts), seq), inner)
     cuts = draw(st.sampled_from([even_cuts(seq, world_size), shard_cuts(seq, world_size, pattern)]) | uneven)
+    cuts = (*[0] * draw(st.integers(0, 2)), *cuts, *[seq] * draw(st.integers(0, 2)))  # ranks with no rows
     schedule = draw(st.sampled_from(schedules))
     fuse = schedule in ("gather", "ring") or draw(st.booleans())
     try:
@@ -322,7 +323,7 @@ def test_a_plan_for_many_ranks_is_made_of_counts_alone() -> None:
     assert sum(map(plan.work, range(128))) * 4 == pattern.flops(10**9, 32, 1)
 
 
-@pytest.mark.parametrize("cuts", [(), (0,), (0, 0, 4), (1, 4), (0, 5, 3), (0, 4, 4)])
+@pytest.mark.parametrize("cuts", [(), (0,), (0, 0), (1, 4), (0, 5, 3), (0, 4, 4, 8), (0, 0, 2, 2, 3)])
 def test_cuts_that_are_none_are_refused(cuts: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"cuts=.* must start at 0 and grow"):
         exchange_plan(Pattern([4], [1]), cuts, 1)

@@ -54,6 +54,14 @@ def test_jagged_is_packed(is_causal: bool) -> None:
         torch.testing.assert_close(found, right)
 
 
+def test_the_same_weights_are_dropped() -> None:
+    options: dict[str, Any] = dict(dropout_p=0.5, backend="native")
+    torch.manual_seed(3)
+    nested = dilated_attention(jagged(Q), jagged(K), jagged(V), PATTERN, **options)
+    torch.manual_seed(3)
+    assert torch.equal(nested.values(), dilated_attention_varlen(Q, K, V, PATTERN, CU, **options))  # type: ignore
+
+
 def test_made_of_a_list_of_sequences() -> None:
     sequences = [torch.randn(n, 4, 6) for n in (5, 2, 70)]
     x = torch.nested.nested_tensor(sequences, layout=torch.jagged, requires_grad=True)

@@ -73,7 +73,7 @@ CALLS = {
     "scale is an endless integer": Case(attend(scale=10**400), ValueError, ("scale", "too large", "finite")),
     "scale leaves fp32": Case(attend(scale=-1e38), ValueError, ("scale=-1e+38", "float32", "1e+30")),
     "nested tensors": Case(
-        attend(*3 * [torch.nested.as_nested_tensor([ROWS[0], ROWS[1]], layout=torch.jagged)]), TypeError, ("query", "nested")
+        attend(*3 * [torch.nested.as_nested_tensor([ROWS[0], ROWS[1]], layout=torch.jagged)]), ValueError, ("query", "jagged")
     ),
     "scale is infinite": Case(attend(scale=-float("inf")), ValueError, ("scale=-inf", "finite")),
     "backend is a number": Case(attend(backend=1), TypeError, ("backend=1", "int", "name")),

@@ -66,7 +66,7 @@ PLANS = {
         lambda: exchange_plan(P, (0, 4, 8), 10**9), PatternError, ("heads=1000000000", "at most")
     ),
     "cuts are None": Case(lambda: exchange_plan(P, None, 4), TypeError, ("cuts=None", "shard_cuts")),
-    "cuts of an empty shard": Case(plan(P, (0, 4, 4), 4, 4), ValueError, ("cuts=(0, 4, 4)", "grow")),
+    "cuts of an empty shard": Case(plan(P, (0, 4, 4, 8), 4, 4), ValueError, ("cuts=(0, 4, 4, 8)", "grow")),
     "cuts from 1 on": Case(plan(P, [1, 4, 8], 4, 4), ValueError, ("cuts=(1, 4, 8)", "start at 0")),
     "cuts of a fraction": Case(plan(P, (0, 4.0, 8), 4, 4), TypeError, ("cuts[1]=4.0", "integer")),
     "no heads": Case(plan(P, (0, 4), 0, 4), ValueError, ("heads=0", "at least 1")),

@@ -1,0 +1,119 @@
+"""`ring_dilated_attention_varlen`: packed sequences over ranks, each of which holds a shard of the packing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.agreement import agree_on
+from dilkit.comm.arguments import Arguments
+from dilkit.comm.attention import RankAttention, not_compiled
+from dilkit.comm.packed.plan import PackedPlan, WholeSequences
+from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.op.sequences import check_cu_seqlens, checked_longest
+from dilkit.packed.attention import batch_of_one, dilated_attention_varlen
+from dilkit.pattern import Pattern
+
+STEP = "arguments of ring_dilated_attention_varlen"
+
+
+@not_compiled
+def ring_dilated_attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    comm: Comm,
+    cu_seqlens: Tensor,
+    *,
+    is_causal: bool = False,
+    sink: Tensor | None = None,
+    scale: float | None = None,
+    backend: str | Sequence[str] | None = None,
+    schedule: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact dilated attention of packed sequences over ranks: `dilkit.dilated_attention_varlen` of the whole packing.
+
+        out[s:t] = dilated_attention(query[s:t], key[s:t], value[s:t], pattern)    for s, t = cu_seqlens[b], cu_seqlens[b + 1]
+
+    Each rank passes the rows of its own shard, and gets their results: `query` `(rows, heads, head_dim)`, `key` and `value` with
+    `kv_heads` heads. Shards follow each other by rank and may begin anywhere: in the middle of a sequence, too
+    (`packed_cuts` says where to cut). Of a sequence that one rank has whole nothing is sent; what is sent of the others
+    `PackedPlan` says. All ranks call with equal arguments, and all of them run the backward pass if one does.
+
+    `cu_seqlens` int32 `(sequences + 1,)` are those of the whole packing, the same on every rank. `sink` is as in
+    `ring_dilated_attention`, `schedule` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result, with `lse`
+    `(heads, rows)`, are those of `dilkit.dilated_attention_varlen`. Raises what `ring_dilated_attention` raises.
+
+        >>> import torch
+        >>> from dilkit import Pattern, dilated_attention_varlen
+        >>> from dilkit.comm import ring_dilated_attention_varlen, run_threads, shard, unshard
+        >>> pattern = Pattern([8, 16], [1, 2])
+        >>> whole, cu_seqlens = torch.randn(40, 4, 8), torch.tensor([0, 6, 34, 40], dtype=torch.int32)
+        >>> def on_rank(comm):
+        ...     rows = shard(whole, comm, dim=0)  # the sequence from 6 to 34 is cut at 20
+        ...     return unshard(ring_dilated_attention_varlen(rows, rows, rows, pattern, comm, cu_seqlens), comm, dim=0)
+        >>> first, second = run_threads(2, on_rank)
+        >>> torch.allclose(first, dilated_attention_varlen(whole, whole, whole, pattern, cu_seqlens), atol=1e-6)
+        True
+    """
+    check_comm(comm)
+
+    def arguments() -> Arguments:
+        q, k, v = (batch_of_one(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
+        return Arguments(q, k, v, pattern, is_causal, None, sink, scale, 0.0, backend, schedule, True, None, return_lse)
+
+    def facts() -> dict[str, Any]:
+        found = arguments().facts()
+        check_cu_seqlens(cu_seqlens, query, query.shape[0])
+        return dict(**found, cu_seqlens=str(cu_seqlens.tolist()))
+
+    every_rank = agree_on(comm, facts, ("rows", "seed"), STEP) if comm.size > 1 else [facts()]
+    cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
+    checked_longest(cu_seqlens, cuts[-1])
+    plan = PackedPlan(pattern, cuts, tuple(cu_seqlens.tolist()), query.shape[1], key.shape[1], is_causal, schedule)
+    out, lse = PackedRankAttention(arguments(), comm, plan).attend()
+    return (out, lse) if return_lse else out
+
+
+@dataclass(frozen=True)
+class PackedRankAttention:
+    """The attention of one rank, after all ranks agreed on their arguments."""
+
+    arguments: Arguments
+    comm: Comm
+    plan: PackedPlan
+
+    def attend(self) -> tuple[Tensor, Tensor]:
+        """`out` `(rows, heads, head_dim)` and `lse` `(heads, rows)` of this rank's rows.
+
+        Every rank takes part in what is exchanged for each sequence that is cut, in one order: with no rows if it has none.
+        """
+        given, rank = self.arguments, self.comm.rank
+        rows = [x.to(given.dtype) for x in (given.query, given.key, given.value)]
+        found = []
+        for sequence in self.plan.cut_sequences:
+            here = sequence.rows(rank, self.plan.cuts[rank])
+            attention = RankAttention(given, self.comm, sequence.plan.cuts, None)
+            found.append((here.start, *attention.attend([x[:, here] for x in rows], given.pattern, None, given.sink)))
+        whole = self.plan.whole(rank)
+        if whole.rows.start < whole.rows.stop:
+            found.append((whole.rows.start, *self._whole([x[0, whole.rows] for x in rows], whole)))
+        found.sort(key=lambda part: part[0])
+        return torch.cat([out for _, out, _ in found], 1).squeeze(0), torch.cat([lse for _, _, lse in found], 2).squeeze(0)
+
+    def _whole(self, rows: Sequence[Tensor], sequences: WholeSequences) -> tuple[Tensor, Tensor]:
+        """`(out, lse)` of the sequences that no other rank has rows of, as a batch of one."""
+        given, first = self.arguments, sequences.starts[0]
+        starts = torch.tensor([start - first for start in sequences.starts], dtype=torch.int32, device=rows[0].device)
+        options: dict[str, Any] = dict(is_causal=given.is_causal, sink=given.sink, scale=given.scale, backend=given.backend)
+        query, key, value = rows
+        packed = query, key, value, given.pattern, starts, max(sequences.lengths)
+        out, lse = dilated_attention_varlen(*packed, **options, return_lse=True)
+        return out.unsqueeze(0), lse.unsqueeze(0)

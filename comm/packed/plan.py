@@ -1,0 +1,122 @@
+"""The plan for packed sequences over ranks: which of them a rank has whole, and what is exchanged for those that are cut.
+
+    rank         |------- 0 -------|------- 1 -------|------- 2 -------|
+    sequences    |- 0 -|- 1 -|--------------- 2 ---------------|-- 3 --|
+                  whole whole            cut, 3 ranks            whole
+
+A cut between ranks goes through one sequence at most. So there are at most p - 1 sequences of which several of p ranks have rows,
+each with an exchange plan of its own; all others are whole on a rank, and nothing is sent for them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from dilkit.checks import integer
+from dilkit.comm.cuts import checked_cuts
+from dilkit.comm.plan.exchange_plan import ExchangePlan, exchange_plan
+from dilkit.pattern import Pattern
+
+
+class CutSequence(NamedTuple):
+    """The sequence of the rows `start .. stop - 1` of the packing, which several ranks hold."""
+
+    start: int
+    stop: int
+    plan: ExchangePlan
+
+    def rows(self, rank: int, first: int) -> slice:
+        """Where they lie in the shard of a rank that begins at row `first` of the packing."""
+        low, high = self.plan.cuts[rank : rank + 2]
+        return slice(self.start + low - first, self.start + high - first) if low < high else slice(0, 0)
+
+
+class WholeSequences(NamedTuple):
+    """The sequences that a rank has whole: they begin at its rows `starts[:-1]`, and `starts[-1]` is where the last one ends."""
+
+    starts: tuple[int, ...]
+
+    @property
+    def rows(self) -> slice:
+        """Where they lie in the shard."""
+        return slice(self.starts[0], self.starts[-1]) if self.starts else slice(0, 0)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Rows of each sequence."""
+        return tuple(stop - start for start, stop in pairwise(self.starts))
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """What the ranks compute and send for one call with packed sequences. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
+
+    `starts`: where the sequences begin, and the end of the last. `schedule` is that of `ExchangePlan`. Making it sends nothing.
+
+    Raises ValueError or TypeError for cuts or starts that do not grow from 0 to the same number of rows, and what `ExchangePlan`
+    raises.
+
+        >>> from dilkit import Pattern
+        >>> from dilkit.comm import PackedPlan
+        >>> plan = PackedPlan(Pattern([8, 16], [1, 2]), cuts=(0, 20, 40), starts=(0, 6, 10, 34, 40), heads=4, kv_heads=4)
+        >>> [(cut.start, cut.stop) for cut in plan.cut_sequences], plan.whole(0).lengths, plan.whole(1).lengths
+        ([(10, 34)], (6, 4), (6,))
+        >>> plan.bytes(0, "forward", head_dim=8, dtype="float32")
+        1596
+    """
+
+    pattern: Pattern
+    cuts: tuple[int, ...]
+    starts: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    is_causal: bool = False
+    schedule: str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cuts", checked_cuts(self.cuts))
+        starts = tuple(integer(f"starts[{i}]", start) for i, start in enumerate(self.starts))
+        if not starts or starts[0] != 0 or starts[-1] != self.cuts[-1] or any(a > b for a, b in pairwise(starts)):
+            raise ValueError(
+                f"starts={starts} must grow from 0 to the {self.cuts[-1]} rows of all ranks, a sequence from each to the next"
+            )
+        object.__setattr__(self, "starts", starts)
+        self._plan((0, 1))  # raises for what fits no sequence, also where none is cut
+
+    @cached_property
+    def cut_sequences(self) -> tuple[CutSequence, ...]:
+        """Those that several ranks hold, in their order."""
+        found = []
+        for i in sorted({bisect_right(self.starts, cut) - 1 for cut in self.cuts[1:-1]}):
+            start, stop = self.starts[i : i + 2]
+            cuts = tuple(min(max(cut, start), stop) - start for cut in self.cuts)
+            if sum(a < b for a, b in pairwise(cuts)) > 1:
+                found.append(CutSequence(start, stop, self._plan(cuts)))
+        return tuple(found)
+
+    def _plan(self, cuts: tuple[int, ...]) -> ExchangePlan:
+        """That of one sequence."""
+        options: dict[str, Any] = dict(is_causal=self.is_causal, schedule=self.schedule)
+        return exchange_plan(self.pattern, cuts, self.heads, self.kv_heads, **options)
+
+    def whole(self, rank: int) -> WholeSequences:
+        """The sequences that a rank has whole."""
+        if not 0 <= integer("rank", rank) < len(self.cuts) - 1:
+            raise ValueError(f"rank={rank} is no rank of this plan; ranks are 0 to {len(self.cuts) - 2}")
+        first, last = self.cuts[rank : rank + 2]
+        here = self.starts[bisect_left(self.starts, first) : bisect_right(self.starts, last)]
+        return WholeSequences(tuple(start - first for start in here))
+
+    def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str) -> int:
+        """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call."""
+        return sum(cut.plan.bytes(rank, phase, head_dim=head_dim, dtype=dtype) for cut in self.cut_sequences)
+
+    def work(self, rank: int) -> int:
+        """Query-key pairs that a rank computes, over all heads, a key seen by several branches counting each time."""
+        options: dict[str, Any] = dict(kv_heads=self.kv_heads, is_causal=self.is_causal)
+        alone: int = sum(self.pattern.flops(n, self.heads, 1, **options) // 4 for n in self.whole(rank).lengths)
+        return alone + sum(cut.plan.work(rank) for cut in self.cut_sequences)

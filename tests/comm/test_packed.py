@@ -1,0 +1,244 @@
+"""Packed sequences over ranks: what one process finds of the whole packing, wherever it is cut, and no more sent than planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.launch import start
+from helpers.ranks import even_cuts, uneven_cuts
+from helpers.strategies import Heads, patterns_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import Pattern, dilated_attention_varlen, use_backend
+from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
+from dilkit.comm.transports.threads import ThreadComm
+from dilkit.oracle import oracle_attention_varlen
+
+PATTERN = Pattern([8, 24, 97], [1, 3, 5])
+Cuts = tuple[int, ...]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_a_rank() -> Iterator[None]:
+    """Ranks as threads share the cores already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def starts(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def tensors(total: int, heads: Heads = (4, 2)) -> list[Tensor]:
+    """Query, key, value and sink."""
+    draw = torch.Generator().manual_seed(total)
+    shapes = [*((total, h, 6) for h in (heads[0], heads[1], heads[1])), (heads[0],)]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+
+
+def loss(out: Tensor, lse: Tensor) -> Tensor:
+    return out.square().sum() + lse.nan_to_num(neginf=0.0).sin().sum()
+
+
+def over_ranks(whole: list[Tensor], lengths: Sequence[int], pattern: Pattern, cuts: Cuts, **options: Any) -> list[Tensor]:
+    """`out`, `lse` `(total, heads)` and the gradients of query, key, value and sink, of all ranks together; bytes as planned."""
+    *qkv, sink = whole
+    of_plan = {name: options[name] for name in ("is_causal", "schedule") if name in options}
+    plan = PackedPlan(pattern, cuts, tuple(starts(lengths).tolist()), qkv[0].shape[1], qkv[1].shape[1], **of_plan)
+
+    def on_rank(comm: ThreadComm) -> list[Tensor]:
+        rows = slice(*cuts[comm.rank : comm.rank + 2])
+        mine = [*(x[rows].clone().requires_grad_() for x in qkv), sink.clone().requires_grad_()]
+        given = dict(sink=mine[3], return_lse=True, **options)
+        out, lse = ring_dilated_attention_varlen(*mine[:3], pattern, comm, starts(lengths), **given)
+        sizes: dict[str, Any] = dict(head_dim=6, dtype="float64")
+        assert comm.sent_bytes == plan.bytes(comm.rank, "forward", **sizes)
+        torch.autograd.backward(out.square().sum(), inputs=mine, retain_graph=True)
+        assert comm.sent_bytes == sum(plan.bytes(comm.rank, phase, **sizes) for phase in ("forward", "backward"))
+        return [out.detach(), lse.detach().T, *torch.autograd.grad(loss(out, lse), mine)]
+
+    *rows, sinks = zip(*run_threads(len(cuts) - 1, on_rank, timeout=30), strict=True)
+    return [*(torch.cat(parts) for parts in rows), sum(sinks, torch.zeros_like(sink))]
+
+
+def on_one(attend: Any, whole: list[Tensor]) -> list[Tensor]:
+    """The same of one process."""
+    leaves = [x.clone().requires_grad_() for x in whole]
+    out, lse = attend(*leaves)
+    return [out.detach(), lse.detach().T, *torch.autograd.grad(loss(out, lse), leaves)]
+
+
+def close(found: list[Tensor], want: list[Tensor]) -> None:
+    for got, right in zip(found, want, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-11, atol=1e-11)
+
+
+PACKINGS: dict[str, tuple[list[int], dict[int, Cuts]]] = {
+    "one long, short ones around": ([3, 0, 150, 7, 40], {2: (0, 90, 200), 3: (0, 60, 110, 200)}),
+    "cut in three places": ([60, 60, 60], {2: (0, 50, 180), 3: (0, 30, 70, 180)}),
+    "cut where sequences begin": ([50, 0, 70, 60], {2: (0, 50, 180), 3: (0, 50, 120, 180)}),
+    "one": ([130], {2: (0, 1, 130), 3: (0, 24, 97, 130)}),
+    "many short ones": ([i % 5 for i in range(300)], {2: even_cuts(600, 2), 3: uneven_cuts(600, 3)}),
+}
+
+
+@pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_as_one_process(packing: str, size: int, schedule: str) -> None:
+    lengths, cuts = PACKINGS[packing]
+    whole = tensors(sum(lengths))
+    found = over_ranks(whole, lengths, PATTERN, cuts.get(size, (0, sum(lengths))), is_causal=size == 2, schedule=schedule)
+    options: dict[str, Any] = dict(is_causal=size == 2, return_lse=True)
+    close(found, on_one(lambda q, k, v, s: dilated_attention_varlen(q, k, v, PATTERN, starts(lengths), sink=s, **options), whole))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), patterns_with_heads(), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 4), st.booleans())
+def test_anything(data: st.DataObject, drawn: tuple[Pattern, Heads], lengths: list[int], size: int, is_causal: bool) -> None:
+    (pattern, heads), lengths = drawn, [*lengths, 4]
+    cuts = uneven_cuts(sum(lengths), size, data.draw(st.integers(0, 99), "seed"))
+    whole = tensors(sum(lengths), heads)
+
+    def oracle(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+        qkv = (x[None] for x in leaves[:3])
+        out, lse = oracle_attention_varlen(*qkv, pattern, lengths, is_causal=is_causal, sink=leaves[3])  # type: ignore[arg-type]
+        return out[0], lse[0]
+
+    close(over_ranks(whole, lengths, pattern, cuts, is_causal=is_causal), on_one(oracle, whole))
+
+
+def test_whole_sequences_are_sent_nowhere() -> None:
+    lengths, work = [50, 7, 0, 70, 60, 13], Pattern([8, 24], [1, 3])
+    shares = share_sequences(lengths, 3, work, 4)
+    assert sorted(i for share in shares for i in share) == [*range(6)]
+    loads = [sum(work.flops(lengths[i], 4, 1) for i in share) for share in shares]
+    assert max(loads) <= 4 / 3 * max(work.flops(70, 4, 1), sum(loads) / 3)
+    plan = PackedPlan(PATTERN, (0, 57, 127, 200), tuple(starts(lengths).tolist()), 4, 2)
+    assert plan.cut_sequences == ()
+    assert [plan.bytes(rank, "forward", head_dim=6, dtype="float32") for rank in range(3)] == [0, 0, 0]
+
+
+def test_work_of_all_ranks_is_that_of_all_sequences() -> None:
+    lengths, cuts = PACKINGS["one long, short ones around"]
+    for is_causal in (False, True):
+        plan = PackedPlan(PATTERN, cuts[3], tuple(starts(lengths).tolist()), 4, 2, is_causal)
+        whole = sum(PATTERN.flops(n, 4, 1, kv_heads=2, is_causal=is_causal) // 4 for n in lengths)
+        assert sum(map(plan.work, range(3))) == whole
+
+
+def test_cuts_lie_where_sequences_begin_or_segments_do_or_even() -> None:
+    assert packed_cuts([100, 100, 100], 3) == (0, 100, 200, 300)
+    assert packed_cuts([335, 665], 3) == (0, 335, 666, 1000)  # nothing begins near 666
+    assert packed_cuts([340, 660], 3, Pattern([8, 16], [1, 2])) == (0, 21 * 16, 340 + 41 * 8, 1000)
+    assert packed_cuts([40, 0, 60], 2) == (0, 50, 100)  # 40 is too far
+    assert packed_cuts([100], 1) == (0, 100)
+
+
+def test_the_backend_asked_for_computes_all_of_it() -> None:
+    lengths, cuts = PACKINGS["one long, short ones around"]
+    whole = tensors(sum(lengths))
+    with use_backend("reference"):
+        want = on_one(
+            lambda q, k, v, s: dilated_attention_varlen(q, k, v, PATTERN, starts(lengths), sink=s, return_lse=True), whole
+        )
+    close(over_ranks(whole, lengths, PATTERN, cuts[3], backend="reference"), want)
+
+
+Q, K, V, _ = tensors(20)
+CU = starts([5, 15])
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "starts of another rank's": (dict(cu_seqlens=starts([6, 34])), PlanMismatch, "cu_seqlens"),
+    "a batch": (dict(query=Q[None]), ValueError, r"query has shape \(1, 20, 4, 6\); \(total, heads, head_dim\)"),
+    "int64": (dict(cu_seqlens=starts([5, 35]).long()), TypeError, "cu_seqlens is torch.int64"),
+    "no rows": (dict(query=Q[:0], key=K[:0], value=V[:0]), ValueError, "query has no rows on this rank"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_mistake_of_one_rank_is_an_error_of_all(wrong: str) -> None:
+    changed, error, text = WRONG[wrong]
+
+    def on_rank(comm: ThreadComm) -> None:
+        given = dict(query=Q, key=K, value=V, pattern=PATTERN, comm=comm, cu_seqlens=starts([5, 35]))
+        with pytest.raises(error if comm.rank == 1 else PlanMismatch, match=text if comm.rank == 1 else None):
+            ring_dilated_attention_varlen(**{**given, **(changed if comm.rank == 1 else {})})
+
+    run_threads(2, on_rank, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("cu_seqlens", "text"),
+    [
+        (starts([5, 30]), "cu_seqlens ends with 35; the number of rows of query is needed, 40"),
+        (starts([5, 35]) + 1, "cu_seqlens begins with 1"),
+        (starts([50, -10]), "cu_seqlens decreases at index 2, from 50 to 40"),
+    ],
+)
+def test_starts_that_do_not_cut_the_rows_of_all_ranks(cu_seqlens: Tensor, text: str) -> None:
+    def on_rank(comm: ThreadComm) -> None:
+        with pytest.raises(ValueError, match=text):
+            ring_dilated_attention_varlen(Q, K, V, PATTERN, comm, cu_seqlens)
+
+    run_threads(2, on_rank, timeout=30)
+
+
+PLAN: dict[str, Any] = dict(pattern=PATTERN, cuts=(0, 10, 20), starts=(0, 10, 20), heads=4, kv_heads=2)
+NO_PLAN: dict[str, tuple[dict[str, Any], str]] = {
+    "starts that end early": (dict(starts=(0, 5)), r"starts=\(0, 5\) must grow from 0 to the 20 rows"),
+    "starts that begin late": (dict(starts=(1, 20)), r"starts=\(1, 20\) must grow from 0"),
+    "starts that decrease": (dict(starts=(0, 30, 20)), "must grow from 0"),
+    "no starts": (dict(starts=()), "must grow from 0"),
+    "cuts that decrease": (dict(cuts=(0, 30, 20)), r"cuts=\(0, 30, 20\) must start at 0 and grow"),
+    "heads": (dict(kv_heads=3), "kv_heads=3 must divide heads=4"),
+    "a schedule": (dict(schedule="fastest"), "schedule='fastest' is not known"),
+    "a schedule of partial results": (
+        dict(schedule="ring", pattern=Pattern([8, 16], [1, 2], overlap="once")),
+        "schedule='ring' sums up what each branch finds",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", NO_PLAN)
+def test_a_plan_of_what_does_not_fit_is_refused(wrong: str) -> None:
+    """Where no sequence is cut, too."""
+    changed, text = NO_PLAN[wrong]
+    with pytest.raises(ValueError, match=text):
+        PackedPlan(**{**PLAN, **changed})
+    with pytest.raises(ValueError, match="rank=2 is no rank of this plan"):
+        PackedPlan(**PLAN).whole(2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (dict(lengths="55"), TypeError, "lengths='55' is a str"),
+        (dict(lengths=[5, -1]), ValueError, r"lengths\[1\]=-1 must be at least 0"),
+        (dict(lengths=[5, 2.0]), TypeError, r"lengths\[1\]=2.0 is a float"),
+        (dict(world_size=0), ValueError, "world_size=0 must be at least 1"),
+        (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
+    ],
+)
+def test_shares_of_what_does_not_fit_are_refused(wrong: dict[str, Any], error: type[Exception], text: str) -> None:
+    given: dict[str, Any] = dict(lengths=[5, 5], world_size=2, pattern=PATTERN) | wrong
+    for share in (packed_cuts, lambda **given: share_sequences(**given, heads=4)):
+        with pytest.raises(error, match=text):
+            share(**given)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "size"), [("gloo", 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("openmpi", 2), ("mpich", 3)))]
+)
+def test_over_processes(launcher: str, size: int, tmp_path: Path) -> None:
+    job = start(launcher, size, tmp_path, "rank.py", "packed").finish()
+    assert job.code == 0, job
+    assert job.text.count("has its rows of the packing\n") == size, job
