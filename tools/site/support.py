@@ -27,6 +27,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "DilatedCache.attend": DilatedCache.attend,
     "ordered_dilated_attention": ordered_dilated_attention,
     "comm.ring_dilated_attention": comm.ring_dilated_attention,
+    "comm.ring_dilated_attention_varlen": comm.ring_dilated_attention_varlen,
 }
 OPTIONS = ("is_causal", "key_padding_mask", "dropout_p", "sink", "return_lse")
 
