@@ -50,7 +50,20 @@ gpt_oss = partial(
     num_experts_per_tok=1,
     layer_types=["full_attention"] * 2,
 )
-MODELS = dict(llama=llama, qwen2=qwen2, qwen3=qwen3, bert=bert, gpt_oss=gpt_oss)
+deepseek = partial(
+    _of,
+    "DeepseekV3Config",
+    "DeepseekV3ForCausalLM",
+    num_key_value_heads=4,
+    q_lora_rank=None,
+    kv_lora_rank=16,
+    qk_rope_head_dim=4,
+    qk_nope_head_dim=4,
+    v_head_dim=4,
+    first_k_dense_replace=2,
+)
+"""Its values are narrower than its keys."""
+MODELS = dict(llama=llama, qwen2=qwen2, qwen3=qwen3, bert=bert, gpt_oss=gpt_oss, deepseek=deepseek)
 
 
 def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:

@@ -31,7 +31,7 @@ BUILT = (
     ".*_cache",
     ".hypothesis",
 )
-BUILT_AT_THE_TOP = ("build", "dist", "dilkit-demo", "dilkit-demo-image", "dilkit-bench", "site")
+BUILT_AT_THE_TOP = ("build", "dist", "dilkit-demo", "dilkit-demo-image", "dilkit-demo-llama", "dilkit-bench", "site")
 """Folders inside the packages may have these names too."""
 
 

@@ -26,25 +26,29 @@ no time after Ctrl-C: what is left is report.json as of the last judgement.
 
 `dilkit demo --image` (or --image FILE) does something else: two small models fill in hidden patches of a photograph, alike in all
 but the order of their tokens, row-major or along a Hilbert curve. They are trained beside a strip down its middle and judged on
-it, with several seeds, and whichever order loses less is reported."""
+it, with several seeds, and whichever order loses less is reported.
+
+`dilkit demo --llama` (with `pip install dilkit[transformers]`) trains a small Llama of transformers with full attention, puts
+dilated attention into a copy of it, and goes on with both from the same weights."""
 
 _LENGTH: dict[str, Any] = dict(minutes=None, steps=None)
 _MODES: dict[str, dict[str, Any]] = {
+    "with --llama": dict(_LENGTH, out=Path("dilkit-demo-llama"), text=None),
     "with --image": dict(_LENGTH, out=Path("dilkit-demo-image"), seeds=3),
     "with --sample": dict(out=Path("dilkit-demo"), sample=None, checkpoint=None, bytes=400, temperature=0.7),
     "in training on text": dict(
         _LENGTH, out=Path("dilkit-demo"), text=None, context=8192, save=None, comm=None, world_size=None, timeout=None
     ),
 }
-"""The options that each of the three modes has besides those that all have, with their defaults."""
+"""The options that each of the modes has besides those that all have, with their defaults."""
 _MODEL_FILE = "model.pt"
-IMAGE_STEPS = 500
+IMAGE_STEPS, LLAMA_STEPS = 500, 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of one mode alone have no default here: `run` refuses them in the others."""
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the results (default dilkit-demo; with --image dilkit-demo-image)"
+        "--out", type=Path, metavar="DIR", help="folder of the results (default dilkit-demo; of another mode dilkit-demo-MODE)"
     )
     parser.add_argument("--seed", type=whole(0), default=0, help="of weights, windows or crops, and samples (default 0)")
     parser.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's choice)")
@@ -56,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=whole(1),
         metavar="N",
-        help=f"end after N steps of training instead (with --image: of each model, by default {IMAGE_STEPS})",
+        help=f"end after N steps of training instead; of each model with --image ({IMAGE_STEPS}) and --llama ({LLAMA_STEPS})",
     )
     training.add_argument("--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192)")
     training.add_argument("--save", type=Path, metavar="FILE", help=f"write the model here (default: {_MODEL_FILE} in --out)")
@@ -66,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--image", nargs="?", const=True, metavar="FILE", help="learn from this picture (default: one that matplotlib brings)"
     )
     image.add_argument("--seeds", type=whole(3), metavar="N", help="seeds to train with, at least 3 (default 3), from --seed on")
+    parser.add_argument("--llama", action="store_true", help="convert a small Llama of transformers while it learns")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
     sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help=f"the model (default: {_MODEL_FILE} in --out)")
@@ -76,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train and measure, or sample; 0, or 130 when interrupted. Raises ValueError or OSError for input that will not do."""
     image, sampling = args.image is not None, args.sample is not None
-    _set_mode(args, "with --image" if image else "with --sample" if sampling else "in training on text")
+    if image and args.llama:
+        raise ValueError("--image: has no meaning with --llama")
+    mode = "with --llama" if args.llama else "with --image" if image else "with --sample" if sampling else "in training on text"
+    _set_mode(args, mode)
     if sampling:
         load_torch()
         from dilkit.tools.demo.text.sample import sample
@@ -85,6 +93,12 @@ def run(args: argparse.Namespace) -> int:
         return sample(args)
     job.check(args)
     make_folder("--out", args.out)
+    if args.llama:
+        load_torch()
+        from dilkit.tools.demo.llama.job import LlamaJob
+
+        args.steps = args.steps or LLAMA_STEPS
+        return LlamaJob(args).run()
     if image:
         load_torch()
         from dilkit.tools.demo.image.job import ImageJob

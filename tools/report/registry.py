@@ -9,7 +9,20 @@ from typing import Any
 
 from dilkit.checks import visible
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.report.kinds import bench, cpu, demo, demo_image, gpu, kernels, orders, overhead, ranks, serving, slides
+from dilkit.tools.report.kinds import (
+    bench,
+    cpu,
+    demo,
+    demo_image,
+    gpu,
+    kernels,
+    llama,
+    orders,
+    overhead,
+    ranks,
+    serving,
+    slides,
+)
 from dilkit.tools.report.kinds.published import document as published
 from dilkit.tools.results.file import ResultError, read_json, read_result
 from dilkit.tools.results.kinds.bench import BenchResult
@@ -18,6 +31,7 @@ from dilkit.tools.results.kinds.demo import DemoResult
 from dilkit.tools.results.kinds.demo_image import ImageDemoResult
 from dilkit.tools.results.kinds.gpu import GpuResult
 from dilkit.tools.results.kinds.kernels import KernelsResult
+from dilkit.tools.results.kinds.llama import LlamaDemoResult
 from dilkit.tools.results.kinds.orders import OrdersResult
 from dilkit.tools.results.kinds.overhead import OverheadResult
 from dilkit.tools.results.kinds.published import PublishedResult
@@ -49,6 +63,7 @@ KINDS = {
         (OverheadResult, overhead),
         (DemoResult, demo),
         (ImageDemoResult, demo_image),
+        (LlamaDemoResult, llama),
         (KernelsResult, kernels),
     )
 }

@@ -33,7 +33,7 @@ BENCH = {
     "cpu": "--suite cpu",
     "seeds": "--suite seeds",
 }
-COMMANDS = {"demo": "demo", **{name: f"bench {options}" for name, options in BENCH.items()}}
+COMMANDS = {"demo": "demo", "demo-llama": "demo --llama", **{name: f"bench {options}" for name, options in BENCH.items()}}
 """By name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' file is `make kernels`' own."""
 
 

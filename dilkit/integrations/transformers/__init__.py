@@ -1,12 +1,12 @@
 """Models of Hugging Face's transformers on dilated attention: `register`, `convert`.
 
-    register.py     the names that transformers looks the functions up by
+    registration.py the names that transformers looks the functions up by
     patterns.py     which pattern a layer has: of the call of `register`, or of the model's configuration
     masks.py        the mask function: which keys are tokens
     attention.py    the attention function: what is refused, and which call of dilkit computes the rest
     packing.py      padded batches as packed sequences
     cached.py       the last rows of sequences against a cache
-    convert.py      dilated attention in a model that is there
+    conversion.py   dilated attention in a model that is there
 
 Names are loaded at first use; transformers is imported by the calls alone.
 """
@@ -16,15 +16,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"Conversion": "convert", "ConvertedLayer": "convert", "convert": "convert", "register": "register"}
+_HOMES = {"Conversion": "conversion", "ConvertedLayer": "conversion", "convert": "conversion", "register": "registration"}
 
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
-    from dilkit.integrations.transformers.convert import Conversion as Conversion
-    from dilkit.integrations.transformers.convert import ConvertedLayer as ConvertedLayer
-    from dilkit.integrations.transformers.convert import convert as convert
-    from dilkit.integrations.transformers.register import register as register
+    from dilkit.integrations.transformers.conversion import Conversion as Conversion
+    from dilkit.integrations.transformers.conversion import ConvertedLayer as ConvertedLayer
+    from dilkit.integrations.transformers.conversion import convert as convert
+    from dilkit.integrations.transformers.registration import register as register
 
 
 def __getattr__(name: str) -> Any:

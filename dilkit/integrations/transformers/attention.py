@@ -3,7 +3,8 @@
 the rows are those of the keys      no padding          dilated_attention
                                     padding, packed     dilated_attention_varlen, of the tokens alone
 the rows are the last of them       a cache             dilated_attention_with_kvcache
-                                    with gradients      all rows, those before with queries of 0
+                                    with gradients,     all rows, those before with queries of 0
+                                        or with dropout
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def attend(
 
     `given`: the patterns of `register`. Raises ValueError, with the reason, for what dilated attention does not compute.
     """
-    _refuse(module, query, attention_mask, dropout, options)
+    _refuse(module, query, attention_mask, options)
     pattern, width = pattern_of(given, module), value.shape[-1]
     if width < query.shape[-1]:
         value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
@@ -56,28 +57,24 @@ def attend(
     seen = key.shape[2] if attention_mask is None else attention_mask.shape[1]
     q, k, v = query.transpose(1, 2), key[:, :, :seen].transpose(1, 2), value[:, :, :seen].transpose(1, 2)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    call: dict[str, Any] = dict(sink=s_aux, scale=scaling)
     if q.shape[1] == seen:
-        out = _all_rows(q, k, v, pattern, packing, causal, s_aux, scaling)
+        out = _all_rows(q, k, v, pattern, packing, is_causal=causal, dropout_p=dropout, **call)
     elif not causal:
         raise ValueError(f"{q.shape[1]} rows see {seen} keys without causality; dilated attention is of one sequence with itself")
-    elif _all_tokens(q, k, attention_mask):
-        out = last_rows(q, k, v, attention_mask, pattern, s_aux, scaling)
+    elif _by_cache(q, k, attention_mask, dropout):
+        out = last_rows(q, k, v, pattern, attention_mask, **call)
     else:
         whole = F.pad(q, (0, 0, 0, 0, seen - q.shape[1], 0))
         packing = None if attention_mask is None else of_tokens(attention_mask)
-        out = _all_rows(whole, k, v, pattern, packing, True, s_aux, scaling)[:, -q.shape[1] :]
+        out = _all_rows(whole, k, v, pattern, packing, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
     return out[..., :width], None
 
 
-def _refuse(module: Any, query: Tensor, mask: Tensor | None, dropout: float, options: dict[str, Any]) -> None:
+def _refuse(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
     for name, reason in REFUSED.items():
         if options.get(name) not in (None, False):
             raise ValueError(f"{name}={options[name]!r} of {type(module).__name__}: {reason}")
-    if dropout > 0:
-        raise ValueError(
-            f"dropout={dropout} of {type(module).__name__}: the weights are never there to be dropped; set attention_dropout, or "
-            "attention_probs_dropout_prob, to 0 in the configuration"
-        )
     config = module.config
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         raise ValueError(
@@ -110,31 +107,24 @@ def _packing(query: Tensor, key_rows: int, mask: Tensor | None, options: dict[st
     return of_tokens(mask) if mask.shape[1] == rows else None
 
 
-def _all_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    packing: Packing | None,
-    causal: bool,
-    sink: Tensor | None,
-    scale: float | None,
-) -> Tensor:
-    options: dict[str, Any] = dict(is_causal=causal, sink=sink, scale=scale)
+def _all_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, packing: Packing | None, **call: Any) -> Tensor:
     if packing is None:
-        return cast(Tensor, dilated_attention(query, key, value, pattern, **options))
+        return cast(Tensor, dilated_attention(query, key, value, pattern, **call))
     batch, seq = query.shape[:2]
     q, k, v = map(packing.pack, (query, key, value))
     longest = batch * seq if packing.rows is None else seq
-    out = dilated_attention_varlen(q, k, v, pattern, packing.cu_seqlens, longest, **options)
+    out = dilated_attention_varlen(q, k, v, pattern, packing.cu_seqlens, longest, **call)
     return packing.unpack(cast(Tensor, out), batch, seq)
 
 
-def _all_tokens(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    """Whether the last rows can be taken from a cache: each of them is a token, and none wants a gradient."""
+def _by_cache(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether the last rows can be taken from a cache: all are tokens, none wants a gradient, and no weight is dropped."""
     rows = query.shape[1]
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+    if dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
         if mask is not None and rows == 1 and not bool(mask[:, -1].all()):
-            raise ValueError("one row against a cache of fixed size has no gradient; take a DynamicCache, or torch.no_grad()")
+            raise ValueError(
+                "one row against a cache of fixed size has neither gradients nor dropout; take a DynamicCache, or model.eval() "
+                "and torch.no_grad()"
+            )
         return False
-    return mask is None or rows == 1 or not (torch.compiler.is_compiling() or not bool(mask[:, -rows:].all()))
+    return mask is None or rows == 1 or (not torch.compiler.is_compiling() and bool(mask[:, -rows:].all()))

@@ -11,18 +11,11 @@ from dilkit.decoding.kvcache import dilated_attention_with_kvcache
 from dilkit.pattern import Pattern
 
 
-def last_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    tokens: Tensor | None,
-    pattern: Pattern,
-    sink: Tensor | None,
-    scale: float | None,
-) -> Tensor:
+def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor | None, **call: Any) -> Tensor:
     """What the last rows get, `(batch, rows, heads, head_dim)` like `query`, of keys `(batch, seen, kv_heads, head_dim)`.
 
     `tokens` bool `(batch, seen)`: which of the keys are tokens; None means all. The rows are the last tokens.
+    `call`: further arguments of `dilated_attention_with_kvcache`.
     """
     batch, rows = query.shape[:2]
     if tokens is None:
@@ -30,8 +23,7 @@ def last_rows(
     else:
         lengths = tokens.sum(1).clamp(min=rows).int()
         key, value = _tokens_first(key, value, tokens, lengths)
-    options: dict[str, Any] = dict(cache_seqlens=lengths, sink=sink, scale=scale)
-    return cast(Tensor, dilated_attention_with_kvcache(query, key, value, pattern, **options))
+    return cast(Tensor, dilated_attention_with_kvcache(query, key, value, pattern, cache_seqlens=lengths, **call))
 
 
 def _tokens_first(key: Tensor, value: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,12 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=[name for name in MODELS if name != "bert"])
+QUICK = ("llama", "gpt_oss")
+"""With grouped heads, and with sinks; the others are marked slow."""
+CAUSAL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS if name != "bert"]
+
+
+@pytest.fixture(params=CAUSAL)
 def model(request: pytest.FixtureRequest) -> Any:
     register(PATTERN)
     register(Pattern.dense(), "dilkit_dense")

@@ -51,10 +51,13 @@ def test_masks_of_what_sees_what() -> None:
     )
 
 
-def test_dropout_in_training() -> None:
-    model = llama(attn_implementation="dilkit", attention_dropout=0.1)
-    result(model, input_ids=TOKENS)
-    refused("dropout=0.1 of LlamaAttention: .* set attention_dropout", model.train())
+def test_one_row_against_a_cache_of_fixed_size_with_gradients() -> None:
+    model = llama(attn_implementation="dilkit")
+    cache = package.StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        result(model, input_ids=TOKENS, past_key_values=cache)
+    with pytest.raises(ValueError, match="has neither gradients nor dropout; take a DynamicCache"):
+        result(model, input_ids=TOKENS[:, :1], past_key_values=cache)
 
 
 def test_matrices_of_weights() -> None:
@@ -137,7 +140,8 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
         register(PATTERN)
 
 
-def test_dilkit_does_not_import_it(tmp_path: Any) -> None:
-    names = "dilkit, dilkit.integrations.transformers, dilkit.integrations.transformers.convert"
-    done = run(sys.executable, "-c", f"import sys, {names}; print('transformers' in sys.modules)", cwd=tmp_path)
-    assert done.stdout.strip() == "False", done.stderr
+def test_dilkit_does_not_import_it_and_names_are_functions_whatever_is_imported_first(tmp_path: Any) -> None:
+    home = "dilkit.integrations.transformers"
+    shown = f"'transformers' in sys.modules, callable({home}.register), callable({home}.convert)"
+    done = run(sys.executable, "-c", f"import sys, dilkit, {home}.conversion; print({shown})", cwd=tmp_path)
+    assert done.stdout.strip() == "False True True", done.stderr

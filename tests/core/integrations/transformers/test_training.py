@@ -30,14 +30,44 @@ def gradients(model: Any, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
-def test_checkpoints_of_activations() -> None:
-    model, batch = llama(attn_implementation="dilkit").train(), padded(sequences(), "left")
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_checkpoints_of_activations(dropout: float) -> None:
+    model, batch = llama(attn_implementation="dilkit", attention_dropout=dropout).train(), padded(sequences(), "left")
+    torch.manual_seed(5)
     wanted = gradients(model, **batch)
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    torch.manual_seed(5)
     found = gradients(model, **batch)
     assert found.keys() == wanted.keys()
     for name, x in found.items():
         assert_close(x, wanted[name])
+
+
+def test_dropout_in_training() -> None:
+    model, tokens = (
+        llama(attn_implementation="dilkit", attention_dropout=0.2, num_hidden_layers=1),
+        torch.stack(sequences((24, 24))),
+    )
+    with torch.no_grad():
+        wanted = result(model, input_ids=tokens)
+        assert_close(wanted, result(llama(attn_implementation="dilkit", num_hidden_layers=1), input_ids=tokens))
+        found = torch.stack([result(model.train(), input_ids=tokens) for _ in range(200)])
+    assert found.std(0).amax() > 1e-2
+    assert_close(found[:, :, -1].mean(0), wanted[:, -1], atol=5 * found[:, :, -1].std(0).amax() / 200**0.5, rtol=0)
+
+
+def test_dropout_after_a_cached_prefix() -> None:
+    model, tokens = (
+        llama(attn_implementation="dilkit", attention_dropout=0.2, num_hidden_layers=1).train(),
+        sequences((20,))[0][None],
+    )
+    cache = package.DynamicCache()
+    with torch.no_grad():
+        torch.manual_seed(5)
+        wanted = result(model, input_ids=tokens)
+        result(model, input_ids=tokens[:, :9], past_key_values=cache)
+        torch.manual_seed(5)
+        assert_close(result(model, input_ids=tokens[:, 9:], past_key_values=cache), wanted[:, 9:], **CLOSE)
 
 
 def compiled(model: Any) -> Any:

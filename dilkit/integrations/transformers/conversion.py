@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.integrations.transformers.patterns import Patterns, checked, pattern_of, to_config
-from dilkit.integrations.transformers.register import register
+from dilkit.integrations.transformers.registration import register
 from dilkit.pattern import Pattern
 
 

@@ -27,7 +27,7 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
 
     Padding, on either side, is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each
     sequence gets what it would get alone; so it does from a `DynamicCache` or `StaticCache`, in `generate`. Attention sinks
-    (`s_aux`) take part. Refused, with the reason: attention dropout in training, sliding windows, capped scores, position biases,
+    (`s_aux`) take part. Refused, with the reason: sliding windows, capped scores, position biases,
     masks other than padding, cross-attention.
 
     Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
