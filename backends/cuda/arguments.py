@@ -22,7 +22,7 @@ VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("
 """A tensor `(batch, seq, heads, head_dim)`: address, and strides in elements; the last one is 1."""
 
 VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
-ADDRESSES = ("tiles", "branches", "counter")
+ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends")
 COUNTS = ("tile_count", "branch_count", "step", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
 
 ARGUMENTS = np.dtype(
@@ -54,7 +54,8 @@ def make_arguments(
     the order of memory.
 
     `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
-    `branches` and, if there is one, `counter` lie on the device. `first`: whether no earlier group has written the results.
+    `branches` and, if there are any, `counter`, `starts` and `tile_ends` lie on the device. `first`: whether no earlier group has
+    written the results.
     """
     views = [number for name in VIEWS for number in _view(tensors.get(name))]
     lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))

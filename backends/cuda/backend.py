@@ -7,6 +7,7 @@ continues from what the one before left.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits
@@ -15,6 +16,7 @@ from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, tall_tiles
+from dilkit.backends.tiles.schedule import MAX_SEQ
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -40,7 +42,13 @@ class CupyRaw(TiledBackend):
     summary = "our CUDA C++ kernels, all branches in one launch: CUDA from 5.2 on; half types on tensor cores from 7.5 on"
     requires = ("torch", "cupy")
     extra = "cuda"
-    limits = Limits(devices=frozenset({"cuda"}), dtypes=frozenset(STORAGE), min_capability=OLDEST, max_head_dim=max(HEAD_DIMS))
+    limits = Limits(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset(STORAGE),
+        min_capability=OLDEST,
+        max_head_dim=max(HEAD_DIMS),
+        varlen=True,
+    )
     priority = 5
 
     def __init__(self, launcher: CudaLauncher | None = None, capability: Capability | None = None) -> None:
@@ -55,17 +63,18 @@ class CupyRaw(TiledBackend):
         return f"{reason(problem.dtype, self._capability(problem))}{wider}; {', '.join(names)}"
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
+        rows = _all_rows(tensors, problem)
         if role == "dots":
-            self._launch_dots(tensors, problem)
+            self._launch_dots(tensors, rows)
             return
         kernel = self._suited(role, problem, tensors)
         groups = self._schedule(kernel, KEYS if role == "dkeyvalue" else QUERIES, tensors, problem).groups
         for i, group in enumerate(groups):
-            self._launch_group(kernel, group, tensors, problem, first=i == 0)
+            self._launch_group(kernel, group, tensors, rows, first=i == 0)
 
     def _launch_dots(self, tensors: Tensors, problem: Problem) -> None:
         """Launch the kernel that needs neither tiles nor branches: it computes rows in the order of memory."""
-        kernel, device = self._kernel("dots", problem, _vectors(tensors)), _device(tensors)
+        kernel, device = self._kernel("dots", replace(problem, varlen=False), _vectors(tensors)), _device(tensors)
         rows = problem.batch * problem.heads * problem.seq
         if rows:
             at_least = kernel.threads // 16  # rows that a block computes at a time
@@ -75,14 +84,18 @@ class CupyRaw(TiledBackend):
     def _launch_group(self, kernel: CudaKernel, group: DeviceGroup, tensors: Tensors, problem: Problem, first: bool) -> None:
         import torch
 
-        device = _device(tensors)
-        items = group.tile_count * problem.batch
+        device, starts = _device(tensors), tensors.get("starts")
+        items, addresses = group.tile_count * problem.batch, dict(tiles=group.tiles, branches=group.branches)
+        if starts is not None:  # how many tiles there are is known on the device alone
+            ends = group.tile_ends(starts)
+            addresses |= dict(starts=starts.data_ptr(), tile_ends=ends.data_ptr())
+            problem = replace(problem, batch=len(ends))
+            items = min(group.tile_count * len(ends), problem.heads * problem.seq)
         if items > MOST_ITEMS:
             raise ValueError(f"{problem}: {items} tiles over the batch, at most {MOST_ITEMS}; use a smaller batch")
         if not items:
             return
         blocks = min(items, self.launcher.resident(kernel, device))
-        addresses = dict(tiles=group.tiles, branches=group.branches)
         if items > blocks:
             counter = torch.zeros(1, dtype=torch.int32, device=device)
             addresses["counter"] = counter.data_ptr()
@@ -102,11 +115,13 @@ class CupyRaw(TiledBackend):
         if tall.tile_rows <= LOW_ROWS:
             return tall
         tiles = tall_tiles(problem, tall.tile_rows, LOW_ROWS)
-        enough = tiles and tiles * problem.batch >= self.launcher.resident(tall, _device(tensors))
+        copies = problem.batch * _all_rows(tensors, problem).seq / problem.seq
+        enough = tiles and tiles * copies >= self.launcher.resident(tall, _device(tensors))
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
-        return kernel_for(role, problem.dtype, problem.head_dim, self._capability(problem), vector, most_rows)
+        capability = self._capability(problem)
+        return kernel_for(role, problem.dtype, problem.head_dim, capability, vector, most_rows, problem.varlen)
 
     def _capability(self, problem: Problem) -> Capability:
         capability = self.capability or problem.device.capability
@@ -119,6 +134,15 @@ def _device(tensors: Tensors) -> torch.device:
     query = tensors["query"]
     assert query is not None
     return query.device
+
+
+def _all_rows(tensors: Tensors, problem: Problem) -> Problem:
+    """`problem` with the rows of all packed sequences as `seq`."""
+    query = tensors["query"]
+    assert query is not None
+    if query.shape[1] > MAX_SEQ:
+        raise ValueError(f"query has {query.shape[1]} rows; at most {MAX_SEQ} in all sequences: make several calls")
+    return replace(problem, seq=query.shape[1])
 
 
 def _vectors(tensors: Tensors) -> bool:

@@ -144,16 +144,22 @@ def padded(head_dim: int) -> int:
 
 @lru_cache(maxsize=1024)
 def kernel_for(
-    role: str, dtype: str, head_dim: int, capability: Capability, vector: bool = True, most_rows: int = MOST_ROWS
+    role: str,
+    dtype: str,
+    head_dim: int,
+    capability: Capability,
+    vector: bool = True,
+    most_rows: int = MOST_ROWS,
+    packed: bool = False,
 ) -> CudaKernel:
     """The kernel of `TABLE` for a role, dtype, head_dim and compute capability, with tiles of at most `most_rows` rows.
 
-    `vector`: whether all rows allow 16-byte loads.
+    `vector`: whether all rows allow 16-byte loads. `packed`: whether sequences are packed one after the other.
 
     Raises ValueError for what no kernel serves.
     """
     size = padded(head_dim)
-    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector))
+    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *((("PACKED", 1),) if packed else ())
     for family in TABLE:
         if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:
             continue

@@ -25,7 +25,8 @@ ROLES = ("forward", "dots", "dquery", "dkeyvalue")
 """Attention itself; `rowsum(dout * out)`; the gradient of queries; the gradients of keys and values."""
 
 Tensors = Mapping[str, "Tensor | None"]
-"""The tensors of one launch by name: query, key, value, out, dout, dquery, dkey, dvalue, lse, delta, mask."""
+"""The tensors of one launch by name: query, key, value, out, dout, dquery, dkey, dvalue, lse, delta, mask, and where packed
+sequences begin: starts."""
 
 
 class TiledBackend(Backend):
@@ -43,12 +44,22 @@ class TiledBackend(Backend):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        return self._forward(dict(query=query, key=key, value=value, mask=key_padding_mask), problem)
+
+    def forward_varlen(
+        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._forward(dict(query=query, key=key, value=value, starts=cu_seqlens), problem)
+
+    def _forward(self, tensors: Tensors, problem: Problem) -> tuple[Tensor, Tensor]:
         import torch
 
+        query = tensors["query"]
+        assert query is not None
+        batch, seq, heads, _ = query.shape
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        lse = torch.empty((problem.batch, problem.heads, problem.seq), dtype=torch.float32, device=query.device)
-        tensors = dict(query=query, key=key, value=value, out=out, lse=lse, mask=key_padding_mask)
-        self.launch_role("forward", tensors, problem)
+        lse = torch.empty((batch, heads, seq), dtype=torch.float32, device=query.device)
+        self.launch_role("forward", {**tensors, "out": out, "lse": lse}, problem)
         return out, lse
 
     def backward(
@@ -62,12 +73,28 @@ class TiledBackend(Backend):
         problem: Problem,
         key_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._backward(dict(dout=dout, query=query, key=key, value=value, out=out, mask=key_padding_mask), lse, problem)
+
+    def backward_varlen(
+        self,
+        dout: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._backward(dict(dout=dout, query=query, key=key, value=value, out=out, starts=cu_seqlens), lse, problem)
+
+    def _backward(self, given: Tensors, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
         lse = lse.contiguous()
-        delta = torch.empty_like(lse)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
-        tensors = dict(query=query, key=key, value=value, out=out, dout=dout, lse=lse, delta=delta, mask=key_padding_mask)
+        tensors = {**given, "lse": lse, "delta": torch.empty_like(lse)}
+        own = [x for x in (given["query"], given["key"], given["value"]) if x is not None]
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own)
         self.launch_role("dots", tensors, problem)
         self.launch_role("dquery", {**tensors, "dquery": dq}, problem)
         self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem)

@@ -23,17 +23,32 @@ QUERIES, KEYS = "query_tiles", "key_tiles"
 
 @dataclass(frozen=True, eq=False)
 class DeviceGroup:
-    """One group: its branches begin at `branches` on the device, its `tile_count` tiles at `tiles`."""
+    """One group: its branches begin at `branches` on the device, its `tile_count` tiles at `tiles`.
+
+    `rows`, int32: the first row of each tile, ascending, where sequences are packed.
+    """
 
     group: Group
     branches: int
     tiles: int
     tile_count: int
+    rows: Tensor | None = None
+
+    def tile_ends(self, starts: Tensor) -> Tensor:
+        """Of all sequences up to and with each, how many tiles they have; int32, computed where `starts` is."""
+        import torch
+
+        assert self.rows is not None
+        return torch.searchsorted(self.rows, starts.diff()).cumsum(0, dtype=torch.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceSchedule:
-    """All groups of a problem. `data`, int32 `(records, 4)`, holds what the addresses of `groups` point to."""
+    """All groups of a problem. `data`, int32 `(records, 4)`, holds what the addresses of `groups` point to.
+
+    The tiles of packed sequences are those of the longest, by ascending row: a sequence has as many of them as begin before its
+    end. So they do not depend on how long the others are.
+    """
 
     data: Tensor
     groups: tuple[DeviceGroup, ...]
@@ -41,14 +56,15 @@ class DeviceSchedule:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self.data.nbytes
+        return self.data.nbytes + sum(group.rows.nbytes for group in self.groups if group.rows is not None)
 
     def keep_while_used(self) -> None:
         """Keep the memory until the kernels that are now queued have ended, even if the cache drops the schedule before."""
         import torch
 
-        if self.data.is_cuda:
-            self.data.record_stream(torch.cuda.current_stream(self.data.device))
+        for x in (self.data, *(group.rows for group in self.groups)):
+            if x is not None and x.is_cuda:
+                x.record_stream(torch.cuda.current_stream(x.device))
 
 
 _captured: set[DeviceSchedule] = set()
@@ -61,7 +77,7 @@ def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.d
     The first call copies it and waits for that. `capturing`: whether the work is being captured in a CUDA graph; then raises
     RuntimeError for a schedule that is not there, since nothing can be copied.
     """
-    sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, tile_rows
+    sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, problem.varlen, tile_rows
     key = "device schedule", problem.pattern.to_json(), sizes, kind, device
     found = plan.cached(key, partial(_copied, problem, tile_rows, kind, device, capturing))
     if capturing:
@@ -78,13 +94,17 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device, c
             "same call once before (if you did, DILKIT_CACHE_BYTES is too small to keep them)"
         )
     groups = schedule(problem, tile_rows).groups
-    parts = [records for group in groups for records in (group.branches, getattr(group, kind))]
+    tiles = [getattr(group, kind) for group in groups]
+    if problem.varlen:
+        tiles = [records[np.argsort(records["row"], kind="stable")] for records in tiles]
+    parts = [records for group, own in zip(groups, tiles, strict=True) for records in (group.branches, own)]
     data = torch.from_numpy(np.concatenate([_numbers(records) for records in parts])).to(device)
     starts = data.data_ptr() + TILE.itemsize * np.cumsum([0, *map(len, parts)])
     found = []
     for i, group in enumerate(groups):
-        branches, tiles = int(starts[2 * i]), int(starts[2 * i + 1])
-        found.append(DeviceGroup(group, branches, tiles, len(parts[2 * i + 1])))
+        own = tiles[i]
+        rows = torch.from_numpy(own["row"].copy()).to(device) if problem.varlen else None
+        found.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(own), rows))
     return DeviceSchedule(data, tuple(found))
 
 

@@ -16,7 +16,7 @@ ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 ERROR_BYTES = 1024
 
 QUERY_VIEWS, KEY_VIEWS = ("query", "out", "dout", "dquery"), ("key", "value", "dkey", "dvalue")
-GIVEN = ("query", "key", "value", "dout", "mask", "tiles", "branches")
+GIVEN = ("query", "key", "value", "dout", "mask", "tiles", "branches", "starts", "tile_ends")
 
 _ALONE = threading.Lock()
 """Held by a launch: a library computes one block at a time."""
@@ -111,6 +111,9 @@ def _spans(memory: Mapping[str, Any]) -> Iterator[Span]:
 def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
     """The memory that the arguments of a launch point to; what a kernel may not write is constant."""
     batch, seq, heads, kv_heads, dim = (int(arguments[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim"))
+    sequences = 0
+    if arguments["starts"]:  # sequences of one tensor
+        batch, sequences = 1, batch
     found: list[Span] = []
     for own, views in ((heads, QUERY_VIEWS), (kv_heads, KEY_VIEWS)):
         for name in views:
@@ -126,6 +129,8 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
         tiles=arguments["tile_count"] * 16,
         branches=arguments["branch_count"] * 16,
         counter=4,
+        starts=(sequences + 1) * 4,
+        tile_ends=sequences * 4,
     )
     found += [(int(arguments[name]), int(size), name, name in GIVEN) for name, size in sizes.items()]
     return [span for span in found if span[0] and span[1] > 0]

@@ -18,6 +18,11 @@
 
 #include "intrinsics.cuh"
 
+/* Whether sequences of different lengths are packed one after the other. */
+#ifndef PACKED
+#define PACKED 0
+#endif
+
 #define MAX_BRANCHES 32
 #define NEG_INF (-INFINITY)
 #define LOG2E 1.4426950408889634f
@@ -39,7 +44,11 @@ typedef struct {
 
 /* The one argument of every kernel. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored,
    or null. Later groups of branches merge with what is in out and lse, or add to what is in dquery, dkey and dvalue: their
-   `first` is 0. */
+   `first` is 0.
+
+   PACKED: `seq` is all rows, `batch` how many sequences they are; sequence s begins at row starts[s], and its tiles are numbered
+   from tile_ends[s - 1] (0 for the first) up to tile_ends[s]. `tiles` are those of one long sequence by ascending row: a
+   shorter one has as many of them as begin before its end, and they end with it. */
 typedef struct {
     View query, key, value, out, dout, dquery, dkey, dvalue;
     float *lse, *delta;
@@ -48,6 +57,7 @@ typedef struct {
     const Tile *tiles;
     const Branch *branches;
     int *counter;
+    const int *starts, *tile_ends;
     int tile_count, branch_count, step, batch, seq, heads, kv_heads, head_dim;
     int causal, once, first;
     float scale;
@@ -79,6 +89,32 @@ DEVICE int congruent(int position, int row, int rate) {
     return rate & (rate - 1) ? (unsigned)(apart < 0 ? -apart : apart) % (unsigned)rate == 0 : !(apart & (rate - 1));
 }
 
+/* The index of the first of `count` ascending numbers that is above `number`; `count` if none is. */
+DEVICE int first_above(const int *numbers, int count, int number) {
+    int low = 0, high = count;
+#pragma unroll 1
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (LOAD(numbers + middle) > number)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Tile number `item` of all sequences of a packed call, at its place among all rows; 0 if there are not as many. */
+DEVICE int packed_tile(const Args *args, int item, Tile *tile) {
+    int sequence = first_above(args->tile_ends, args->batch, item);
+    if (sequence == args->batch)
+        return 0;
+    int begin = LOAD(args->starts + sequence), length = LOAD(args->starts + sequence + 1) - begin;
+    *tile = LOAD(args->tiles + (sequence ? item - LOAD(args->tile_ends + sequence - 1) : item));
+    tile->rows = min_of(tile->rows, (length - 1 - tile->row) / args->step + 1);
+    tile->row += begin;
+    return 1;
+}
+
 /* A block calls it before its first `next_tile`. `item` is in the block's shared memory. */
 DEVICE void start_tiles(int *item) {
     if (thread_index() == 0)
@@ -93,11 +129,16 @@ DEVICE int next_tile(const Args *args, int *item, Tile *tile, int *batch) {
         *item = args->counter ? atomic_add(args->counter, 1) : *item + block_count();
     synchronize();
     int mine = *item;
+#if PACKED
+    *batch = 0;
+    return packed_tile(args, mine, tile);
+#else
     if (mine / args->batch >= args->tile_count)
         return 0;
     *tile = LOAD(args->tiles + mine / args->batch);
     *batch = mine % args->batch;
     return 1;
+#endif
 }
 
 /* The branches of `set` that serve query head `head`. */
@@ -126,12 +167,17 @@ DEVICE void append_run(Keys *keys, Segment segment, int low, int high) {
    One thread calls it; `keys` is in shared memory. */
 DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int lowest, int highest) {
     keys->row = row, keys->total = keys->run_count = keys->segment_count = 0;
+    int begin = 0, end = args->seq;
+#if PACKED
+    int next = first_above(args->starts, args->batch + 1, row);
+    begin = LOAD(args->starts + next - 1), end = LOAD(args->starts + next);
+#endif
 #pragma unroll 1
     for (int b = 0; b < args->branch_count; b++) {
         if (!(set >> b & 1))
             continue;
         Branch branch = LOAD(args->branches + b);
-        int low = row / branch.segment * branch.segment, high = min_of(low + branch.segment, args->seq);
+        int low = begin + (row - begin) / branch.segment * branch.segment, high = min_of(low + branch.segment, end);
         int covered_from = high, covered_to = high;
 #pragma unroll 1
         for (int i = 0; i < keys->segment_count; i++) {

@@ -12,6 +12,7 @@ from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE
 from dilkit.device import Capability
 from dilkit.testing.conformance import Result, check
+from dilkit.testing.packings import PACKED
 from dilkit.testing.problems import PROBLEMS, Case
 
 
@@ -26,11 +27,12 @@ def backend(capability: Capability) -> Iterator[str]:
         unregister_backend(own.name)
 
 
+LISTED = (*PROBLEMS, *PACKED)
 Runs = list[tuple[Capability, Case]]
 
 
 def runs(capability: Capability, dtype: str) -> Runs:
-    return [(capability, case) for case in PROBLEMS if case.dtype == dtype]
+    return [(capability, case) for case in LISTED if case.dtype == dtype]
 
 
 def spread(listed: Runs, kind: int) -> Runs:
@@ -79,7 +81,7 @@ def test_the_kernels_are_right_at_other_sizes(run: tuple[Capability, Case]) -> N
 
 def test_every_problem_is_run_with_each_kind_of_kernel() -> None:
     ran = [(capability, case.name) for capability, case in USUAL + REST]
-    for case in PROBLEMS:
+    for case in LISTED:
         kinds = {"float64": [], "float32": [FP32]}.get(case.dtype, [FP32, TENSOR_CORES])
         assert [capability for capability, known in ran if known == case.name].count(FP32) == kinds.count(FP32)
         assert [capability for capability, known in ran if known == case.name].count(TENSOR_CORES) == kinds.count(TENSOR_CORES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
@@ -47,3 +49,11 @@ def test_no_races(capability: Capability, dtype: str) -> None:
 @pytest.mark.parametrize(("capability", "dtype"), [*KINDS, ((9, 0), "float32"), ((9, 0), "float16")])
 def test_no_races_at_any_size(capability: Capability, dtype: str, shape: str, head_dim: int) -> None:
     judge(capability, case_of(shape, dtype, head_dim))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("capability", "dtype"), [KINDS[0], KINDS[-1]])
+def test_no_races_of_packed_sequences(capability: Capability, dtype: str) -> None:
+    lengths = (3, 150, 0, 1, 70)
+    sizes: dict[str, Any] = dict(seq=sum(lengths), lengths=lengths, batch=1, heads=2, kv_heads=1, head_dim=32, is_causal=True)
+    judge(capability, Case(feature="races", variant="packed", pattern=Pattern([64, 192], [1, 32]), dtype=dtype, **sizes))
