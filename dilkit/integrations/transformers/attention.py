@@ -101,7 +101,8 @@ def _packing(query: Tensor, key_rows: int, mask: Tensor | None, options: dict[st
                 f"cu_seq_lens_q has shape {tuple(cu_seqlens.shape)} and cu_seq_lens_k {tuple(other.shape)}; the same is needed: "
                 "dilated attention is of one sequence with itself"
             )
-        return Packing(cu_seqlens.int())
+        longest = options.get("max_length_q")
+        return Packing(cu_seqlens.int(), batch * rows if longest is None else int(longest))
     if mask is None:
         return of_positions(options.get("position_ids"), batch, rows)
     return of_tokens(mask) if mask.shape[1] == rows else None
@@ -112,8 +113,7 @@ def _all_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, packi
         return cast(Tensor, dilated_attention(query, key, value, pattern, **call))
     batch, seq = query.shape[:2]
     q, k, v = map(packing.pack, (query, key, value))
-    longest = batch * seq if packing.rows is None else seq
-    out = dilated_attention_varlen(q, k, v, pattern, packing.cu_seqlens, longest, **call)
+    out = dilated_attention_varlen(q, k, v, pattern, packing.cu_seqlens, packing.longest, **call)
     return packing.unpack(cast(Tensor, out), batch, seq)
 
 

@@ -17,9 +17,13 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Packing:
-    """`cu_seqlens`: where sequences begin. `rows`: batch and place of each packed row, in order; None means all, as they are."""
+    """`cu_seqlens`: where sequences begin. `longest`: no sequence has more tokens.
+
+    `rows`: batch and place of each packed row, in order; None means all, as they are.
+    """
 
     cu_seqlens: Tensor
+    longest: int
     rows: tuple[Tensor, ...] | None = None
 
     def pack(self, x: Tensor) -> Tensor:
@@ -35,14 +39,14 @@ class Packing:
 
 def of_tokens(tokens: Tensor) -> Packing:
     """The rows of a padded batch that are tokens, bool `(batch, seq)`, a sequence for each element of the batch."""
-    lengths = tokens.sum(1)
+    seq, lengths = tokens.shape[1], tokens.sum(1)
     ends = F.pad(lengths.cumsum(0), (1, 0))
     if not torch.compiler.is_compiling():
-        return Packing(ends.int(), tokens.nonzero(as_tuple=True))
-    seq, total = tokens.shape[1], tokens.numel()
+        return Packing(ends.int(), seq, tokens.nonzero(as_tuple=True))
+    total = tokens.numel()
     order = (~tokens).flatten().to(torch.int8).argsort(stable=True)
     alone = (ends[-1] + torch.arange(1, total + 1, device=tokens.device)).clamp(max=total)  # each row of padding by itself
-    return Packing(torch.cat((ends, alone)).int(), (order // seq, order % seq))
+    return Packing(torch.cat((ends, alone)).int(), seq, (order // seq, order % seq))
 
 
 def of_positions(position_ids: Tensor | None, batch: int, seq: int) -> Packing | None:
@@ -55,4 +59,4 @@ def of_positions(position_ids: Tensor | None, batch: int, seq: int) -> Packing |
     begins, total = ~F.pad(goes_on, (1, 0)).flatten(), batch * seq
     places = torch.arange(total, device=begins.device)
     starts = places.where(begins, total).sort().values if torch.compiler.is_compiling() else places[begins]
-    return Packing(F.pad(starts, (0, 1), value=total).int())
+    return Packing(F.pad(starts, (0, 1), value=total).int(), seq)
