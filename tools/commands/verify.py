@@ -15,7 +15,7 @@ from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import LARGE, PROBLEMS
+from dilkit.testing.problems import DROPPING, LARGE, PROBLEMS
 from dilkit.tools.console.arguments import add_backend_argument, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json
@@ -31,6 +31,7 @@ check every backend against the fp64 oracle on the problem list
 
 On a CUDA device each of torch's kernels is checked by itself too (sdpa:flash and so on), the list goes on with larger cases, and
 backends that promise equal bits run after run are held to it. Exit code 1 when anything is wrong."""
+LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING)
 OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     on_cuda = args.device.startswith("cuda")
     repeats = (REPEATS if on_cuda else 0) if args.repeats is None else args.repeats
     large = [case for case in LARGE if args.large or on_cuda or (repeats and case.variant in REPEATED)]
-    cases = (*PROBLEMS, *SEQUENCES, *large)
+    cases = (*LISTED, *large)
     chosen = args.backend or requested_backends()
     with _one_by_one(on_cuda and not chosen) as kernels:
         results = _checked(chosen or (*list_backends(), *kernels), cases, args.device)

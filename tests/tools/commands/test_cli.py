@@ -23,8 +23,7 @@ from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
 from dilkit.selection.preference_table import TABLE
 from dilkit.testing import conformance
-from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import LARGE, PROBLEMS
+from dilkit.testing.problems import LARGE
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands import verify
 from dilkit.viz.text import coloured
@@ -53,11 +52,10 @@ def picky() -> Iterator[str]:
 
 @pytest.fixture
 def few_problems(monkeypatch: pytest.MonkeyPatch) -> int:
-    few = [case for case in PROBLEMS if case.feature in ("causal", "scale") and case.dtype in ("float32", "float16")]
-    many = [case for case in SEQUENCES if case.variant in ("poisoned", "one row") and case.dtype in ("float32", "float16")]
-    monkeypatch.setattr(verify, "PROBLEMS", few)
-    monkeypatch.setattr(verify, "SEQUENCES", many)
-    return len(few) + len(many)
+    among = [case for case in verify.LISTED if case.dtype in ("float32", "float16")]
+    few = [case for case in among if case.feature in ("causal", "scale") or case.variant in ("poisoned", "one row")]
+    monkeypatch.setattr(verify, "LISTED", few)
+    return len(few)
 
 
 def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
