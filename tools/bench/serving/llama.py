@@ -87,6 +87,11 @@ def dilated(pattern: Pattern, backend: str | None = None) -> Attention:
     return attend
 
 
+def without(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """No attention: what is left is the time of the rest of the model."""
+    return query
+
+
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention of torch. Keys and values are repeated for the queries of a group: then its fused kernel takes them."""
     group = query.shape[2] // key.shape[2]

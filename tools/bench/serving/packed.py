@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import dilated_attention, dilated_attention_varlen
 from dilkit.pattern import Pattern
-from dilkit.tools.results.kinds.serving import ALONE, PACKED, PADDED
+from dilkit.tools.results.kinds.serving import ALONE, MASKED, PACKED, PADDED
 
 BACKEND = "native"
 
@@ -40,7 +40,7 @@ def lengths_of(count: int, shortest: int, longest: int, geometric: bool) -> tupl
 
 
 def ways(lengths: Sequence[int], pattern: Pattern, heads: int, head_dim: int) -> Mapping[str, Way]:
-    """The three ways with random sequences of these lengths. What they take is made before they are called."""
+    """The ways, with random sequences of these lengths. What they take is made before they are called."""
     shape, generator = (4, sum(lengths), heads, head_dim), torch.Generator().manual_seed(0)
     rows = torch.randn(shape, generator=generator).unbind()
     cut = [split(x, list(lengths)) for x in rows]
@@ -51,11 +51,16 @@ def ways(lengths: Sequence[int], pattern: Pattern, heads: int, head_dim: int) ->
     filled = _leaves([pad_sequence(list(parts), batch_first=True) for parts in cut])
     mask = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
     alone = partial(dilated_attention, **options)
-    padded = partial(alone, key_padding_mask=mask)
+    masked = partial(alone, key_padding_mask=mask)
+
+    def without_padding(found: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(found))[:, ~mask]
+
     return {
         PACKED: Way(partial(gradients, packed, _leaves(rows)), torch.stack),
         ALONE: Way(lambda: [gradients(alone, one) for one in each], _joined),
-        PADDED: Way(partial(gradients, padded, filled), lambda found: torch.stack(found)[:, ~mask]),
+        MASKED: Way(partial(gradients, masked, filled), without_padding),
+        PADDED: Way(partial(gradients, alone, filled), without_padding),
     }
 
 

@@ -21,8 +21,8 @@ from dilkit.tools.bench.serving.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.once import agreement, once
-from dilkit.tools.results.kinds.serving import ALONE, DENSE, OURS, Decoding, PackedCase, Prefill, ServingResult
-from dilkit.tools.results.record import Entries
+from dilkit.tools.results.kinds.serving import ALONE, DENSE, OURS, REST, Decoding, PackedCase, Prefill, ServingResult
+from dilkit.tools.results.record import Entries, Entry
 
 HEADS, HEAD_DIM, THREADS, MOST_ROUNDS = 8, 64, 4, 3
 SEQUENCES, SHORTEST, LONGEST = 64, 64, 4096
@@ -82,6 +82,7 @@ class ServingSuite(Suite[ServingResult]):
         for name, both in pairs.items():
             logits, same = (model.prefill(beginning, attend) for attend in both)
             entries[name] = checked(agreement(name, logits, same, beginning.shape[1]), once(calls[name]))
+        calls[REST], entries[REST] = partial(model.prefill, tokens, llama.without), Entry()
         found = timed(entries, calls, min(self.repeats, MOST_ROUNDS))
         parameters = sum(weight.numel() for weight in model.parameters())
         sizes = dict(tokens=tokens.shape[1], layers=CONFIG.layers, width=CONFIG.width, parameters=parameters)

@@ -31,12 +31,13 @@ SENTENCES = {
 METHOD = (
     "fp32; times are medians of samples taken in turns. Before it is timed, everyone is compared with another way to compute "
     "the same. Packed: sequences one by one get a call each, and no time is spent on cutting them out; those padded to the "
-    "longest get a mask. Decoding: a sample is several steps in a row, all points are timed in the same rounds, and the steps "
-    "are taken back between samples. Every token seen was attended to, in rows of random numbers. torch's attention sees all "
-    "keys, in a cache of its own layout to which new ones are written in place; dilated_attention_with_kvcache sees those of the "
-    "pattern. Segments are full where they end, in all branches, one token after the steps: there a row sees the most. "
-    "Memory of a DilatedCache is compared with the bound of docs/decoding.md. Prefill: a model of Llama's shape with random "
-    "weights, up to the logits of the last token; dense attention in the place of dilkit's computes another function. Peak "
+    "longest get a mask, or none: under causality no row sees the padding behind it. Decoding: a sample is several steps in "
+    "a row, all points are timed in the same rounds, and the steps are taken back between samples. Every token seen was "
+    "attended to, in rows of random numbers. torch's attention sees all keys, in a cache of its own layout to which new ones "
+    "are written in place; dilated_attention_with_kvcache sees those of the pattern. Segments are full where they end, in "
+    "all branches, one token after the steps: there a row sees the most. Memory of a DilatedCache is compared with the bound "
+    "of docs/decoding.md. Prefill: a model of Llama's shape with random weights, up to the logits of the last token; dense "
+    "attention in the place of dilkit's computes another function, and without attention it is the time of all else. Peak "
     "memory is the most that a call held beside weights and inputs, by the high-water mark of the process."
 )
 _NAMES, _SEEN = Axis("", "number"), Axis("tokens seen", "tokens")

@@ -8,14 +8,17 @@ from typing import ClassVar
 
 from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
-PACKED, ALONE, PADDED = "packed", "one by one", "padded"
+PACKED, ALONE, MASKED, PADDED = "packed", "one by one", "padded, with a mask", "padded"
 CACHE, KVCACHE, FULL = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache"
-OURS, DENSE = "dilkit", "torch, dense"
+OURS, DENSE, REST = "dilkit", "torch, dense", "without attention"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedCase(Case):
-    """Sequences of these `lengths`, forward and backward: `PACKED`, `ALONE` and `PADDED`. `spread`: how lengths are chosen."""
+    """Sequences of these `lengths`, forward and backward: `PACKED`, `ALONE`, `MASKED` and `PADDED`.
+
+    `spread`: how lengths are chosen.
+    """
 
     spread: str
     pattern: str
@@ -78,7 +81,10 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill(Case):
-    """A model of Llama's shape on a prompt: its attention by `OURS`, and by `DENSE`, which sees all earlier tokens."""
+    """A model of Llama's shape on a prompt: its attention by `OURS`, and by `DENSE`, which sees all earlier tokens.
+
+    `REST` has none: no attention could make the model faster.
+    """
 
     pattern: str
     tokens: int
