@@ -152,6 +152,7 @@ def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str,
     [
         (["--resume"], "--resume: goes with --suite alone"),
         (["--full"], "--full: goes with --suite alone"),
+        (["--quick"], "--quick: goes with --suite alone"),
         (["--suite", "ring", "--full"], "--full: does not go with --suite ring"),
     ],
 )

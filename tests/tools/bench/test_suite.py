@@ -101,11 +101,6 @@ def test_options_that_the_suite_decides_on_are_refused(tmp_path: Path, option: t
     assert f"{option[0]}: does not go with --suite" in capsys.readouterr().err
 
 
-def test_quick_goes_with_a_suite_alone(capsys) -> None:
-    assert cli.main(["bench", "--quick"]) == 2
-    assert "--quick" in capsys.readouterr().err
-
-
 def test_results_of_other_suites_are_of_one_machine() -> None:
     with pytest.raises(ValueError, match="--merge: --suite ring"):
         suites.suite("ring")().merged(())
