@@ -224,6 +224,13 @@ class Backend(ABC):
         """Which of its kernels the backend would run for a problem that it does not refuse, and why; empty if it has only one."""
         return ""
 
+    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+        """What a proof of its kernels for `problem` holds for, if they have to compute small problems rightly on a device before
+        they are used there: the device, its driver, the kernels' sources, their compiler, and what is asked of them. Empty: they
+        are trusted everywhere.
+        """
+        return ()
+
     @abstractmethod
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None

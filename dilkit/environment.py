@@ -44,6 +44,13 @@ CUDA_CACHE = Variable(
     "Folder where compiled CUDA kernels are kept, for all processes. (`XDG_CACHE_HOME` unset means `~/.cache`.)",
     "`dilkit/cuda` in `XDG_CACHE_HOME`",
 )
+GPU_PROOF = Variable(
+    "DILKIT_GPU_PROOF",
+    "Whether dilkit's own kernels have to compute small problems rightly on a GPU before they are used there: `once`, and what "
+    "came of it is kept beside the compiled kernels; `always`, in each process; `off`.",
+    "once",
+)
+GPU_PROOFS = ("once", "always", "off")
 TUNED = Variable(
     "DILKIT_TUNED",
     "File of the orders of backends that `dilkit tune` has measured; the automatic choice follows it. A process reads it "
@@ -52,7 +59,7 @@ TUNED = Variable(
 )
 BF16_SETS = ("amx", "avx512bf16")
 """Instruction sets that are AVX-512 but for products of bf16 pairs: what has none of these runs its code for AVX-512."""
-VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED)
+VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, GPU_PROOF, TUNED)
 
 _RAW = getattr(os.environ, "_data", None)
 """The dict in `os.environ`: it says in a tenth of the time that a variable is unset, as most are at every call."""
@@ -68,7 +75,7 @@ def _text(variable: Variable) -> str:
 
 def check() -> None:
     """Raise ValueError, naming the variable, if one is malformed."""
-    backend_names(), cache_bytes(), cuda_cache(), tuned_file()
+    backend_names(), cache_bytes(), cuda_cache(), gpu_proof(), tuned_file()
 
 
 def backend_names() -> tuple[str, ...]:
@@ -109,6 +116,24 @@ def cpu_isa(available: tuple[str, ...]) -> str:
 def cuda_cache() -> Path | None:
     """The value of `DILKIT_CUDA_CACHE`, or its default; None if it is unset and there is no home folder."""
     return _path(CUDA_CACHE, "cuda")
+
+
+def gpu_proof() -> str:
+    """The value of `DILKIT_GPU_PROOF`, one of `GPU_PROOFS`."""
+    mode = _text(GPU_PROOF).strip() or GPU_PROOFS[0]
+    if mode not in GPU_PROOFS:
+        raise ValueError(f"{GPU_PROOF.name}={mode!r} must be one of {', '.join(GPU_PROOFS)}")
+    return mode
+
+
+def gpu_proof_text() -> str:
+    """The text of `DILKIT_GPU_PROOF`. Reading it costs a fraction of a microsecond."""
+    return _text(GPU_PROOF)
+
+
+def of_a_proof() -> dict[str, str]:
+    """The environment of a process that makes a proof: in it, kernels are used without one, and no backend is asked for."""
+    return {name: text for name, text in os.environ.items() if name != BACKEND.name} | {GPU_PROOF.name: "off"}
 
 
 def tuned() -> str:

@@ -15,7 +15,7 @@ from dilkit.backend import Backend
 from dilkit.checks import visible
 from dilkit.problem import Problem
 from dilkit.registry import SEPARATORS, Broken
-from dilkit.selection import tuned
+from dilkit.selection import proof, tuned
 from dilkit.selection.preference import Preference, measured_first
 from dilkit.selection.preference_table import table_preference
 
@@ -164,8 +164,7 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem={problem!r} is a {type(problem).__name__}; a dilkit.Problem is needed")
-    requested = requested_backends(backend)
-    return trace(problem, registry.backends(), requested, preferred(problem, requested))
+    return _decided(problem, requested_backends(backend), prove=False)[0]
 
 
 def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
@@ -180,7 +179,7 @@ def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
 
 def state() -> tuple[object, ...]:
     """A value that changes whenever a choice may change: with the set of backends, and with the measured orders."""
-    return registry.generation(), tuned.state()
+    return registry.generation(), tuned.state(), environment.gpu_proof_text()
 
 
 def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
@@ -190,14 +189,11 @@ def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
 
 @lru_cache(maxsize=4096)
 def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, ...]) -> Backend:
-    candidates = registry.backends()
-    decided = trace(problem, candidates, requested, preferred(problem, requested))
-    if decided.picked is None:
+    decided, chosen = _decided(problem, requested, prove=True)
+    if chosen is None:
         raise NoBackendError(
             f"no {'requested ' if requested else ''}backend can compute this call\n{decided}\nsee `dilkit info --help`"
         )
-    chosen = candidates[decided.picked]
-    assert isinstance(chosen, Backend)
     if problem.device.type == "mps" and not requested:
         warnings.warn(
             f"device mps: {chosen.name} computes it. dilkit has no kernel for mps, and was never run there; the definition in "
@@ -205,6 +201,23 @@ def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, .
             stacklevel=2,
         )
     return chosen
+
+
+def _decided(problem: Problem, requested: tuple[str, ...], prove: bool) -> tuple[Trace, Backend | None]:
+    """The decisions, and the backend picked, whose kernels can be trusted; those that failed their proof are broken.
+
+    `prove`: whether proofs that are not known are made.
+    """
+    candidates, preference = registry.backends(), preferred(problem, requested)
+    while True:
+        decided = trace(problem, candidates, requested, preference)
+        chosen = candidates.get(decided.picked or "")
+        if not isinstance(chosen, Backend):
+            return decided, None
+        why = proof.failure(chosen, problem, prove)
+        if not why:
+            return decided, chosen
+        candidates[chosen.name] = Broken(chosen.name, f"on {problem.device}", why)
 
 
 def trace(

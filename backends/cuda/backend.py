@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits
+from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
-from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, tall_tiles
+from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
 from dilkit.backends.tiles.schedule import MAX_SEQ
 from dilkit.device import Capability
 from dilkit.problem import Problem
@@ -61,6 +62,10 @@ class CupyRaw(TiledBackend):
         own, size = problem.head_dim, padded(problem.head_dim)
         wider = f"; head_dim {own} computed as {size}: {size / own:.2f} times the multiplications" if size > own else ""
         return f"{reason(problem.dtype, self._capability(problem))}{wider}; {', '.join(names)}"
+
+    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+        here = isinstance(self.launcher, CupyLauncher)  # stand-ins launch nothing on a device
+        return proof_facts(problem, self.name, *cuda_compile.facts()) if here else ()
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
         rows = _all_rows(tensors, problem)

@@ -47,6 +47,12 @@ def compiler_version() -> tuple[int, int]:
     return major, minor
 
 
+def facts() -> tuple[str, str]:
+    """What machine code depends on beside the device and the kernel: the compiler, and all sources. Raises as it does."""
+    digest = hashlib.sha256("".join(part for both in _texts().items() for part in both).encode()).hexdigest()
+    return "NVRTC {}.{}".format(*compiler_version()), f"sources {digest[:16]}"
+
+
 def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
     """The options of NVRTC: the architecture and every macro."""
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))

@@ -6,7 +6,11 @@ tile. Tensors are handed over without a copy, and kernels run on torch's current
 
 from __future__ import annotations
 
+import hashlib
 import warnings
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dilkit.backend import Limits
@@ -14,7 +18,7 @@ from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.numba.arguments import LaunchGroup, Options, ProblemSizes, TensorView, Tiling, mask_view, view
 from dilkit.backends.numba.tilings import MAX_HEAD_DIM, tiling_for
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
-from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
+from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule, proof_facts
 from dilkit.backends.tiles.schedule import TILE
 from dilkit.problem import Problem
 
@@ -88,6 +92,10 @@ class NumbaCuda(TiledBackend):
     def __init__(self, launcher: NumbaLauncher | None = None) -> None:
         self.launcher = launcher or DeviceLauncher()
 
+    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+        here = isinstance(self.launcher, DeviceLauncher)  # stand-ins launch nothing on a device
+        return proof_facts(problem, self.name, *_compiler_facts()) if here else ()
+
     def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
         if role == "dots":
             self._launch_dots(_present(tensors), problem)
@@ -122,6 +130,16 @@ class NumbaCuda(TiledBackend):
         if blocks:
             sizes = ProblemSizes(problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim)
             self.launcher.launch(role, problem.dtype, tiling, blocks, (sizes, *arguments))
+
+
+@lru_cache(maxsize=1)
+def _compiler_facts() -> tuple[str, ...]:
+    """What compiled kernels depend on beside the device: numba, and the files of this folder."""
+    import numba
+
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    versions = f"numba {numba.__version__}", f"numba-cuda {version('numba-cuda')}"
+    return (*versions, f"sources {hashlib.sha256(sources).hexdigest()[:16]}")
 
 
 RESULTS = {

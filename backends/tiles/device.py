@@ -71,6 +71,20 @@ _captured: set[DeviceSchedule] = set()
 """Schedules that a captured CUDA graph points to: it may run for as long as the process."""
 
 
+def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
+    """`Backend.proof_facts` of kernels that were `compiled` so: these, the device, its driver, and what is asked of them."""
+    import torch
+
+    device = problem.device
+    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    asked = (
+        problem.dtype,
+        f"head_dim {problem.head_dim}",
+        *(flag for flag in ("requires_grad", "varlen") if getattr(problem, flag)),
+    )
+    return (device.name, f"capability {device.capability}", f"driver {driver}", *compiled, *asked)
+
+
 def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> DeviceSchedule:
     """The schedule of `problem` on `device`, with the tiles that `kind` names; made once and kept in the cache.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dilkit.device import Device, device_named, has_torch_code
 from dilkit.problem import Problem
+from dilkit.selection.proof import Proof, recorded
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands.info import matrix
 from dilkit.tools.commands.info.facts import Failure, TorchBuild, VariableFacts, devices, guarded, torch_note, variables, versions
@@ -41,6 +42,8 @@ class Report:
 
     versions: dict[str, str | TorchBuild | Failure]
     devices: list[Device | Failure]
+    proofs: list[Proof]
+    """What came of the proofs of kernels on GPUs, as far as it is written down."""
     trace: Trace | Failure
     environment: list[VariableFacts]
     matrix: list[Cell] | None
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     preset = _of_preset(args, device)
     problem = arguments.problem_of(args, device)
     cells = matrix.matrix(problem, found, args.backend) if args.all else None
-    report = Report(versions(), here, guarded(lambda: explain(problem, args.backend)), variables(), cells, preset)
+    report = Report(versions(), here, recorded(), guarded(lambda: explain(problem, args.backend)), variables(), cells, preset)
     if args.json:
         print_json("info", _plain(report))
     else:
@@ -97,7 +100,7 @@ def _plain(report: Report) -> dict[str, Any]:
     if isinstance(trace, Trace):
         judged |= dict(flops=trace.problem.flops(), notes=list(_notes(trace.problem)))
     found = dict(versions=report.versions, devices=[_plain_device(d) for d in report.devices], problem=judged)
-    found |= dict(environment=report.environment, preset=report.preset)
+    found |= dict(proofs=report.proofs, environment=report.environment, preset=report.preset)
     if report.matrix is not None:
         found |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
     plain: dict[str, Any] = encode(found)
@@ -119,6 +122,8 @@ def _has_code(device: Device) -> bool | None:
 def _lines(report: Report) -> list[str]:
     lines = ["versions", *table((name.replace("_", " "), str(found)) for name, found in report.versions.items())]
     lines += ["", "devices", *table(_device_row(device) for device in report.devices)]
+    if report.proofs:
+        lines += ["", "kernels of our own, proven on GPUs", *table(_proof_row(proof) for proof in report.proofs)]
     lines += ["", "problem", *(wrapped("  preset ", report.preset) if report.preset else ()), *_problem_lines(report.trace)]
     if report.matrix is not None:
         lines += ["", "the same problem on every known device, for every dtype", *matrix.lines(report.matrix)]
@@ -132,6 +137,10 @@ def _device_row(device: Device | Failure) -> tuple[str, str]:
     code = {True: "torch has code for it", False: "torch has NO code for it", None: "not known whether torch has code for it"}
     features = " ".join(sorted(device.features)) or "no features of note"
     return str(device), f"{in_bytes(device.memory)}; {features}; {code[_has_code(device)]}"
+
+
+def _proof_row(proof: Proof) -> tuple[str, str]:
+    return proof.verdict, "\n".join(filter(None, (", ".join(proof.facts), proof.reason)))
 
 
 def _problem_lines(trace: Trace | Failure) -> list[str]:

@@ -92,6 +92,7 @@ def variables() -> list[VariableFacts]:
         environment.CACHE_BYTES: environment.cache_bytes,
         environment.CPU_ISA: _cpu_isa,
         environment.CUDA_CACHE: environment.cuda_cache,
+        environment.GPU_PROOF: environment.gpu_proof,
         environment.TUNED: environment.tuned_file,
     }
     found = {v: guarded(read[v]) for v in environment.VARIABLES}

@@ -1,0 +1,168 @@
+"""Proof before trust: kernels of our own are used on a GPU after they have computed small problems rightly there.
+
+    picked backend    proof_facts(problem)      none: used as it is
+                          known by these facts      passed: used            failed: refused, and the next backend is picked
+                          not known                 computed in a process of its own, since a crash would take this one along,
+                                                    and written down beside the compiled kernels
+
+Facts are the device, the driver, the kernels' sources, their compiler, and what is asked of them: new ones need a new proof.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dilkit import environment, files
+from dilkit.problem import Problem
+
+MOST_SECONDS = 300
+"""Kernels are compiled, and torch is imported, within this time."""
+SUFFIX = ".proof.json"
+
+
+class Provable(Protocol):
+    """What a proof is about: a backend."""
+
+    name: str
+
+    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+        """As in `Backend`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of a proof by these facts. `reason`: why it failed; empty if it passed."""
+
+    facts: tuple[str, ...]
+    reason: str
+
+    @property
+    def verdict(self) -> str:
+        """In one word."""
+        return "failed" if self.reason else "passed"
+
+
+def failure(backend: Provable, problem: Problem, run: bool) -> str:
+    """Why the kernels of `backend` are not to be trusted with `problem`; empty if they are, or if they need no proof.
+
+    `run`: whether a proof that is not known is made; without it, unknown kernels are trusted. Raises RuntimeError where one is
+    needed while a CUDA graph is captured, and ValueError for a malformed `DILKIT_GPU_PROOF`.
+    """
+    mode = environment.gpu_proof()
+    if mode == "off" or problem.device.assumed:
+        return ""
+    try:
+        facts = backend.proof_facts(problem)
+    except Exception as error:  # what it needs to compile or launch kernels is not there as a whole
+        return f"{type(error).__name__}: {error}"
+    if not facts:
+        return ""
+    found = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
+    if found is None:
+        if not run:
+            return ""
+        found = _prove(backend.name, problem, facts)
+    _proofs[mode, facts] = found
+    return found.reason
+
+
+def recorded() -> list[Proof]:
+    """All proofs that are written down, of whichever device, driver and kernels."""
+    folder = environment.cuda_cache()
+    found = (_load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))) if folder and folder.is_dir() else ()
+    return sorted((proof for proof in found if proof is not None), key=lambda proof: proof.facts)
+
+
+_proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
+"""Those that this process knows, by the mode in which it came by them."""
+
+
+def _prove(name: str, problem: Problem, facts: tuple[str, ...]) -> Proof:
+    _check_not_capturing(name, problem)
+    request = dict(backend=name, device=f"{problem.device.type}:{problem.device.index}", dtype=problem.dtype)
+    flags = dict(gradients=problem.requires_grad, varlen=problem.varlen, kv_cache=problem.kv_cache)
+    command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(request | flags | dict(head_dim=problem.head_dim))]
+    proof = Proof(facts, outcome(command))
+    _write(proof)
+    if proof.reason:
+        warnings.warn(
+            f"backend {name} is not used on {problem.device}: {proof.reason}. Please report this, with what `dilkit doctor` and "
+            f"`dilkit verify --device {request['device']} --backend {name}` print. {environment.GPU_PROOF.name}=off uses it "
+            "all the same",
+            stacklevel=2,
+        )
+    return proof
+
+
+def _check_not_capturing(name: str, problem: Problem) -> None:
+    if problem.device.type != "cuda":
+        return
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"the kernels of {name} have not been proven on {problem.device}, and cannot be while a CUDA graph is captured: make "
+            "the same call once before"
+        )
+
+
+def outcome(command: Sequence[str], most_seconds: float = MOST_SECONDS) -> str:
+    """Why the proof that `command` makes failed: what it says, how it crashed, or that it never ended; empty if it passed."""
+    try:
+        ended = subprocess.run(
+            command, env=environment.of_a_proof(), capture_output=True, text=True, errors="replace", timeout=most_seconds
+        )
+    except subprocess.TimeoutExpired:
+        return f"its proof had not ended after {most_seconds:g} seconds"
+    except OSError as error:
+        return f"its proof could not be started: {error}"
+    if ended.returncode == 0:
+        return ended.stdout.strip()
+    last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+    return f"its proof crashed with exit status {ended.returncode}: {last}"
+
+
+def _place(facts: tuple[str, ...]) -> Path | None:
+    folder = environment.cuda_cache()
+    return folder and folder / f"{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()}{SUFFIX}"
+
+
+def _read(facts: tuple[str, ...]) -> Proof | None:
+    place = _place(facts)
+    found = None if place is None else _load(place)
+    return found if found and found.facts == facts else None
+
+
+def _load(place: Path) -> Proof | None:
+    """What is written there; None for nothing, for what is malformed, or if another user may have written it."""
+    if files.why_others_may_write(place.parent) or files.why_others_may_write(place):
+        return None
+    try:
+        plain = json.loads(files.read_bytes(place))
+        facts, reason = plain["facts"], plain["reason"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    texts = isinstance(facts, list) and all(isinstance(x, str) for x in (*facts, reason))
+    return Proof(tuple(facts), reason) if texts else None
+
+
+def _write(proof: Proof) -> None:
+    """Write it down if that is possible, in a folder that only this user can write."""
+    place = _place(proof.facts)
+    if place is None:
+        return
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not files.why_others_may_write(place.parent):
+            with files.replacing(place) as file:
+                file.write(json.dumps(asdict(proof)).encode())

@@ -1,0 +1,53 @@
+"""`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print what was wrong; nothing if all was right.
+
+REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, kv_cache.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from dilkit.pattern import Pattern
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
+
+NESTED = Pattern([32, 64, 128], [1, 2, 4])
+RAGGED = Pattern([100, 150, 330], [1, 3, 5])
+ONCE = Pattern([16, 48, 96], [1, 2, 6], overlap="once")
+
+
+def cases(dtype: str, head_dim: int, gradients: bool, varlen: bool = False) -> Iterator[Case]:
+    """A few problems with every feature that kernels are used with: each takes a GPU less than a millisecond."""
+    sizes: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=head_dim, dtype=dtype, gradients=gradients)
+    if varlen:
+        yield Case(feature="proof", variant="packed", pattern=NESTED, seq=501, batch=1, lengths=(200, 0, 1, 300), **sizes)
+        yield Case(
+            feature="proof", variant="packed causal", pattern=RAGGED, seq=420, batch=1, lengths=(7, 413), is_causal=True, **sizes
+        )
+        return
+    yield Case(feature="proof", variant="full", pattern=NESTED, seq=500, **sizes)
+    yield Case(feature="proof", variant="causal", pattern=RAGGED, seq=333, is_causal=True, **sizes)
+    yield Case(feature="proof", variant="mask", pattern=RAGGED, seq=257, mask="random", **sizes)
+    yield Case(feature="proof", variant="causal mask", pattern=NESTED, seq=130, is_causal=True, mask="left", **sizes)
+    yield Case(feature="proof", variant="once, strided", pattern=ONCE, seq=200, layout="sliced", **sizes)
+    many = sizes | dict(heads=32, kv_heads=16, batch=16)  # enough tiles for those kernels that are chosen by how many there are
+    yield Case(feature="proof", variant="many tiles", pattern=Pattern([128], [1]), seq=128, **many)
+
+
+def main(request: str) -> int:
+    """Print what is wrong with each case that is not right."""
+    asked = json.loads(request)
+    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], asked["varlen"])
+    results = [check(asked["backend"], case, asked["device"]) for case in chosen]
+    wrong = [
+        f"{result.case.variant}: {'; '.join(result.reasons)}" for result in results if result.verdict in ("failed", "broken")
+    ]
+    print("computed wrongly: " + " | ".join(wrong) if wrong else "")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,58 @@
+"""The proof of the CUDA kernels: what it depends on, and that it notices kernels that compute something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.cuda_fakes import RecordingLauncher
+from helpers.fakes import registered
+from helpers.host_launcher import HostLauncher
+from helpers.on_host import FP32, OnHost
+
+from dilkit import Device, Pattern, Problem
+from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.selection.proving import cases
+from dilkit.testing.conformance import check
+
+PROBLEM = Problem(pattern=Pattern([64], [1]), seq=64, heads=2, head_dim=32, device=Device("cuda", "GPU", (9, 0)))
+
+
+def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12080, raising=False)
+    monkeypatch.setattr(cuda_compile, "compiler_version", lambda: (12, 9))
+    facts = CupyRaw().proof_facts(PROBLEM)
+    assert facts[:5] == ("GPU", "capability (9, 0)", "driver 12080", "cupy_raw", "NVRTC 12.9")
+    assert facts[6:] == ("float32", "head_dim 32")
+    texts = cuda_compile._texts()
+    monkeypatch.setattr(cuda_compile, "_texts", lambda: texts | {"dilated.cuh": texts["dilated.cuh"] + "\n"})
+    assert CupyRaw().proof_facts(PROBLEM)[5] != facts[5]
+    assert CupyRaw(RecordingLauncher()).proof_facts(PROBLEM) == ()
+
+
+class Tampering(HostLauncher):
+    """Kernels that get an argument wrong."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(workers=1)
+        self.name, self.value = name, value
+
+    def launch(self, kernel: Any, blocks: int, arguments: Any, *rest: Any) -> None:
+        arguments = arguments.copy()
+        arguments[self.name] = self.value
+        super().launch(kernel, blocks, arguments, *rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "variant"),
+    [("scale", 0.2, "full"), ("causal", 0, "causal"), ("mask", 0, "mask"), ("once", 0, "once, strided"), ("scale", 0.25, "full")],
+)
+def test_kernels_that_get_something_wrong_fail(name: str, value: Any, variant: str) -> None:
+    [case] = (case for case in cases("float32", 16, gradients=True) if case.variant == variant)
+    backend = OnHost(FP32)
+    backend.launcher = Tampering(name, value)
+    with registered(backend):
+        right = (name, value) == ("scale", 16**-0.5)
+        assert check(backend.name, case).verdict == ("passed" if right else "failed")

@@ -1,0 +1,246 @@
+"""Kernels are used on a GPU after they have computed small problems rightly there, and refused after they have not."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.fakes import Fake, registered
+
+from dilkit import Device, Limits, Pattern, Problem, explain
+from dilkit.backends.reference import Reference
+from dilkit.selection import proof, proving
+from dilkit.selector import NoBackendError, select
+
+GPU = Device("cuda", "Some GPU", (9, 0), torch_code=True)
+ON_CUDA = Limits(devices=frozenset({"cuda"}))
+
+
+class Proven(Fake):
+    """A backend for GPUs whose kernels need a proof."""
+
+    def __init__(self, name: str = "proven", priority: int = 100, driver: str = "driver 1") -> None:
+        super().__init__(name, priority, ON_CUDA)
+        self.driver = driver
+
+    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+        return self.name, problem.device.name, self.driver, problem.dtype
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is known but what the test has written into this folder."""
+    monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "cuda"))
+    monkeypatch.setattr(proof, "_proofs", {})
+    return tmp_path / "cuda"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The requests of proofs that were made; they find what `wrong` says of the backend's name."""
+    requests: list[dict[str, Any]] = []
+
+    def outcome(command: list[str]) -> str:
+        requests.append(json.loads(command[-1]))
+        return "computed wrongly: out" if requests[-1]["backend"].startswith("wrong") else ""
+
+    monkeypatch.setattr(proof, "outcome", outcome)
+    return requests
+
+
+def problem(**options: Any) -> Problem:
+    sizes: dict[str, Any] = dict(pattern=Pattern([64], [1]), seq=256, heads=2, head_dim=32, dtype="float16", device=GPU)
+    return Problem(**sizes | options)
+
+
+def in_a_new_process() -> None:
+    """What only this process knows is gone."""
+    proof._proofs.clear()
+
+
+def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> None:
+    with registered(Proven()):
+        for seq in (256, 512):
+            assert select(problem(seq=seq)).name == "proven"
+    assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", gradients=False, varlen=False, kv_cache=False, head_dim=32)]  # noqa: E501  # fmt: skip
+    in_a_new_process()
+    with registered(Proven()):
+        select(problem(seq=1024))
+        assert len(asked) == 1
+        select(problem(dtype="float32"))  # other kernels
+    assert [(x.verdict, x.facts) for x in proof.recorded()] == [
+        ("passed", ("proven", "Some GPU", "driver 1", "float16")),
+        ("passed", ("proven", "Some GPU", "driver 1", "float32")),
+    ]
+
+
+def test_another_driver_needs_another_proof(asked: list[dict[str, Any]]) -> None:
+    for driver in ("driver 1", "driver 2", "driver 2"):
+        with registered(Proven(driver=driver)):
+            select(problem())
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("mode", "proofs"), [("once", 1), ("always", 2), ("off", 0)])
+def test_whether_proofs_are_made_is_an_environment_variable(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, mode: str, proofs: int
+) -> None:
+    monkeypatch.setenv("DILKIT_GPU_PROOF", f" {mode} ")
+    for _ in range(2):
+        in_a_new_process()
+        with registered(Proven()):
+            select(problem()), select(problem(seq=300))
+    assert len(asked) == proofs
+    monkeypatch.setenv("DILKIT_GPU_PROOF", "twice")
+    with pytest.raises(ValueError, match="DILKIT_GPU_PROOF='twice' must be one of once, always, off"):
+        select(problem(seq=301))
+
+
+def test_what_failed_is_refused_with_the_reason_and_the_next_one_is_used(asked: list[dict[str, Any]]) -> None:
+    with registered(Proven("wrong", 101)), registered(Proven("right", 100)):
+        with pytest.warns(
+            UserWarning, match=r"backend wrong is not used on cuda:0 .*: computed wrongly: out\. .*DILKIT_GPU_PROOF=off"
+        ):
+            assert select(problem()).name == "right"
+        assert select(problem(seq=999)).name == "right"  # and no second warning
+        assert [x["backend"] for x in asked] == ["wrong", "right"]
+        in_a_new_process()
+        decided = {d.name: d for d in explain(problem()).decisions}
+        assert (decided["wrong"].verdict, decided["right"].verdict) == ("broken", "picked")
+        assert "computed wrongly: out" in str(decided["wrong"].reasons)
+        with pytest.raises(NoBackendError, match=r"on cuda:0 .*computed wrongly: out"):
+            select(problem(), ("wrong",))
+
+
+def test_an_explanation_proves_nothing(asked: list[dict[str, Any]]) -> None:
+    with registered(Proven("wrong")):
+        assert explain(problem()).picked == "wrong"
+        assert explain(problem(device=Device.assume("sm_90"))).picked == "wrong"
+        select(problem(device=Device.assume("sm_90")))
+    assert asked == []
+
+
+def test_what_cannot_name_its_facts_is_not_used() -> None:
+    class NoCompiler(Proven):
+        def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+            raise RuntimeError("NVRTC cannot be loaded")
+
+    with registered(NoCompiler("lame", 101)), registered(Fake("next", 100, ON_CUDA)):
+        assert select(problem()).name == "next"
+        assert "NVRTC cannot be loaded" in str(explain(problem()))
+
+
+def test_nothing_is_proven_while_a_graph_is_captured(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with registered(Proven()):
+        with pytest.raises(RuntimeError, match=r"not been proven on cuda:0 .*make the same call once before"):
+            select(problem())
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        select(problem())
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert select(problem(seq=300)).name == "proven"
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"facts": 3, "reason": ""}', b'{"facts": ["other"], "reason": ""}'])
+def test_a_record_that_is_not_its_own_is_none(asked: list[dict[str, Any]], folder: Path, content: bytes) -> None:
+    with registered(Proven()):
+        select(problem())
+        [path] = folder.iterdir()
+        path.write_bytes(content)
+        in_a_new_process()
+        select(problem(seq=300))
+    assert len(asked) == 2
+
+
+def test_what_another_user_may_have_written_is_not_believed(asked: list[dict[str, Any]], folder: Path) -> None:
+    with registered(Proven()):
+        select(problem())
+        folder.chmod(0o777)
+        in_a_new_process()
+        select(problem(seq=300))
+    assert (len(asked), proof.recorded()) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("code", "right"),
+    [
+        ("pass", ""),
+        ("print('computed wrongly: x')", "computed wrongly: x"),
+        ("import os; os.write(2, b'illegal address'); os.abort()", "its proof crashed with exit status .*illegal address"),
+        ("import time; time.sleep(60)", "its proof had not ended after 2 seconds"),
+        ("import os; print(os.environ['DILKIT_GPU_PROOF'], os.environ.get('DILKIT_BACKEND'))", "off None"),
+    ],
+)  # fmt: skip
+def test_a_process_of_its_own_takes_no_other_along(code: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "sdpa")
+    command = [sys.executable, "-c", code]
+    found = proof.outcome(command, 2.0) if "sleep" in code else proof.outcome(command)
+    assert re.fullmatch(right, found)
+
+
+def test_a_program_that_is_not_there() -> None:
+    assert proof.outcome(["/no/such/program"]).startswith("its proof could not be started")
+
+
+REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, varlen=False, kv_cache=False, head_dim=20)
+
+
+def test_the_whole_way_on_a_backend_that_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    packed = json.dumps(REQUEST | dict(varlen=True))
+    assert proof.outcome([sys.executable, "-m", "dilkit.selection.proving", packed]) == ""
+    proving.main(json.dumps(REQUEST))
+    assert capsys.readouterr().out.strip() == ""
+
+
+def shifted(q: Any, k: Any, v: Any, problem: Problem, mask: Any) -> Any:
+    return q, k.roll(1, 1), v, problem, mask
+
+
+def without_mask(q: Any, k: Any, v: Any, problem: Problem, mask: Any) -> Any:
+    return q, k, v, problem, None
+
+
+def other_scale(q: Any, k: Any, v: Any, problem: Problem, mask: Any) -> Any:
+    return 1.01 * q, k, v, problem, mask
+
+
+def heads_mixed_up(q: Any, k: Any, v: Any, problem: Problem, mask: Any) -> Any:
+    return q, k.flip(2), v, problem, mask
+
+
+def last_key_lost(q: Any, k: Any, v: Any, problem: Problem, mask: Any) -> Any:
+    last = torch.zeros(v.shape[1], dtype=torch.bool)
+    last[-1] = True
+    return q, k, v.masked_fill(last[:, None, None], 0), problem, mask
+
+
+@pytest.mark.parametrize("fault", [shifted, without_mask, other_scale, heads_mixed_up, last_key_lost])
+def test_kernels_that_are_wrong_on_purpose_fail(fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    class Wrong(Reference):
+        def forward(self, query: Any, key: Any, value: Any, problem: Problem, key_padding_mask: Any = None) -> Any:
+            return super().forward(*fault(query, key, value, problem, key_padding_mask))
+
+    with registered(Wrong(name="wrong")):
+        proving.main(json.dumps(REQUEST | dict(backend="wrong")))
+    assert capsys.readouterr().out.startswith("computed wrongly: ")
+
+
+def test_gradients_that_are_wrong_on_purpose_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    class Wrong(Reference):
+        def backward(self, *arguments: Any) -> Any:
+            dquery, dkey, dvalue = super().backward(*arguments)
+            return dquery, dkey, 1.01 * dvalue
+
+    with registered(Wrong(name="wrong")):
+        proving.main(json.dumps(REQUEST | dict(backend="wrong")))
+        assert "dv: the error is" in capsys.readouterr().out
+        proving.main(json.dumps(REQUEST | dict(backend="wrong", gradients=False)))
+        assert capsys.readouterr().out.strip() == ""
