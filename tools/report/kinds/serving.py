@@ -16,15 +16,15 @@ TIMES = ("what", "who", "time", "quartiles", "samples", "over {}", "peak memory"
 STEPS = ("seen", "who", "time of a step", "quartiles", "samples", f"over {CACHE}")
 BYTES = ("seen", "kept", "allocated", "bound", "a full cache", "full / allocated")
 SENTENCES = {
-    "packed sequences, forward + backward: time over one by one": "packed sequences take {} of the time of one by one",
+    "packed sequences, forward + backward: time over one by one": "packed sequences take {} as long as one by one",
     "a step over a full cache by torch: time over that of DilatedCache": (
-        "a step of decoding by torch over a full cache takes {} of that with a DilatedCache"
+        "a step of decoding by torch over a full cache takes {} as long as with a DilatedCache"
     ),
     "a step of DilatedCache: time after a million tokens over that after a thousand": (
-        "which after a million tokens takes {} of that after a thousand"
+        "a step with a DilatedCache takes {} as long after a million tokens as after a thousand"
     ),
     "prefill of a Llama-shaped model: time of torch's dense attention over dilkit's": (
-        "prefill of a Llama-shaped model takes {} of that with dilkit where torch computes dense attention"
+        "prefill of a Llama-shaped model takes {} as long with torch's dense attention as with dilkit"
     ),
 }
 """Figures by name, and the words that docs/measurements.md has for the worst value of each."""

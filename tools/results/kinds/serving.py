@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
-PACKED, ALONE, MASKED, PADDED = "packed", "one by one", "padded, with a mask", "padded"
+PACKED, ALONE, MASKED, PADDED = "packed", "one by one", "padded and masked", "padded"
 CACHE, KVCACHE, FULL = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache"
 OURS, DENSE, REST = "dilkit", "torch, dense", "without attention"
 
