@@ -30,7 +30,8 @@ def packed_forward(
     with kernel.active():
         for batch in segment_batches(problem, cu_seqlens, query.shape[1]):
             views = _queries(q, batch), _keys(k, batch), _keys(v, batch)
-            whole.add(batch.queries, *kernel.forward(*views, _ignored(batch, problem), problem.is_causal, scale))
+            parts = kernel.forward(*views, _ignored(batch, problem), problem.is_causal, scale)
+            whole.add(batch.queries, *parts, batch.first)
     return whole.result()
 
 
@@ -56,9 +57,9 @@ def packed_backward(
             views = _queries(do, batch), _queries(q, batch), _keys(k, batch), _keys(v, batch)
             whole = _queries(o, batch), _gathered(sums, batch.queries, batch.padding, math.inf).squeeze(-1)
             dq, dk, dv = kernel.backward(*views, *whole, _ignored(batch, problem), problem.is_causal, scale)
-            dquery.add(batch.queries, dq)
-            dkey.add(batch.keys, dk)
-            dvalue.add(batch.keys, dv)
+            dquery.add(batch.queries, dq, batch.first)
+            dkey.add(batch.keys, dk, batch.first)
+            dvalue.add(batch.keys, dv, batch.first)
     return dquery.result(), dkey.result(), dvalue.result()
 
 
@@ -103,9 +104,13 @@ class PackedOutput:
         self.out = query.new_zeros(rows, problem.head_dim, dtype=kind if len(problem.pattern.branches) > 1 else query.dtype)
         self.lse = query.new_full((rows,), -math.inf, dtype=kind)
 
-    def add(self, places: Tensor, out: Tensor, lse: Tensor) -> None:
+    def add(self, places: Tensor, out: Tensor, lse: Tensor, first: bool = False) -> None:
         """Merge `out` `(problems, group, rows, head_dim)` and `lse` `(problems, group, rows)` into `places`, like `lse`."""
         index, dtype = places.flatten(), self.out.dtype
+        if first:  # nothing is there to merge with
+            self.lse.index_copy_(0, index, lse.flatten())
+            self.out.index_copy_(0, index, out.flatten(0, 2).to(dtype))
+            return
         merged, old_share, new_share = merge_lse(self.lse.index_select(0, index), lse.flatten())
         self.lse.index_copy_(0, index, merged)
         old_share, new_share = (x.to(dtype).unsqueeze(-1) for x in (old_share, new_share))
@@ -129,14 +134,14 @@ class _Gradient:
         dtype = torch.promote_types(like.dtype, torch.float32) if several else like.dtype
         self.like, self.total = like, like.new_zeros(_rows(like) + 1, like.shape[3], dtype=dtype)
 
-    def add(self, index: Tensor, part: Tensor) -> None:
+    def add(self, index: Tensor, part: Tensor, first: bool) -> None:
         """Add `part` `(problems, group, rows, head_dim)` at `index`; of query heads that share a key, the sum."""
         places, heads = index.flatten(), [part.to(self.total.dtype)]
         if index.shape[1] < part.shape[1]:
-            heads = list(heads[0].unbind(1))
-        whole = self.total.index_select(0, places).view(*index.shape, -1)
+            heads = [one.unsqueeze(1) for one in heads[0].unbind(1)]
+        whole = heads.pop(0) if first else self.total.index_select(0, places).view(*index.shape, -1)
         for one in heads:
-            whole += one.reshape(whole.shape)
+            whole = whole + one
         self.total.index_copy_(0, places, whole.flatten(0, 2))
 
     def result(self) -> Tensor:

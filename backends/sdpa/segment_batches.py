@@ -48,6 +48,8 @@ class SegmentBatch:
     """int64 `(problems, 1, rows)`."""
     padding: Tensor | None
     """bool `(problems, 1, rows)`."""
+    first: bool
+    """Whether no batch before it had any of its rows."""
 
 
 def segment_batches(problem: Problem, cu_seqlens: Tensor, total: int) -> Iterator[SegmentBatch]:
@@ -59,14 +61,15 @@ def segment_batches(problem: Problem, cu_seqlens: Tensor, total: int) -> Iterato
     for branch, heads in branch_heads(problem):
         first, span = _segments(starts, branch.length)
         for some, rows in of_equal_size(span, branch.rate, ROWS_AT_ONCE // heads.count, MAX_PROBLEMS_PER_AXIS // heads.kv_count):
-            yield _batch(heads, first[some], span[some], rows, branch.rate, total, cu_seqlens.device)
+            yield _batch(heads, first[some], span[some], rows, branch, total, cu_seqlens.device)
 
 
 class Dilation(NamedTuple):
-    """A branch cut to the longest sequence."""
+    """A branch cut to the longest sequence; `first`: the first branch, of all heads."""
 
     length: int
     rate: int
+    first: bool
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,11 @@ class Heads:
 def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
     """Every branch, with each block of heads that it serves."""
     pattern, most, group = problem.pattern, problem.seq, problem.heads // problem.kv_heads
-    for branch in pattern.branches:
+    for number, branch in enumerate(pattern.branches):
         if not isinstance(branch, DilatedSegment):
             raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; backend sdpa computes {DilatedSegment.kind!r} only")
-        cut = Dilation(min(branch.segment_length, most), min(branch.dilation_rate, most))
+        first = number == 0 and branch.heads is None
+        cut = Dilation(min(branch.segment_length, most), min(branch.dilation_rate, most), first)
         for kv_first, kv_count, own_first, own_count in rectangles(*(branch.heads or (0, problem.heads)), group):
             numbers = range(kv_first, kv_first + kv_count)
             offsets = [min(pattern.head_offset(branch.dilation_rate, head, problem.kv_heads), most) for head in numbers]
@@ -135,14 +139,14 @@ def of_equal_size(
 
 
 def _batch(
-    heads: Heads, first: Int64Array, span: Int64Array, rows: int, rate: int, total: int, device: torch.device
+    heads: Heads, first: Int64Array, span: Int64Array, rows: int, branch: Dilation, total: int, device: torch.device
 ) -> SegmentBatch:
     import torch
 
     begin, length, offsets = (torch.from_numpy(x).to(device, non_blocking=True) for x in (first, span, heads.offsets))
-    inside = offsets[:, None] + rate * torch.arange(rows, device=device)
+    inside = offsets[:, None] + branch.rate * torch.arange(rows, device=device)
     padding = inside >= length[:, None, None]
-    padded = bool(heads.offsets.max() + rate * (rows - 1) >= span.min())
+    padded = bool(heads.offsets.max() + branch.rate * (rows - 1) >= span.min())
     row = begin[:, None, None] + inside
 
     def places(head: Tensor, all_heads: int) -> Tensor:
@@ -153,4 +157,4 @@ def _batch(
         return found.flatten(0, 1)
 
     queries, keys = (places(*x) for x in zip(heads.numbers(device), heads.sizes, strict=True))
-    return SegmentBatch(queries, keys, padding.view(-1, 1, rows) if padded else None)
+    return SegmentBatch(queries, keys, padding.view(-1, 1, rows) if padded else None, branch.first)
