@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn, longest: int = 90) -> Case:
 def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COMPILED) -> Data:
     """A call of any backend, in any layout, by one of `ways`."""
     case = draw(cases(longest))
-    if case.mask == "none" and ways == RARELY_COMPILED and draw(st.integers(0, 3)) == 0:
+    if case.mask == "none" and ways == RARELY_COMPILED and draw(st.booleans()):
         lengths = tuple(draw(st.lists(st.integers(0, 3) | st.integers(0, 40), min_size=1, max_size=12).filter(any)))
         case, ways = replace(case, lengths=lengths, seq=sum(lengths), batch=1), OF_PACKED
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
