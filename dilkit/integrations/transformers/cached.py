@@ -1,7 +1,12 @@
-"""The last rows of sequences whose keys and values lie in a cache of transformers."""
+"""The last rows of sequences whose keys and values lie in a cache of transformers.
+
+tokens (batch, seen)    . . A A A A    a run: seen where it lies            . A A . A A    else copied: A A A A . .
+                        B B B B B B                                         B B B B B B                 B B B B B B
+"""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -11,26 +16,44 @@ from dilkit.decoding.kvcache import dilated_attention_with_kvcache
 from dilkit.pattern import Pattern
 
 
-def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor | None, **call: Any) -> Tensor:
+def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor | None, **options: Any) -> Tensor:
     """What the last rows get, `(batch, rows, heads, head_dim)` like `query`, of keys `(batch, seen, kv_heads, head_dim)`.
 
     `tokens` bool `(batch, seen)`: which of the keys are tokens; None means all. The rows are the last tokens.
-    `call`: further arguments of `dilated_attention_with_kvcache`.
+    `options`: further arguments of `dilated_attention_with_kvcache`.
     """
+
+    def call(batch: slice, start: int) -> Tensor:
+        own = query[batch], key[batch, start:], value[batch, start:]
+        return cast(Tensor, dilated_attention_with_kvcache(*own, pattern, cache_seqlens=lengths[batch], **options))
+
     batch, rows = query.shape[:2]
     if tokens is None:
         lengths = torch.full((batch,), key.shape[1], dtype=torch.int32, device=query.device)
-    else:
-        lengths = tokens.sum(1).clamp(min=rows).int()
-        key, value = _tokens_first(key, value, tokens, lengths)
-    return cast(Tensor, dilated_attention_with_kvcache(query, key, value, pattern, cache_seqlens=lengths, **call))
+        return call(slice(None), 0)
+    lengths = tokens.sum(1).clamp(min=rows).int()
+    starts = _starts(tokens, lengths)
+    if starts is None:
+        key, value = _tokens_first(key, value, tokens)
+        return call(slice(None), 0)
+    groups = [(start, list(found)) for start, found in groupby(range(batch), starts.__getitem__)]
+    return torch.cat([call(slice(found[0], found[-1] + 1), start) for start, found in groups])
 
 
-def _tokens_first(key: Tensor, value: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values with the tokens of each sequence in front, where they are not: behind padding on the left."""
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    if not torch.compiler.is_compiling() and bool((tokens == (places < lengths[:, None])).all()):
-        return key, value
+def _starts(tokens: Tensor, lengths: Tensor) -> list[int] | None:
+    """Where the tokens of each sequence begin; None where they are no run, or better copied.
+
+    On a GPU a copy costs less than a call for each sequence, and torch.compile cannot know how many calls there would be.
+    """
+    if torch.compiler.is_compiling() or tokens.device.type != "cpu":
+        return None
+    first, places = tokens.int().argmax(1), torch.arange(tokens.shape[1])
+    run = (places >= first[:, None]) & (places < (first + lengths)[:, None])
+    return cast("list[int]", first.tolist()) if torch.equal(run, tokens) else None
+
+
+def _tokens_first(key: Tensor, value: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of keys and values with the tokens of each sequence in front."""
     order = (~tokens).to(torch.int8).argsort(dim=1, stable=True)
     which = torch.arange(len(order), device=order.device)[:, None], order
     return key[which], value[which]
