@@ -18,11 +18,13 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.op.dropout import Dropout
+
 VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("head", np.int64)], align=True)
 """A tensor `(batch, seq, heads, head_dim)`: address, and strides in elements; the last one is 1."""
 
 VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
-ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends")
+ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends", "places")
 COUNTS = ("tile_count", "branch_count", "step", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
 
 ARGUMENTS = np.dtype(
@@ -31,12 +33,14 @@ ARGUMENTS = np.dtype(
     + [(name, np.int64) for name in ("mask_batch", "mask_row")]
     + [(name, np.uint64) for name in ADDRESSES]
     + [(name, np.int32) for name in COUNTS]
-    + [("scale", np.float32)],
+    + [("scale", np.float32), ("keep_scale", np.float32)]
+    + [(name, np.int32) for name in ("first_batch", "first_head")]
+    + [(name, np.uint32) for name in ("seed_low", "seed_high", "threshold")],
     align=True,
 )
 """`Args` of `kernels/dilated.cuh`, which a kernel gets by value. An address that it does not use is 0."""
 
-_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i f")
+_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I")
 """The same for `struct`, which packs it much faster than numpy fills it field by field."""
 
 _NOWHERE = 0, 0, 0, 0
@@ -49,13 +53,14 @@ def make_arguments(
     tile_count: int = 0,
     addresses: Mapping[str, int] | None = None,
     first: bool = True,
+    dropout: Dropout | None = None,
 ) -> NDArray[np.void]:
     """The `ARGUMENTS` of one launch: an array of no dimensions, which CuPy passes by value. Without a `group`, it is over rows in
     the order of memory.
 
     `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
-    `branches` and, if there are any, `counter`, `starts` and `tile_ends` lie on the device. `first`: whether no earlier group has
-    written the results.
+    `branches` and, if there are any, `counter`, `starts`, `tile_ends` and `places` of `dropout` lie on the device.
+    `first`: whether no earlier group has written the results.
     """
     views = [number for name in VIEWS for number in _view(tensors.get(name))]
     lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
@@ -65,8 +70,16 @@ def make_arguments(
     sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
     flags = problem.is_causal, problem.pattern.overlap == "once", first
     mask_strides = (0, 0) if mask is None else mask.stride()
-    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, problem.scale)
+    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, problem.scale, *_dropped(dropout))
     return np.frombuffer(packed, ARGUMENTS).reshape(())
+
+
+def _dropped(dropout: Dropout | None) -> tuple[float, int, int, int, int, int]:
+    """The arguments from `keep_scale` on."""
+    if dropout is None:
+        return 1.0, 0, 0, 0, 0, 0
+    low, high = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
+    return dropout.factor, dropout.first_batch, dropout.first_head, low, high, dropout.threshold
 
 
 def _view(tensor: Tensor | None) -> tuple[int, ...]:

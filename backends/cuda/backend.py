@@ -24,6 +24,8 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     import torch
 
+    from dilkit.op.dropout import Dropout
+
 MOST_ITEMS = 2**31 - 2**20
 """Tiles times batch: a 32-bit number counts them, and every resident block counts one too many."""
 
@@ -49,6 +51,7 @@ class CupyRaw(TiledBackend):
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
         varlen=True,
+        dropout=True,
     )
     priority = 5
 
@@ -67,7 +70,7 @@ class CupyRaw(TiledBackend):
         here = isinstance(self.launcher, CupyLauncher)  # stand-ins launch nothing on a device
         return proof_facts(problem, self.name, *cuda_compile.facts()) if here else ()
 
-    def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
+    def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
         rows = _all_rows(tensors, problem)
         if role == "dots":
             self._launch_dots(tensors, rows)
@@ -75,7 +78,7 @@ class CupyRaw(TiledBackend):
         kernel = self._suited(role, problem, tensors)
         groups = self._schedule(kernel, KEYS if role == "dkeyvalue" else QUERIES, tensors, problem).groups
         for i, group in enumerate(groups):
-            self._launch_group(kernel, group, tensors, rows, first=i == 0)
+            self._launch_group(kernel, group, tensors, rows, i == 0, dropout)
 
     def _launch_dots(self, tensors: Tensors, problem: Problem) -> None:
         """Launch the kernel that needs neither tiles nor branches: it computes rows in the order of memory."""
@@ -86,7 +89,15 @@ class CupyRaw(TiledBackend):
             blocks = min(-(-rows // at_least), self.launcher.resident(kernel, device))
             self.launcher.launch(kernel, blocks, make_arguments(problem, tensors), device)
 
-    def _launch_group(self, kernel: CudaKernel, group: DeviceGroup, tensors: Tensors, problem: Problem, first: bool) -> None:
+    def _launch_group(
+        self,
+        kernel: CudaKernel,
+        group: DeviceGroup,
+        tensors: Tensors,
+        problem: Problem,
+        first: bool,
+        dropout: Dropout | None,
+    ) -> None:
         import torch
 
         device, starts = _device(tensors), tensors.get("starts")
@@ -104,7 +115,10 @@ class CupyRaw(TiledBackend):
         if items > blocks:
             counter = torch.zeros(1, dtype=torch.int32, device=device)
             addresses["counter"] = counter.data_ptr()
-        arguments = make_arguments(problem, tensors, group.group, group.tile_count, addresses, first)
+        places = None if dropout is None or dropout.places is None else dropout.places.to(device)
+        if places is not None:
+            addresses["places"] = places.data_ptr()
+        arguments = make_arguments(problem, tensors, group.group, group.tile_count, addresses, first, dropout)
         self.launcher.launch(kernel, blocks, arguments, device)
 
     def _schedule(self, kernel: CudaKernel, kind: str, tensors: Tensors, problem: Problem) -> DeviceSchedule:
@@ -125,8 +139,8 @@ class CupyRaw(TiledBackend):
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
-        capability = self._capability(problem)
-        return kernel_for(role, problem.dtype, problem.head_dim, capability, vector, most_rows, problem.varlen)
+        capability, dropout = self._capability(problem), problem.dropout_p > 0 and role != "dots"
+        return kernel_for(role, problem.dtype, problem.head_dim, capability, vector, most_rows, problem.varlen, dropout)
 
     def _capability(self, problem: Problem) -> Capability:
         capability = self.capability or problem.device.capability

@@ -151,15 +151,18 @@ def kernel_for(
     vector: bool = True,
     most_rows: int = MOST_ROWS,
     packed: bool = False,
+    dropout: bool = False,
 ) -> CudaKernel:
     """The kernel of `TABLE` for a role, dtype, head_dim and compute capability, with tiles of at most `most_rows` rows.
 
     `vector`: whether all rows allow 16-byte loads. `packed`: whether sequences are packed one after the other.
+    `dropout`: whether weights are dropped.
 
     Raises ValueError for what no kernel serves.
     """
     size = padded(head_dim)
-    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *((("PACKED", 1),) if packed else ())
+    asked = tuple((name, 1) for name, wanted in (("PACKED", packed), ("DROPOUT", dropout)) if wanted)
+    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *asked
     for family in TABLE:
         if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:
             continue

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dilkit.op.dropout import Dropout
+
 MAX_BLOCKS = 2**31 - 1
 """Blocks of a launch."""
 
@@ -96,7 +98,7 @@ class NumbaCuda(TiledBackend):
         here = isinstance(self.launcher, DeviceLauncher)  # stand-ins launch nothing on a device
         return proof_facts(problem, self.name, *_compiler_facts()) if here else ()
 
-    def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
+    def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
         if role == "dots":
             self._launch_dots(_present(tensors), problem)
         else:

@@ -21,6 +21,8 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.op.dropout import Dropout
+
 ROLES = ("forward", "dots", "dquery", "dkeyvalue")
 """Attention itself; `rowsum(dout * out)`; the gradient of queries; the gradients of keys and values."""
 
@@ -35,23 +37,35 @@ class TiledBackend(Backend):
     reproducible = True
 
     @abstractmethod
-    def launch_role(self, role: str, tensors: Tensors, problem: Problem) -> None:
-        """Launch the kernel of `role`, one of `ROLES`, over all tiles of `problem`."""
+    def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
+        """Launch the kernel of `role`, one of `ROLES`, over all tiles of `problem`. `dropout` is given if `limits.dropout`."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         return (*super().refusals(problem), *schedule_refusals(problem))
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        problem: Problem,
+        key_padding_mask: Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return self._forward(dict(query=query, key=key, value=value, mask=key_padding_mask), problem)
+        return self._forward(dict(query=query, key=key, value=value, mask=key_padding_mask), problem, dropout)
 
     def forward_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        problem: Problem,
+        cu_seqlens: Tensor,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return self._forward(dict(query=query, key=key, value=value, starts=cu_seqlens), problem)
+        return self._forward(dict(query=query, key=key, value=value, starts=cu_seqlens), problem, dropout)
 
-    def _forward(self, tensors: Tensors, problem: Problem) -> tuple[Tensor, Tensor]:
+    def _forward(self, tensors: Tensors, problem: Problem, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
         import torch
 
         query = tensors["query"]
@@ -59,7 +73,7 @@ class TiledBackend(Backend):
         batch, seq, heads, _ = query.shape
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = torch.empty((batch, heads, seq), dtype=torch.float32, device=query.device)
-        self.launch_role("forward", {**tensors, "out": out, "lse": lse}, problem)
+        self.launch_role("forward", {**tensors, "out": out, "lse": lse}, problem, dropout)
         return out, lse
 
     def backward(
@@ -72,8 +86,10 @@ class TiledBackend(Backend):
         lse: Tensor,
         problem: Problem,
         key_padding_mask: Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._backward(dict(dout=dout, query=query, key=key, value=value, out=out, mask=key_padding_mask), lse, problem)
+        given = dict(dout=dout, query=query, key=key, value=value, out=out, mask=key_padding_mask)
+        return self._backward(given, lse, problem, dropout)
 
     def backward_varlen(
         self,
@@ -85,10 +101,12 @@ class TiledBackend(Backend):
         lse: Tensor,
         problem: Problem,
         cu_seqlens: Tensor,
+        dropout: Dropout | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._backward(dict(dout=dout, query=query, key=key, value=value, out=out, starts=cu_seqlens), lse, problem)
+        given = dict(dout=dout, query=query, key=key, value=value, out=out, starts=cu_seqlens)
+        return self._backward(given, lse, problem, dropout)
 
-    def _backward(self, given: Tensors, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    def _backward(self, given: Tensors, lse: Tensor, problem: Problem, dropout: Dropout | None) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
         lse = lse.contiguous()
@@ -96,6 +114,6 @@ class TiledBackend(Backend):
         own = [x for x in (given["query"], given["key"], given["value"]) if x is not None]
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own)
         self.launch_role("dots", tensors, problem)
-        self.launch_role("dquery", {**tensors, "dquery": dq}, problem)
-        self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem)
+        self.launch_role("dquery", {**tensors, "dquery": dq}, problem, dropout)
+        self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem, dropout)
         return dq, dk, dv

@@ -90,7 +90,7 @@ _proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
 def _prove(name: str, problem: Problem, facts: tuple[str, ...]) -> Proof:
     _check_not_capturing(name, problem)
     request = dict(backend=name, device=f"{problem.device.type}:{problem.device.index}", dtype=problem.dtype)
-    flags = dict(gradients=problem.requires_grad, varlen=problem.varlen, kv_cache=problem.kv_cache)
+    flags = dict(gradients=problem.requires_grad, varlen=problem.varlen, kv_cache=problem.kv_cache, dropout=problem.dropout_p > 0)
     command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(request | flags | dict(head_dim=problem.head_dim))]
     proof = Proof(facts, outcome(command))
     _write(proof)

@@ -1,6 +1,6 @@
 """`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print what was wrong; nothing if all was right.
 
-REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, kv_cache.
+REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, kv_cache, dropout.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ RAGGED = Pattern([100, 150, 330], [1, 3, 5])
 ONCE = Pattern([16, 48, 96], [1, 2, 6], overlap="once")
 
 
-def cases(dtype: str, head_dim: int, gradients: bool, varlen: bool = False) -> Iterator[Case]:
+def cases(dtype: str, head_dim: int, gradients: bool, varlen: bool = False, dropout: bool = False) -> Iterator[Case]:
     """A few problems with every feature that kernels are used with: each takes a GPU less than a millisecond."""
     sizes: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=head_dim, dtype=dtype, gradients=gradients)
+    sizes |= dict(dropout_p=0.3) if dropout else {}
     if varlen:
         yield Case(feature="proof", variant="packed", pattern=NESTED, seq=501, batch=1, lengths=(200, 0, 1, 300), **sizes)
         yield Case(
@@ -40,7 +41,7 @@ def cases(dtype: str, head_dim: int, gradients: bool, varlen: bool = False) -> I
 def main(request: str) -> int:
     """Print what is wrong with each case that is not right."""
     asked = json.loads(request)
-    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], asked["varlen"])
+    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], asked["varlen"], asked["dropout"])
     results = [check(asked["backend"], case, asked["device"]) for case in chosen]
     wrong = [
         f"{result.case.variant}: {'; '.join(result.reasons)}" for result in results if result.verdict in ("failed", "broken")

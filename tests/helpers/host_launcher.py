@@ -16,7 +16,7 @@ ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 ERROR_BYTES = 1024
 
 QUERY_VIEWS, KEY_VIEWS = ("query", "out", "dout", "dquery"), ("key", "value", "dkey", "dvalue")
-GIVEN = ("query", "key", "value", "dout", "mask", "tiles", "branches", "starts", "tile_ends")
+GIVEN = ("query", "key", "value", "dout", "mask", "tiles", "branches", "starts", "tile_ends", "places")
 
 _ALONE = threading.Lock()
 """Held by a launch: a library computes one block at a time."""
@@ -131,6 +131,7 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
         counter=4,
         starts=(sequences + 1) * 4,
         tile_ends=sequences * 4,
+        places=batch * 40,
     )
     found += [(int(arguments[name]), int(size), name, name in GIVEN) for name, size in sizes.items()]
     return [span for span in found if span[0] and span[1] > 0]

@@ -5,6 +5,7 @@
        Branch table (global) --> find_keys, by one thread --> Keys (shared): runs of positions          once a tile
                                                               |
                                   key_position, key_bias --> position and log2(multiplicity) of a key   each key
+       seed, places (Args) -------> keeps --> whether a weight is kept                                  each weight, if DROPOUT
 
    The kernels are written in the part of CUDA that is also C, so that a C compiler can build them for the CPU: no templates, no
    references. `intrinsics.cuh` holds what differs between the two. Sizes and dtypes are macros that the compiler is given.
@@ -21,6 +22,11 @@
 /* Whether sequences of different lengths are packed one after the other. */
 #ifndef PACKED
 #define PACKED 0
+#endif
+
+/* Whether weights are dropped. */
+#ifndef DROPOUT
+#define DROPOUT 0
 #endif
 
 #define MAX_BRANCHES 32
@@ -43,8 +49,9 @@ typedef struct {
 } View;
 
 /* The one argument of every kernel. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored,
-   or null. Later groups of branches merge with what is in out and lse, or add to what is in dquery, dkey and dvalue: their
-   `first` is 0.
+   or null. places is (batch, 5), where dropout finds each element of the batch in the whole (dilkit/op/dropout.py), or null: then
+   they follow first_batch and first_head. Later groups of branches merge with what is in out and lse, or add to what is in
+   dquery, dkey and dvalue: their `first` is 0.
 
    PACKED: `seq` is all rows, `batch` how many sequences they are; sequence s begins at row starts[s], and its tiles are numbered
    from tile_ends[s - 1] (0 for the first) up to tile_ends[s]. `tiles` are those of one long sequence by ascending row: a
@@ -58,9 +65,12 @@ typedef struct {
     const Branch *branches;
     int *counter;
     const int *starts, *tile_ends;
+    const long long *places;
     int tile_count, branch_count, step, batch, seq, heads, kv_heads, head_dim;
     int causal, once, first;
-    float scale;
+    float scale, keep_scale;
+    int first_batch, first_head;
+    unsigned seed_low, seed_high, threshold;
 } Args;
 
 /* `count` positions from `first` on, `step` apart, that the rows of a tile see through branch number `branch`. */
@@ -73,12 +83,23 @@ typedef struct {
     int low, length, rate, branch;
 } Segment;
 
-/* The keys of a tile with `row`: `total` of them in `run_count` runs, of the branches of `segment_count` segments. */
+/* The keys of a tile with `row`: `total` of them in `run_count` runs, of the branches of `segment_count` segments. PACKED: of sequence
+   number `sequence`, which begins at row `begin`. */
 typedef struct {
     int row, total, run_count, segment_count;
+#if PACKED
+    int begin, sequence;
+#endif
     Run runs[2 * MAX_BRANCHES];
     Segment segments[MAX_BRANCHES];
 } Keys;
+
+/* The factor of weights that are kept. */
+#if DROPOUT
+#define KEEP_SCALE(args) ((args)->keep_scale)
+#else
+#define KEEP_SCALE(args) 1.0f
+#endif
 
 DEVICE int min_of(int a, int b) { return a < b ? a : b; }
 DEVICE int max_of(int a, int b) { return a < b ? b : a; }
@@ -171,6 +192,7 @@ DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int l
 #if PACKED
     int next = first_above(args->starts, args->batch + 1, row);
     begin = LOAD(args->starts + next - 1), end = LOAD(args->starts + next);
+    keys->begin = begin, keys->sequence = next - 1;
 #endif
 #pragma unroll 1
     for (int b = 0; b < args->branch_count; b++) {
@@ -216,6 +238,32 @@ DEVICE float key_bias(const Keys *keys, int position, int branch, int once) {
         before |= shows && segment.branch < branch;
     }
     return before ? NEG_INF : once ? 0.0f : log2f((float)count);
+}
+
+/* Whether dropout keeps the weight of row `query` of a head with row `key`, for the rows of the tile of `keys`: Philox 4x32 of
+   seven rounds, whose four words are those of four neighbouring keys. */
+DEVICE int keeps(const Args *args, const Keys *keys, int batch, int head, int query, int key) {
+    unsigned long long number = args->first_batch + batch, first = args->first_head, i = query, j = key;
+#if PACKED
+    number += keys->sequence, i -= keys->begin, j -= keys->begin;
+#endif
+    if (args->places) {
+        const long long *place = args->places + 5 * (long long)batch;
+        unsigned long long step = LOAD(place + 4);
+        number = LOAD(place), first = LOAD(place + 1), i = LOAD(place + 2) + step * i, j = LOAD(place + 3) + step * j;
+    }
+    unsigned x0 = (unsigned)(j >> 2), x1 = (unsigned)i, x2 = (unsigned)number;
+    unsigned x3 = (unsigned)(first + head) | (unsigned)(i >> 32) << 16 | (unsigned)(j >> 34) << 24;
+    unsigned key0 = args->seed_low, key1 = args->seed_high;
+#pragma unroll
+    for (int round = 0; round < 7; round++) {
+        unsigned long long product0 = 0xD2511F53ull * x0, product1 = 0xCD9E8D57ull * x2;
+        x0 = (unsigned)(product1 >> 32) ^ x1 ^ key0, x1 = (unsigned)product1;
+        x2 = (unsigned)(product0 >> 32) ^ x3 ^ key1, x3 = (unsigned)product0;
+        key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+    }
+    unsigned word = j & 2 ? (j & 1 ? x3 : x2) : (j & 1 ? x1 : x0);
+    return word >= args->threshold;
 }
 
 #endif

@@ -315,6 +315,44 @@ DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
     }
 }
 
+/* Of the weights of a thread, a bit for each that dropout keeps. */
+DEVICE unsigned kept_weights(const Args *args, int buffer) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
+    unsigned kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < 32; n++) {
+        int own = work.tile.row + (row + n / 4 * 8) * args->step, other = positions[buffer][column + n % 4 * 16];
+        unsigned one = keeps(args, &keys, work.batch, work.query_head, OF_KEYS ? other : own, OF_KEYS ? own : other);
+        kept |= one << n;
+    }
+    return kept;
+}
+
+/* Gradients of the weights that are kept times their factor, 0 in place of the others. */
+DEVICE void drop_gradients(const Args *args, unsigned kept, float gradient[8][4]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            gradient[i][j] = kept >> (i * 4 + j) & 1 ? gradient[i][j] * args->keep_scale : 0.0f;
+}
+
+/* The weights in shared memory, of which a thread keeps its own in `whole`: 0 in place of those that are dropped; or, if
+   `restore`, whole again. */
+DEVICE void drop_weights(unsigned kept, float whole[8][4], int restore) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float *weight = (float *)weights + (column + 16 * j) * (4 * WEIGHTS) + row;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (!restore)
+                whole[i][j] = weight[8 * i];
+            weight[8 * i] = restore || kept >> (i * 4 + j) & 1 ? whole[i][j] : 0.0f;
+        }
+    }
+}
+
 /* dS in place of P, from the gradients of P. */
 DEVICE void compute_score_gradients(int buffer, float gradient[8][4]) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
@@ -380,12 +418,25 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float first[8][COL
     for (int left = keys.total; left > 0; left -= 64, buffer ^= 1) {
         score_tile(result, stream, args, OF_KEYS ? ALONG : ACROSS, 1, buffer);
         compute_weights(args, buffer, result);
+#if DROPOUT
+        unsigned kept = kept_weights(args, buffer);
+#endif
+#if DROPOUT && OF_KEYS
+        float whole[8][4];
+        drop_weights(kept, whole, 0);
+#endif
 #if OF_KEYS
         accumulate(second, stream, args, 1, buffer, left, 1, buffer);
 #endif
         score_tile(result, stream, args, ALONG, 0, buffer);
         if (left > 64)
             locate_others(args, keys.total - left + 64, buffer ^ 1);
+#if DROPOUT && OF_KEYS
+        drop_weights(kept, whole, 1);
+#endif
+#if DROPOUT
+        drop_gradients(args, kept, result);
+#endif
         compute_score_gradients(buffer, result);
         accumulate(first, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
@@ -485,7 +536,7 @@ DEVICE void compute_tiles(const Args *args) {
             clear_masked(args, first), clear_masked(args, second);
         write_sums(args, OF_KEYS ? &args->dkey : &args->dquery, args->scale, first);
         if (OF_KEYS)
-            write_sums(args, &args->dvalue, 1.0f, second);
+            write_sums(args, &args->dvalue, KEEP_SCALE(args), second);
     }
 }
 

@@ -274,7 +274,26 @@ DEVICE void start_softmax(Softmax *softmax, const Args *args, const Work *work, 
             float4 accumulator = to_floats(load_four(row_at(out + d, position, args->out.row), before ? args->head_dim - d : 0));
             load_vector(softmax->accumulator + i * THREAD_COLUMNS + c, &accumulator);
         }
+#if DROPOUT
+#pragma unroll
+        for (int c = 0; c < THREAD_COLUMNS; c++)
+            softmax->accumulator[i * THREAD_COLUMNS + c] /= KEEP_SCALE(args);
+#endif
     }
+}
+
+/* Makes the weights 0 that dropout drops, after they have been added up. */
+DEVICE void drop_weights(float *weights, const Args *args, const Keys *keys, const Work *work, const int *positions,
+                         int row) {
+    unsigned long long kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < THREAD_ROWS * THREAD_KEYS; n++) {
+        int query = work->tile.row + (row + n / THREAD_KEYS) * args->step, key = positions[n % THREAD_KEYS * ACROSS];
+        kept |= (unsigned long long)keeps(args, keys, work->batch, work->tile.head, query, key) << n;
+    }
+#pragma unroll
+    for (int n = 0; n < THREAD_ROWS * THREAD_KEYS; n++)
+        weights[n] = kept >> n & 1 ? weights[n] : 0.0f;
 }
 
 DEVICE void write_rows(Softmax *softmax, const Args *args, const Work *work, int row, int column) {
@@ -284,7 +303,7 @@ DEVICE void write_rows(Softmax *softmax, const Args *args, const Work *work, int
         softmax->total[i] = row_sum(softmax->total[i]);
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; i++) {
-        float total = softmax->total[i], share = total > 0.0f ? 1.0f / total : 0.0f;
+        float total = softmax->total[i], share = total > 0.0f ? KEEP_SCALE(args) / total : 0.0f;
         int position = work->tile.row + (row + i) * args->step;
         if (row + i >= work->tile.rows)
             continue;
@@ -358,6 +377,9 @@ KERNEL(fp32_forward) {
             int position = args.causal ? work.tile.row + row * args.step : args.seq;
             online_softmax_step(scores, &softmax, positions[buffer] + column, bias[buffer] + column, args.scale * LOG2E, position,
                                 args.step);
+#if DROPOUT
+            drop_weights(scores, &args, &keys, &work, positions[buffer] + column, row);
+#endif
             for (int s = 1; s <= value_slices; s++) {
                 if (s < value_slices)
                     fetch_values(prefetched, &args.value, work.value, positions[buffer] + s * VALUES, args.head_dim);

@@ -347,6 +347,35 @@ DEVICE void mask_future(float (*weight)[2][4], const Columns *columns, int slot,
         }
 }
 
+/* Of the weights of rows and columns, a bit for each that dropout keeps: keys are rows (sign 1) or columns (sign -1). */
+DEVICE unsigned kept_weights(const Columns *columns, int slot, int sign, const Args *args, const Keys *keys, const Tile *tile,
+                             int batch, int head) {
+    unsigned thread = this_thread(), kept = 0;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int own = own_position(args, tile, own_row(thread, m, e / 2));
+                int other = columns->position[slot + n * 8 + thread % 4 * 2 + e % 2];
+                unsigned one = sign > 0 ? keeps(args, keys, batch, head, other, own) : keeps(args, keys, batch, head, own, other);
+                kept |= one << ((m * 2 + n) * 4 + e);
+            }
+    return kept;
+}
+
+/* Those that are kept times `factor`, 0 in place of the others. */
+DEVICE void drop(float (*x)[2][4], unsigned kept, float factor) {
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[m][n][e] = kept >> ((m * 2 + n) * 4 + e) & 1 ? x[m][n][e] * factor : 0.0f;
+}
+
 /* Whether the tile ends before this warp's rows; the first and the last of them, by position. */
 DEVICE int warp_is_idle(const Tile *tile) { return first_row(this_thread()) >= tile->rows; }
 DEVICE int warp_begin(const Args *args, const Tile *tile) { return own_position(args, tile, first_row(this_thread())); }
@@ -405,7 +434,14 @@ KERNEL(mma_dkeyvalue) {
                 score_tile(ds, own_value, HELD, spare, columns_at + COLUMNS * CHUNKS);
                 score_tile(p, own_key, STEPS, 0, columns_at);
                 synchronize_warp();
+#if DROPOUT
+                unsigned kept = kept_weights(&columns, slot, 1, &args, &keys, &tile, batch, head);
+                drop(ds, kept, args.keep_scale);
+#endif
                 key_score_gradients(p, ds, &columns, slot, args.scale * LOG2E);
+#if DROPOUT
+                drop(p, kept, 1.0f);
+#endif
                 if (diagonal) {
                     mask_future(p, &columns, slot, 1, &args, &tile);
                     mask_future(ds, &columns, slot, 1, &args, &tile);
@@ -419,7 +455,7 @@ KERNEL(mma_dkeyvalue) {
         }
         const unsigned char *mask = args.mask ? args.mask + batch * args.mask_batch : args.mask;
         write_gradient(rows_of(args.dkey, batch, tile.head), dkey, args.scale, buffer, 0, mask, &args, &tile);
-        write_gradient(rows_of(args.dvalue, batch, tile.head), dvalue, 1.0f, buffer, 0, mask, &args, &tile);
+        write_gradient(rows_of(args.dvalue, batch, tile.head), dvalue, KEEP_SCALE(&args), buffer, 0, mask, &args, &tile);
     }
 }
 
@@ -515,6 +551,9 @@ KERNEL(mma_dquery) {
             float p[FRAGMENTS][2][4], ds[FRAGMENTS][2][4];
             score_tile(p, own_query, STEPS, 0, columns_at);
             score_tile(ds, own_dout, STEPS, 0, columns_at + COLUMNS * CHUNKS);
+#if DROPOUT
+            drop(ds, kept_weights(&columns, slot, -1, &args, &keys, &tile, batch, tile.head), args.keep_scale);
+#endif
             query_score_gradients(ds, p, &columns, slot, args.scale * LOG2E, shift, delta);
             if (diagonal)
                 mask_future(ds, &columns, slot, -1, &args, &tile);

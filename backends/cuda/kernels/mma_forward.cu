@@ -283,6 +283,25 @@ DEVICE int compute_weights(unsigned (*weight)[KEY_TILE / 16][4], float (*added)[
     return ballot(large) != 0;
 }
 
+/* Makes the weights 0 that dropout drops, after they have been added up. */
+DEVICE void drop_weights(unsigned (*weight)[KEY_TILE / 16][4], const TileState *shared, const Args *args,
+                         const KeyTile *key_tile) {
+    int lane = lane_number(), head = shared->tile.head;
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int row = shared->tile.row + (first_row() + f * 16 + h * 8 + lane / 4) * args->step;
+#pragma unroll
+            for (int n = 0; n < KEY_TILE / 8; n++) {
+                const int *position = key_tile->position + n * 8 + lane % 4 * 2;
+                unsigned low = keeps(args, &shared->keys, shared->batch, head, row, position[0]) ? 0xffffu : 0u;
+                unsigned high = keeps(args, &shared->keys, shared->batch, head, row, position[1]) ? 0xffff0000u : 0u;
+                weight[f][n / 2][n % 2 * 2 + h] &= low | high;
+            }
+        }
+}
+
 /* sum[row] += weight[row][key] * value[key] */
 DEVICE void accumulate(Rows *rows, unsigned (*weight)[KEY_TILE / 16][4], const Storage *values) {
     int lane = lane_number(), own = swizzled(lane % 16, lane / 16);
@@ -346,6 +365,11 @@ DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Ti
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++)
                 load_pair(&rows->sum[f][n][h * 2], out, n * 8 + lane % 4 * 2, args->head_dim);
+#if DROPOUT
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n++)
+                rows->sum[f][n][h * 2] /= KEEP_SCALE(args), rows->sum[f][n][h * 2 + 1] /= KEEP_SCALE(args);
+#endif
         }
 }
 
@@ -361,7 +385,7 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
             float total = totals[f][h];
             total += shuffle_xor(total, 1);
             total += shuffle_xor(total, 2);
-            float part = total > 0.0f ? 1.0f / total : total;
+            float part = total > 0.0f ? KEEP_SCALE(args) / total : total;
             int row = first_row() + f * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && row < tile->rows)
                 STORE(lse + tile->row + row * args->step,
@@ -427,6 +451,9 @@ DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, TileState *
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
         total[f][0] += added[f][0], total[f][1] += added[f][1];
+#if DROPOUT
+    drop_weights(weight, shared, args, key_tile);
+#endif
 }
 
 DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, TileState *shared, Storage *slots) {

@@ -34,7 +34,7 @@ def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
     assert printed == ours + [f"{name} size {d.itemsize}" for name, d in STRUCTS.items()]
     for text in wanted:
         name = text.rpartition("}")[2].strip(" ;")
-        body = re.sub(r"\b(void|long long|int|float|View|const|unsigned char|Tile|Branch)\b", "", text.partition("{")[2])
+        body = re.sub(r"\b(void|long long|int|float|View|const|unsigned char|unsigned|Tile|Branch)\b", "", text.partition("{")[2])
         assert re.findall(r"\w+", body.rpartition("}")[0]) == list(STRUCTS[name].names or ())
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
 from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE
 from dilkit.device import Capability
+from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.testing.conformance import Result, check
 from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import PROBLEMS, Case
+from dilkit.testing.problems import DROPPING, PROBLEMS, Case
 
 
 @contextmanager
@@ -59,6 +61,20 @@ SIZES: Runs = [
 """Every size of every kernel, over several groups, and over tiles that are full."""
 
 
+DROPPED: Runs = [
+    (capability, case)
+    for at, case in enumerate(DROPPING)
+    for capability in (FP32, TENSOR_CORES)
+    for turn in ({0, 1} if case.lengths else {at // 4 % 2})
+    if (capability, case.dtype, turn) in {(FP32, "float32", 0), (TENSOR_CORES, "bfloat16", 1)}
+] + [
+    (capability, Case(feature="dropout", variant=f"groups of {dtype}", pattern=PATTERNS["groups"][0], dtype=dtype, **fields))
+    for capability, dtype in ((FP32, "float32"), (TENSOR_CORES, "float16"))
+    for fields in (dict(seq=300, batch=1, heads=2, kv_heads=1, mask="random", is_causal=True, dropout_p=0.3, head_dim=24),)
+]
+"""Each call that drops weights with one kind of kernel, and several groups of branches with both."""
+
+
 def name(run: tuple[Capability, Case]) -> str:
     return "sm_{}{}-{}".format(*run[0], run[1].name)
 
@@ -69,6 +85,31 @@ def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callab
         result = check(known, run[1])
     into_matrix(result)
     assert result.verdict == "passed", result
+
+
+@pytest.mark.parametrize("run", DROPPED, ids=name)
+def test_the_kernels_drop_the_right_weights(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
+    with backend(run[0]) as known:
+        result = check(known, run[1])
+    into_matrix(result)
+    assert result.verdict == "passed", result
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(FP32, torch.float32), (TENSOR_CORES, torch.float16)])
+def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability, dtype: torch.dtype) -> None:
+    """As over ranks: the rows of a call are some of a longer sequence."""
+    draw, pattern = torch.Generator().manual_seed(0), Pattern([16, 40], [1, 2])
+    inputs = [torch.randn(2, 40, 2, 8, generator=draw).to(dtype) for _ in range(4)]
+    seed, places = torch.tensor(2**62 + 99), torch.tensor([[7, 3, 2**33 + 5, 2**35 + 1, 3], [1, 0, 0, 2, 1]])
+    found = []
+    with backend(capability) as known:
+        for who in (known, "reference"):
+            call = encode_call(pattern, False, True, who, 0.4)
+            out, lse = forward_op(*inputs[:3], None, 0.3, call, None, None, None, seed, places)
+            saved = [*inputs[:3], out, lse]
+            found.append([out, *backward_op(inputs[3], *saved, None, 0.3, call, None, None, seed, places)])
+    for got, right in zip(*found, strict=True):
+        torch.testing.assert_close(got, right, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.02)
 
 
 @pytest.mark.kernels

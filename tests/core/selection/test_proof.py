@@ -68,7 +68,7 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
-    assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", gradients=False, varlen=False, kv_cache=False, head_dim=32)]  # noqa: E501  # fmt: skip
+    assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", gradients=False, varlen=False, kv_cache=False, dropout=False, head_dim=32)]  # noqa: E501  # fmt: skip
     in_a_new_process()
     with registered(Proven()):
         select(problem(seq=1024))
@@ -190,13 +190,15 @@ def test_a_program_that_is_not_there() -> None:
     assert proof.outcome(["/no/such/program"]).startswith("its proof could not be started")
 
 
-REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, varlen=False, kv_cache=False, head_dim=20)
+REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, head_dim=20)
+REQUEST |= dict(varlen=False, kv_cache=False, dropout=False)
 
 
 def test_the_whole_way_on_a_backend_that_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     packed = json.dumps(REQUEST | dict(varlen=True))
     assert proof.outcome([sys.executable, "-m", "dilkit.selection.proving", packed]) == ""
     proving.main(json.dumps(REQUEST))
+    proving.main(json.dumps(REQUEST | dict(dropout=True)))
     assert capsys.readouterr().out.strip() == ""
 
 
