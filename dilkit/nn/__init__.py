@@ -1,0 +1,11 @@
+"""The torch modules: dilated attention alone, and multi-head dilated attention with its projections.
+
+attention.py     DilatedAttention, without parameters
+multihead.py     MultiheadDilatedAttention: projections, rotary positions, caches, packed sequences
+checks.py        arguments and masks as those of nn.MultiheadAttention
+"""
+
+from dilkit.nn.attention import DilatedAttention as DilatedAttention
+from dilkit.nn.multihead import MultiheadDilatedAttention as MultiheadDilatedAttention
+
+__all__ = ["DilatedAttention", "MultiheadDilatedAttention"]
