@@ -101,7 +101,8 @@ def _check_supported(module: Any, **refused: Any) -> None:
             raise ValueError(f"{name} is given, but dilated attention has no scores to add it to: leave {name} out")
     if module.training and module.dropout > 0:
         raise ValueError(
-            f"attention dropout is {module.dropout}, and dilkit drops no weights: set attention_dropout=0, or call eval()"
+            f"attention dropout is {module.dropout}: torchscale drops weights of each branch by itself, dilkit those of the one "
+            "softmax; set attention_dropout=0, or call eval()"
         )
 
 

@@ -43,7 +43,7 @@ def _check_module(module: Any) -> None:
     reasons = {
         "xpos_rel_pos": ("xPos", module.xpos is not None),
         "multiway": ("two sets of weights", not hasattr(module.q_proj, "weight")),
-        "attention_dropout": ("attention dropout, which dilkit has not", module.training and module.dropout > 0),
+        "attention_dropout": ("dropout of each branch by itself", module.training and module.dropout > 0),
     }
     if wrong := [f"{name} ({what})" for name, (what, given) in reasons.items() if given]:
         raise ValueError(

@@ -199,7 +199,7 @@ def test_refused_arguments(peer: type[Any], options: dict[str, Any], text: str) 
 def test_dropout_is_refused_in_training_alone(peer: type[Any]) -> None:
     made, x = layer(peer, LENGTHS, RATIOS, dropout=0.1), rows(43)
     with install():
-        with pytest.raises(ValueError, match=r"attention dropout is 0.1, and dilkit drops no weights"):
+        with pytest.raises(ValueError, match=r"attention dropout is 0.1: torchscale drops weights of each branch"):
             made(x, x, x)
         close(made.eval()(x, x, x)[0], by_the_oracle(made, x))
 
