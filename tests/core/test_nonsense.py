@@ -116,7 +116,7 @@ def test_a_slow_backend_is_right_all_the_same() -> None:
 
 
 def test_verify_judges_all_of_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "PROBLEMS", (CASE,))
+    monkeypatch.setattr(verify, "LISTED", (CASE,))
     for methods, _ in PLUG_INS.values():
         with registered(plug_in("nonsense", **methods)):
             assert cli.main(["verify", "--backend", "reference,nonsense"]) == 1
