@@ -48,13 +48,13 @@ class Block(nn.Module):
         self.down = linear(config.hidden, config.width)
 
     def forward(self, x: Tensor, attend: Attention) -> Tensor:
-        """`x` `(batch, seq, width)` after the layer."""
+        """`x` `(batch, seq, width)` after the layer, written over it: without gradients nothing of a layer has to be kept."""
         rows = self.input_norm(x)
         query, key, value = (one(rows).unflatten(-1, (-1, self.head_dim)) for one in (self.query, self.key, self.value))
-        x = x + self.out(attend(rotary_embedding(query), rotary_embedding(key), value).flatten(2))
+        x += self.out(attend(rotary_embedding(query), rotary_embedding(key), value).flatten(2))
         rows = self.norm(x)
-        found: Tensor = x + self.down(F.silu(self.gate(rows)) * self.up(rows))
-        return found
+        x += self.down(F.silu(self.gate(rows), inplace=True).mul_(self.up(rows)))
+        return x
 
 
 class Llama(nn.Module):
