@@ -50,9 +50,14 @@ class CopyRate(Samples):
 
 @dataclass(frozen=True, kw_only=True)
 class FmaRate(Samples):
-    """Fused multiply-adds in registers on all threads: a yardstick."""
+    """Fused multiply-adds in registers on all threads: a yardstick. `gflops` is of the median."""
 
     gflops: float
+
+    @property
+    def peak_gflops(self) -> float:
+        """The rate of the fastest sample: what disturbs a peak can only lower it."""
+        return self.gflops * self.median_s / min(self.samples_s)
 
 
 @dataclass(frozen=True)

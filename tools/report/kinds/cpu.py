@@ -24,7 +24,7 @@ SENTENCES = {
 }
 """Figures by name, and the words that docs/measurements.md has for the worst value of each."""
 NOTE = (
-    "fp32, on one thread unless it says otherwise. The peak is that of fused multiply-adds in registers, timed in the same "
+    "fp32, on one thread unless it says otherwise. The peak is the fastest sample of multiply-adds in registers in the same "
     f"rounds; of A's nominal FLOPs {SHARED} times fewer are left where a key of several branches is scored once."
 )
 METHOD = (
@@ -144,7 +144,7 @@ def _notes(machine: str, result: CpuResult) -> Iterator[str]:
     """Who was not timed and why, and what is not among the figures."""
     yield from (f"{machine}: {note}" for note in grouped(reasons(result.titled())))
     alone = [*result.one_head, *(case for case in result.cases if case.threads == 1)]
-    rates = [case.fma.gflops for case in alone if case.fma] or [loops.fma_gflops for loops in result.inner_loops]
+    rates = [case.fma.peak_gflops for case in alone if case.fma] or [loops.fma_gflops for loops in result.inner_loops]
     if rates:
         low, high = min(rates), max(rates)
         yield f"{machine}: multiply-adds on one thread: {median(rates):,.0f} GFLOP/s, from {low:,.0f} to {high:,.0f} by step"

@@ -179,9 +179,9 @@ class CpuResult(SuiteResult):
 
 
 def of_peak(case: Case, name: str) -> float | None:
-    """An implementation's nominal rate over that of the multiply-adds timed beside it; None where one of them was not timed."""
+    """An implementation's nominal rate over that of the fastest multiply-adds timed beside it; None where one was not timed."""
     entry = case.entries.get(name)
-    return entry.gflops / case.fma.gflops if entry and entry.gflops and case.fma else None
+    return entry.gflops / case.fma.peak_gflops if entry and entry.gflops and case.fma else None
 
 
 def _title(of: str, head_dim: int, is_causal: bool, backward: bool) -> str:
