@@ -33,25 +33,33 @@ def encode_call(pattern: Pattern, is_causal: bool, requires_grad: bool, backend:
     return f"{_FORMAT}{is_causal:d}{requires_grad:d}{backend};{dropout_p or ''};{pattern.to_json()}"
 
 
+def _parts(call: str) -> list[str]:
+    """Flags with names, dropout and pattern. Raises ValueError for a text of another form."""
+    parts = call.split(";", 2)
+    if len(parts) != 3:
+        raise ValueError(f"call={call!r} is not of the form 'flags and backends;dropout;pattern' that encode_call writes")
+    return parts
+
+
 def decode_call(call: str) -> tuple[Pattern, bool, bool]:
     """The pattern, `is_causal` and `requires_grad` of a call."""
-    return Pattern.from_json(call.split(";", 2)[2]), call[1] == "1", call[2] == "1"
+    return Pattern.from_json(_parts(call)[2]), call[1] == "1", call[2] == "1"
 
 
 def dropout_asked(call: str) -> float:
     """The probability with which a call drops weights."""
-    return float(call.split(";", 2)[1] or 0.0)
+    return float(_parts(call)[1] or 0.0)
 
 
 def without_dropout(call: str) -> str:
     """`call` with every weight."""
-    names, _, text = call.split(";", 2)
+    names, _, text = _parts(call)
     return f"{names};;{text}"
 
 
 def with_pattern(call: str, text: str) -> str:
     """`call` for the pattern with the JSON text `text`."""
-    names, dropout_p, _ = call.split(";", 2)
+    names, dropout_p, _ = _parts(call)
     return f"{names};{dropout_p};{text}"
 
 
