@@ -6,6 +6,8 @@ A variable is read at each use, so that a change takes effect at once. A malform
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,9 +133,16 @@ def gpu_proof_text() -> str:
     return _text(GPU_PROOF)
 
 
-def of_a_proof() -> dict[str, str]:
-    """The environment of a process that makes a proof: in it, kernels are used without one, and no backend is asked for."""
-    return {name: text for name, text in os.environ.items() if name != BACKEND.name} | {GPU_PROOF.name: "off"}
+@contextmanager
+def without_proofs() -> Iterator[None]:
+    """Within the block kernels are used without a proof, in all threads: what they compute is being checked."""
+    before = os.environ.get(GPU_PROOF.name)
+    os.environ[GPU_PROOF.name] = "off"
+    try:
+        yield
+    finally:
+        del os.environ[GPU_PROOF.name]
+        os.environ.update({} if before is None else {GPU_PROOF.name: before})
 
 
 def tuned() -> str:

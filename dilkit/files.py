@@ -81,6 +81,15 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def write_privately(path: Path, content: bytes) -> None:
+    """Keep `content` at `path` if that is possible, in a folder that only this user can write; a reader never sees half of it."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not why_others_may_write(path.parent):
+            with replacing(path) as file:
+                file.write(content)
+
+
 def why_others_may_write(path: Path) -> str:
     """Why what is in `path` may have been put there by another user; empty if it cannot, or if there is no such path."""
     try:

@@ -8,7 +8,6 @@ compiles for itself.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import warnings
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ def code_of(kernel: CudaKernel, capability: Capability) -> bytes:
     code = _read(place)
     if code is None:
         code = compiled(kernel.source, arguments)[0]
-        _write(place, code)
+        _keep(place, code)
     return code
 
 
@@ -136,13 +135,9 @@ def _read(place: Path) -> bytes | None:
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 
-def _write(place: Path, code: bytes) -> None:
-    """Keep `code` there if that is possible, in a folder that only this user can write; a reader never sees half of it."""
-    with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not files.why_others_may_write(place.parent):
-            with files.replacing(place) as file:
-                file.write(hashlib.sha256(code).digest() + code)
+def _keep(place: Path, code: bytes) -> None:
+    """Write `code` and its digest for `_read`, if that is possible."""
+    files.write_privately(place, hashlib.sha256(code).digest() + code)
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -217,17 +217,24 @@ class MultiheadDilatedAttention(nn.Module):
             positions = self._positions(q, cache, cu_seqlens) if positions is None else positions
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
-        options = self._options()
-        inner: Any = self.attention
+        packed = None if cu_seqlens is None else (cu_seqlens, max_seqlen)
+        out = self._attended(q, k, v, causal, key_padding_mask, cache, packed).reshape(query.shape)
+        return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
+
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_padding_mask: Tensor | None, cache: Any, packed: Any
+    ) -> Tensor:
+        """What the inner attention gives, `(batch, seq, heads, head_dim)`, or for packed rows without the batch."""
+        options, inner = self._options(), cast(Any, self.attention)
         if cache is not None:
             out: Any = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
-        elif cu_seqlens is not None:
+        elif packed is not None:
             options |= dict(is_causal=causal, scale=inner.scale, backend=inner.backend)
-            out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, cu_seqlens, max_seqlen, **options)
+            out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, *packed, **options)
         else:
             out = inner(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
-        out = out.reshape(query.shape)
-        return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
+        found: Tensor = out
+        return found
 
     def _forward_nested(self, query: Tensor, key: Any, value: Any, cu_seqlens: Any, **options: Any) -> tuple[Tensor, None]:
         """`forward` of a jagged tensor: of its rows as packed sequences."""

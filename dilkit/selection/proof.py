@@ -16,27 +16,16 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 from dilkit import environment, files
+from dilkit.backend import Backend
 from dilkit.problem import Problem
 
 MOST_SECONDS = 300
 """Kernels are compiled, and torch is imported, within this time."""
 SUFFIX = ".proof.json"
-
-
-class Provable(Protocol):
-    """What a proof is about: a backend."""
-
-    name: str
-
-    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
-        """As in `Backend`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,7 @@ class Proof:
         return "failed" if self.reason else "passed"
 
 
-def failure(backend: Provable, problem: Problem, run: bool) -> str:
+def failure(backend: Backend, problem: Problem, run: bool) -> str:
     """Why the kernels of `backend` are not to be trusted with `problem`; empty if they are, or if they need no proof.
 
     `run`: whether a proof that is not known is made; without it, unknown kernels are trusted. Raises RuntimeError where one is
@@ -90,7 +79,7 @@ _proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
 def _prove(name: str, problem: Problem, facts: tuple[str, ...]) -> Proof:
     _check_not_capturing(name, problem)
     request = dict(backend=name, device=f"{problem.device.type}:{problem.device.index}", dtype=problem.dtype)
-    flags = dict(gradients=problem.requires_grad, varlen=problem.varlen, kv_cache=problem.kv_cache, dropout=problem.dropout_p > 0)
+    flags = dict(gradients=problem.requires_grad, varlen=problem.varlen, dropout=problem.dropout_p > 0)
     command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(request | flags | dict(head_dim=problem.head_dim))]
     proof = Proof(facts, outcome(command))
     _write(proof)
@@ -119,9 +108,7 @@ def _check_not_capturing(name: str, problem: Problem) -> None:
 def outcome(command: Sequence[str], most_seconds: float = MOST_SECONDS) -> str:
     """Why the proof that `command` makes failed: what it says, how it crashed, or that it never ended; empty if it passed."""
     try:
-        ended = subprocess.run(
-            command, env=environment.of_a_proof(), capture_output=True, text=True, errors="replace", timeout=most_seconds
-        )
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=most_seconds)
     except subprocess.TimeoutExpired:
         return f"its proof had not ended after {most_seconds:g} seconds"
     except OSError as error:
@@ -157,12 +144,6 @@ def _load(place: Path) -> Proof | None:
 
 
 def _write(proof: Proof) -> None:
-    """Write it down if that is possible, in a folder that only this user can write."""
     place = _place(proof.facts)
-    if place is None:
-        return
-    with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not files.why_others_may_write(place.parent):
-            with files.replacing(place) as file:
-                file.write(json.dumps(asdict(proof)).encode())
+    if place is not None:
+        files.write_privately(place, json.dumps(asdict(proof)).encode())

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dilkit.environment import without_proofs
 from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     large = [case for case in LARGE if args.large or on_cuda or (repeats and case.variant in REPEATED)]
     cases = (*LISTED, *large)
     chosen = args.backend or requested_backends()
-    with _one_by_one(on_cuda and not chosen) as kernels:
+    with without_proofs(), _one_by_one(on_cuda and not chosen) as kernels:
         results = _checked(chosen or (*list_backends(), *kernels), cases, args.device)
         differing = _repeated(results, args.device, repeats) if repeats else {}
     by_backend = {name: Judged([r for r in results if r.backend == name]) for name in dict.fromkeys(r.backend for r in results)}

@@ -107,7 +107,7 @@ def test_a_damaged_file_is_compiled_anew(folder: Path, compilations: list[Any], 
 def test_no_damaged_code_is_read(tmp_path: Path) -> None:
     """With any byte of a kept file changed, at any length, there is nothing rather than other code."""
     place = tmp_path / "kept" / "a.cubin"
-    cuda_compile._write(place, b"machine code")
+    cuda_compile._keep(place, b"machine code")
     good = place.read_bytes()
     flipped = [good[:i] + bytes([good[i] ^ 64]) + good[i + 1 :] for i in range(len(good))]
     for damaged in (*flipped, *(good[:i] for i in range(len(good)))):

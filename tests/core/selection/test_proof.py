@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dilkit import Device, Limits, Pattern, Problem, explain
 from dilkit.backends.reference import Reference
 from dilkit.selection import proof, proving
 from dilkit.selector import NoBackendError, select
+from dilkit.tools import cli
 
 GPU = Device("cuda", "Some GPU", (9, 0), torch_code=True)
 ON_CUDA = Limits(devices=frozenset({"cuda"}))
@@ -68,7 +70,7 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
-    assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", gradients=False, varlen=False, kv_cache=False, dropout=False, head_dim=32)]  # noqa: E501  # fmt: skip
+    assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", gradients=False, varlen=False, dropout=False, head_dim=32)]  # noqa: E501  # fmt: skip
     in_a_new_process()
     with registered(Proven()):
         select(problem(seq=1024))
@@ -176,11 +178,9 @@ def test_what_another_user_may_have_written_is_not_believed(asked: list[dict[str
         ("print('computed wrongly: x')", "computed wrongly: x"),
         ("import os; os.write(2, b'illegal address'); os.abort()", "its proof crashed with exit status .*illegal address"),
         ("import time; time.sleep(60)", "its proof had not ended after 2 seconds"),
-        ("import os; print(os.environ['DILKIT_GPU_PROOF'], os.environ.get('DILKIT_BACKEND'))", "off None"),
     ],
 )  # fmt: skip
-def test_a_process_of_its_own_takes_no_other_along(code: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DILKIT_BACKEND", "sdpa")
+def test_a_process_of_its_own_takes_no_other_along(code: str, right: str) -> None:
     command = [sys.executable, "-c", code]
     found = proof.outcome(command, 2.0) if "sleep" in code else proof.outcome(command)
     assert re.fullmatch(right, found)
@@ -191,7 +191,7 @@ def test_a_program_that_is_not_there() -> None:
 
 
 REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, head_dim=20)
-REQUEST |= dict(varlen=False, kv_cache=False, dropout=False)
+REQUEST |= dict(varlen=False, dropout=False)
 
 
 def test_the_whole_way_on_a_backend_that_is_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +200,24 @@ def test_the_whole_way_on_a_backend_that_is_right(capsys: pytest.CaptureFixture[
     proving.main(json.dumps(REQUEST))
     proving.main(json.dumps(REQUEST | dict(dropout=True)))
     assert capsys.readouterr().out.strip() == ""
+
+
+def test_kernels_that_computed_nothing_are_not_proven(capsys: pytest.CaptureFixture[str]) -> None:
+    proving.main(json.dumps(REQUEST | dict(backend="cupy_raw")))
+    assert capsys.readouterr().out.startswith("computed nothing: device cpu: runs on cuda")
+
+
+def test_kernels_under_check_need_no_proof(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be refused before they are checked, and each dtype and size would wait for a process."""
+
+    backend = Proven("wrong")
+    backend.limits = Limits(gradients=False)  # type: ignore[misc]
+    with registered(backend):
+        monkeypatch.setenv("DILKIT_GPU_PROOF", "always")
+        proving.main(json.dumps(REQUEST | dict(backend="wrong")))
+        assert cli.main(["verify", "--backend", "wrong"]) == 1
+    assert asked == []
+    assert os.environ["DILKIT_GPU_PROOF"] == "always"
 
 
 def shifted(q: Any, k: Any, v: Any, problem: Problem, mask: Any) -> Any:
