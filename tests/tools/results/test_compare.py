@@ -49,7 +49,7 @@ def noisy(median: float, count: int = 9, spread: float = 0.02) -> Samples:
 def test_every_list_of_samples_is_found_once(path: Path) -> None:
     text = path.read_text()
     found = compare.load(path).found
-    assert len(found) == text.count('"samples_s":') + text.count('"samples":')
+    assert len(found) == sum(text.count(f'"{name}":') for name in ("samples_s", "samples", "cached", "recomputed"))
 
 
 # Verdicts
