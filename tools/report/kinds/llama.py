@@ -75,7 +75,8 @@ def _facts(result: LlamaDemoResult) -> tuple[Row, ...]:
 
 
 def _loss_plots(result: LlamaDemoResult) -> list[Plot]:
-    """The held-out losses: of all trainings, two to the right of the one that they go on from, and of those two."""
+    """The held-out losses: of all trainings, two to the right of the one that they go on from, and of those two,
+    in the same colours."""
     before = result.of(BEFORE)
     start = before.tokens if before else 0
     series = tuple(
@@ -86,8 +87,8 @@ def _loss_plots(result: LlamaDemoResult) -> list[Plot]:
     )
     bytes_read = Axis("bytes of training", "number", log=False)
     from_zero, closer = (Axis("held-out bits per byte", "number", log=log) for log in (False, True))
-    after = tuple(one for one in series if one.name != BEFORE)
+    first, after = ([one for one in series if (one.name == BEFORE) is wanted] for wanted in (True, False))
     return [
-        Plot("A Llama goes on with dilated attention", "lines", series, (bytes_read, from_zero)),
-        Plot("From there on, closer", "lines", after, (bytes_read, closer)),
+        Plot("A Llama goes on with dilated attention", "lines", (*after, *first), (bytes_read, from_zero)),
+        Plot("From there on, closer", "lines", tuple(after), (bytes_read, closer)),
     ]
