@@ -98,8 +98,6 @@ class CupyRaw(TiledBackend):
         first: bool,
         dropout: Dropout | None,
     ) -> None:
-        import torch
-
         device, starts = _device(tensors), tensors.get("starts")
         items, addresses = group.tile_count * problem.batch, dict(tiles=group.tiles, branches=group.branches)
         if starts is not None:  # how many tiles there are is known on the device alone
@@ -113,8 +111,7 @@ class CupyRaw(TiledBackend):
             return
         blocks = min(items, self.launcher.resident(kernel, device))
         if items > blocks:
-            counter = torch.zeros(1, dtype=torch.int32, device=device)
-            addresses["counter"] = counter.data_ptr()
+            addresses["counter"] = self.launcher.counter(device)
         places = None if dropout is None or dropout.places is None else dropout.places.to(device)
         if places is not None:
             addresses["places"] = places.data_ptr()

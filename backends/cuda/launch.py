@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.table import CudaKernel
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ class CudaLauncher(Protocol):
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
         """Run `blocks` blocks after what was launched before. `arguments` are `ARGUMENTS`. Does not wait."""
+        ...
+
+    def counter(self, device: torch.device) -> int:
+        """The address of an int32 on `device` that is 0, for the next launch there, which leaves it at 0."""
         ...
 
     def capturing(self, device: torch.device) -> bool:
@@ -46,18 +51,23 @@ class CupyLauncher:
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[CudaKernel, int], _Loaded] = {}
+        self._counters = Counters()
 
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         return self._load(kernel, device).resident
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
-        import cupy
         import torch
 
         function = self._load(kernel, device).function
         stream = Stream(torch.cuda.current_stream(device).cuda_stream)
-        with cupy.cuda.Device(device.index):
+        with torch.cuda.device(device):
             function((blocks,), (kernel.threads,), (arguments,), shared_mem=kernel.shared_bytes, stream=stream)
+
+    def counter(self, device: torch.device) -> int:
+        import torch
+
+        return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, self.capturing(device))
 
     def capturing(self, device: torch.device) -> bool:
         import torch
@@ -86,7 +96,7 @@ def _load(kernel: CudaKernel, device: torch.device) -> _Loaded:
 
     properties = torch.cuda.get_device_properties(device)
     code = cuda_compile.code_of(kernel, (properties.major, properties.minor))
-    with cupy.cuda.Device(device.index):
+    with torch.cuda.device(device):  # CuPy's guard would make a context on the device that was current before, too
         module = cupy.cuda.Module()
         module.load(code)
         function = module.get_function(kernel.name)

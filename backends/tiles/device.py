@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit import plan
+from dilkit.backends.tiles import captured
 from dilkit.backends.tiles.schedule import TILE, Group, schedule
 from dilkit.problem import Problem
 
@@ -67,10 +68,6 @@ class DeviceSchedule:
                 x.record_stream(torch.cuda.current_stream(x.device))
 
 
-_captured: set[DeviceSchedule] = set()
-"""Schedules that a captured CUDA graph points to: it may run for as long as the process."""
-
-
 def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
     """`Backend.proof_facts` of kernels that were `compiled` so: these, the device, its driver, and what is asked of them."""
     import torch
@@ -96,7 +93,7 @@ def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.d
     key = "device schedule", problem.pattern.to_json(), sizes, kind, device
     found = plan.cached(key, partial(_copied, problem, tile_rows, kind, device, capturing))
     if capturing:
-        _captured.add(found)
+        captured.keep(found, device)
     return found
 
 
@@ -108,6 +105,7 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device, c
             f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make the "
             "same call once before (if you did, DILKIT_CACHE_BYTES is too small to keep them)"
         )
+    captured.let_go()
     groups = schedule(problem, tile_rows).groups
     tiles = [getattr(group, kind) for group in groups]
     if problem.varlen:

@@ -34,6 +34,7 @@ class RecordingLauncher:
 
     def __init__(self, resident: int = 4) -> None:
         self.blocks, self.launches, self.captures = resident, [], False
+        self._counter = ctypes.c_int32(0)
 
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         return self.blocks
@@ -43,6 +44,9 @@ class RecordingLauncher:
         branches = _records(int(arguments["branches"]), int(arguments["branch_count"]))
         counter = ctypes.c_int32.from_address(int(arguments["counter"])).value if arguments["counter"] else None
         self.launches.append(Launch(kernel, blocks, arguments.copy(), tiles, branches, counter))
+
+    def counter(self, device: torch.device) -> int:
+        return ctypes.addressof(self._counter)
 
     def capturing(self, device: torch.device) -> bool:
         return self.captures
@@ -65,7 +69,7 @@ class FakeCupy:
             funcSetAttribute=lambda function, what, value: self.note("attribute", function, what, value),
             occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy,
         )
-        self.cuda = SimpleNamespace(Device=self._device, Module=lambda: _Module(self), driver=driver)
+        self.cuda = SimpleNamespace(Module=lambda: _Module(self), driver=driver)
 
     def note(self, what: str, *facts: Any) -> None:
         """Record something that happened, with the device on which it did."""
@@ -76,8 +80,9 @@ class FakeCupy:
         return [event for event in self.events if event[0] == what]
 
     @contextlib.contextmanager
-    def _device(self, index: int) -> Iterator[None]:
-        before, self.device = self.device, index
+    def guard(self, device: torch.device) -> Iterator[None]:
+        """torch's device guard. CuPy has none here: its own goes back to a device that may have no context, and makes one."""
+        before, self.device = self.device, device.index
         yield
         self.device = before
 
@@ -115,6 +120,6 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=fake.stream + device.index))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", fake.guard)
     monkeypatch.setattr("dilkit.backends.cuda.compile.code_of", lambda *asked: repr(asked).encode())
     return fake

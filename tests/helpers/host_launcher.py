@@ -58,11 +58,16 @@ class HostLauncher:
     def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False) -> None:
         self.order, self.seed, self.checked = ORDERS[order], seed, checked
         self.matrices = self.conflicts = 0
+        self._counter = np.zeros(1, np.int32)
         self.workers = workers or min(4, len(os.sched_getaffinity(0)))
 
     def resident(self, kernel: Any, device: object = None) -> int:
         """Two blocks a worker, so that both the first tile of a block and later ones are met."""
         return 2 * self.workers
+
+    def counter(self, device: object = None) -> int:
+        """The same for all launches: each waits for its end."""
+        return int(self._counter.ctypes.data)
 
     def capturing(self, device: object = None) -> bool:
         return False
@@ -93,6 +98,8 @@ class HostLauncher:
         for text in error:
             if text.value:
                 raise KernelError(host_compile.with_lines(text.value.decode(), path))
+        if memory is None and arguments["counter"] and (left := ctypes.c_int32.from_address(int(arguments["counter"])).value):
+            raise KernelError(f"{kernel.name}: it leaves its counter at {left}")
 
 
 def _ranges(spans: Iterable[Span]) -> Any:

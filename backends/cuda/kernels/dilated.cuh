@@ -136,10 +136,27 @@ DEVICE int packed_tile(const Args *args, int item, Tile *tile) {
     return 1;
 }
 
+/* The position of row r of the tile; beyond the last row, that of the last: the product would not fit. */
+DEVICE int own_position(const Args *args, const Tile *tile, int r) { return tile->row + min_of(r, tile->rows - 1) * args->step; }
+
 /* A block calls it before its first `next_tile`. `item` is in the block's shared memory. */
 DEVICE void start_tiles(int *item) {
     if (thread_index() == 0)
         *item = block_index() - block_count();
+}
+
+/* How many tiles there are, over the batch or all packed sequences. */
+DEVICE int item_count(const Args *args) {
+    return PACKED ? LOAD(args->tile_ends + args->batch - 1) : args->tile_count * args->batch;
+}
+
+/* The next number from the counter, which is 0 before a launch and after it: every block takes one number too many, and the one
+   that takes the very last of them sets the counter back, which no block looks at any more. */
+DEVICE int take_number(const Args *args) {
+    int number = atomic_add(args->counter, 1);
+    if (number == item_count(args) + block_count() - 1)
+        STORE(args->counter, 0);
+    return number;
 }
 
 /* The next tile of a persistent block, and its place in the batch: 0 when none is left. All threads call it, and have then
@@ -147,7 +164,7 @@ DEVICE void start_tiles(int *item) {
 DEVICE int next_tile(const Args *args, int *item, Tile *tile, int *batch) {
     synchronize();
     if (thread_index() == 0)
-        *item = args->counter ? atomic_add(args->counter, 1) : *item + block_count();
+        *item = args->counter ? take_number(args) : *item + block_count();
     synchronize();
     int mine = *item;
 #if PACKED

@@ -92,12 +92,13 @@ DEVICE const Storage *row_in(const View *view, long long head, int position) {
     return row_at((const Storage *)view->data + head, position, view->row);
 }
 
-/* What this thread loads as number `piece`: four numbers, of which `count` exist. They will lie at `target` of the next slice. */
-DEVICE void start_load(Stream *stream, int piece, const Storage *place, int count, int target) {
+/* What this thread loads as number `piece`: four numbers of a row, from `column` on, where those up to column `stop` exist. They
+   will lie at `target` of the next slice. A copy of nothing has the address of the row. */
+DEVICE void start_load(Stream *stream, int piece, const Storage *row, int column, int stop, int target) {
 #if COPIES
-    copy_async_or_zero(slices + 2 * SIDE - stream->slice + target, place, count > 0);
+    copy_async_or_zero(slices + 2 * SIDE - stream->slice + target, row + (column < stop ? column : 0), column < stop);
 #else
-    stream->prefetched[piece] = load_four(place, count);
+    stream->prefetched[piece] = load_four(row + column, stop - column);
 #endif
 }
 
@@ -113,8 +114,8 @@ DEVICE void load_across(Stream *stream, const Args *args, int from) {
 #pragma unroll
     for (int i = 0; i < ACROSS_QUADS; i++) {
         int target = side_row(thread) * ROW + side_quad(thread, i), column = from + 4 * side_quad(thread, i);
-        start_load(stream, 2 * i, stream->own + column, args->head_dim - column, target);
-        start_load(stream, 2 * i + 1, stream->other + column, stream->stop - column, target + SIDE);
+        start_load(stream, 2 * i, stream->own, column, args->head_dim, target);
+        start_load(stream, 2 * i + 1, stream->other, column, stream->stop, target + SIDE);
     }
 }
 
@@ -128,14 +129,13 @@ DEVICE void finish_across(const Stream *stream) {
     }
 }
 
-/* The first slice of pair `pair`. Where there is no own row, the first one stands for it: its result is not written.
+/* The first slice of pair `pair`. Where there is no own row, the last one stands for it: its result is not written.
    Other rows that are not there are 0. */
 DEVICE void start_across(Stream *stream, const Args *args, int pair, int buffer) {
     int row = side_row(opaque(thread_index())), other = positions[buffer][row];
-    int own = work.tile.row + (row < work.tile.rows ? row * args->step : 0);
     stream->stop = other >= 0 ? args->head_dim : 0;
-    stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own);
-    stream->other = row_in(view_of(args, !OF_KEYS, pair), work.other[pair], other);
+    stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own_position(args, &work.tile, row));
+    stream->other = row_in(view_of(args, !OF_KEYS, pair), work.other[pair], max_of(other, 0));
     load_across(stream, args, 0);
 }
 
@@ -147,8 +147,8 @@ DEVICE void load_along(Stream *stream, const Args *args, int pair, int from, int
         if ((i + 1) * THREADS > SLICE * QUADS && row >= SLICE)
             return;
         int position = positions[buffer][from + row];
-        const Storage *place = row_in(view_of(args, !OF_KEYS, pair), work.other[pair] + column, position);
-        start_load(stream, i, place, position < 0 ? 0 : args->head_dim - (int)column, target);
+        const Storage *other = row_in(view_of(args, !OF_KEYS, pair), work.other[pair], max_of(position, 0));
+        start_load(stream, i, other, column, position < 0 ? 0 : args->head_dim, target);
     }
 }
 
@@ -292,7 +292,7 @@ DEVICE void load_own_terms(const Args *args) {
     if (thread >= 64)
         return;
     if (thread < work.tile.rows)
-        load_query(args, work.tile.row + thread * (long long)args->step, &lse, &delta);
+        load_query(args, own_position(args, &work.tile, thread), &lse, &delta);
     *row_term(thread, LSE) = lse, *row_term(thread, DELTA) = delta;
 }
 
@@ -306,7 +306,7 @@ DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
         unsigned distance = positions[buffer][other] - work.tile.row - (unsigned)row * args->step;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *row_term(other, BIAS);
 #pragma unroll
-        for (int i = 0; i < 8; i++, distance -= 8 * args->step) {
+        for (int i = 0; i < 8; i++, distance -= 8u * args->step) {
             float power = fmaf(score[i][j], args->scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
             if (args->causal && (OF_KEYS ? (int)distance < 0 : (int)distance > 0))
                 power = NEG_INF;
@@ -321,7 +321,7 @@ DEVICE unsigned kept_weights(const Args *args, int buffer) {
     unsigned kept = 0;
 #pragma unroll 1
     for (int n = 0; n < 32; n++) {
-        int own = work.tile.row + (row + n / 4 * 8) * args->step, other = positions[buffer][column + n % 4 * 16];
+        int own = own_position(args, &work.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
         unsigned one = keeps(args, &keys, work.batch, work.query_head, OF_KEYS ? other : own, OF_KEYS ? own : other);
         kept |= one << n;
     }
@@ -463,7 +463,7 @@ DEVICE void write_sums(const Args *args, const View *view, float factor, float s
     for (int i = 0; i < 8; i++) {
         if (row_of(thread, i) >= work.tile.rows)
             continue;
-        Storage *row = (Storage *)row_in(view, head, work.tile.row + row_of(thread, i) * args->step);
+        Storage *row = (Storage *)row_in(view, head, own_position(args, &work.tile, row_of(thread, i)));
 #pragma unroll
         for (int e = 0; e + 4 <= COLUMNS; e += 4) {
             float4 x = make_float4(factor * sum[i][e], factor * sum[i][e + 1], factor * sum[i][e + 2], factor * sum[i][e + 3]);
@@ -481,8 +481,8 @@ DEVICE void clear_masked(const Args *args, float sum[8][COLUMNS]) {
     int thread = opaque(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        long long position = work.tile.row + row_of(thread, i) * (long long)args->step;
-        if (row_of(thread, i) < work.tile.rows && ignored(args, position))
+        int row = row_of(thread, i);
+        if (row < work.tile.rows && ignored(args, own_position(args, &work.tile, row)))
 #pragma unroll
             for (int e = 0; e < COLUMNS; e++)
                 sum[i][e] = 0.0f;
@@ -508,7 +508,7 @@ DEVICE void next_head(const Args *args) {
     synchronize();
     if (thread_index() == 0) {
         int query_head = ++work.query_head, kv_head = query_head / (args->heads / args->kv_heads);
-        int row = work.tile.row, last = row + (work.tile.rows - 1) * args->step;
+        int row = work.tile.row, last = own_position(args, &work.tile, work.tile.rows - 1);
         for (int pair = 0; pair < 2; pair++) {
             work.own[pair] = head_of(view_of(args, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
             work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);

@@ -18,7 +18,7 @@
               Storage, from_storage(x), to_storage(x), pack(low, high), low_of(word), high_of(word)     by STORAGE
               exp2_fast(x)                           2^x within 2 ulp, 0 for -inf
    Copies     copy_async(to, from)                   16 bytes from global to shared memory, both at multiples of 16
-              copy_async_or_zero(to, from, present)  or 16 bytes of zero; `from` is not read then
+              copy_async_or_zero(to, from, present)  or 16 bytes of zero; `from` is not read then, but is an address all the same
               copy_async_commit()                    what this thread has begun since the last one is a group
               copy_async_wait(n)                     until at most n groups of this thread are under way; then synchronize
    Warps      of 32 threads, all of which take part

@@ -109,9 +109,6 @@ DEVICE void copy_chunk(uint4 *to, HeadRows from, int position, int chunk, int he
 #endif
 }
 
-/* The position of row r of the tile; beyond the last row, that of the last. */
-DEVICE int own_position(const Args *args, const Tile *tile, int r) { return tile->row + min_of(r, tile->rows - 1) * args->step; }
-
 /* Rows of the tile: the first of a thread's warp; the one in half `h` of a thread's sums of fragment m. */
 DEVICE int first_row(unsigned thread) { return thread / 32 * ROWS; }
 DEVICE int own_row(unsigned thread, int m, int h) { return first_row(thread) + m * 16 + h * 8 + thread % 32 / 4; }

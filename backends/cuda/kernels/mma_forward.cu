@@ -98,15 +98,18 @@ DEVICE const void *swizzled_from(const Storage *slot, int own, int row, int chun
     return (const char *)slot + (2 * own ^ chunk % SWAPPED * 16) + (row * HEAD_DIM + chunk / SWAPPED * SWAPPED * 8) * 2;
 }
 
-/* A thread's chunks of the row at `position`; zeros if that is -1, or beyond head_dim. Strides of VECTOR are below 2^32 bytes. */
+/* A thread's chunks of the row at `position`; zeros if that is -1, or beyond head_dim: a copy of nothing has the address of the
+   head. Strides of VECTOR are below 2^32 bytes. */
 DEVICE void copy_row(Storage *slot, int row, const Storage *from, long long stride, int position, int head_dim) {
     int lane = thread_number() % ROW_LANES;
 #if VECTOR
     const char *source = (const char *)(from + lane * 8) + (unsigned long long)(unsigned)position * (unsigned)(stride * 2);
 #pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; chunk += ROW_LANES)
-        copy_async_or_zero(slot + swizzled(row, chunk + lane), source + chunk * 16,
-                           position >= 0 && (chunk + lane) * 8 < head_dim);
+    for (int chunk = 0; chunk < CHUNKS; chunk += ROW_LANES) {
+        int present = position >= 0 && (chunk + lane) * 8 < head_dim;
+        const void *place = present ? source + chunk * 16 : (const char *)from;
+        copy_async_or_zero(slot + swizzled(row, chunk + lane), place, present);
+    }
 #else
     for (int chunk = lane; chunk < CHUNKS; chunk += ROW_LANES)
         for (int i = 0; i < 8; i++) {
@@ -122,7 +125,7 @@ DEVICE void copy_queries(Storage *slot, const Args *args, const Tile *tile, int 
 #pragma unroll
     for (int i = 0; i < TILE_ROWS / COPIED; i++) {
         int row = first + i * COPIED;
-        copy_row(slot, row, from, args->query.row, row < tile->rows ? tile->row + row * args->step : -1, args->head_dim);
+        copy_row(slot, row, from, args->query.row, row < tile->rows ? own_position(args, tile, row) : -1, args->head_dim);
     }
     copy_async_commit();
 }
@@ -226,7 +229,7 @@ DEVICE void scale_and_mask(float (*score)[KEY_TILE / 8][4], const Args *args, co
     }
     if (!compare)
         return;
-    int row = tile->row + (first_row() + lane / 4) * args->step;
+    unsigned step = args->step, row = tile->row + (first_row() + lane / 4) * step; /* of no row of the tile, it may wrap */
 #pragma unroll
     for (int n = 0; n < KEY_TILE / 8; n++) {
         int column = n * 8 + lane % 4 * 2;
@@ -235,7 +238,7 @@ DEVICE void scale_and_mask(float (*score)[KEY_TILE / 8][4], const Args *args, co
         for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (position[i % 2] > row + (f * 16 + i / 2 * 8) * args->step)
+                if (position[i % 2] > (int)(row + (f * 16 + i / 2 * 8) * step))
                     score[f][n][i] = NEG_INF;
     }
 }
@@ -291,7 +294,7 @@ DEVICE void drop_weights(unsigned (*weight)[KEY_TILE / 16][4], const TileState *
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int row = shared->tile.row + (first_row() + f * 16 + h * 8 + lane / 4) * args->step;
+            int row = own_position(args, &shared->tile, first_row() + f * 16 + h * 8 + lane / 4);
 #pragma unroll
             for (int n = 0; n < KEY_TILE / 8; n++) {
                 const int *position = key_tile->position + n * 8 + lane % 4 * 2;
@@ -356,7 +359,7 @@ DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Ti
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int row = first_row() + f * 16 + h * 8 + lane / 4, position = tile->row + row * args->step;
+            int row = first_row() + f * 16 + h * 8 + lane / 4, position = own_position(args, tile, row);
             float before = row < tile->rows ? LOAD(lse_of(args, tile, batch) + position) : NEG_INF;
             if (before == NEG_INF)
                 continue;
@@ -388,7 +391,7 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
             float part = total > 0.0f ? KEEP_SCALE(args) / total : total;
             int row = first_row() + f * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && row < tile->rows)
-                STORE(lse + tile->row + row * args->step,
+                STORE(lse + own_position(args, tile, row),
                       total > 0.0f ? LN2 * (rows->maximum[f][h] + log2f(total)) : NEG_INF + total);
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++) {
@@ -401,7 +404,7 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
         int row = first_row() + i;
         if (row >= tile->rows)
             break;
-        Storage *to = out + (tile->row + row * (long long)args->step) * args->out.row;
+        Storage *to = out + own_position(args, tile, row) * args->out.row;
         for (int chunk = lane % ROW_LANES; chunk < CHUNKS; chunk += ROW_LANES) {
             const Storage *from = stage + swizzled(row, chunk);
 #if VECTOR
@@ -417,7 +420,7 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
 
 /* What one thread prepares of a tile, for all. */
 DEVICE void begin_tile(TileState *shared, const Args *args, const Tile *tile, int batch) {
-    int kv_head = tile->head / (opaque(args->heads) / args->kv_heads), last = tile->row + (tile->rows - 1) * args->step;
+    int kv_head = tile->head / (opaque(args->heads) / args->kv_heads), last = own_position(args, tile, tile->rows - 1);
     shared->tile = *tile, shared->batch = batch;
     shared->key = (const Storage *)args->key.data + batch * args->key.batch + kv_head * args->key.head;
     shared->value = (const Storage *)args->value.data + batch * args->value.batch + kv_head * args->value.head;

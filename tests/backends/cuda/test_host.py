@@ -91,6 +91,7 @@ def test_threads_that_diverge(what: int, said: str, order: str) -> None:
         (13, "byte 512 of dynamic shared memory was written: there are 512"),
         (14, "written, though it is only to be read: byte 0 of in"),
         (15, "written, though it is only to be read: byte 0 of in"),
+        (16, "out of bounds: 16 bytes at byte 4000 of in"),
     ],
 )
 def test_memory_that_is_not_the_kernels(what: int, said: str) -> None:
@@ -108,6 +109,7 @@ def test_memory_that_is_not_the_kernels(what: int, said: str) -> None:
         (23, "out of bounds: 4 bytes at byte 4000 of in, which has 4000 .read or written without LOAD or STORE"),
         (24, "thread 0: out of bounds: it reads 4 bytes at byte 512 of first, which has 512"),
         (25, "thread 0: out of bounds: it reads 4 bytes at byte "),
+        (26, r"thread 0: overflow: 26 \* 100000000 is no 'int' \(.*trials.cu:{line}\)"),
     ],
 )
 def test_memory_that_is_not_the_kernels_or_not_of_one_array(what: int, said: str) -> None:

@@ -1,6 +1,6 @@
 /* Every access that a kernel makes, when it is compiled with HOST_CHECKED: the compiler has these functions called before each
    (-fsanitize=thread, with no runtime but this one). Shared memory: inside one array, and no race. All other memory: of the
-   launch, or the kernel's own.
+   launch, or the kernel's own. Signed numbers that do not fit are caught as well.
 
    A race: two threads touch a byte, one of them writes, and no `synchronize` lies between; in one warp, no `synchronize_warp`
    either. Nothing else orders memory: that lanes ran in some order is an accident. */
@@ -146,19 +146,34 @@ UNCHECKED void __tsan_read_range(void *p, long bytes) { host_touch(p, bytes, 0, 
 UNCHECKED void __tsan_write_range(void *p, long bytes) { host_touch(p, bytes, 1, SITE); }
 UNCHECKED void __tsan_init(void) {}
 
+/* Where something is undefined, and of which types. */
+typedef struct {
+    const char *file;
+    uint32_t line, column;
+    const struct {
+        uint16_t kind, info;
+        char name[];
+    } * type, *index;
+} Undefined;
+
 /* An index that is not below the size of its own dimension (-fsanitize=bounds). */
 UNCHECKED void __ubsan_handle_out_of_bounds(void *about, void *index) {
-    struct {
-        const char *file;
-        uint32_t line, column;
-        const struct {
-            uint16_t kind, info;
-            char name[];
-        } * array, *index;
-    } const *what = about;
-    host_fail("index %lld is out of bounds of %s (%s:%d)", (long long)(intptr_t)index, what->array->name, what->file,
+    const Undefined *what = about;
+    host_fail("index %lld is out of bounds of %s (%s:%d)", (long long)(intptr_t)index, what->type->name, what->file,
               (int)what->line);
 }
+
+UNCHECKED static void host_does_not_fit(const Undefined *what, void *left, char sign, void *right) {
+    host_fail("overflow: %lld %c %lld is no %s (%s:%d)", (long long)(intptr_t)left, sign, (long long)(intptr_t)right,
+              what->type->name, what->file, (int)what->line);
+}
+
+/* A result that does not fit into its signed type (-fsanitize=signed-integer-overflow). */
+UNCHECKED void __ubsan_handle_add_overflow(void *what, void *left, void *right) { host_does_not_fit(what, left, '+', right); }
+UNCHECKED void __ubsan_handle_sub_overflow(void *what, void *left, void *right) { host_does_not_fit(what, left, '-', right); }
+UNCHECKED void __ubsan_handle_mul_overflow(void *what, void *left, void *right) { host_does_not_fit(what, left, '*', right); }
+UNCHECKED void __ubsan_handle_divrem_overflow(void *what, void *left, void *right) { host_does_not_fit(what, left, '/', right); }
+UNCHECKED void __ubsan_handle_negate_overflow(void *what, void *right) { host_does_not_fit(what, 0, '-', right); }
 
 #else
 

@@ -18,8 +18,8 @@
 /* With HOST_CHECKED the compiler has a function called before each access to memory, but for those of UNCHECKED functions.
    SITE: the place in the code where the function has been called; the launcher makes a file and a line of it. */
 #ifdef HOST_CHECKED
-#define UNCHECKED __attribute__((no_sanitize("thread", "bounds"), noinline))
-#define UNCHECKED_INLINE static inline __attribute__((no_sanitize("thread", "bounds")))
+#define UNCHECKED __attribute__((no_sanitize("thread", "bounds", "signed-integer-overflow"), noinline))
+#define UNCHECKED_INLINE static inline __attribute__((no_sanitize("thread", "bounds", "signed-integer-overflow")))
 #define SITE ((uint32_t)((char *)__builtin_return_address(0) - __ehdr_start - 1))
 extern char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
 #else

@@ -139,8 +139,7 @@ static struct {
 /* Nothing can be said of the target until the copy is waited for: it is NaN. */
 UNCHECKED static __attribute__((noinline)) void host_copy(void *to, const void *from, int present, const char *place) {
     host_check_shared(to, place);
-    if (present)
-        host_check(from, VECTOR_BYTES, VECTOR_BYTES, 0, place);
+    host_check(from, VECTOR_BYTES, VECTOR_BYTES, 0, place); /* of no bytes, too */
     int mine = host.current;
     if (host_copies[mine].begun - host_copies[mine].done == MAX_COPIES)
         host_fail("more than %d copies under way (%s)", MAX_COPIES, place);

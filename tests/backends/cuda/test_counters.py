@@ -1,0 +1,145 @@
+"""Counters of launches: the kernels leave them at 0, and no two launches that may be under way at once have the same."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import pytest
+import torch
+from helpers.cuda_fakes import FakeCupy, cupy
+from helpers.host_launcher import HostLauncher
+from helpers.on_host import FP32, TENSOR_CORES, OnHost
+
+from dilkit import Pattern
+from dilkit.backends.cuda import counters
+from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.backends.cuda.counters import PER_THREAD, Counters
+from dilkit.backends.cuda.launch import CupyLauncher
+from dilkit.device import Capability
+from dilkit.problem import Problem
+
+__all__ = ["cupy"]
+
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+class Recorder(HostLauncher):
+    """Notes what is in the counter before each launch and after it."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__("random", workers=workers)
+        self.found: list[int] = []
+
+    def launch(self, kernel: Any, blocks: int, arguments: Any, device: object = None, memory: Any = None) -> None:
+        counter = ctypes.c_int32.from_address(self.counter())
+        before = counter.value
+        super().launch(kernel, blocks, arguments, device, memory)
+        self.found += [before, counter.value]
+
+
+@pytest.mark.parametrize("capability", [FP32, TENSOR_CORES])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("lengths", [(), (3, 90, 0, 1, 40)])
+def test_every_kernel_leaves_its_counter_as_it_found_it(capability: Capability, workers: int, lengths: tuple[int, ...]) -> None:
+    """One counter serves all launches of two forwards and backwards, of more tiles than blocks and, packed, of fewer."""
+    launcher = Recorder(workers)
+    seq, dtype = sum(lengths) or 150, torch.float32 if capability == FP32 else torch.float16
+    sizes: dict[str, Any] = dict(seq=seq, heads=2, head_dim=16, dtype=str(dtype)[6:], requires_grad=True)
+    problem = Problem(pattern=Pattern([32, 128], [1, 8]), varlen=bool(lengths), **sizes)
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    x = torch.randn(1, seq, 2, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    backend, results = OnHost(capability), []
+    backend.launcher = launcher
+    for _ in range(2):
+        if lengths:
+            out, lse = backend.forward_varlen(x, x, x, problem, starts)
+            results.append([out, *backend.backward_varlen(x, x, x, x, out, lse, problem, starts)])
+        else:
+            out, lse = backend.forward(x, x, x, problem)
+            results.append([out, *backend.backward(x, x, x, x, out, lse, problem)])
+    assert set(launcher.found) == {0}
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_launch_makes_nothing_to_count_with() -> None:
+    backend = CupyRaw(HostLauncher(workers=1), FP32)
+    problem = Problem(pattern=Pattern([32], [1]), seq=1024, heads=1, head_dim=16)
+    x = torch.zeros(1, 1024, 1, 16)
+    backend.forward(x, x, x, problem)
+    calls: list[str] = []
+
+    class Watch(torch.overrides.BaseTorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(function.__name__)
+            return function(*args, **kwargs or {})
+
+    with Watch():
+        backend.forward(x, x, x, problem)
+    assert sorted(name for name in calls if name in ("empty", "zeros", "full", "tensor", "zero_", "fill_")) == ["empty", "empty"]
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Counters:
+    """Counters on devices that are not there, in memory of the CPU."""
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
+    return Counters()
+
+
+def value(address: int) -> int:
+    return ctypes.c_int32.from_address(address).value
+
+
+def test_each_stream_of_each_device_has_one(own: Counters) -> None:
+    streams = [(device, stream) for device in (FIRST, SECOND) for stream in (0, 4096, 8192)]
+    found = [own.address(*where, capturing=False) for where in streams]
+    assert len(set(found)) == len(streams)
+    assert [own.address(*where, capturing=False) for where in streams] == found
+    assert {value(address) for address in found} == {0}
+
+
+def test_the_stream_of_each_thread_has_one(own: Counters) -> None:
+    def ask() -> None:
+        found.append(own.address(FIRST, PER_THREAD, capturing=False))
+
+    found: list[int] = []
+    ask()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert len(set(found)) == 2
+
+
+def test_threads_that_share_a_stream_share_its_counter(own: Counters) -> None:
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(own.address(FIRST, 4096, capturing=False))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+
+
+def test_each_captured_launch_has_one_and_launches_make_room_for_more(own: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "PAGE", 8)
+    with pytest.raises(RuntimeError, match=r"no counter is left on cuda:0 .* make the same call once before"):
+        own.address(FIRST, 0, capturing=True)
+    usual = own.address(FIRST, 0, capturing=False)
+    found = [own.address(FIRST, 0, capturing=True) for _ in range(7)]
+    with pytest.raises(RuntimeError, match="no counter is left"):
+        own.address(FIRST, 0, capturing=True)
+    assert own.address(FIRST, 0, capturing=False) == usual
+    found += [own.address(FIRST, 0, capturing=True) for _ in range(8)]
+    assert len({usual, *found}) == 16
+    assert {value(address) for address in found} == {0}
+
+
+def test_the_launcher_asks_for_the_current_stream(own: Counters, cupy: FakeCupy) -> None:
+    launcher = CupyLauncher()
+    one, other = launcher.counter(FIRST), launcher.counter(SECOND)
+    assert launcher.counter(FIRST) == one != other
+    cupy.stream = 99
+    assert launcher.counter(FIRST) not in (one, other)
+    cupy.capturing = True
+    assert len({one, other, *(launcher.counter(FIRST) for _ in range(3))}) == 5

@@ -1,0 +1,73 @@
+"""Tiles whose rows are so far apart that rows beyond the tile have no 32-bit position: every signed number is checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.host_launcher import HostLauncher
+from torch import Tensor
+
+from dilkit import Pattern
+from dilkit.backends.cuda.arguments import make_arguments
+from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, STORAGE, CudaKernel, kernel_for
+from dilkit.backends.tiles.schedule import BRANCH, TILE, Group
+from dilkit.device import Capability
+from dilkit.problem import Problem
+
+SEQ, STEP, ROW = 2**26, 2**25, 5
+"""Of the 64 or 128 rows that a tile has room for, two are there: `ROW`, and a step further."""
+
+KINDS: dict[str, tuple[str, str, Capability, int, int]] = {
+    "fp32_forward": ("forward", "float16", (5, 2), 64, MOST_ROWS),
+    "fp32_dquery": ("dquery", "float32", (6, 1), 20, MOST_ROWS),
+    "fp32_dkeyvalue": ("dkeyvalue", "float32", (9, 0), 20, MOST_ROWS),
+    "mma_forward low": ("forward", "float16", (8, 0), 128, LOW_ROWS),
+    "mma_forward tall": ("forward", "float16", (9, 0), 128, MOST_ROWS),
+    "mma_dquery": ("dquery", "float16", (8, 0), 64, MOST_ROWS),
+    "mma_dkeyvalue": ("dkeyvalue", "float16", (8, 0), 64, MOST_ROWS),
+}
+"""Role, dtype, capability, head_dim and rows of a tile."""
+
+
+def launch(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor], first: bool) -> None:
+    tiles = np.array([(ROW, 1, 0, 2)], TILE)
+    group = Group(STEP, np.array([(SEQ, STEP, 0, 1)], BRANCH), tiles, tiles)
+    places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data)
+    HostLauncher(checked=True).launch(kernel, 1, make_arguments(problem, given, group, 1, places, first))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_number_exceeds_its_type(kind: str) -> None:
+    """All rows are equal, in the memory of one: out is the value, and the first of the two rows sees one key, the second both."""
+    role, dtype, capability, dim, rows = KINDS[kind]
+    sizes: dict[str, Any] = dict(seq=SEQ, heads=1, head_dim=dim, dtype=dtype)
+    problem = Problem(pattern=Pattern([SEQ], [STEP]), is_causal=True, scale=0.5, **sizes)
+    kernel = kernel_for(role, dtype if kind[:3] == "mma" else "float32", dim, capability, True, rows)
+    kernel = as_compiled(kernel, dtype, capability)
+    row = torch.linspace(-1, 1, dim).to(getattr(torch, dtype)).view(1, 1, 1, dim)
+    one = {name: row.clone() for name in ("query", "key", "value", "dout")}
+    one |= {name: torch.full_like(row, torch.nan) for name in ("out", "dquery", "dkey", "dvalue")}
+    score = 0.5 * row.float().square().sum()
+    seen = torch.stack([score, score + np.log(2)])
+    lse, delta = (torch.from_numpy(np.zeros((1, 1, SEQ), np.float32)) for _ in range(2))  # only what is touched takes memory
+    lse[..., [ROW, ROW + STEP]], delta[..., [ROW, ROW + STEP]] = seen, 2 * score
+    given = {**{name: x.expand(1, SEQ, 1, dim) for name, x in one.items()}, "lse": lse, "delta": delta}
+    for first in (True, False):
+        launch(kernel, problem, given, first)
+        if role == "forward":
+            torch.testing.assert_close(one["out"], row)
+            torch.testing.assert_close(lse[0, 0, [ROW, ROW + STEP]], seen if first else seen + np.log(2))
+    for name in {"forward": (), "dquery": ("dquery",), "dkeyvalue": ("dkey", "dvalue")}[role]:
+        assert one[name].isfinite().all()
+
+
+def as_compiled(kernel: CudaKernel, dtype: str, capability: Capability) -> CudaKernel:
+    """The kernel for tensors of `dtype`; those of gradients in fp32 with the copies of the capability."""
+    defines = [(name, STORAGE[dtype] if name == "STORAGE" else x) for name, x in kernel.defines]
+    if kernel.source == "fp32_backward.cu":
+        defines.append(("__CUDA_ARCH__", 100 * capability[0] + 10 * capability[1]))
+    return replace(kernel, defines=tuple(defines))
