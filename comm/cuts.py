@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from math import lcm
 
 from dilkit.checks import integer
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, Pattern
 
 MOST_RANKS = 2**20
 """More ranks than this are taken for a mistake: a plan for them would take hours."""
@@ -54,10 +54,16 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
         raise ValueError(f"world_size={world_size} must be at most {MOST_RANKS:,}")
     if seq < world_size:
         raise ValueError(f"seq={seq} tokens cannot be shared out over world_size={world_size} ranks; at least one token each")
-    lengths = sorted({min(branch.segment_length, seq) for branch in pattern.branches}) if pattern else []
+    lengths = sorted({min(length, seq) for length in segment_lengths(pattern)})
     for step in reversed(list(accumulate(lengths, lcm))):
         cuts = (*(round(t * seq / (world_size * step)) * step for t in range(world_size)), seq)
         sizes = [stop - start for start, stop in pairwise(cuts)]
         if min(sizes) > 0 and max(sizes) <= MOST_UNEVEN * seq / world_size:
             return cuts
     return tuple(t * seq // world_size for t in range(world_size + 1))
+
+
+def segment_lengths(pattern: Pattern | None) -> list[int]:
+    """The lengths of the segments among the branches of a pattern: of other kinds of branches nothing begins anew anywhere."""
+    branches = () if pattern is None else pattern.branches
+    return [branch.segment_length for branch in branches if isinstance(branch, DilatedSegment)]

@@ -16,6 +16,7 @@ _HOMES = {
     "DilatedAttention": "nn",
     "DilatedCache": "decoding",
     "DilatedSegment": "pattern",
+    "GlobalTokens": "pattern",
     "Limits": "backend",
     "LocalityReport": "orders.locality",
     "MultiheadDilatedAttention": "nn",
@@ -24,6 +25,8 @@ _HOMES = {
     "PatternError": "pattern",
     "Problem": "problem",
     "Refusal": "backend",
+    "SlidingWindow": "pattern",
+    "Strided": "pattern",
     "TokenOrder": "orders.token_order",
     "attention_mass": "weights",
     "attention_rows": "weights",
@@ -67,8 +70,11 @@ if TYPE_CHECKING:
     from dilkit.orders.token_order import order as order
     from dilkit.packed.attention import dilated_attention_varlen as dilated_attention_varlen
     from dilkit.pattern import DilatedSegment as DilatedSegment
+    from dilkit.pattern import GlobalTokens as GlobalTokens
     from dilkit.pattern import Pattern as Pattern
     from dilkit.pattern import PatternError as PatternError
+    from dilkit.pattern import SlidingWindow as SlidingWindow
+    from dilkit.pattern import Strided as Strided
     from dilkit.problem import Problem as Problem
     from dilkit.registry import list_backends as list_backends
     from dilkit.registry import register_backend as register_backend

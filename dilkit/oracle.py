@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, Pattern
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,8 +138,8 @@ def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: 
     """
     import torch
 
-    seen = []
-    for branch in () if pattern.tail == "exact" else pattern.branches:
+    seen, padding = [], pattern.branches if pattern.tail == "zeros" else ()
+    for branch in (branch for branch in padding if isinstance(branch, DilatedSegment)):
         length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
         padded = math.ceil(length / rate) * rate
         offsets = torch.full((heads, 1), -1, device=rows.device)

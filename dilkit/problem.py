@@ -96,6 +96,8 @@ class Problem:
         self.pattern.check_heads(self.heads, self.kv_heads)
         object.__setattr__(self, "dropout_p", probability("dropout_p", self.dropout_p))
         self._check_sizes()
+        if not (self.varlen or self.kv_cache):  # of these, only the lengths of the sequences say
+            self.pattern.check_seq(self.seq)
 
     def _check_sizes(self) -> None:
         sizes = self.batch, self.seq, self.heads, self.head_dim

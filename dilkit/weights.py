@@ -57,27 +57,11 @@ def attention_mass(
     mass = query.new_zeros((batch, heads, seq), dtype=lse_dtype(query.dtype), requires_grad=False)
     for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
         own = slice(start * group, stop * group)
-        if some := _of_heads(pattern, start, stop, group, kv_heads) if start < stop else None:
+        if some := pattern.of_kv_heads(start, stop, heads, kv_heads) if start < stop else None:
             call = encode_call(some, is_causal, True, names)
             part = query[:, :, own], key[:, :, start:stop], None if sink is None else sink.detach()[own]
             mass[:, own] = _columns_summed(*part, key_padding_mask, factor, call)
     return mass
-
-
-def _of_heads(pattern: Pattern, start: int, stop: int, group: int, kv_heads: int) -> Pattern | None:
-    """The pattern of key/value heads `start` to `stop - 1` by themselves; None where no branch serves any of them."""
-    first, total = pattern.head_shard or (0, kv_heads)
-    served = []
-    for branch in pattern.branches:
-        low, high = branch.heads or (0, kv_heads * group)
-        heads = max(low - start * group, 0), min(high, stop * group) - start * group
-        if heads[0] < heads[1]:
-            served.append((branch.segment_length, branch.dilation_rate, branch.heads and heads))
-    if not served:
-        return None
-    lengths, rates, ranges = zip(*served, strict=True)
-    shard = (first + start, total)
-    return Pattern(lengths, rates, pattern.offset, pattern.overlap, ranges, shard, tail=pattern.tail)
 
 
 def _columns_summed(

@@ -223,8 +223,8 @@ def encode_problem(problem: Problem) -> EncodeArguments:
         problem.is_causal,
         pattern.overlap == "once",
         problem.scale,
-        np.array([min(branch.segment_length, MOST_LENGTH) for branch in pattern.branches], np.int64),
-        np.array([min(branch.dilation_rate, MOST_LENGTH) for branch in pattern.branches], np.int64),
+        np.array([min(branch.segment_length, MOST_LENGTH) for branch in pattern.segments], np.int64),
+        np.array([min(branch.dilation_rate, MOST_LENGTH) for branch in pattern.segments], np.int64),
         np.array([_offsets(problem, head) for head in range(problem.heads)], np.int64),
     )
 
@@ -234,5 +234,5 @@ def _offsets(problem: Problem, head: int) -> list[int]:
     pattern, kv_heads = problem.pattern, problem.kv_heads
     kv_head = head * kv_heads // problem.heads
     return [
-        pattern.head_offset(branch.dilation_rate, kv_head, kv_heads) if branch.serves(head) else -1 for branch in pattern.branches
+        pattern.head_offset(branch.dilation_rate, kv_head, kv_heads) if branch.serves(head) else -1 for branch in pattern.segments
     ]

@@ -15,12 +15,12 @@ from dilkit.problem import Problem
 def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """`overlap="once"` is refused where two branches share a row: each of them scores that row with itself."""
     pattern, group = problem.pattern, problem.heads // problem.kv_heads
-    if pattern.overlap == "count":
+    if pattern.overlap == "count" or not pattern.only_segments:  # other kinds are refused by the limits
         return ()
     served = {
         tuple(
             (branch.segment_length, branch.dilation_rate, pattern.head_offset(branch.dilation_rate, h // group, problem.kv_heads))
-            for branch in pattern.branches
+            for branch in pattern.segments
             if branch.serves(h)
         )
         for h in range(problem.heads)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dilkit import plan
 from dilkit.backend import Refusal
 from dilkit.backends.tiles import _tiles
-from dilkit.pattern import DilatedSegment
+from dilkit.pattern import Branch, DilatedSegment
 from dilkit.problem import Problem
 
 MAX_BRANCHES = 32
@@ -105,7 +105,7 @@ class _Branch:
     """The offset of each key/value head."""
 
 
-def _clipped(branch: DilatedSegment, problem: Problem) -> _Branch:
+def _clipped(branch: Branch, problem: Problem) -> _Branch:
     """The branch with segment length, rate and offsets cut to the sequence."""
     if not isinstance(branch, DilatedSegment):
         raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; tiles are known for {DilatedSegment.kind!r} only")

@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import lcm
 
 from dilkit.checks import integer
-from dilkit.comm.cuts import MOST_RANKS, MOST_UNEVEN, shard_cuts
+from dilkit.comm.cuts import MOST_RANKS, MOST_UNEVEN, segment_lengths, shard_cuts
 from dilkit.pattern import Pattern
 
 
@@ -60,7 +60,7 @@ def packed_cuts(lengths: Sequence[int], world_size: int, pattern: Pattern | None
         raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
     even = shard_cuts(starts[-1], world_size)
     slack = int((MOST_UNEVEN - 1) / 2 * starts[-1] / world_size)  # at each end of a shard
-    segments = () if pattern is None else pattern.segment_lengths
+    segments = segment_lengths(pattern)
     return (0, *(_nearest(cut, starts, segments, slack) for cut in even[1:-1]), starts[-1])
 
 

@@ -42,7 +42,7 @@ def local_ranges(plan: ExchangePlan, rank: int) -> tuple[LocalRange, ...]:
         return ()
     first, last = plan.cuts[rank : rank + 2]
     branches: dict[tuple[int, int], list[int]] = {}
-    for b, branch in enumerate(plan.exchange_pattern.branches):
+    for b, branch in enumerate(plan.exchange_pattern.segments):
         start, stop = local_range(segment_tokens(branch, plan.seq), first, last, plan.seq)
         if start < stop:
             branches.setdefault((start - first, stop - first), []).append(b)
@@ -57,10 +57,7 @@ def _with_branches(pattern: Pattern, branches: list[int]) -> Pattern:
     """A pattern of some of the branches, without the keys that segments are padded with: those are added to whole results."""
     if len(branches) == len(pattern.branches):
         return replace(pattern, tail="exact")
-    chosen = [pattern.branches[b] for b in branches]
-    heads = None if pattern.heads is None else [branch.heads for branch in chosen]
-    lengths, rates = [branch.segment_length for branch in chosen], [branch.dilation_rate for branch in chosen]
-    return Pattern(lengths, rates, pattern.offset, pattern.overlap, heads, pattern.head_shard)
+    return pattern.with_branches(*(pattern.branches[b] for b in branches), tail="exact")
 
 
 def local_forward(

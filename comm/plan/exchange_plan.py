@@ -65,6 +65,7 @@ class ExchangePlan:
         integer("heads", self.heads, at_least=1)
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
+        self.pattern.check_segments("attention over ranks", "compute it on one rank: dilkit.dilated_attention")
         self.pattern.check_heads(self.heads, integer("kv_heads", self.kv_heads))
         self._check_countable(Rows(1, "float16"))
         if self.schedule in ("gather", "ring"):
@@ -105,7 +106,7 @@ class ExchangePlan:
         """What is computed with the exchanged rows of a segment and the query heads of one key/value head; None: nothing."""
         if not self.is_joint:
             return Pattern.dense()
-        served = self.exchange_pattern.branches[0].heads or (0, self.heads)
+        served = self.exchange_pattern.segments[0].heads or (0, self.heads)
         return pattern_in_segment(self.pattern, served, kv_head, self.heads, self.kv_heads)
 
     @property
@@ -210,7 +211,7 @@ class ExchangePlan:
         return segment_shards(self.exchange_pattern, branch, self.cuts, self.heads, self.kv_heads)
 
     def _local_pairs(self, branch: int) -> Pairs:
-        segment, pattern = self.exchange_pattern.branches[branch], self.pattern
+        segment, pattern = self.exchange_pattern.segments[branch], self.pattern
         if not self.is_joint:
             alone = [segment.segment_length], [segment.dilation_rate], pattern.offset
             pattern = Pattern(*alone, heads=[segment.heads], head_shard=pattern.head_shard)

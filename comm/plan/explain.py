@@ -52,7 +52,7 @@ def branch_facts(plan: ExchangePlan, rows: Rows) -> list[BranchFacts]:
 
 
 def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchFacts:
-    counts, segment = plan.row_counts[branch], plan.exchange_pattern.branches[branch]
+    counts, segment = plan.row_counts[branch], plan.exchange_pattern.segments[branch]
     length = min(segment.segment_length, plan.seq)
     if route.kind == "ring":
         moved = 2 * counts.ring_keys_sent

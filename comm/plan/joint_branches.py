@@ -17,8 +17,8 @@ def are_joint(pattern: Pattern) -> bool:
 
 def joint_segments(pattern: Pattern, seq: int, heads: int) -> Pattern:
     """The segments that joint branches are exchanged in, as a pattern of one branch that keeps every row."""
-    length = lcm(*(min(branch.segment_length, seq) for branch in pattern.branches))
-    ranges = [branch.heads or (0, heads) for branch in pattern.branches]
+    length = lcm(*(min(branch.segment_length, seq) for branch in pattern.segments))
+    ranges = [branch.heads or (0, heads) for branch in pattern.segments]
     served = min(start for start, _ in ranges), max(stop for _, stop in ranges)
     return Pattern([min(length, seq)], [1], heads=[served], head_shard=pattern.head_shard)
 
@@ -31,7 +31,7 @@ def pattern_in_segment(pattern: Pattern, served: tuple[int, int], kv_head: int, 
     group = heads // kv_heads
     first, total = pattern.head_shard or (0, kv_heads)
     start, stop = max(kv_head * group, served[0]), min((kv_head + 1) * group, served[1])
-    branches = [branch for branch in pattern.branches if any(map(branch.serves, range(start, stop)))]
+    branches = [branch for branch in pattern.segments if any(map(branch.serves, range(start, stop)))]
     if not branches:
         return None
     limits = [branch.heads or (start, stop) for branch in branches]

@@ -28,7 +28,7 @@ def local_row_counts(
     pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int
 ) -> tuple[IntArray, IntArray]:
     """`(world_size,)` each: the query rows and key rows that a branch keeps of each rank's local segments, over all heads."""
-    segment = pattern.branches[branch]
+    segment = pattern.segments[branch]
     length = segment_tokens(segment, cuts[-1])
     full, tail = np.divmod(np.array(local_tokens(segment, cuts), np.int64), length)
     queries, keys = np.zeros((2, len(full)), np.int64)
@@ -43,7 +43,7 @@ def local_segments(
     pattern: Pattern, branch: int, cuts: Sequence[int], rank: int, heads: int, kv_heads: int, is_causal: bool
 ) -> tuple[ShardedSegment, ...]:
     """The segments of a branch within the shard of `rank`, each as a sharded segment that this rank alone holds."""
-    segment, edges = pattern.branches[branch], np.array(cuts, np.int64)
+    segment, edges = pattern.segments[branch], np.array(cuts, np.int64)
     length = segment_tokens(segment, cuts[-1])
     starts = np.arange(*local_range(length, cuts[rank], cuts[rank + 1], cuts[-1]), length)
     served = served_heads(pattern, segment, heads, kv_heads)

@@ -151,7 +151,7 @@ class SegmentShards:
 @lru_cache(maxsize=64)
 def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
     """The segments of a branch that are not within one rank. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`."""
-    segment, edges = pattern.branches[branch], np.array(cuts, np.int64)
+    segment, edges = pattern.segments[branch], np.array(cuts, np.int64)
     length = segment_tokens(segment, cuts[-1])
     inner = edges[1:-1]
     starts = np.unique(inner[(inner % length != 0) & (inner < edges[-1])] // length) * length

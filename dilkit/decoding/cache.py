@@ -60,6 +60,7 @@ class DilatedCache:
 
     def __init__(self, pattern: Pattern, kv_heads: int, *, rollback: int = 0) -> None:
         check_pattern(pattern)
+        pattern.check_segments("DilatedCache", "keep all keys: dilkit.dilated_attention_with_kvcache")
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
         self.rollback, shortest = integer("rollback", rollback, at_least=0), min(pattern.segment_lengths)
         if self.rollback > shortest:
@@ -141,7 +142,7 @@ class DilatedCache:
         length = integer("length", length, at_least=0)
         if length > self._seen:
             raise ValueError(f"length={length} exceeds the {self._seen} tokens seen")
-        for branch, segment in zip(self.pattern.branches, self._segments, strict=True):
+        for branch, segment in zip(self.pattern.segments, self._segments, strict=True):
             if not segment.can_go_back(self._seen, length):
                 raise ValueError(
                     f"length={length} needs keys from token {length - length % branch.segment_length} on, which the branch with "

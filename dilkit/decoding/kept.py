@@ -27,7 +27,7 @@ def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     pattern.check_heads(kv_heads, kv_heads)
     token = torch.arange(seq)
     total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32)
-    for branch in pattern.branches:
+    for branch in pattern.segments:
         length, rate = branch.segment_length, branch.dilation_rate
         place, segment = token % length, token // length
         for head in range(kv_heads):

@@ -112,4 +112,4 @@ class OpenSegment:
 
 def open_segments(pattern: Pattern, layout: Layout, rollback: int) -> list[OpenSegment]:
     """One for each branch, with nothing in it."""
-    return [OpenSegment(KeptHeads(pattern, branch, layout), layout, rollback) for branch in pattern.branches]
+    return [OpenSegment(KeptHeads(pattern, branch, layout), layout, rollback) for branch in pattern.segments]

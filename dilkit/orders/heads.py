@@ -123,20 +123,6 @@ torch.compiler.assume_constant_result(head_texts)  # torch.compile can make no p
 
 @lru_cache(maxsize=256)
 def _head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
-    pattern, group = Pattern.from_json(text), heads // kv_heads
-    return tuple(_of_head(pattern, head, group, kv_heads) for head in range(kv_heads))
-
-
-def _of_head(pattern: Pattern, head: int, group: int, kv_heads: int) -> str | None:
-    branches, ranges = [], []
-    for branch in pattern.branches:
-        start, stop = branch.heads or (0, kv_heads * group)
-        start, stop = max(start - head * group, 0), min(stop - head * group, group)
-        if start < stop:
-            branches.append(branch)
-            ranges.append((start, stop))
-    if not branches:
-        return None
-    lengths, rates = [branch.segment_length for branch in branches], [branch.dilation_rate for branch in branches]
-    shard = first_head(pattern) + head, total_heads(pattern, kv_heads)
-    return Pattern(lengths, rates, pattern.offset, pattern.overlap, ranges, shard, tail=pattern.tail).to_json()
+    pattern = Pattern.from_json(text)
+    found = (pattern.of_kv_heads(head, head + 1, heads, kv_heads) for head in range(kv_heads))
+    return tuple(None if one is None else one.to_json() for one in found)

@@ -50,22 +50,23 @@ def head_ranges(heads: Any, branches: int) -> tuple[tuple[int, int] | None, ...]
         raise TypeError(f"heads={heads!r} must be a sequence with one range, (start, stop) pair or None for each branch")
     if len(heads) != branches:
         raise PatternError(f"heads has {len(heads)} entries for {branches} branches; give one range or None for each branch")
-    ranges = tuple(_head_range(i, entry) for i, entry in enumerate(heads))
+    ranges = tuple(head_range(f"heads[{i}]", entry) for i, entry in enumerate(heads))
     return None if all(entry is None for entry in ranges) else ranges
 
 
-def _head_range(i: int, entry: Any) -> tuple[int, int] | None:
+def head_range(name: str, entry: Any) -> tuple[int, int] | None:
+    """The heads that a branch serves as a pair (start, stop); None: all of them."""
     if entry is None:
         return None
     if isinstance(entry, range):
         if entry.step != 1:
-            raise PatternError(f"heads[{i}]={entry!r} has step {entry.step}; only contiguous heads (step 1) can be served")
+            raise PatternError(f"{name}={entry!r} has step {entry.step}; only contiguous heads (step 1) can be served")
         entry = (entry.start, entry.stop)
     if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
-        raise TypeError(f"heads[{i}]={entry!r} must be a range, a (start, stop) pair or None")
-    start, stop = (integer(f"heads[{i}]", value) for value in entry)
+        raise TypeError(f"{name}={entry!r} must be a range, a (start, stop) pair or None")
+    start, stop = (integer(name, value) for value in entry)
     if not 0 <= start < stop:
-        raise PatternError(f"heads[{i}]=({start}, {stop}) serves no head; 0 <= start < stop is needed")
+        raise PatternError(f"{name}=({start}, {stop}) serves no head; 0 <= start < stop is needed")
     return start, stop
 
 

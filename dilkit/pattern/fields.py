@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dilkit.pattern.checks import PatternError
+from dilkit.pattern.kinds import Branch, branch_of
 
-FIELDS = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard", "tail")
+LISTS = ("segment_lengths", "dilation_rates", "heads")
+RULES = ("offset", "overlap", "head_shard", "tail")
+
+
+def json_of(values: Mapping[str, Any], branches: Sequence[Branch]) -> str:
+    """The text of a pattern: of segments alone by its lists, which is how patterns have always been written; else by branches."""
+    if "segment_lengths" not in values:
+        values = dict(branches=[branch.to_fields() for branch in branches], **{name: values[name] for name in RULES})
+    return json.dumps(values, separators=(",", ":"))
 
 
 def fields_of(text: str) -> dict[str, Any]:
-    """The arguments of the pattern that `Pattern.to_json` wrote as `text`. Raises `PatternError` for any other text."""
+    """The arguments of the pattern that `Pattern.to_json` wrote as `text`, of `Pattern.of` if there are branches among them.
+
+    Raises `PatternError` for any other text.
+    """
     shown = repr(text if len(text) <= 200 else f"{text[:200]}...")
     try:
         fields = json.loads(text)
@@ -19,8 +32,14 @@ def fields_of(text: str) -> dict[str, Any]:
         raise PatternError(f"text={shown} is not JSON ({error}); write it with Pattern.to_json()") from None
     if not isinstance(fields, dict):
         raise PatternError(f"text={shown} is not a JSON object; write it with Pattern.to_json()")
-    if unknown := fields.keys() - FIELDS:
-        raise PatternError(f"text={shown} has {', '.join(map(repr, sorted(unknown)))}; a pattern has {', '.join(FIELDS)}")
-    if missing := [name for name in FIELDS[:2] if name not in fields]:
+    by_branch = "branches" in fields
+    known = ("branches", *RULES) if by_branch else (*LISTS[:2], RULES[0], RULES[1], LISTS[2], *RULES[2:])
+    if unknown := fields.keys() - known:
+        raise PatternError(f"text={shown} has {', '.join(map(repr, sorted(unknown)))}; a pattern has {', '.join(known)}")
+    if missing := [name for name in LISTS[:2] if name not in fields and not by_branch]:
         raise PatternError(f"text={shown} has no {' and no '.join(missing)}; write it with Pattern.to_json()")
+    if by_branch:
+        if not isinstance(fields["branches"], list):
+            raise PatternError(f"text={shown} has branches that are no list; write it with Pattern.to_json()")
+        fields["branches"] = [branch_of(values) for values in fields["branches"]]
     return fields

@@ -9,15 +9,13 @@ Everything else in dilkit computes this, or checks against it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dilkit.checks import boolean, integer, one_of
-from dilkit.pattern.branch import DilatedSegment
 from dilkit.pattern.checks import (
     OFFSETS,
     OVERLAPS,
@@ -29,8 +27,9 @@ from dilkit.pattern.checks import (
     positive_integers,
     shard_of_heads,
 )
-from dilkit.pattern.cost import pairs
-from dilkit.pattern.fields import fields_of
+from dilkit.pattern.fields import fields_of, json_of
+from dilkit.pattern.heads import Heads
+from dilkit.pattern.kinds import Branch, DilatedSegment, check_branches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,13 +38,19 @@ _MAX_COUNT_ENTRIES = 2**31
 _MAX_HEADS = 2**20  # heads are gone through one by one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pattern:
-    """LongNet's dilated attention as a count (arXiv 2307.02486, eq. 4-15).
+    """An attention pattern as a count: how many of its branches say that query i of head h sees key j.
 
-        count[h, i, j] = number of branches b with i // w_b == j // w_b and (i mod w_b) mod r_b == (j mod w_b) mod r_b == o_bh
+        count[h, i, j] = number of branches b in which i sees j
 
-    Here `w_b = segment_lengths[b]` is in tokens, `r_b = dilation_rates[b]`, and `o_bh` is the offset of head h.
+    `Pattern(segment_lengths, dilation_rates)` is LongNet's dilated attention (arXiv 2307.02486, eq. 4-15): every branch cuts the
+    sequence into segments, and query and key see each other in
+
+        i // w_b == j // w_b and (i mod w_b) mod r_b == (j mod w_b) mod r_b == o_bh
+
+    Here `w_b = segment_lengths[b]` is in tokens, `r_b = dilation_rates[b]`, and `o_bh` is the offset of head h. `Pattern.of`
+    takes branches of any kind: `DilatedSegment`, `SlidingWindow`, `GlobalTokens`, `Strided`.
 
     - `segment_lengths`, `dilation_rates`: one positive integer for each branch; a rate is at most its length.
     - `offset`: "modulo" means `o_bh = h mod r_b`, as in the paper; "block" means `h // ceil(H / r_b)`, as in torchscale. H is
@@ -59,7 +64,8 @@ class Pattern:
       is padded to a multiple of its rate, and a short last one to the length of the others, with keys of score 0 and value 0
       (`zero_keys`). Keyword only; under causality no row sees the padding.
 
-    The last segment may be short, and a segment longer than the sequence is the sequence.
+    The last segment may be short, and a segment longer than the sequence is the sequence. `offset` and `tail` are rules of
+    dilated segments, and change nothing in branches of other kinds.
     Patterns are hashable values. Raises `PatternError` (a ValueError) or TypeError for arguments that do not fit.
 
     Example:
@@ -74,16 +80,17 @@ class Pattern:
         offset: head mod rate; overlap: a key seen by m branches counts m times
     """
 
-    segment_lengths: tuple[int, ...]
-    dilation_rates: tuple[int, ...]
+    # A pattern is its branches; those of segments alone have these two lists as well. Only branches are compared.
+    segment_lengths: tuple[int, ...] = field(compare=False)
+    dilation_rates: tuple[int, ...] = field(compare=False)
     offset: str = "modulo"
     overlap: str = "count"
-    heads: tuple[tuple[int, int] | None, ...] | None = None
+    heads: tuple[tuple[int, int] | None, ...] | None = field(default=None, compare=False)
     head_shard: tuple[int, int] | None = None
     tail: str = "exact"
-    branches: tuple[DilatedSegment, ...] = field(init=False, repr=False, compare=False)
+    branches: tuple[Branch, ...] = field(init=False)
     """The branches, in the order given."""
-    _json: str = field(init=False, repr=False, compare=False)
+    _json: str = field(init=False, compare=False)
 
     def __init__(
         self,
@@ -105,16 +112,74 @@ class Pattern:
         for i, (length, rate) in enumerate(zip(lengths, rates, strict=True)):
             if rate > length:
                 raise PatternError(f"dilation_rates[{i}]={rate} exceeds segment_lengths[{i}]={length}; at most the length")
+        ranges = head_ranges(heads, len(lengths)) or (None,) * len(lengths)
+        self._settle(tuple(map(DilatedSegment, lengths, rates, ranges)), offset, overlap, head_shard, tail)
+
+    @classmethod
+    def of(
+        cls,
+        *branches: Branch,
+        offset: str = "modulo",
+        overlap: str = "count",
+        head_shard: tuple[int, int] | None = None,
+        tail: str = "exact",
+    ) -> Pattern:
+        """The pattern of these branches, of any kinds in any mix; the other arguments are those of `Pattern`.
+
+        Of dilated segments alone it is equal to `Pattern(segment_lengths, dilation_rates)`. Raises `PatternError` or TypeError.
+
+            >>> from dilkit import DilatedSegment, Pattern, SlidingWindow
+            >>> pattern = Pattern.of(DilatedSegment(8, 4), SlidingWindow(2))
+            >>> pattern.count(seq=8, heads=1, is_causal=True)[0, 4].tolist()  # query 4 sees key 4 in both branches
+            [1, 0, 0, 1, 2, 0, 0, 0]
+            >>> Pattern.of(DilatedSegment(8, 4)) == Pattern([8], [4])
+            True
+        """
+        pattern = object.__new__(cls)
+        pattern._settle(branches, offset, overlap, head_shard, tail)
+        return pattern
+
+    def _settle(
+        self, branches: tuple[Branch, ...], offset: str, overlap: str, head_shard: tuple[int, int] | None, tail: str
+    ) -> None:
+        check_branches(branches)
         one_of("offset", offset, OFFSETS, PatternError)
         one_of("overlap", overlap, OVERLAPS, PatternError)
         check_tail(tail, overlap)
-        ranges = head_ranges(heads, len(lengths))
-        fields = dict(segment_lengths=lengths, dilation_rates=rates, offset=offset, overlap=overlap, heads=ranges)
-        fields |= dict(head_shard=shard_of_heads(head_shard), tail=tail)
+        heads = None if all(branch.heads is None for branch in branches) else tuple(branch.heads for branch in branches)
+        values: dict[str, Any] = dict(offset=offset, overlap=overlap, heads=heads)
+        values |= dict(head_shard=shard_of_heads(head_shard), tail=tail)
+        lists = [(branch.segment_length, branch.dilation_rate) for branch in branches if isinstance(branch, DilatedSegment)]
+        if len(lists) == len(branches):
+            lengths, rates = zip(*lists, strict=True)
+            values = dict(segment_lengths=lengths, dilation_rates=rates, **values)
         # Worked out now, not at first use: torch.compile traces attribute reads but not the lock of a cached property.
-        branches = tuple(map(DilatedSegment, lengths, rates, ranges or (None,) * len(lengths)))
-        for name, value in dict(**fields, branches=branches, _json=json.dumps(fields, separators=(",", ":"))).items():
+        for name, value in dict(**values, branches=branches, _json=json_of(values, branches)).items():
             object.__setattr__(self, name, value)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in ("segment_lengths", "dilation_rates"):
+                raise NotSegments(f"{name}: {_other_kinds(self.branches)}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def only_segments(self) -> bool:
+        """Whether all branches are dilated segments."""
+        return all(isinstance(branch, DilatedSegment) for branch in self.branches)
+
+    @property
+    def segments(self) -> tuple[DilatedSegment, ...]:
+        """The branches of a pattern of dilated segments alone. Raises `PatternError` for a pattern with others."""
+        if not self.only_segments:
+            raise PatternError(_other_kinds(self.branches))  # an AttributeError of a property would go to __getattr__
+        return tuple(branch for branch in self.branches if isinstance(branch, DilatedSegment))
+
+    def check_segments(self, what: str, instead: str) -> None:
+        """Raise `PatternError` where `what` would get a branch that is no dilated segment; `instead` is the way out."""
+        if not self.only_segments:
+            raise PatternError(f"pattern={self}: {what} knows branches of kind {DilatedSegment.kind} alone; {instead}")
 
     def __reduce__(self) -> tuple[Callable[[str], Pattern], tuple[str]]:
         return Pattern.from_json, (self._json,)
@@ -155,11 +220,38 @@ class Pattern:
 
     def head_offset(self, dilation_rate: int, kv_head: int, kv_heads: int) -> int:
         """The offset of key/value head `kv_head` of `kv_heads`: the position in a segment of the first row that it keeps."""
-        if self.head_shard is not None:
-            kv_head, kv_heads = self.head_shard[0] + kv_head, self.head_shard[1]
-        if self.offset == "modulo":
-            return kv_head % dilation_rate
-        return kv_head // -(-kv_heads // dilation_rate)
+        return self._heads(kv_heads, kv_heads).offset(dilation_rate, kv_head)
+
+    def _heads(self, heads: int, kv_heads: int | None) -> Heads:
+        """The heads that the pattern is applied to."""
+        held = heads if kv_heads is None else kv_heads
+        return Heads(heads, held, self.offset, *(self.head_shard or (0, held)))
+
+    def of_kv_heads(self, start: int, stop: int, heads: int, kv_heads: int) -> Pattern | None:
+        """The pattern for the key/value heads `start` to `stop - 1` by themselves, and their query heads.
+
+        They see what they see among `heads` query and `kv_heads` key/value heads. None where no branch serves any of them.
+
+            >>> from dilkit import Pattern
+            >>> print(Pattern([8, 16], [1, 4], heads=[(0, 2), None]).of_kv_heads(2, 4, heads=4, kv_heads=4))
+            Pattern([16], [4], head_shard=(2, 4))
+        """
+        group, (first, total) = heads // kv_heads, self.head_shard or (0, kv_heads)
+        served = [branch.within(start * group, stop * group) for branch in self.branches]
+        chosen = [branch for branch in served if branch is not None]
+        return self.with_branches(*chosen, head_shard=(first + start, total)) if chosen else None
+
+    def with_branches(self, *branches: Branch, **changes: Any) -> Pattern:
+        """The pattern of other branches by the same rules; `changes` are arguments of `Pattern.of` that differ.
+
+        >>> from dilkit import Pattern, SlidingWindow
+        >>> Pattern([8], [2], offset="block").with_branches(SlidingWindow(4), overlap="once") == Pattern.of(
+        ...     SlidingWindow(4), offset="block", overlap="once"
+        ... )
+        True
+        """
+        rules = dict(offset=self.offset, overlap=self.overlap, head_shard=self.head_shard, tail=self.tail)
+        return Pattern.of(*branches, **(rules | changes))
 
     def check_heads(self, heads: int, kv_heads: int | None = None) -> None:
         """Raise `PatternError` unless this pattern can be applied to `heads` query and `kv_heads` key/value heads."""
@@ -176,6 +268,15 @@ class Pattern:
                 raise PatternError(
                     f"heads[{i}]={limits} of the pattern reaches past the {heads} heads there are (0 to {heads - 1})"
                 )
+        held = kv_heads or heads
+        in_model = heads // held * (held if self.head_shard is None else self.head_shard[1])
+        for branch in self.branches:
+            branch.check_heads(in_model)
+
+    def check_seq(self, seq: int) -> None:
+        """Raise `PatternError` unless this pattern can be applied to `seq` tokens."""
+        for branch in self.branches:
+            branch.check_seq(seq)
 
     def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
         """`count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
@@ -199,17 +300,14 @@ class Pattern:
         import torch
 
         self.check_heads(heads, kv_heads)
-        columns = torch.arange(seq, device=rows.device)
+        self.check_seq(seq)
+        given = self._heads(heads, kv_heads)
         total = torch.zeros(heads, len(rows), seq, dtype=torch.int32, device=rows.device)
         for branch in self.branches:
-            length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
-            offsets = self._query_head_offsets(branch, heads, kv_heads or heads).to(rows.device)
-            same_segment = rows[:, None] // length == columns // length
-            query_kept = (rows % length) % rate == offsets[:, None]
-            key_kept = (columns % length) % rate == offsets[:, None]
-            total += same_segment & query_kept[:, :, None] & key_kept[:, None, :]
+            served = branch.served(given)
+            total[served.start : served.stop] += branch.sees(rows, seq, given)
         if is_causal:
-            total *= rows[:, None] >= columns
+            total *= rows[:, None] >= torch.arange(seq, device=rows.device)
         return total.clamp_(max=1) if self.overlap == "once" else total
 
     def zero_keys(
@@ -241,23 +339,11 @@ class Pattern:
         """`zero_keys` with tail="zeros", of rows of sequences of different lengths: `seq` is that of each row's, or of all."""
         import torch
 
-        total = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device)
+        total, given = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device), self._heads(heads, kv_heads)
         for branch in self.branches:
-            length, rate = seq.clamp(1, branch.segment_length), branch.dilation_rate
-            offsets = self._query_head_offsets(branch, heads, kv_heads).to(rows.device)[:, None]
-            place = rows % length
-            tokens = torch.minimum(place + seq - rows, length)  # of the segment
-            missing = -(-length // rate) - (tokens - offsets + rate - 1) // rate
-            total += (place % rate == offsets) * missing
+            served = branch.served(given)
+            total[served.start : served.stop] += branch.zero_keys(rows, seq, given)
         return total
-
-    def _query_head_offsets(self, branch: DilatedSegment, heads: int, kv_heads: int) -> Tensor:
-        """The offset of each query head in `branch`, int64 `(heads,)`; -1 for a head that the branch does not serve."""
-        import torch
-
-        group = heads // kv_heads
-        offsets = [self.head_offset(branch.dilation_rate, h // group, kv_heads) if branch.serves(h) else -1 for h in range(heads)]
-        return torch.tensor(offsets, device="cpu")
 
     def flops(
         self, seq: int, heads: int, head_dim: int, *, batch: int = 1, kv_heads: int | None = None, is_causal: bool = False
@@ -275,12 +361,9 @@ class Pattern:
         check_sizes(seq, heads, kv_heads, head_dim=head_dim, batch=batch)
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
-        total = 0
-        for branch in self.branches:
-            length = min(branch.segment_length, max(seq, 1))
-            for tokens, segments in ((length, seq // length), (seq % length, 1)):
-                total += segments * pairs(self, branch, tokens, heads, kv_heads or heads, is_causal)
-        return 4 * head_dim * batch * total
+        self.check_seq(seq)
+        given = self._heads(heads, kv_heads)
+        return 4 * head_dim * batch * sum(branch.pairs(seq, given, is_causal) for branch in self.branches)
 
     def describe(self) -> str:
         """A text for people, with one line for each branch."""
@@ -311,20 +394,33 @@ class Pattern:
     def __str__(self) -> str:
         if self == Pattern.dense():
             return "Pattern.dense()"
-        options = "".join(
-            f", {name}={value!r}"
-            for name, value, default in (
-                ("offset", self.offset, "modulo"),
-                ("overlap", self.overlap, "count"),
-                ("heads", self.heads, None),
-                ("head_shard", self.head_shard, None),
-                ("tail", self.tail, "exact"),
-            )
-            if value != default
-        )
-        return f"Pattern({list(self.segment_lengths)}, {list(self.dilation_rates)}{options})"
+        rules = {"offset": "modulo", "overlap": "count", "heads": None, "head_shard": None, "tail": "exact"}
+        changed = [f"{name}={getattr(self, name)!r}" for name, default in rules.items() if getattr(self, name) != default]
+        if self.only_segments:
+            return f"Pattern({', '.join([str([*self.segment_lengths]), str([*self.dilation_rates]), *changed])})"
+        calls = [branch.call() for branch in self.branches]
+        return f"Pattern.of({', '.join([*calls, *(text for text in changed if not text.startswith('heads='))])})"
+
+    def __repr__(self) -> str:
+        lists = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard", "tail")
+        if self.only_segments:
+            return f"Pattern({', '.join(f'{name}={getattr(self, name)!r}' for name in lists)})"
+        rules = [f"{name}={getattr(self, name)!r}" for name in lists[2:] if name != "heads"]
+        return f"Pattern.of({', '.join([*map(repr, self.branches), *rules])})"
 
 
 @lru_cache(maxsize=1024)
 def _from_json(text: str) -> Pattern:
-    return Pattern(**fields_of(text))
+    fields = fields_of(text)
+    if "branches" in fields:
+        return Pattern.of(*fields.pop("branches"), **fields)
+    return Pattern(**fields)
+
+
+class NotSegments(PatternError, AttributeError):
+    """A pattern has branches of other kinds than dilated segments: it has no `segment_lengths` and no `dilation_rates`."""
+
+
+def _other_kinds(branches: tuple[Branch, ...]) -> str:
+    kinds = ", ".join(sorted({branch.kind for branch in branches} - {DilatedSegment.kind}))
+    return f"the pattern has branches of kind {kinds}, and not segments alone; its branches are in Pattern.branches"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dilkit import __version__, environment
 from dilkit.device import Device
+from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
 from dilkit.selection.tuned_file import Seconds, TunedError, TunedSetup, TunedShape, bucket, load
 
@@ -59,9 +60,15 @@ def shape_of(problem: Problem) -> TunedShape:
 
 
 def branches_of(problem: Problem) -> str:
-    """The pattern's branches as "2048/1 4096/2": segment length, rounded to a power of two and at most `seq`, and rate."""
+    """The pattern's branches as "2048/1 4096/2": segment length, rounded to a power of two and at most `seq`, and rate.
+
+    Branches of other kinds are written as they are.
+    """
     pattern, seq = problem.pattern, max(problem.seq, 1)
-    parts = [f"{bucket(min(b.segment_length, seq))}/{b.dilation_rate}" for b in pattern.branches]
+    parts = [
+        f"{bucket(min(b.segment_length, seq))}/{b.dilation_rate}" if isinstance(b, DilatedSegment) else b.call()
+        for b in pattern.branches
+    ]
     return " ".join([*parts, *(["once"] if pattern.overlap == "once" else []), *([] if pattern.heads is None else ["by heads"])])
 
 

@@ -25,6 +25,7 @@ from dilkit.oracle import (
     softmax_of_count,
     with_zero_keys,
 )
+from dilkit.pattern import Branch, DilatedSegment
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -225,13 +226,16 @@ def shortened(problem: Problem) -> Problem:
     """`problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are.
 
     Of many heads and sequences fewer tokens are left, so that the oracle's matrices are no larger than those of `WIDE`. A segment
-    keeps `KEYS` of its keys, as far as it has them: of a single key no query would have a gradient.
+    keeps `KEYS` of its keys, as far as it has them: of a single key no query would have a gradient. Branches of other kinds stay.
     """
     most = SHORT * min(1.0, math.sqrt(WIDE / (problem.batch * problem.heads)))
     divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / most)))
-    pattern = problem.pattern
-    lengths = tuple(
-        max(rate, min(w, KEYS * rate), min(w, problem.seq) // divisor)
-        for w, rate in zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
-    )
-    return replace(problem, seq=problem.seq // divisor, pattern=replace(pattern, segment_lengths=lengths))
+    branches = (_shortened(branch, problem.seq, divisor) for branch in problem.pattern.branches)
+    return replace(problem, seq=problem.seq // divisor, pattern=problem.pattern.with_branches(*branches))
+
+
+def _shortened(branch: Branch, seq: int, divisor: int) -> Branch:
+    if not isinstance(branch, DilatedSegment):
+        return branch
+    w, rate = branch.segment_length, branch.dilation_rate
+    return replace(branch, segment_length=max(rate, min(w, KEYS * rate), min(w, seq) // divisor))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.device import Device, probe
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.problem import DTYPES, Problem
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
@@ -235,6 +235,36 @@ DROPPING = tuple(
     Case(feature="dropout", variant=variant, dtype=dtype, **fields) for variant, fields in _DROPPING.items() for dtype in DTYPES
 )
 """Calls that drop weights, of sequences by themselves and packed."""
+
+_MIXED = (DilatedSegment(16, 4), SlidingWindow(5), GlobalTokens(2), Strided(9))
+_OTHER_KINDS: dict[str, Fields] = {
+    "window of 1": dict(pattern=Pattern.of(SlidingWindow(1))),
+    "even window": dict(pattern=Pattern.of(SlidingWindow(8)), seq=53),
+    "odd window causal": dict(pattern=Pattern.of(SlidingWindow(7)), seq=53, is_causal=True, kv_heads=2),
+    "window of all": dict(pattern=Pattern.of(SlidingWindow(40)), mask="random"),
+    "window beyond all causal": dict(pattern=Pattern.of(SlidingWindow(1000)), seq=23, is_causal=True),
+    "dilated window": dict(pattern=Pattern.of(SlidingWindow(16, 3)), seq=47, mask="right"),
+    "dilated window causal": dict(pattern=Pattern.of(SlidingWindow(17, 4)), is_causal=True, layout="sliced"),
+    "windows by heads": dict(pattern=Pattern.of(SlidingWindow(3, heads=(0, 2)), SlidingWindow(9, 2, heads=(1, 4)))),
+    "global tokens": dict(pattern=Pattern.of(GlobalTokens(3)), mask="left"),
+    "global tokens causal": dict(pattern=Pattern.of(GlobalTokens([0, 7, 39])), is_causal=True),
+    "read only": dict(pattern=Pattern.of(GlobalTokens([3, 30], "read")), kv_heads=2),
+    "beyond the end": dict(pattern=Pattern.of(SlidingWindow(2), GlobalTokens([4, 90])), seq=31),
+    "strided": dict(pattern=Pattern.of(Strided(6)), seq=37),
+    "strided causal": dict(pattern=Pattern.of(Strided(8)), is_causal=True, seq=41),
+    "window and global": dict(pattern=Pattern.of(SlidingWindow(4), GlobalTokens(2)), seq=59),
+    "window and sinks": dict(pattern=Pattern.of(SlidingWindow(6), GlobalTokens(4, "read"), overlap="once"), is_causal=True),
+    "mixed": dict(pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3, mask="random"),
+    "mixed once causal": dict(pattern=Pattern.of(*_MIXED, overlap="once", offset="block"), seq=43, is_causal=True),
+    "mixed tail sink": dict(pattern=Pattern.of(*_MIXED, tail="zeros"), seq=43, sink="random"),
+    "mixed shard": dict(pattern=Pattern.of(*_MIXED, head_shard=(3, 8)), dropout_p=0.2),
+    "mixed packed": dict(pattern=Pattern.of(*_MIXED), batch=1, lengths=(0, 13, 25, 1), seq=39, is_causal=True),
+    "mixed last rows": dict(pattern=Pattern.of(*_MIXED), lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False),
+}
+OTHER_KINDS = tuple(
+    Case(feature="kinds", variant=variant, dtype=dtype, **fields) for variant, fields in _OTHER_KINDS.items() for dtype in DTYPES
+)
+"""Patterns with branches of other kinds than dilated segments, alone and in mixes."""
 
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
 _DEFAULT: Fields = dict(pattern=_LONG, seq=2048, head_dim=64, batch=1)

@@ -18,7 +18,7 @@ from dilkit.op.zero_keys import sink_gradient
 from dilkit.registry import Broken, backends
 from dilkit.testing.conformance import check
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import DROPPING, PROBLEMS, Case
+from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, Case
 
 SIMPLE = Case(feature="plain", variant="nested")
 
@@ -32,7 +32,7 @@ def listed(case: Case) -> Any:
     return pytest.param(case, marks=[pytest.mark.smoke] if case.dtype == "float32" else [], id=case.name)
 
 
-@pytest.mark.parametrize("case", [listed(case) for case in (*PROBLEMS, *SEQUENCES, *DROPPING)])
+@pytest.mark.parametrize("case", [listed(case) for case in (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)])
 @pytest.mark.parametrize(("backend", "device"), BACKENDS_AND_DEVICES)
 def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, into_matrix: Any) -> None:
     result = check(backend, case, device)
@@ -43,7 +43,7 @@ def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, i
 
 
 def test_case_names_are_unique() -> None:
-    names = [case.name for case in (*PROBLEMS, *SEQUENCES, *DROPPING)]
+    names = [case.name for case in (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)]
     assert len(set(names)) == len(names)
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import numpy as np
 from helpers.strategies import Heads
 
-from dilkit import Pattern
+from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 
 
 def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads) -> bool:
-    """Whether query i of `head` sees key j in one branch: the docstring of `Pattern`, term by term."""
-    served = (pattern.heads or [None] * len(pattern.segment_lengths))[branch]
-    if served is not None and not served[0] <= head < served[1]:
+    """Whether query i of `head` sees key j in one branch: the docstring of its kind, term by term."""
+    given = pattern.branches[branch]
+    if given.heads is not None and not given.heads[0] <= head < given.heads[1]:
         return False
-    w, r = pattern.segment_lengths[branch], pattern.dilation_rates[branch]
-    first, total = pattern.head_shard or (0, heads[1])
-    kv_head = first + head // (heads[0] // heads[1])
-    offset = kv_head % r if pattern.offset == "modulo" else kv_head // -(-total // r)
-    return i // w == j // w and (i % w) % r == offset and (j % w) % r == offset
+    match given:
+        case DilatedSegment(segment_length=w, dilation_rate=r):
+            first, total = pattern.head_shard or (0, heads[1])
+            kv_head = first + head // (heads[0] // heads[1])
+            offset = kv_head % r if pattern.offset == "modulo" else kv_head // -(-total // r)
+            return i // w == j // w and (i % w) % r == offset and (j % w) % r == offset
+        case SlidingWindow(window=window, dilation_rate=r):
+            return abs(i - j) < window and (i - j) % r == 0
+        case GlobalTokens(tokens=tokens, direction=direction):
+            positions = range(tokens) if isinstance(tokens, int) else tokens
+            return j in positions or (direction == "both" and i in positions)
+        case Strided(stride=stride):
+            return (i - j) % stride == 0
+    raise NotImplementedError(given)
 
 
 def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:
@@ -25,7 +34,7 @@ def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np
     count = np.zeros((heads[0], seq, seq), dtype=int)
     for head, i, j in np.ndindex(*count.shape):
         if j <= i or not is_causal:
-            count[head, i, j] = sum(sees(pattern, b, head, i, j, heads) for b in range(len(pattern.segment_lengths)))
+            count[head, i, j] = sum(sees(pattern, b, head, i, j, heads) for b in range(len(pattern.branches)))
     return count
 
 

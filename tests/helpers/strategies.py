@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from dilkit import Pattern
+from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import Branch
 
 Heads = tuple[int, int]
 """Query heads and key/value heads."""
@@ -47,3 +48,28 @@ def patterns_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
     """A pattern together with the heads it is meant for."""
     heads = draw(heads_and_groups())
     return draw(patterns(*heads)), heads
+
+
+@st.composite
+def branches_of_any_kind(draw: st.DrawFn, heads: int) -> Branch:
+    """A branch for so many query heads: windows and strides shorter and longer than the sequences of tests, even and odd."""
+    starts = st.integers(0, heads - 1)
+    served = draw(st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads))))
+    kind, size = draw(st.sampled_from([DilatedSegment, SlidingWindow, GlobalTokens, Strided])), draw(st.integers(1, 24))
+    if kind is GlobalTokens:
+        tokens = draw(st.integers(1, 4) | st.lists(st.integers(0, 20), min_size=1, max_size=4, unique=True))
+        return GlobalTokens(tokens, draw(st.sampled_from(["both", "read"])), heads=served)
+    if kind is Strided:
+        return Strided(size, heads=served)
+    return kind(size, draw(st.integers(1, min(size, 6))), heads=served)
+
+
+@st.composite
+def mixes_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
+    """A pattern of branches of any kinds, together with the heads it is meant for."""
+    heads, kv_heads = draw(heads_and_groups())
+    chosen = draw(st.lists(branches_of_any_kind(heads), min_size=1, max_size=4))
+    shard = st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda pair: (pair[0], pair[0] + kv_heads + pair[1]))
+    overlap, tail = draw(st.sampled_from([("count", "exact"), ("count", "zeros"), ("once", "exact")]))
+    rules = dict(offset=draw(st.sampled_from(["modulo", "block"])), head_shard=draw(st.none() | shard))
+    return Pattern.of(*chosen, overlap=overlap, tail=tail, **rules), (heads, kv_heads)

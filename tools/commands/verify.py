@@ -16,7 +16,7 @@ from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import DROPPING, LARGE, PROBLEMS
+from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS
 from dilkit.tools.console.arguments import add_backend_argument, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json
@@ -32,7 +32,7 @@ check every backend against the fp64 oracle on the problem list
 
 On a CUDA device each of torch's kernels is checked by itself too (sdpa:flash and so on), the list goes on with larger cases, and
 backends that promise equal bits run after run are held to it. Exit code 1 when anything is wrong."""
-LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING)
+LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)
 OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")

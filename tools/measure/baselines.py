@@ -38,7 +38,7 @@ def longnet_attention(query: Tensor, key: Tensor, value: Tensor, problem: Proble
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
-    pairs = [(min(branch.segment_length, problem.seq), branch.dilation_rate) for branch in problem.pattern.branches]
+    pairs = [(min(branch.segment_length, problem.seq), branch.dilation_rate) for branch in problem.pattern.segments]
     found = [branch_attention(query, key, value, problem, length, rate) for length, rate in pairs]
     return [out for out, _ in found], [lse for _, lse in found]
 
@@ -98,7 +98,7 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
         "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
         "tail 'zeros': pads nothing": pattern.tail != "exact",
     }
-    for branch in pattern.branches:
+    for branch in pattern.segments:
         length, rate = min(branch.segment_length, seq), branch.dilation_rate
         asked[f"seq {seq}: must be a multiple of segment length {length}; it has no short segments"] = bool(seq % length)
         asked[f"dilation rate {rate}: must divide the segment length {length}"] = bool(length % rate)

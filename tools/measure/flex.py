@@ -62,7 +62,7 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
 
 def _counter(problem: Problem, device: torch.device) -> Counter:
     """`count(h, i, j)` of tensors of indices: in how many branches query i of head h sees key j."""
-    pattern, branches, group = problem.pattern, problem.pattern.branches, problem.heads // problem.kv_heads
+    pattern, branches, group = problem.pattern, problem.pattern.segments, problem.heads // problem.kv_heads
     lengths = [min(branch.segment_length, problem.seq) for branch in branches]
 
     def offset(branch: DilatedSegment, head: int) -> int:
@@ -85,7 +85,7 @@ def _counter(problem: Problem, device: torch.device) -> Counter:
 
 def _counts_above_one(problem: Problem) -> bool:
     """Whether a key may be seen more than once: several branches serve the same head."""
-    served = [sum(branch.serves(head) for branch in problem.pattern.branches) for head in range(problem.heads)]
+    served = [sum(branch.serves(head) for branch in problem.pattern.segments) for head in range(problem.heads)]
     return problem.pattern.overlap == "count" and max(served) > 1
 
 
@@ -108,7 +108,7 @@ def _blocks(problem: Problem) -> tuple[Tensor, Tensor]:
     seq, group = problem.seq, problem.heads // problem.kv_heads
     rows, count = torch.arange(seq), -(-seq // BLOCK)
     some, whole = (torch.zeros(problem.heads, count, count, dtype=torch.bool) for _ in range(2))
-    for branch in problem.pattern.branches:
+    for branch in problem.pattern.segments:
         length, rate = min(branch.segment_length, seq), branch.dilation_rate
         for head in filter(branch.serves, range(problem.heads)):
             kept = rows % length % rate == problem.pattern.head_offset(rate, head // group, problem.kv_heads)

@@ -14,7 +14,7 @@ def detached_weights(query: Tensor, key: Tensor, value: Tensor, problem: Problem
     """`out` and `lse` of the queries in `rows`: branches merged by weights that are constants to the gradient."""
     q, k, v = (x.transpose(1, 2) for x in (query[:, rows], key, value))
     found = []
-    for branch in problem.pattern.branches:
+    for branch in problem.pattern.segments:
         alone = Pattern([branch.segment_length], [branch.dilation_rate], problem.pattern.offset)
         count = alone.count_rows(rows, problem.seq, problem.heads, is_causal=problem.is_causal)
         found.append(softmax_of_count(q, k, v, count, problem.scale))

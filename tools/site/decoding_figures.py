@@ -26,7 +26,7 @@ def kept_table(root: Path) -> str:
     rows: list[tuple[str, ...]] = [("pattern", "bound", *(f"{seen:,} tokens" for seen in SEEN))]
     for pattern in PATTERNS:
         segments = open_segments(pattern, layout, 0)
-        bound = sum(-(-branch.segment_length // branch.dilation_rate) for branch in pattern.branches)
+        bound = sum(-(-branch.segment_length // branch.dilation_rate) for branch in pattern.segments)
         kept = (sum(segment.needed(seen) for segment in segments) / KV_HEADS for seen in SEEN)
         rows.append((f"`{pattern}`", f"{bound:,}", *(f"{mean:,.0f}" for mean in kept)))
     return rows_markdown(rows)

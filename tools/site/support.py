@@ -1,4 +1,4 @@
-"""Tables of docs/backends.md: what backends can of packed sequences, caches, dropout and sinks, and which options calls have."""
+"""Tables of docs/backends.md: what backends can of what calls may ask for, and which options calls have."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dilkit import (
     ordered_dilated_attention,
 )
 from dilkit.backend import Backend
+from dilkit.pattern import KINDS
 from dilkit.tools.report.markdown import rows_markdown
 
 FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
@@ -34,10 +35,11 @@ OPTIONS = ("is_causal", "key_padding_mask", "dropout_p", "sink", "return_lse")
 
 def support_table(backends: Sequence[Backend]) -> str:
     """One row a backend: whether it can compute what a call may ask for."""
-    rows = [("backend", *FEATURES)]
+    rows = [("backend", *FEATURES, "kinds of branches")]
     for backend in backends:
         can = (flag is None or getattr(backend.limits, flag) for flag in FEATURES.values())
-        rows.append((f"`{backend.name}`", *map(_word, can)))
+        kinds = (f"`{cls.__name__}`" for name, cls in KINDS.items() if name in backend.limits.branch_kinds)
+        rows.append((f"`{backend.name}`", *map(_word, can), ", ".join(kinds)))
     return rows_markdown(rows)
 
 

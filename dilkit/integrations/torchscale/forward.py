@@ -162,7 +162,7 @@ def _transport(group: Any) -> Any:
 
 def _warn_of_difference(options: Options, pattern: Pattern, seq: int) -> None:
     """Where torchscale's results are not those of dilated attention, and so not dilkit's, say so once."""
-    for branch in pattern.branches:
+    for branch in pattern.segments:
         w, r = sizes = branch.segment_length, branch.dilation_rate
         if w % r and seq > w and sizes not in options.warned:
             options.warned.add(sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helpers.malformed.attention import CALLS, MODULES
 from helpers.malformed.commands import COMMANDS, ENVIRONMENT
+from helpers.malformed.kinds import KINDS
 from helpers.malformed.orders import LOCALITY, ORDERS, POINTS
 from helpers.malformed.plug_ins import BACKENDS
 from helpers.malformed.ranks import FAULTS, PLANS, RANKS, SHARDS
@@ -14,6 +15,7 @@ TABLE = {
     for part, cases in dict(
         call=CALLS,
         pattern=PATTERNS,
+        kinds=KINDS,
         facts=FACTS,
         module=MODULES,
         order=ORDERS,

@@ -163,7 +163,7 @@ def bound_rows(pattern: Pattern) -> int:
     >>> bound_rows(Pattern([2048, 8192, 32768], [1, 4, 16]))
     6144
     """
-    return sum(-(-branch.segment_length // branch.dilation_rate) for branch in pattern.branches)
+    return sum(-(-branch.segment_length // branch.dilation_rate) for branch in pattern.segments)
 
 
 def _of_one_step(entry: Entry, count: int) -> Entry:

@@ -1,0 +1,42 @@
+"""The kinds of branches of a pattern, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dilkit.pattern.checks import PatternError
+from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.kinds.dilated_segment import DilatedSegment
+from dilkit.pattern.kinds.global_tokens import GlobalTokens
+from dilkit.pattern.kinds.sliding_window import SlidingWindow
+from dilkit.pattern.kinds.strided import Strided
+
+__all__ = ["KINDS", "Branch", "DilatedSegment", "GlobalTokens", "SlidingWindow", "Strided", "branch_of", "check_branches"]
+
+KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in (DilatedSegment, SlidingWindow, GlobalTokens, Strided)}
+"""The classes of branches by the names of their kinds, as JSON and `Limits.branch_kinds` have them."""
+
+
+def check_branches(branches: tuple[Branch, ...]) -> None:
+    """Raise TypeError or `PatternError` unless these are branches, at least one."""
+    if not branches:
+        raise PatternError("branches is empty; a pattern has at least one branch, such as SlidingWindow(512)")
+    for i, branch in enumerate(branches):
+        if not isinstance(branch, Branch):
+            name = type(branch).__name__
+            raise TypeError(f"branches[{i}]={branch!r} is a {name}; a branch is needed, such as SlidingWindow(512)")
+
+
+def branch_of(values: Any) -> Branch:
+    """The branch that `Branch.to_fields` wrote. Raises `PatternError` or TypeError for anything else."""
+    kind = values.get("kind") if isinstance(values, Mapping) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise PatternError(f"branch {str(values)[:200]} is of no known kind; an object with kind is needed: {', '.join(KINDS)}")
+    cls, arguments = KINDS[kind], {name: value for name, value in values.items() if name != "kind"}
+    known = cls.arguments()
+    if unknown := arguments.keys() - known.keys():
+        raise PatternError(f"branch {kind} has {', '.join(map(repr, sorted(unknown)))}; its fields are {', '.join(known)}")
+    if missing := [name for name, needed in known.items() if needed and name not in arguments]:
+        raise PatternError(f"branch {kind} has no {' and no '.join(missing)}; its fields are {', '.join(known)}")
+    return cls.from_fields(arguments)

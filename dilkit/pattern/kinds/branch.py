@@ -1,0 +1,100 @@
+"""`Branch`: what every kind of branch of a pattern can say about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dilkit.checks import integer
+from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError, head_range
+from dilkit.pattern.heads import Heads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Branch(ABC):
+    """One branch of a pattern: it says whether query i of a head sees key j, and a pattern counts how many branches say so.
+
+    A kind is a frozen dataclass with these methods. Its fields are its arguments, `heads` the last of them: the range (start,
+    stop) of query heads that the branch serves, None for all of them.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def heads(self) -> tuple[int, int] | None:
+        """The query heads that the branch serves."""
+
+    @abstractmethod
+    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
+        """Which of `seq` keys the queries `rows` `(m,)` see, causality aside: bool `(heads served or 1, m, seq)`."""
+
+    @abstractmethod
+    def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
+        """How many query-key pairs the branch has over all heads that it serves: by formula, none is looked at."""
+
+    def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
+        """How many keys of padding `tail="zeros"` adds for `rows` of sequences of `seq` tokens: `(heads served, m)`, or none."""
+        return 0
+
+    def check_heads(self, in_model: int) -> None:  # noqa: B027 - most kinds serve all
+        """Raise `PatternError` unless the branch can serve a model with so many query heads."""
+
+    def check_seq(self, seq: int) -> None:  # noqa: B027
+        """Raise `PatternError` unless the branch can be applied to `seq` tokens."""
+
+    def serves(self, head: int) -> bool:
+        """Whether query head `head` takes part in this branch."""
+        return self.heads is None or self.heads[0] <= head < self.heads[1]
+
+    def served(self, heads: Heads) -> range:
+        """The query heads that take part in it, of those at hand."""
+        return range(*(self.heads or (0, heads.count)))
+
+    def within(self, start: int, stop: int) -> Branch | None:
+        """The branch for the query heads `start` to `stop - 1` alone, numbered from 0; None if it serves none of them."""
+        if self.heads is None:
+            return self
+        first, last = max(self.heads[0], start), min(self.heads[1], stop)
+        changes: dict[str, Any] = dict(heads=(first - start, last - start))
+        return dataclasses.replace(self, **changes) if first < last else None
+
+    def to_fields(self) -> dict[str, Any]:
+        """Kind and arguments as values that JSON has."""
+        return dict(kind=self.kind, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def arguments(cls) -> dict[str, bool]:
+        """The fields that `to_fields` writes beside the kind, and whether they cannot be left out."""
+        return {field.name: field.default is MISSING for field in fields(cls)}
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> Branch:
+        """The branch whose arguments `to_fields` wrote."""
+        return cls(**values)
+
+    def call(self) -> str:
+        """The call that makes this branch, without the arguments that are as by default."""
+        given = [(field, getattr(self, field.name)) for field in fields(self)]
+        positional = [repr(value) for field, value in given if field.default is MISSING]
+        named = [f"{f.name}={value!r}" for f, value in given if f.default is not MISSING and value != f.default]
+        return f"{type(self).__name__}({', '.join([*positional, *named])})"
+
+    def heads_text(self) -> str:
+        """The end of a description: which heads there are."""
+        return "" if self.heads is None else f", heads {self.heads[0]}-{self.heads[1] - 1}"
+
+    def _settle(self, **positive: Any) -> None:
+        """Make these fields integers from 1 to 2**63 - 1 and `heads` a pair. Raises TypeError or `PatternError` naming them."""
+        for name, value in positive.items():
+            checked = integer(name, value)
+            if not 1 <= checked <= WHOLE_SEQUENCE:
+                raise PatternError(f"{name}={checked} must be from 1 to 2**63 - 1")
+            object.__setattr__(self, name, checked)
+        object.__setattr__(self, "heads", head_range("heads", self.heads))

@@ -1,0 +1,112 @@
+"""`GlobalTokens`: tokens that all tokens see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dilkit.checks import integer, one_of
+from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
+from dilkit.pattern.heads import Heads
+from dilkit.pattern.kinds.branch import Branch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DIRECTIONS = ("both", "read")
+
+
+@dataclass(frozen=True)
+class GlobalTokens(Branch):
+    """Some tokens are seen by all and, with `direction="both"`, see all.
+
+        "both": i sees j  if  i or j is a global token        "read": i sees j  if  j is one
+
+    - `tokens`: how many there are, the first ones of the sequence, or their positions in it. Those that are not below the length
+      of a sequence are left out there, so that one pattern serves sequences of any lengths.
+    - `direction`: "both" is Longformer's global attention (arXiv 2004.05150), "read" the attention sinks of StreamingLLM
+      (arXiv 2309.17453). Under causality no query sees a global token after itself.
+    - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
+
+    A pair of two global tokens counts once. Positions are kept in ascending order, and `[0, 1, 2]` is the same as 3. Raises
+    `PatternError` for positions that are negative or there twice, and TypeError for what are no integers.
+
+        >>> from dilkit import GlobalTokens, Pattern
+        >>> Pattern.of(GlobalTokens([2])).count(4, 1)[0].tolist()
+        [[0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1], [0, 0, 1, 0]]
+        >>> Pattern.of(GlobalTokens(1, direction="read")).count(4, 1, is_causal=True)[0, 3].tolist()
+        [1, 0, 0, 0]
+    """
+
+    kind: ClassVar[str] = "global_tokens"
+
+    tokens: int | tuple[int, ...]
+    direction: str = "both"
+    heads: tuple[int, int] | None = None
+
+    def __init__(
+        self, tokens: int | Iterable[int], direction: str = "both", heads: range | tuple[int, int] | None = None
+    ) -> None:
+        one_of("direction", direction, DIRECTIONS, PatternError)
+        for name, value in dict(tokens=_checked(tokens), direction=direction, heads=heads).items():
+            object.__setattr__(self, name, value)
+        self._settle()
+
+    def count(self, seq: int) -> int:
+        """How many global tokens a sequence of `seq` tokens has."""
+        return min(self.tokens, seq) if isinstance(self.tokens, int) else sum(token < seq for token in self.tokens)
+
+    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
+        import torch
+
+        keys = self._among(torch.arange(seq, device=rows.device))
+        if self.direction == "read":
+            return keys.expand(1, len(rows), seq)
+        return (self._among(rows)[:, None] | keys)[None]
+
+    def _among(self, positions: Tensor) -> Tensor:
+        import torch
+
+        if isinstance(self.tokens, int):
+            return positions < self.tokens
+        return torch.isin(positions, torch.tensor(self.tokens, device=positions.device))
+
+    def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
+        count = self.count(seq)
+        if self.direction == "both":  # under causality, of each token that is global those before it, those after it, and itself
+            pairs = count * (seq + 1) - count * (count + 1) // 2 if is_causal else count * (2 * seq - count)
+        elif isinstance(self.tokens, int) or not is_causal:
+            pairs = count * seq - (count * (count - 1) // 2 if is_causal else 0)
+        else:
+            pairs = sum(seq - token for token in self.tokens if token < seq)
+        return len(self.served(heads)) * pairs
+
+    def __str__(self) -> str:
+        what = "seen by all, and seeing all" if self.direction == "both" else "seen by all"
+        if isinstance(self.tokens, int):
+            which = "the first token" if self.tokens == 1 else f"the first {self.tokens:,} tokens"
+        else:
+            shown = ", ".join(map(str, self.tokens[:8])) + (", ..." if len(self.tokens) > 8 else "")
+            which = f"token{'s' if len(self.tokens) > 1 else ''} {shown}"
+        return f"{which}, {what}{self.heads_text()}"
+
+
+def _checked(tokens: Any) -> int | tuple[int, ...]:
+    """A number of tokens, or their positions in ascending order; a number where they are the first ones."""
+    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable) or getattr(tokens, "ndim", 1) == 0:
+        count = integer("tokens", tokens)
+        if not 1 <= count <= WHOLE_SEQUENCE:
+            raise PatternError(f"tokens={count} must be from 1 to 2**63 - 1, or a list of positions")
+        return count
+    positions = sorted(integer(f"tokens[{i}]", token) for i, token in enumerate(tokens))
+    if not positions:
+        raise PatternError("tokens is empty; give the positions of at least one global token, or their number")
+    if positions[0] < 0 or positions[-1] >= WHOLE_SEQUENCE:
+        bad = positions[0] if positions[0] < 0 else positions[-1]
+        raise PatternError(f"tokens has position {bad}; positions are from 0 to 2**63 - 2, counted from the sequence's start")
+    if len(set(positions)) < len(positions):
+        twice = next(a for a, b in pairwise(positions) if a == b)
+        raise PatternError(f"tokens has position {twice} twice; a token is global or not, give each position once")
+    return len(positions) if positions[-1] == len(positions) - 1 else tuple(positions)

@@ -1,0 +1,118 @@
+"""Attention over branches of every kind, against torch's attention with the explicit mask, which is made pair by pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers.calls import gradients, tensors
+from helpers.definition import brute_force
+from helpers.strategies import Heads, mixes_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from dilkit import (
+    DilatedAttention,
+    DilatedSegment,
+    GlobalTokens,
+    Pattern,
+    SlidingWindow,
+    Strided,
+    attention_mass,
+    attention_rows,
+    dilated_attention,
+    order,
+    ordered_dilated_attention,
+)
+from dilkit.oracle import oracle_attention
+
+SEQ, HEADS = 26, (4, 2)
+EVERY_KIND = [
+    *(Pattern.of(SlidingWindow(window)) for window in (1, 4, 5, SEQ, 2 * SEQ)),
+    Pattern.of(SlidingWindow(9, 2), SlidingWindow(10, 3)),
+    Pattern.of(GlobalTokens(3), SlidingWindow(2)),
+    Pattern.of(GlobalTokens([4, 25, 90], "read"), SlidingWindow(2)),
+    Pattern.of(Strided(5)),
+    Pattern.of(*(SlidingWindow(3 * h + 1, heads=(h, h + 1)) for h in range(HEADS[0]))),
+    Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7)),
+    Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7), overlap="once"),
+]
+PATTERN = Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens(2))
+
+
+def by_torch(pattern: Pattern, heads: Heads, is_causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The formula with a bias for each pair: log of the count, which is one of the definition's loops."""
+    count = brute_force(pattern, q.shape[1], heads, is_causal)
+    count = torch.from_numpy(np.minimum(count, 1) if pattern.overlap == "once" else count)
+    unseen = ~count.any(-1)  # a softmax over nothing is NaN; these rows are 0
+    bias = count.double().log().masked_fill(unseen[..., None], 0.0)
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    out = scaled_dot_product_attention(query, key, value, attn_mask=bias.to(q.dtype), enable_gqa=True)
+    return out.masked_fill(unseen[None, ..., None], 0.0).transpose(1, 2)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("pattern", EVERY_KIND, ids=str)
+def test_reference_and_oracle_are_torch_with_the_mask(pattern: Pattern, is_causal: bool) -> None:
+    torch.manual_seed(1)
+    inputs = tensors(seq=SEQ, heads=HEADS[0], kv_heads=HEADS[1], dtype=torch.float64)
+    ways = {
+        "torch": lambda *x: by_torch(pattern, HEADS, is_causal, *x),
+        "reference": lambda *x: dilated_attention(*x, pattern, is_causal=is_causal, backend="reference"),
+        "oracle": lambda *x: oracle_attention(*x, pattern, is_causal=is_causal)[0],
+    }
+    expected = (ways["torch"](*inputs), *gradients(ways["torch"], inputs))
+    for name in ("reference", "oracle"):
+        for found, right in zip((ways[name](*inputs), *gradients(ways[name], inputs)), expected, strict=True):
+            torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@settings(max_examples=30, deadline=None)
+@given(mixes_with_heads(), st.integers(1, 17), st.booleans())
+def test_random_mixes_are_torch_with_the_mask(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
+    pattern, heads = drawn
+    pattern = pattern.with_branches(*pattern.branches, tail="exact")
+    inputs = tensors(seq=seq, heads=heads[0], kv_heads=heads[1], batch=1, head_dim=3, dtype=torch.float64)
+    found = dilated_attention(*inputs, pattern, is_causal=is_causal, backend="reference")
+    torch.testing.assert_close(found, by_torch(pattern, heads, is_causal, *inputs), rtol=1e-9, atol=1e-9)
+
+
+def test_a_window_is_masked_attention_of_a_model() -> None:
+    """The mask of transformers: `sliding_window` keys, the query's own among them."""
+    q, k, v = tensors(seq=SEQ, dtype=torch.float64)
+    apart = torch.arange(SEQ)[:, None] - torch.arange(SEQ)
+    mask = (apart >= 0) & (apart < 6)
+    expected = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask).transpose(1, 2)
+    torch.testing.assert_close(dilated_attention(q, k, v, Pattern.of(SlidingWindow(6)), is_causal=True), expected)
+
+
+def test_what_looks_at_weights_knows_every_kind() -> None:
+    q, k, _ = tensors(seq=SEQ, kv_heads=2, dtype=torch.float64)
+    whole = attention_rows(q, k, PATTERN, range(SEQ))
+    identity = torch.eye(SEQ, dtype=torch.float64).expand(2, 2, SEQ, SEQ).transpose(1, 2)
+    wide, keys = (torch.nn.functional.pad(x, (0, SEQ - 8)) for x in (q, k))
+    expected = dilated_attention(wide, keys, identity, PATTERN, scale=8**-0.5).transpose(1, 2)
+    torch.testing.assert_close(whole, expected)
+    torch.testing.assert_close(attention_mass(q, k, PATTERN), whole.sum(2))
+
+
+def test_token_orders_take_every_kind() -> None:
+    q, k, v = tensors(seq=24, kv_heads=2, dtype=torch.float64)
+    orders = order((4, 6), "hilbert"), order((4, 6), "morton")
+    found = ordered_dilated_attention(q, k, v, PATTERN, orders)
+    for head, one in enumerate(orders):
+        place = torch.from_numpy(one.rank.copy())
+        count = PATTERN.count(24, 4, kv_heads=2)[2 * head : 2 * head + 2][:, place][:, :, place]
+        own = (x.transpose(1, 2) for x in (q[:, :, 2 * head : 2 * head + 2], k[:, :, [head]], v[:, :, [head]]))
+        right = scaled_dot_product_attention(*own, attn_mask=count.double().log(), enable_gqa=True).transpose(1, 2)
+        torch.testing.assert_close(found[:, :, 2 * head : 2 * head + 2], right)
+
+
+def test_modules_and_compiled_calls_take_every_kind() -> None:
+    inputs = tensors(seq=SEQ)
+    expected = dilated_attention(*inputs, PATTERN)
+    assert torch.equal(DilatedAttention(PATTERN)(*inputs), expected)
+    compiled = torch.compile(lambda *x: dilated_attention(*x, PATTERN), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*inputs), expected)

@@ -1,0 +1,86 @@
+"""Where a pattern is taken apart: branches of other kinds are taken by their count, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.calls import tensors
+
+from dilkit import DilatedSegment, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, dilated_attention, explain
+from dilkit.comm import packed_cuts, shard_cuts, share_sequences
+from dilkit.pattern import KINDS
+from dilkit.registry import backends
+from dilkit.selection import tuned
+from dilkit.testing.accuracy import shortened
+
+MIX = Pattern.of(SlidingWindow(300), DilatedSegment(512, 4), GlobalTokens(4))
+
+
+def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
+    return Problem(pattern=pattern, seq=seq, heads=4, head_dim=8, requires_grad=True)
+
+
+def test_backends_refuse_kinds_that_they_do_not_name() -> None:
+    assert Limits().branch_kinds == {"dilated_segment"}
+    for backend in backends().values():
+        refused = {r.code: r for r in backend.refusals(problem())}
+        if backend.limits.branch_kinds >= set(KINDS):
+            assert "branch kind" not in refused
+        else:
+            assert "supports dilated_segment" in str(refused["branch kind"])
+
+
+def test_the_automatic_choice_is_who_takes_them_and_says_why_not_others() -> None:
+    trace = explain(problem())
+    assert "branch_kinds" not in str(trace)
+    assert set(KINDS) <= backends()[trace.picked].limits.branch_kinds
+    reasons = {d.name: " ".join(d.reasons) for d in trace.decisions if d.verdict == "refused"}
+    assert "branch kind global_tokens, sliding_window" in reasons["sdpa"]
+
+
+def test_a_pattern_of_another_kind_has_no_lists() -> None:
+    assert not hasattr(MIX, "segment_lengths")
+    assert not hasattr(MIX, "nonsense")
+    assert not MIX.only_segments
+    assert MIX.heads is None
+    assert Pattern.of(SlidingWindow(2, heads=(0, 1)), SlidingWindow(2)).heads == ((0, 1), None)
+
+
+def test_cuts_keep_to_the_segments_of_a_mix() -> None:
+    segments, mix = Pattern([64], [4]), Pattern.of(SlidingWindow(300), DilatedSegment(64, 4))
+    assert shard_cuts(10_000, 3, mix) == shard_cuts(10_000, 3, segments) != shard_cuts(10_000, 3)
+    assert shard_cuts(10_000, 3, Pattern.of(SlidingWindow(300))) == shard_cuts(10_000, 3)
+    assert packed_cuts([9000, 1000], 3, mix) == packed_cuts([9000, 1000], 3, segments) != packed_cuts([9000, 1000], 3)
+
+
+def test_sequences_are_shared_by_the_work_of_every_kind() -> None:
+    lengths = [100, 7, 60, 44]
+    assert share_sequences(lengths, 2, Pattern.dense(), heads=4) == ((0,), (1, 2, 3))
+    assert share_sequences(lengths, 2, Pattern.of(SlidingWindow(8)), heads=4) == ((0, 1), (2, 3))
+
+
+def test_measurements_tell_kinds_apart() -> None:
+    assert tuned.branches_of(problem()) == "SlidingWindow(300) 512/4 GlobalTokens(4)"
+    assert tuned.branches_of(problem(Pattern.of(SlidingWindow(300, 2)))) == "SlidingWindow(300, dilation_rate=2)"
+
+
+def test_a_shorter_problem_keeps_other_kinds() -> None:
+    short = shortened(problem(seq=1 << 20))
+    assert short.seq < 1 << 20
+    assert short.pattern.branches[::2] == MIX.branches[::2]
+    assert short.pattern.branches[1].segment_length < 512
+
+
+@pytest.mark.parametrize("attribute", ["segment_lengths", "dilation_rates"])
+def test_no_list_is_read_silently(attribute: str) -> None:
+    with pytest.raises(AttributeError, match=f"{attribute}.*global_tokens, sliding_window.*Pattern.branches"):
+        getattr(MIX, attribute)
+
+
+def test_a_third_backend_is_never_given_what_it_does_not_name() -> None:
+    torch.manual_seed(2)
+    q, k, v = tensors(seq=20)
+    for name, backend in backends().items():
+        if not backend.limits.branch_kinds >= set(KINDS):
+            with pytest.raises(ValueError, match="branch kind"):
+                dilated_attention(q, k, v, MIX, backend=name)

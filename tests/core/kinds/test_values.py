@@ -1,0 +1,160 @@
+"""Branches of every kind as values: their count, their cost, and their ways of being written down."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from helpers.definition import brute_force
+from helpers.strategies import Heads, mixes_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dilkit
+from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import KINDS, WHOLE_SEQUENCE
+
+MIX = Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7))
+NAMES = {name: getattr(dilkit, name) for name in ("Pattern", "DilatedSegment", *(cls.__name__ for cls in KINDS.values()))}
+
+
+@settings(max_examples=80, deadline=None)
+@given(mixes_with_heads(), st.integers(0, 17), st.booleans())
+def test_count_is_the_definition(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
+    pattern, heads = drawn
+    expected = brute_force(pattern, seq, heads, is_causal)
+    expected = np.minimum(expected, 1) if pattern.overlap == "once" else expected
+    count = pattern.count(seq, heads[0], kv_heads=heads[1], is_causal=is_causal)
+    assert count.dtype == torch.int32
+    np.testing.assert_array_equal(count.numpy(), expected)
+    some = pattern.count_rows(torch.arange(seq)[1::2], seq, heads[0], kv_heads=heads[1], is_causal=is_causal)
+    np.testing.assert_array_equal(some.numpy(), expected[:, 1::2])
+
+
+@settings(max_examples=80, deadline=None)
+@given(mixes_with_heads(), st.integers(0, 29), st.booleans())
+def test_flops_by_formula_are_those_of_the_count(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
+    pattern, heads = drawn
+    pairs = int(pattern.with_branches(*pattern.branches, overlap="count", tail="exact").count(
+        seq, heads[0], kv_heads=heads[1], is_causal=is_causal
+    ).sum())  # fmt: skip
+    assert pattern.flops(seq, heads[0], 5, batch=3, kv_heads=heads[1], is_causal=is_causal) == 4 * 5 * 3 * pairs
+
+
+def test_flops_of_a_long_sequence_need_no_matrix() -> None:
+    seq, window = 2**40, 2**10
+    assert Pattern.of(SlidingWindow(window)).flops(seq, 1, 1, is_causal=True) == 4 * (seq * window - window * (window - 1) // 2)
+    assert Pattern.of(GlobalTokens(1)).flops(seq, 1, 1) == 4 * (2 * seq - 1)
+    assert Pattern.of(Strided(seq // 2)).flops(seq, 1, 1) == 4 * 2 * seq
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixes_with_heads())
+def test_a_mix_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, Heads]) -> None:
+    pattern, _ = drawn
+    assert Pattern.from_json(pattern.to_json()) == pattern
+    for text in (str(pattern), repr(pattern)):
+        assert eval(text, NAMES) == pattern
+    for twin in (pickle.loads(pickle.dumps(pattern)), copy.copy(pattern), copy.deepcopy(pattern)):
+        assert (twin, hash(twin), twin.to_json()) == (pattern, hash(pattern), pattern.to_json())
+    assert len(pattern.describe().splitlines()) == len(pattern.branches) + 1
+
+
+def test_both_ways_of_making_a_pattern_of_segments_give_the_same_value() -> None:
+    by_lists = Pattern([4, 8], [1, 2], heads=[(0, 2), None], offset="block")
+    by_branches = Pattern.of(DilatedSegment(4, 1, heads=range(2)), DilatedSegment(8, 2), offset="block")
+    assert by_branches == by_lists
+    assert hash(by_branches) == hash(by_lists)
+    assert (repr(by_branches), str(by_branches), by_branches.to_json()) == (repr(by_lists), str(by_lists), by_lists.to_json())
+    assert by_branches.segment_lengths == (4, 8)
+    assert dataclasses.replace(by_branches, overlap="once") == dataclasses.replace(by_lists, overlap="once")
+
+
+def test_a_pattern_of_segments_is_written_as_it_always_was() -> None:
+    pattern = Pattern([4, 8], [1, 2], heads=[(0, 2), None], tail="zeros")
+    assert pattern.to_json() == (
+        '{"segment_lengths":[4,8],"dilation_rates":[1,2],"offset":"modulo","overlap":"count","heads":[[0,2],null],'
+        '"head_shard":null,"tail":"zeros"}'
+    )
+    assert repr(pattern) == (
+        "Pattern(segment_lengths=(4, 8), dilation_rates=(1, 2), offset='modulo', overlap='count', heads=((0, 2), None), "
+        "head_shard=None, tail='zeros')"
+    )
+
+
+def test_json_may_leave_out_what_is_as_by_default() -> None:
+    text = '{"branches": [{"kind": "sliding_window", "window": 3}, {"kind": "global_tokens", "tokens": [2, 5]}]}'
+    assert Pattern.from_json(text) == Pattern.of(SlidingWindow(3), GlobalTokens([2, 5]))
+    assert set(json.loads(MIX.to_json())) == {"branches", "offset", "overlap", "head_shard", "tail"}
+
+
+def test_every_argument_tells_branches_apart() -> None:
+    branches = [
+        SlidingWindow(4),
+        SlidingWindow(5),
+        SlidingWindow(4, 2),
+        SlidingWindow(4, heads=(0, 1)),
+        Strided(4),
+        Strided(5),
+        Strided(4, heads=(0, 1)),
+        GlobalTokens(4),
+        GlobalTokens([4]),
+        GlobalTokens(4, "read"),
+        GlobalTokens(4, heads=(0, 1)),
+    ]
+    patterns = [Pattern.of(branch) for branch in branches]
+    texts = ({p.to_json() for p in patterns}, {str(p) for p in patterns}, {p.describe() for p in patterns})
+    assert [len(set(patterns)), *map(len, texts)] == [len(branches)] * 4
+
+
+def test_equal_branches_written_differently() -> None:
+    assert GlobalTokens([2, 0, 1]) == GlobalTokens(3) == GlobalTokens(np.arange(3)) == GlobalTokens(torch.tensor(3))
+    assert GlobalTokens(torch.tensor([9, 4])).tokens == (4, 9)
+    assert SlidingWindow(np.int64(4), torch.tensor(2)) == SlidingWindow(4, 2)
+    assert type(SlidingWindow(np.int64(4)).window) is int
+
+
+@pytest.mark.parametrize("seq", [1, 2, 7, 8])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_windows_from_one_token_to_more_than_there_are(seq: int, is_causal: bool) -> None:
+    def count(window: int) -> torch.Tensor:
+        return Pattern.of(SlidingWindow(window)).count(seq, 2, is_causal=is_causal)
+
+    dense = Pattern.dense().count(seq, 2, is_causal=is_causal)
+    assert torch.equal(count(1), torch.eye(seq, dtype=torch.int32).expand(2, -1, -1))
+    for window in (seq, seq + 1, WHOLE_SEQUENCE):
+        assert torch.equal(count(window), dense)
+    assert int(count(4).sum(-1).max()) == min(seq, 4 if is_causal else 7)
+
+
+def test_global_tokens_beyond_the_end_are_left_out() -> None:
+    assert torch.equal(Pattern.of(GlobalTokens([1, 9])).count(4, 1), Pattern.of(GlobalTokens([1])).count(4, 1))
+    assert Pattern.of(GlobalTokens([9])).count(4, 1).sum() == 0
+    assert GlobalTokens(WHOLE_SEQUENCE).count(5) == 5
+    assert torch.equal(Pattern.of(GlobalTokens(WHOLE_SEQUENCE)).count(4, 1), Pattern.dense().count(4, 1))
+
+
+def test_a_tail_is_that_of_the_segments_in_a_mix() -> None:
+    alone = Pattern([4], [2], tail="zeros")
+    mixed = Pattern.of(SlidingWindow(3), DilatedSegment(4, 2), Strided(2), tail="zeros")
+    assert torch.equal(mixed.zero_keys(7, 2), alone.zero_keys(7, 2))
+    assert mixed.zero_keys(7, 2).any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixes_with_heads(), st.data())
+def test_a_part_of_the_heads_sees_what_it_sees_among_all(drawn: tuple[Pattern, Heads], data: st.DataObject) -> None:
+    pattern, (heads, kv_heads) = drawn
+    start = data.draw(st.integers(0, kv_heads - 1))
+    stop, group = data.draw(st.integers(start + 1, kv_heads)), heads // kv_heads
+    expected = pattern.count(11, heads, kv_heads=kv_heads)[start * group : stop * group]
+    part = pattern.of_kv_heads(start, stop, heads, kv_heads)
+    if part is None:
+        assert not expected.any()
+    else:
+        assert torch.equal(part.count(11, (stop - start) * group, kv_heads=stop - start), expected)

@@ -1,0 +1,119 @@
+"""Malformed branches of every kind, and what patterns with other branches than dilated segments are refused for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from helpers.malformed.case import MASK, Case, Q
+
+from dilkit import DilatedCache, DilatedSegment, GlobalTokens, Pattern, PatternError, SlidingWindow, Strided, dilated_attention
+from dilkit.comm import ExchangePlan, exchange_plan, ring_dilated_attention, run_threads
+from dilkit.decoding.kept import kept_count
+from dilkit.selector import NoBackendError
+
+WINDOW = Pattern.of(SlidingWindow(3))
+
+
+def branch(kind: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: kind(*args, **options)
+
+
+def of(*branches: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: Pattern.of(*branches, **options)
+
+
+def read(text: str) -> Callable[[], Any]:
+    return lambda: Pattern.from_json(text)
+
+
+KINDS = {
+    "a window of nothing": Case(branch(SlidingWindow, 0), PatternError, ("window=0", "from 1")),
+    "a negative window": Case(branch(SlidingWindow, -4), PatternError, ("window=-4", "from 1")),
+    "a window of a fraction": Case(branch(SlidingWindow, 4.0), TypeError, ("window=4.0", "float", "integer")),
+    "a window of a bool": Case(branch(SlidingWindow, True), TypeError, ("window=True", "bool", "integer")),
+    "a window of a pair": Case(branch(SlidingWindow, (2, 2)), TypeError, ("window=(2, 2)", "tuple", "integer")),
+    "a window beyond 64 bits": Case(branch(SlidingWindow, 2**63), PatternError, ("window=", "2**63 - 1")),
+    "a window of rate 0": Case(branch(SlidingWindow, 4, 0), PatternError, ("dilation_rate=0", "from 1")),
+    "a window below its rate": Case(branch(SlidingWindow, 4, 5), PatternError, ("dilation_rate=5", "window=4", "at most")),
+    "a window of one head": Case(branch(SlidingWindow, 4, heads=1), TypeError, ("heads=1", "(start, stop)")),
+    "a window of no heads": Case(branch(SlidingWindow, 4, heads=(2, 2)), PatternError, ("heads=(2, 2)", "start < stop")),
+    "a window of every other head": Case(branch(SlidingWindow, 4, heads=range(0, 4, 2)), PatternError, ("heads=", "step 2")),
+    "a stride of 0": Case(branch(Strided, 0), PatternError, ("stride=0", "from 1")),
+    "a stride of a text": Case(branch(Strided, "4"), TypeError, ("stride='4'", "str", "integer")),
+    "a stride of negative heads": Case(branch(Strided, 4, heads=(-1, 2)), PatternError, ("heads=(-1, 2)", "0 <= start")),
+    "no global tokens": Case(branch(GlobalTokens, 0), PatternError, ("tokens=0", "positions")),
+    "global tokens nowhere": Case(branch(GlobalTokens, []), PatternError, ("tokens is empty", "at least one")),
+    "global tokens of a fraction": Case(branch(GlobalTokens, 1.5), TypeError, ("tokens=1.5", "float", "integer")),
+    "global tokens of a text": Case(branch(GlobalTokens, "12"), TypeError, ("tokens='12'", "integer")),
+    "global tokens of fractions": Case(branch(GlobalTokens, np.ones(2)), TypeError, ("tokens[0]", "float", "integer")),
+    "global tokens as a mask": Case(branch(GlobalTokens, [True, False]), TypeError, ("tokens[0]=True", "bool")),
+    "global tokens of torch as a mask": Case(branch(GlobalTokens, MASK[0]), TypeError, ("tokens[0]", "bool")),
+    "a global token before the first": Case(branch(GlobalTokens, [3, -1]), PatternError, ("position -1", "from 0")),
+    "a global token beyond 64 bits": Case(branch(GlobalTokens, [2**63 - 1]), PatternError, ("position", "2**63 - 2")),
+    "a global token twice": Case(branch(GlobalTokens, [3, 1, 3]), PatternError, ("position 3 twice", "once")),
+    "global tokens that write": Case(branch(GlobalTokens, 2, "write"), PatternError, ("direction='write'", "'both'", "'read'")),
+    "no branches of any kind": Case(of(), PatternError, ("branches is empty", "at least one")),
+    "a list of branches": Case(of([SlidingWindow(2)]), TypeError, ("branches[0]", "list", "a branch is needed")),
+    "a pattern as a branch": Case(of(SlidingWindow(2), WINDOW), TypeError, ("branches[1]", "Pattern", "a branch is needed")),
+    "a class as a branch": Case(of(SlidingWindow), TypeError, ("branches[0]", "a branch is needed")),
+    "an unknown overlap of branches": Case(of(SlidingWindow(2), overlap="sum"), PatternError, ("overlap='sum'", "'once'")),
+    "a tail that counts once": Case(of(Strided(2), tail="zeros", overlap="once"), PatternError, ("tail='zeros'", "overlap")),
+    "a shard as a number": Case(of(Strided(2), head_shard=4), TypeError, ("head_shard=4", "pair")),
+    "heads that are not there": Case(
+        lambda: Pattern.of(Strided(2), SlidingWindow(2, heads=(3, 5))).count(4, 4), PatternError, ("heads[1]=(3, 5)", "4 heads")
+    ),
+    "JSON of an unknown kind": Case(read('{"branches": [{"kind": "round"}]}'), PatternError, ("round", "sliding_window")),
+    "JSON of no kind": Case(read('{"branches": [{"window": 3}]}'), PatternError, ("{'window': 3}", "kind")),
+    "JSON of a kind that is a list": Case(read('{"branches": [{"kind": []}]}'), PatternError, ("kind",)),
+    "JSON of a branch as a text": Case(read('{"branches": ["sliding_window"]}'), PatternError, ("sliding_window", "object")),
+    "JSON of branches as an object": Case(read('{"branches": {}}'), PatternError, ("branches", "list")),
+    "JSON of no branches": Case(read('{"branches": []}'), PatternError, ("branches is empty",)),
+    "JSON of a window without one": Case(read('{"branches": [{"kind": "sliding_window"}]}'), PatternError, ("no window",)),
+    "JSON of a window of a text": Case(
+        read('{"branches": [{"kind": "sliding_window", "window": "3"}]}'), TypeError, ("window='3'", "integer")
+    ),
+    "JSON of a stride with a window": Case(
+        read('{"branches": [{"kind": "strided", "stride": 2, "window": 3}]}'), PatternError, ("'window'", "stride, heads")
+    ),
+    "JSON of branches and lists": Case(
+        read('{"branches": [{"kind": "strided", "stride": 2}], "segment_lengths": [4]}'), PatternError, ("'segment_lengths'",)
+    ),
+    "segment lengths of a window": Case(
+        lambda: WINDOW.segment_lengths, (PatternError, AttributeError), ("segment_lengths", "sliding_window", "Pattern.branches")
+    ),
+    "dilation rates of a mix": Case(
+        lambda: Pattern.of(DilatedSegment(4, 2), Strided(3)).dilation_rates,
+        (PatternError, AttributeError),
+        ("dilation_rates", "strided", "Pattern.branches"),
+    ),
+    "segments of a window": Case(lambda: WINDOW.segments, PatternError, ("sliding_window", "Pattern.branches")),
+    "a cache of a window": Case(
+        lambda: DilatedCache(WINDOW, kv_heads=2), PatternError, ("SlidingWindow(3)", "dilated_attention_with_kvcache")
+    ),
+    "what a cache keeps of a window": Case(lambda: kept_count(WINDOW, 8, 2), PatternError, ("sliding_window",)),
+    "a plan for a window": Case(
+        lambda: exchange_plan(WINDOW, (0, 4, 8), 2), PatternError, ("SlidingWindow(3)", "ranks", "dilkit.dilated_attention")
+    ),
+    "a plan of the class for a mix": Case(
+        lambda: ExchangePlan(Pattern.of(DilatedSegment(4, 2), Strided(3)), (0, 4, 8), 2, 2), PatternError, ("Strided(3)", "ranks")
+    ),
+    "a window over ranks": Case(
+        lambda: run_threads(2, lambda comm: ring_dilated_attention(Q, Q, Q, WINDOW, comm)),
+        PatternError,
+        ("SlidingWindow(3)", "ranks"),
+    ),
+    "a window on the CPU kernel": Case(
+        lambda: dilated_attention(Q, Q, Q, WINDOW, backend="native"),
+        NoBackendError,
+        ("branch kind sliding_window", "supports dilated_segment", "reference"),
+    ),
+    "a window of torch's kernels, once": Case(
+        lambda: dilated_attention(Q, Q, Q, Pattern.of(SlidingWindow(2), Strided(2), overlap="once"), backend="sdpa"),
+        NoBackendError,
+        ("branch kind sliding_window, strided", "supports dilated_segment"),
+    ),
+    "a tensor as a window": Case(branch(SlidingWindow, torch.ones(2)), TypeError, ("window=", "integer")),
+}
