@@ -12,6 +12,7 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "Backend": "backend",
+    "BlockSparse": "pattern",
     "Device": "device",
     "DilatedAttention": "nn",
     "DilatedCache": "decoding",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from dilkit.orders.token_order import TokenOrder as TokenOrder
     from dilkit.orders.token_order import order as order
     from dilkit.packed.attention import dilated_attention_varlen as dilated_attention_varlen
+    from dilkit.pattern import BlockSparse as BlockSparse
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import GlobalTokens as GlobalTokens
     from dilkit.pattern import Pattern as Pattern

@@ -1,7 +1,7 @@
 """The attention pattern, a value: which query sees which key, and how many times."""
 
 from dilkit.pattern.checks import OFFSETS, OVERLAPS, TAILS, WHOLE_SEQUENCE, PatternError
-from dilkit.pattern.kinds import KINDS, Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
+from dilkit.pattern.kinds import KINDS, BlockLayout, BlockSparse, Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
 from dilkit.pattern.pattern import Pattern
 
 __all__ = [
@@ -10,6 +10,8 @@ __all__ = [
     "OVERLAPS",
     "TAILS",
     "WHOLE_SEQUENCE",
+    "BlockLayout",
+    "BlockSparse",
     "Branch",
     "DilatedSegment",
     "GlobalTokens",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.device import Device, probe
-from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.problem import DTYPES, Problem
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
@@ -252,6 +252,10 @@ _OTHER_KINDS: dict[str, Fields] = {
     "beyond the end": dict(pattern=Pattern.of(SlidingWindow(2), GlobalTokens([4, 90])), seq=31),
     "strided": dict(pattern=Pattern.of(Strided(6)), seq=37),
     "strided causal": dict(pattern=Pattern.of(Strided(8)), is_causal=True, seq=41),
+    "blocks": dict(pattern=Pattern.of(BlockSparse.local_global(6, 8)), seq=43, mask="random"),
+    "blocks by heads causal": dict(pattern=Pattern.of(BlockSparse.bigbird(8, 6, heads=4)), seq=45, kv_heads=2, is_causal=True),
+    "blocks and segments": dict(pattern=Pattern.of(BlockSparse.bigbird(5, 9), DilatedSegment(16, 2)), seq=41),
+    "blocks packed": dict(pattern=Pattern.of(BlockSparse.bigbird(9, 3)), batch=1, lengths=(26, 13), seq=39),
     "window and global": dict(pattern=Pattern.of(SlidingWindow(4), GlobalTokens(2)), seq=59),
     "window and sinks": dict(pattern=Pattern.of(SlidingWindow(6), GlobalTokens(4, "read"), overlap="once"), is_causal=True),
     "mixed": dict(pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3, mask="random"),

