@@ -25,8 +25,9 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 OWN = Path(sys.prefix).resolve() == ROOT / ".venv"
 PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-BESIDE = {"test": ["mpich"]}
-"""What a stage installs into a folder of its own: MPICH's wheel and Open MPI's both have a bin/mpirun."""
+BESIDE = {"test": ["mpich"], "kernels": ["nvidia-cuda-nvrtc"]}
+"""What a stage installs into a folder of its own: MPICH's wheel and Open MPI's both have a bin/mpirun, and CuPy would take
+NVRTC of CUDA 13 in place of that of CUDA 12."""
 
 
 def main(stage: str) -> int:

@@ -132,7 +132,7 @@ class CupyRaw(TiledBackend):
             return tall
         tiles = tall_tiles(problem, tall.tile_rows, LOW_ROWS)
         copies = problem.batch * _all_rows(tensors, problem).seq / problem.seq
-        enough = tiles and tiles * copies >= self.launcher.resident(tall, _device(tensors))
+        enough = tiles and tiles * copies >= self.launcher.at_least_resident(tall, _device(tensors))
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:

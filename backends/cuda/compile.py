@@ -1,6 +1,6 @@
 """CUDA sources to machine code: NVRTC, with a cache on disk that many processes share.
 
-    file = cache / sha256(source, headers, options, NVRTC version).cubin = sha256(code) + code
+    file = cache / sha256(source, headers, options, build of NVRTC).cubin = sha256(code) + code
 
 A file appears whole or not at all, and is believed only if its digest is right. Where the cache cannot be used, each process
 compiles for itself.
@@ -9,6 +9,7 @@ compiles for itself.
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
@@ -46,10 +47,15 @@ def compiler_version() -> tuple[int, int]:
     return major, minor
 
 
+def compiler_build() -> str:
+    """Which NVRTC it is to the patch level, such as "12.9.86 CL-36037853". Raises as `compiler_version`."""
+    return _build(_nvrtc())
+
+
 def facts() -> tuple[str, str]:
     """What machine code depends on beside the device and the kernel: the compiler, and all sources. Raises as it does."""
     digest = hashlib.sha256("".join(part for both in _texts().items() for part in both).encode()).hexdigest()
-    return "NVRTC {}.{}".format(*compiler_version()), f"sources {digest[:16]}"
+    return f"NVRTC {compiler_build()}", f"sources {digest[:16]}"
 
 
 def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
@@ -71,7 +77,7 @@ def architecture(capability: Capability, known: list[int]) -> str:
     version = ".".join(map(str, compiler_version()))
     raise RuntimeError(
         f"NVRTC {version} compiles for {shown}, none of which runs on sm_{major}{minor}: install a newer CUDA toolkit for newer "
-        "GPUs, one of CUDA 12 for those before sm_75"
+        "GPUs, one of CUDA 12 for those before sm_75 (pip install 'dilkit[cuda12]', without nvidia-cuda-nvrtc of CUDA 13)"
     )
 
 
@@ -99,6 +105,19 @@ def _texts() -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(SOURCES.glob("*.cu*"))}
 
 
+@lru_cache(maxsize=4)
+def _build(nvrtc: Any) -> str:
+    """What a compiler says of itself at the top of PTX that it writes: its version knows no patch level."""
+    program = nvrtc.createProgram("", "nothing.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, ())
+        head = " ".join(line for line in nvrtc.getPTX(program).decode().splitlines() if line.startswith("//"))
+    finally:
+        nvrtc.destroyProgram(program)
+    said = re.search(r"Build ID: (\S+).* V([\d.]+)", head)
+    return f"{said[2]} {said[1]}" if said else head
+
+
 def _nvrtc() -> Any:
     """CuPy's module of the compiler, which it loads at the first use."""
     try:
@@ -106,7 +125,7 @@ def _nvrtc() -> Any:
 
         nvrtc.getVersion()
     except Exception as error:
-        hint = "install it with: pip install nvidia-cuda-nvrtc-cu12"
+        hint = "install it with: pip install 'dilkit[cuda12]', or 'dilkit[cuda13]' beside a torch for CUDA 13"
         raise RuntimeError(f"NVRTC, the compiler of CUDA, cannot be loaded: {error}; {hint}") from error
     return nvrtc
 
@@ -118,7 +137,7 @@ def _place(source: str, arguments: tuple[str, ...]) -> Path | None:
         return None
     texts = _texts()
     headers = sorted(name for name in texts if name.endswith(".cuh"))
-    parts = [*map(str, compiler_version()), *arguments, *(x for name in (source, *headers) for x in (name, texts[name]))]
+    parts = [compiler_build(), *arguments, *(x for name in (source, *headers) for x in (name, texts[name]))]
     return folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.cubin"
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.counters import Counters
+from dilkit.backends.cuda.occupancy import blocks_at_once, multiprocessors
 from dilkit.backends.cuda.table import CudaKernel
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ class CudaLauncher(Protocol):
     """Runs CUDA kernels on a device."""
 
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
-        """How many blocks of `kernel` run at once on all of `device`; 1 or more."""
+        """How many blocks of `kernel` run at once on all of `device`; 1 or more. May compile it."""
+        ...
+
+    def at_least_resident(self, kernel: CudaKernel, device: torch.device) -> int:
+        """The same of a kernel of tall tiles, or fewer, without compiling it."""
         ...
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
@@ -55,6 +60,9 @@ class CupyLauncher:
 
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         return self._load(kernel, device).resident
+
+    def at_least_resident(self, kernel: CudaKernel, device: torch.device) -> int:
+        return blocks_at_once(kernel, multiprocessors(device))
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
         import torch

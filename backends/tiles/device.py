@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit import plan
+from dilkit import environment, plan
 from dilkit.backends.tiles import captured
 from dilkit.backends.tiles.schedule import TILE, Group, schedule
 from dilkit.problem import Problem
@@ -107,6 +108,7 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device, c
         )
     captured.let_go()
     groups = schedule(problem, tile_rows).groups
+    _expect_room(problem, groups)
     tiles = [getattr(group, kind) for group in groups]
     if problem.varlen:
         tiles = [records[np.argsort(records["row"], kind="stable")] for records in tiles]
@@ -119,6 +121,25 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device, c
         rows = torch.from_numpy(own["row"].copy()).to(device) if problem.varlen else None
         found.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(own), rows))
     return DeviceSchedule(data, tuple(found))
+
+
+def _expect_room(problem: Problem, groups: tuple[Group, ...]) -> None:
+    """Warn if the cache cannot keep what the calls of `problem` need on the device."""
+    kinds, limit = (QUERIES, KEYS) if problem.requires_grad else (QUERIES,), environment.cache_bytes()
+    need = sum(group.branches.nbytes + getattr(group, kind).nbytes for group in groups for kind in kinds)
+    if limit and need + len(kinds) * plan.ENTRY_BYTES > limit:
+        _warn_of_copies(f"seq={problem.seq}, heads={problem.heads}", need, limit)
+
+
+@lru_cache(maxsize=64)
+def _warn_of_copies(what: str, need: int, limit: int) -> None:
+    """Say once for each kind of call that its tables are made anew each time, and what to do."""
+    enough = 2 ** (2 * need + 2 * plan.ENTRY_BYTES).bit_length()
+    text = (
+        f"the tiles of {what} take {need:,} bytes on the device; with {environment.CACHE_BYTES.name}={limit} they are not kept, "
+        f"but made and copied anew by each call: set {environment.CACHE_BYTES.name}={enough}"
+    )
+    warnings.warn(text, stacklevel=2)
 
 
 @lru_cache(maxsize=1024)

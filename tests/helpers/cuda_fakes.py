@@ -39,6 +39,8 @@ class RecordingLauncher:
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         return self.blocks
 
+    at_least_resident = resident
+
     def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: torch.device) -> None:
         tiles = _records(int(arguments["tiles"]), int(arguments["tile_count"]))
         branches = _records(int(arguments["branches"]), int(arguments["branch_count"]))
@@ -114,7 +116,8 @@ class _Module:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     """CuPy and torch's CUDA, both recorded; kernels are not compiled: their code is what they and their device are."""
     fake = FakeCupy()
-    properties = SimpleNamespace(major=8, minor=6, name="a device", multi_processor_count=10)
+    each = dict(max_threads_per_multi_processor=1536, shared_memory_per_multiprocessor=102400)
+    properties = SimpleNamespace(major=8, minor=6, name="a device", multi_processor_count=10, **each)
     for name, module in {"cupy": fake, "cupy.cuda": fake.cuda, "cupy.cuda.driver": fake.cuda.driver}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=fake.stream + device.index))

@@ -65,6 +65,8 @@ class HostLauncher:
         """Two blocks a worker, so that both the first tile of a block and later ones are met."""
         return 2 * self.workers
 
+    at_least_resident = resident
+
     def counter(self, device: object = None) -> int:
         """The same for all launches: each waits for its end."""
         return int(self._counter.ctypes.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,17 @@ def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.Monkey
         def __getattr__(self, name: str) -> Any:
             return getattr(true, name)
 
-        def getVersion(self) -> tuple[int, int]:
-            return 99, 1
+        def getPTX(self, program: Any) -> bytes:
+            text: bytes = true.getPTX(program)
+            return re.sub(rb", V(\d+\.\d+)\.\d+", rb", V\1.99", text)
 
     cuda_compile.code_of(KERNEL, CAPABILITY)
-    monkeypatch.setattr(cuda_compile, "_nvrtc", Newer)
+    (major, minor), newer = cuda_compile.compiler_version(), Newer()
+    assert re.fullmatch(rf"{major}\.{minor}\.\d+ \S+", cuda_compile.compiler_build())
+    monkeypatch.setattr(cuda_compile, "_nvrtc", lambda: newer)
+    assert cuda_compile.compiler_build().startswith(f"{major}.{minor}.99 "), (
+        "a newer patch level, of which getVersion says nothing"
+    )
     cuda_compile.code_of(KERNEL, CAPABILITY)
     assert len(list(folder.iterdir())) == 2
 
@@ -207,7 +214,7 @@ def test_a_device_that_the_compiler_does_not_know_is_refused(capability: tuple[i
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cupy.cuda.nvrtc.getVersion", lambda: 1 / 0)
-    with pytest.raises(RuntimeError, match="pip install nvidia-cuda-nvrtc-cu12"):
+    with pytest.raises(RuntimeError, match=r"pip install 'dilkit\[cuda12\]'"):
         cuda_compile.code_of(KERNEL, CAPABILITY)
 
 

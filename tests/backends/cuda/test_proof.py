@@ -22,9 +22,9 @@ PROBLEM = Problem(pattern=Pattern([64], [1]), seq=64, heads=2, head_dim=32, devi
 
 def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12080, raising=False)
-    monkeypatch.setattr(cuda_compile, "compiler_version", lambda: (12, 9))
+    monkeypatch.setattr(cuda_compile, "compiler_build", lambda: "12.9.86 CL-1")
     facts = CupyRaw().proof_facts(PROBLEM)
-    assert facts[:5] == ("GPU", "capability (9, 0)", "driver 12080", "cupy_raw", "NVRTC 12.9")
+    assert facts[:5] == ("GPU", "capability (9, 0)", "driver 12080", "cupy_raw", "NVRTC 12.9.86 CL-1")
     assert facts[6:] == ("float32", "head_dim 32")
     texts = cuda_compile._texts()
     monkeypatch.setattr(cuda_compile, "_texts", lambda: texts | {"dilated.cuh": texts["dilated.cuh"] + "\n"})
