@@ -38,11 +38,11 @@ class OutputAccumulator:
         """Merge the partial result of a call: `out` `(batch, heads, rows, head_dim)` and `lse` `(batch, heads, rows)`."""
         old, new = call.view(self.lse.transpose(1, 2).unsqueeze(-1)).squeeze(-1), _on_grid(call, lse)
         merged, old_share, new_share = merge_lse(old, new)
-        adopted = _adopted(call, out, self.like) if self.out is None else None
-        if adopted is not None:
-            self.out = adopted.to(self.dtype)
+        first = adopted(call, out, self.like) if self.out is None else None
+        if first is not None:
+            self.out = first.to(self.dtype)
         else:
-            self.out = _zeros(self.like, self.dtype) if self.out is None else self.out
+            self.out = zeros(self.like, self.dtype) if self.out is None else self.out
             old_share, new_share = (x.to(self.dtype).unsqueeze(-1) for x in (old_share, new_share))
             for whole, keep, part, share in _slices(call.view(self.out), old_share, _on_grid(call, out), new_share):
                 whole.mul_(keep).add_(part.to(self.dtype).mul_(share))
@@ -50,7 +50,7 @@ class OutputAccumulator:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """`out`, contiguous and in the dtype of the query, and `lse` `(batch, heads, seq)`."""
-        out = _zeros(self.like, self.dtype) if self.out is None else self.out
+        out = zeros(self.like, self.dtype) if self.out is None else self.out
         return out.to(self.like.dtype), self.lse
 
 
@@ -71,22 +71,22 @@ class GradientAccumulator:
     def add(self, call: StridedCall, part: Tensor) -> None:
         """Add a call's gradient `(batch, heads, rows, head_dim)`; query heads of one key/value head are summed."""
         part = part.to(self.dtype)
-        if self.total is None and (adopted := _adopted(call, part, self.like, self.kv)) is not None:
-            self.total = adopted
+        if self.total is None and (first := adopted(call, part, self.like, self.kv)) is not None:
+            self.total = first
             return
-        self.total = _zeros(self.like, self.dtype) if self.total is None else self.total
+        self.total = zeros(self.like, self.dtype) if self.total is None else self.total
         part, view = _on_grid(call, part), call.view(self.total, self.kv)
         for dim, axis in enumerate(call.axes):
             if self.kv and not (axis.kv_head or axis.row or axis.batch):
-                first, *others = (part.narrow(dim, i, 1) for i in range(axis.size))
+                part, *others = (part.narrow(dim, i, 1) for i in range(axis.size))
                 for other in others:
-                    first.add_(other)
-                part, view = first, view.narrow(dim, 0, 1)
+                    part.add_(other)
+                view = view.narrow(dim, 0, 1)
         view.add_(part)
 
     def result(self) -> Tensor:
         """The gradient, contiguous and in the dtype of `like`."""
-        total = _zeros(self.like, self.dtype) if self.total is None else self.total
+        total = zeros(self.like, self.dtype) if self.total is None else self.total
         return total.to(self.like.dtype)
 
 
@@ -109,7 +109,7 @@ def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(x.chunk(8, dim) for x in tensors), strict=True)
 
 
-def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
+def zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
     """Contiguous zeros of the shape of `like`."""
     return like.new_zeros(like.shape, dtype=dtype)
 
@@ -119,12 +119,12 @@ def _on_grid(call: StridedCall, x: Tensor) -> Tensor:
     return x.reshape(*call.grid_sizes, *x.shape[2:])
 
 
-def _adopted(call: StridedCall, part: Tensor, like: Tensor, kv: bool = False) -> Tensor | None:
+def adopted(call: StridedCall, part: Tensor, like: Tensor, kv: bool = False) -> Tensor | None:
     """`part` as a contiguous tensor of the shape of `like` if it already lies in memory as one; else None."""
-    _, seq, heads, width = like.shape
-    steps = call.steps(TensorStrides(seq * heads * width, heads * width, width, kv))
+    strides = TensorStrides.contiguous(like, kv)
+    steps = call.steps(strides)
     on_grid = _on_grid(call, part)
     sizes = zip(on_grid.shape, on_grid.stride(), (*steps, 1), strict=True)
     if part.numel() == like.numel() and all(size == 1 or have == want for size, have, want in sizes):
-        return part.as_strided(like.shape, (seq * heads * width, heads * width, width, 1))
+        return part.as_strided(like.shape, (*strides[:3], 1))
     return None

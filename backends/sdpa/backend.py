@@ -3,8 +3,9 @@
     lse = logsumexp_b lse_b        out = sum_b exp(lse_b - lse) * out_b
 
 A branch is a few grids of equal small attention problems (`problem_grid`), which a kernel computes in a few calls
-(`strided_calls`). The partial results of the calls merge exactly into `out` and `lse` (`accumulators`). In the backward pass the
-kernel gets the `out` and `lse` of the whole softmax, so its gradients are exact and need only be added up.
+(`strided_calls`). The partial results of the calls merge exactly into `out` and `lse` (`accumulators`), on CUDA by one kernel a
+call (`fused_accumulators`). In the backward pass the kernel gets the `out` and `lse` of the whole softmax, so its gradients are
+exact and need only be added up.
 
 On a CPU the same number of threads gives the same bits; another one may not, as MKL's matrix products do not.
 """
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator
+from dilkit.backends.sdpa.fused_accumulators import FusedGradient, FusedOutput, RowKernels
+from dilkit.backends.sdpa.fusing import row_kernels, why_eager
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.backends.sdpa.last_rows import last_rows
 from dilkit.backends.sdpa.overlap import overlap_refusals
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class SDPA(Backend):
-    """torch's fused kernels on strided views, merged by lse. The first of `kernels` that refuses nothing computes."""
+    """torch's fused kernels on strided views, merged by lse. The first of `kernels` that refuses nothing computes; `row_kernels`
+    merge (default: Triton's, where they work)."""
 
     name = "sdpa"
     summary = (
@@ -40,8 +44,8 @@ class SDPA(Backend):
     limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True)
     priority = 10
 
-    def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS, row_kernels: RowKernels | None = None) -> None:
+        self.kernels, self.row_kernels = kernels, row_kernels
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         common = (*super().refusals(problem), *overlap_refusals(problem))
@@ -58,7 +62,9 @@ class SDPA(Backend):
         kernel, passed_over = self._choose_kernel(problem)
         if kernel is None:
             return ""
-        return "; ".join((f"{kernel.name} kernel", *(f"{name}: {reasons[0]}" for name, reasons in passed_over)))
+        return "; ".join(
+            (f"{kernel.name} kernel", *_merges(problem), *(f"{name}: {reasons[0]}" for name, reasons in passed_over))
+        )
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
@@ -66,18 +72,14 @@ class SDPA(Backend):
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
-        q, k, v = (_aligned(x) for x in (_times(sign, query), key, value))
-        total = OutputAccumulator(query, problem)
+        q, k, v = (kernel.layout(x) for x in (_times(sign, query), key, value))
+        merging = self.row_kernels or row_kernels(query, problem)
+        total = FusedOutput(query, problem, merging) if merging else OutputAccumulator(query, problem)
         with kernel.active():
-            for call in _calls(problem, (q,), (k, v)):
+            for call in _calls(problem, (q,), (k, v), fused=merging is not None):
                 ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 views = call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
-                out, lse = kernel.forward(*views, ignored, problem.is_causal, scale)
-                if ignored is not None:
-                    empty = _rows_without_keys(ignored, problem.is_causal)
-                    out.masked_fill_(empty.unsqueeze(-1), 0.0)
-                    lse = lse.masked_fill(empty, -math.inf)
-                total.add(call, out, lse)
+                total.add(call, *_partial(kernel, views, ignored, problem.is_causal, scale))
         return total.result()
 
     def backward(
@@ -97,18 +99,22 @@ class SDPA(Backend):
         if key_padding_mask is not None:  # rows that see nothing have no gradient, whatever is in them
             unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
             dout, query, out = (x.masked_fill(unseen, 0.0) for x in (dout, query, out))
-        do, q, k, v, out = (_aligned(x) for x in (dout, _times(sign, query), key, value, out))
+        do, q, k, v, out = (kernel.layout(x) for x in (dout, _times(sign, query), key, value, out))
+        if kernel.equal_strides:
+            do, q, out = (x.contiguous() for x in (do, q, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
-        totals = [GradientAccumulator(x, problem, kv) for x, kv in ((query, False), (key, True), (value, True))]
+        adding = self.row_kernels or row_kernels(query, problem)
+        totals = [_gradient(x, problem, kv, adding) for x, kv in ((query, False), (key, True), (value, True))]
         with kernel.active():
-            for call in _calls(problem, (q, do, out), (k, v)):
+            for call in _calls(problem, (q, do, out), (k, v), fused=adding is not None):
                 ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 queries = call.kernel_view(do), call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
                 whole = call.kernel_view(out), call.view(by_token).reshape(call.shape).contiguous()
                 parts = kernel.backward(*queries, *whole, ignored, problem.is_causal, scale)
                 for total, part in zip(totals, parts, strict=True):
                     total.add(call, part)
+                del parts, part  # before the next ones are computed
         dq, dk, dv = (total.result() for total in totals)
         return _times(sign, dq), dk, dv
 
@@ -157,8 +163,34 @@ class SDPA(Backend):
         return None, tuple(passed_over)
 
 
-def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...]) -> tuple[StridedCall, ...]:
+def _partial(
+    kernel: SdpaKernel, views: tuple[Tensor, ...], ignored: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`out` and `lse` of a call; 0 and -inf in rows that see no key."""
+    out, lse = kernel.forward(*views, ignored, is_causal, scale)
+    if ignored is None:
+        return out, lse
+    empty = _rows_without_keys(ignored, is_causal)
+    return out.masked_fill_(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -math.inf)
+
+
+def _merges(problem: Problem) -> tuple[str, ...]:
+    """How the results of calls on a CUDA device are merged."""
+    if problem.device.type != "cuda" or problem.varlen:
+        return ()
+    reason = why_eager(problem)
+    return (f"merges by eager operators: {reason}" if reason else "merges by one kernel a call",)
+
+
+def _gradient(like: Tensor, problem: Problem, kv: bool, adding: RowKernels | None) -> GradientAccumulator:
+    return FusedGradient(like, problem, adding, kv) if adding else GradientAccumulator(like, problem, kv)
+
+
+def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...], fused: bool) -> tuple[StridedCall, ...]:
+    """The calls for tensors of these strides; if `fused`, for contiguous results as well."""
     strides = (*(TensorStrides.of(x) for x in queries), *(TensorStrides.of(x, kv=True) for x in keys))
+    if fused:
+        strides = (*strides, TensorStrides.contiguous(queries[0]), TensorStrides.contiguous(keys[0], kv=True))
     return strided_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, strides)
 
 
@@ -188,16 +220,3 @@ def _rows_without_keys(ignored: Tensor, is_causal: bool) -> Tensor:
     if is_causal:
         return ignored.cumprod(-1, dtype=torch.uint8).bool()
     return ignored.all(-1, keepdim=True).expand_as(ignored)
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy if its rows do not start at multiples of 16 bytes (or of a whole row), as CUDA kernels require.
-
-    On the CPU, where torch's kernel leaves results unwritten if rows of the query share memory, and refuses other such tensors
-    of 16 bits, it is a copy of those.
-    """
-    if not x.is_cuda:
-        return x.contiguous() if x.stride(1) < x.shape[3] else x
-    unit = math.gcd(16, x.shape[3] * x.element_size())
-    places = (x.storage_offset(), *x.stride()[:3])
-    return x if all(place * x.element_size() % unit == 0 for place in places) else x.contiguous()

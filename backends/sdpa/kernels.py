@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.sdpa import aten
+from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
 from dilkit.backends.sdpa.problem_grid import branch_grids
 from dilkit.problem import Problem
 
@@ -29,7 +30,8 @@ class SdpaKernel:
     """One fused kernel of torch, and what it can compute.
 
     `requires` names modules beyond torch, each with a hint for the user; `more_refusals` says what `limits` cannot; within the
-    context `active` torch's operators run this kernel.
+    context `active` torch's operators run this kernel. `layout` copies a tensor whose rows do not lie as it has to have them;
+    `equal_strides`: in the backward pass the strides of `out` and `dout` are those of the query.
     """
 
     name: str
@@ -39,6 +41,8 @@ class SdpaKernel:
     requires: tuple[tuple[str, str], ...] = ()
     more_refusals: Callable[[Problem], list[Refusal]] = lambda problem: []
     active: Callable[[], AbstractContextManager[None]] = nullcontext
+    layout: Callable[[Tensor], Tensor] = lambda x: x
+    equal_strides: bool = False
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every reason why this kernel cannot compute `problem`; modules to install come last."""
@@ -161,7 +165,14 @@ _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_atte
 # cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead. FlashAttention 3 and 4
 # come before it, for they are there only where the user has installed them.
 KERNELS = (
-    SdpaKernel("cpu-flash", Limits(varlen=True), aten.cpu_forward, aten.cpu_backward, more_refusals=_cpu_refusals),
+    SdpaKernel(
+        "cpu-flash",
+        Limits(varlen=True),
+        aten.cpu_forward,
+        aten.cpu_backward,
+        more_refusals=_cpu_refusals,
+        layout=cpu_layout,
+    ),
     SdpaKernel(
         "flash3",
         replace(_FLASH, min_capability=(9, 0), max_capability=(9, 0), grouped_heads=False),
@@ -169,6 +180,7 @@ KERNELS = (
         aten.flash_backward,
         requires=(("torch.nn.attention._fa3", _NEWER_TORCH), ("flash_attn_interface", "install FlashAttention 3")),
         active=_activated("FA3"),
+        layout=cuda_layout,
     ),
     SdpaKernel(
         "flash4",
@@ -177,6 +189,7 @@ KERNELS = (
         aten.flash_backward,
         requires=(("torch.nn.attention._fa4", _NEWER_TORCH), ("flash_attn.cute.interface", "pip install flash-attn-4")),
         active=_activated("FA4"),
+        layout=cuda_layout,
     ),
     SdpaKernel(
         "cudnn",
@@ -184,14 +197,17 @@ KERNELS = (
         aten.cudnn_forward,
         aten.cudnn_backward,
         more_refusals=_cudnn_refusals,
+        layout=cudnn_layout,
+        equal_strides=True,
     ),
-    SdpaKernel("flash", _FLASH, aten.flash_forward, aten.flash_backward, more_refusals=_flash_refusals),
+    SdpaKernel("flash", _FLASH, aten.flash_forward, aten.flash_backward, more_refusals=_flash_refusals, layout=cuda_layout),
     SdpaKernel(
         "memory-efficient",
         Limits(devices=frozenset({"cuda"}), dtypes=_HALF | {"float32"}, min_capability=(5, 0), varlen=True),
         aten.efficient_forward,
         aten.efficient_backward,
         more_refusals=_efficient_refusals,
+        layout=cuda_layout,
     ),
 )
 """On each kind of device, the first kernel without a refusal computes."""

@@ -36,6 +36,12 @@ class TensorStrides(NamedTuple):
         batch, row, head = x.stride()[:3]
         return cls(batch, row, head, kv)
 
+    @classmethod
+    def contiguous(cls, x: Tensor, kv: bool = False) -> TensorStrides:
+        """The strides of a contiguous tensor of the shape of `x`."""
+        _, seq, heads, width = x.shape
+        return cls(seq * heads * width, heads * width, width, kv)
+
 
 @dataclass(frozen=True)
 class StridedCall:

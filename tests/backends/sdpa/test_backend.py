@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.project import succeed
+from helpers.row_kernels import TorchRows
 from helpers.sdpa import LONGNET, problem, tensors
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
@@ -56,6 +57,8 @@ def plain_scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale:
 
 PLAIN = SDPA((SdpaKernel("plain", Limits(), plain_forward, plain_backward),))
 """The backend around a kernel whose results lie in memory as CUDA kernels' do, not as the CPU's."""
+FUSED = SDPA(row_kernels=TorchRows()), SDPA(PLAIN.kernels, TorchRows())
+"""The same backends with one merge a call, as on CUDA devices."""
 
 
 class Recorder:
@@ -83,7 +86,7 @@ def storage(x: Tensor) -> int:
 
 @given(patterns_with_heads(), st.integers(1, 40), st.booleans(), st.booleans(), st.integers(1, 2), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-@pytest.mark.parametrize("backend", [SDPA(), PLAIN], ids=["cpu", "plain"])
+@pytest.mark.parametrize("backend", [SDPA(), PLAIN, *FUSED], ids=["cpu", "plain", "fused", "fused plain"])
 def test_any_pattern_agrees_with_the_oracle(
     backend: SDPA, chosen: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, batch: int, seed: int
 ) -> None:

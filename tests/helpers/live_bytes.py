@@ -1,0 +1,38 @@
+"""How much memory the tensors of a computation take at most, counted as they are made: free of noise, and quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Within the block, `peak` bytes are held at once by results of operators, but for the memory of `given` tensors."""
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.given = {x.untyped_storage().data_ptr() for x in given}
+        self.held: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, Tensor) and (storage := x.untyped_storage()).data_ptr() not in self.given:
+                self.held[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self.held = {place: (held, size) for place, (held, size) in self.held.items() if not held.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.held.values()))
+        return found
+
+    @staticmethod
+    @contextmanager
+    def paused() -> Iterator[None]:
+        """Within the block nothing is counted."""
+        with _disable_current_modes():
+            yield
