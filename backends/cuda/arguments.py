@@ -25,7 +25,7 @@ VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("
 
 VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
 ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends", "places")
-COUNTS = ("tile_count", "branch_count", "step", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
+COUNTS = ("tile_count", "branch_count", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
 
 ARGUMENTS = np.dtype(
     [(name, VIEW) for name in VIEWS]
@@ -40,7 +40,7 @@ ARGUMENTS = np.dtype(
 )
 """`Args` of `kernels/dilated.cuh`, which a kernel gets by value. An address that it does not use is 0."""
 
-_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I")
+_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I 0q")
 """The same for `struct`, which packs it much faster than numpy fills it field by field."""
 
 _NOWHERE = 0, 0, 0, 0
@@ -66,7 +66,7 @@ def make_arguments(
     lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
     plain = [0 if x is None else x.data_ptr() for x in (lse, delta, mask)]
     places = [(addresses or {}).get(name, 0) for name in ADDRESSES]
-    table = (tile_count, len(group.branches), group.step) if group else (0, 0, 1)
+    table = (tile_count, len(group.branches)) if group else (0, 0)
     sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
     flags = problem.is_causal, problem.pattern.overlap == "once", first
     mask_strides = (0, 0) if mask is None else mask.stride()

@@ -14,10 +14,10 @@ from dilkit.backend import Limits
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
-from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
+from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
-from dilkit.backends.tiles.schedule import MAX_SEQ
+from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -130,7 +130,7 @@ class CupyRaw(TiledBackend):
         tall = self._kernel(role, problem, vector)
         if tall.tile_rows <= LOW_ROWS:
             return tall
-        tiles = tall_tiles(problem, tall.tile_rows, LOW_ROWS)
+        tiles = tall_tiles(problem, tall.tile_rows)
         copies = problem.batch * _all_rows(tensors, problem).seq / problem.seq
         enough = tiles and tiles * copies >= self.launcher.at_least_resident(tall, _device(tensors))
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.device import Capability, why_float32
 
 HEAD_DIMS = (16, 32, 64, 96, 128)
@@ -118,9 +119,6 @@ TABLE = (
 )
 """Kernels on tensor cores before those that compute in fp32 on any device, tall tiles before low ones. The sources say why the
 sizes are what they are."""
-
-MOST_ROWS, LOW_ROWS = 128, 64
-"""Of a tall tile and of a low one."""
 
 
 def reason(dtype: str, capability: Capability) -> str:

@@ -28,12 +28,11 @@ class Options(NamedTuple):
 
 
 class LaunchGroup(NamedTuple):
-    """One launch's part of a schedule: int32 `(tiles, 4)` and `(branches, 4)`, as `tiles.schedule` defines them; rows of a tile
-    are `step` apart. `first` is 0 where an earlier group has left results, which are continued, and else 1."""
+    """One launch's part of a schedule: int32 `(tiles, 4)` and `(branches, 4)`, as `tiles.schedule` defines them.
+    `first` is 0 where an earlier group has left results, which are continued, and else 1."""
 
     tiles: Tensor
     branches: Tensor
-    step: int
     first: int
 
 

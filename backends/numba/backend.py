@@ -123,7 +123,7 @@ class NumbaCuda(TiledBackend):
         for i, part in enumerate(found.groups):
             tiles = _records(found.data, part.tiles, part.tile_count)
             branches = _records(found.data, part.branches, len(part.group.branches))
-            group, blocks = LaunchGroup(tiles, branches, part.group.step, int(i == 0)), part.tile_count * problem.batch
+            group, blocks = LaunchGroup(tiles, branches, int(i == 0)), part.tile_count * problem.batch
             self._launch(role, problem, tiling, blocks, options, group, *given, *_results(role, tensors))
 
     def _launch(self, role: str, problem: Problem, tiling: Tiling, blocks: int, *arguments: Any) -> None:

@@ -107,7 +107,7 @@ def dquery(tiling: Tiling) -> Callable[..., None]:
         kv_head = tile.head // (sizes.heads // sizes.kv_heads)
         query_rows, dout_rows = rows_of(query, tile, tile.head, sizes), rows_of(dout, tile, tile.head, sizes)
         key_rows, value_rows = rows_of(key, tile, kv_head, sizes), rows_of(value, tile, kv_head, sizes)
-        find_rows(memory, tile, group.step, thread)
+        find_rows(memory, tile, thread)
         find_keys(memory, tile, group, sizes.seq, options.causal, thread)
         cuda.syncthreads()
         load(queries, query_rows, memory.rows, 0, thread)
@@ -175,7 +175,7 @@ def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
         thread = thread_at(cuda.threadIdx.x, cuda.threadIdx.y, ACROSS, DOWN)
         tile = tile_of(cuda.blockIdx.x, group, sizes.batch)
         heads = sizes.heads // sizes.kv_heads
-        find_rows(memory, tile, group.step, thread)
+        find_rows(memory, tile, thread)
         cuda.syncthreads()
         load(keys, rows_of(key, tile, tile.head, sizes), memory.rows, 0, thread)
         load(values, rows_of(value, tile, tile.head, sizes), memory.rows, 0, thread)

@@ -201,7 +201,7 @@ def forward(tiling: Tiling) -> Callable[..., None]:
         kv_head = tile.head // (sizes.heads // sizes.kv_heads)
         query_rows, out_rows = rows_of(query, tile, tile.head, sizes), rows_of(out, tile, tile.head, sizes)
         key_rows, value_rows = rows_of(key, tile, kv_head, sizes), rows_of(value, tile, kv_head, sizes)
-        find_rows(memory, tile, group.step, thread)
+        find_rows(memory, tile, thread)
         find_keys(memory, tile, group, sizes.seq, options.causal, thread)
         start_maxima(softmax, lse, memory, tile, group.first, thread)
         cuda.syncthreads()

@@ -28,7 +28,7 @@ def signature(role: str, dtype: str) -> Any:
     mask = types.NamedTuple((types.Array(types.uint8, 1, "C"), types.int64, types.int64, types.int32), MaskView)
     sizes = types.NamedUniTuple(types.int32, 5, ProblemSizes)
     options = types.NamedTuple((types.int32, types.int32, types.float32), Options)
-    group = types.NamedTuple((table, table, types.int32, types.int32), LaunchGroup)
+    group = types.NamedTuple((table, table, types.int32), LaunchGroup)
     common = sizes, options, group, mask, view, view, view
     return types.void(
         *{

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numpy import float32, uint32, uint64
+from numpy import float32, int32, uint32, uint64
 
 from dilkit.backends.numba.compiling import LOG2E, NEG_INF, ZERO, device, exp2
 
@@ -35,6 +35,7 @@ class Tile(NamedTuple):
 
     row: Any
     branches: Any
+    step: Any
     head: Any
     rows: Any
     batch: Any
@@ -77,7 +78,8 @@ def thread_at(x, y, across, down):
 def tile_of(block, group, batch):
     """What block number `block` of the launch of a group computes."""
     tiles, tile = group.tiles, block // batch
-    return Tile(tiles[tile, 0], tiles[tile, 1], tiles[tile, 2], tiles[tile, 3], block % batch)
+    head, rows = int32(tiles[tile, 3] & 0xFFFF), int32(tiles[tile, 3] >> 16)
+    return Tile(tiles[tile, 0], tiles[tile, 1], tiles[tile, 2], head, rows, block % batch)
 
 
 @device

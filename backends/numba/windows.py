@@ -8,17 +8,17 @@ from dilkit.backends.tiles.schedule import MAX_SEQ
 
 
 @device
-def find_rows(memory, tile, step, thread):
+def find_rows(memory, tile, thread):
     """Where the tile's rows are; -1 beyond the last."""
     if thread.number < memory.rows.shape[0]:
-        memory.rows[thread.number] = tile.row + thread.number * step if thread.number < tile.rows else -1
+        memory.rows[thread.number] = tile.row + thread.number * tile.step if thread.number < tile.rows else -1
 
 
 @device
 def find_keys(memory, tile, group, seq, causal, thread):
     """The keys that the rows of a query tile see."""
     if thread.number == 0:
-        highest = tile.row + (tile.rows - 1) * group.step + 1 if causal else seq
+        highest = tile.row + (tile.rows - 1) * tile.step + 1 if causal else seq
         list_visible(memory.visible, group.branches, tile.branches, tile.row, seq, 0, highest)
 
 

@@ -8,7 +8,7 @@ def tiles(
     heads_at_once: int,
     heads_per_kv_head: int,
     seq: int,
-    step: int,
+    steps: NDArray[int64],
     tile_rows: int,
     every_row: bool,
 ) -> tuple[NDArray[int32], NDArray[int64]]: ...

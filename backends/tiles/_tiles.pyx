@@ -4,11 +4,13 @@
     cell             rows between two ends of segments, so that each branch has one segment there
     residue class    first, first + step, first + 2 step, ... within the cell: the same branches keep all of them
     tile             up to `tile_rows` consecutive rows of the class
+
+A class has the first of `steps` that will do: the closer the rows of a tile, the fewer keys after a row a causal one scores.
 """
 
 import numpy as np
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 
 def tiles(
@@ -18,21 +20,25 @@ def tiles(
     int heads_at_once,
     int heads_per_kv_head,
     int64_t seq,
-    int64_t step,
+    const int64_t[::1] steps,
     int64_t tile_rows,
     bint every_row,
 ):
-    """`(tiles, keys)`: int32 `(count, 4)` of row, set, head, rows; and int64 `(count,)`, about how many keys each tile scores.
+    """`(tiles, keys)`: int32 `(count, 4)`, which are `TILE`s; and int64 `(count,)`, about how many keys each tile scores.
 
     `branches`: int32 `(branches, 4)` of segment, rate and range of query heads; `offsets`: int32 `(branches, kv_heads)`.
+    `steps`: ascending from 1, each a multiple of the one before; the last is a multiple of all rates, or `seq`.
     A tile is for the `heads_at_once` query heads from `heads[i]` on: its head is `heads[i]`, and its set holds the branches that
     serve any of them. With `every_row`, rows that no branch keeps are in tiles too, with an empty set.
     """
-    cdef int64_t count = _list_tiles(
-        branches, offsets, heads, heads_at_once, heads_per_kv_head, seq, step, tile_rows, every_row, None, None
-    )
-    found, keys = np.empty((count, 4), np.int32), np.empty(count, np.int64)
-    _list_tiles(branches, offsets, heads, heads_at_once, heads_per_kv_head, seq, step, tile_rows, every_row, found, keys)
+    most = min(seq, max(steps), np.min(np.asarray(branches)[:, 0]))
+    sets, listed, found, keys = np.empty(most, np.uint32), np.empty(most, np.uint8), None, None
+    for _ in range(2):
+        count = _list_tiles(
+            branches, offsets, heads, heads_at_once, heads_per_kv_head, seq, steps, tile_rows, every_row, sets, listed, found, keys
+        )
+        if found is None:
+            found, keys = np.empty((count, 4), np.int32), np.empty(count, np.int64)
     return found, keys
 
 
@@ -43,39 +49,76 @@ cdef int64_t _list_tiles(
     int heads_at_once,
     int heads_per_kv_head,
     int64_t seq,
-    int64_t step,
+    const int64_t[::1] steps,
     int64_t tile_rows,
     bint every_row,
+    uint32_t[::1] sets,
+    uint8_t[::1] listed,
     int32_t[:, ::1] tiles,
     int64_t[::1] keys,
 ):
-    """The number of tiles; they are written to `tiles` and `keys` unless these are None."""
-    cdef int64_t count = 0, start, stop, first, row, last
-    cdef Py_ssize_t h
-    cdef uint32_t chosen
-    cdef bint write = tiles is not None
+    """The number of tiles; they are written to `tiles` and `keys` unless these are None. `sets` and `listed` hold, of each residue
+    of a cell, the branches that keep it, and whether it is in a class."""
+    cdef int64_t count = 0, start, stop, residues, first, step
+    cdef Py_ssize_t h, s
     with nogil:
         for h in range(heads.shape[0]):
             start = 0
             while start < seq:
                 stop = _cell_end(branches, start, seq)
-                for first in range(start, min(start + step, stop)):
-                    chosen = _branch_set(branches, offsets, heads[h], heads_at_once, heads_per_kv_head, first)
-                    if not chosen and not every_row:
-                        continue
-                    row = first
-                    while row < stop:
-                        last = min(tile_rows, (stop - row - 1) // step + 1)
-                        if write:
-                            tiles[count, 0] = <int32_t>row
-                            tiles[count, 1] = <int32_t>chosen
-                            tiles[count, 2] = heads[h]
-                            tiles[count, 3] = <int32_t>last
-                            keys[count] = _key_count(branches, chosen, row, seq)
-                        count += 1
-                        row += last * step
+                residues = min(steps[steps.shape[0] - 1], stop - start)
+                for first in range(residues):
+                    sets[first] = _branch_set(branches, offsets, heads[h], heads_at_once, heads_per_kv_head, start + first)
+                    listed[first] = False
+                for s in range(steps.shape[0]):
+                    step = steps[s]
+                    for first in range(min(step, residues)):
+                        if listed[first] or not _alike(sets[first:residues:step]):
+                            continue
+                        listed[first:residues:step] = True
+                        if sets[first] or every_row:
+                            count = _list_class(
+                                branches, sets[first], heads[h], start + first, stop, step, tile_rows, seq, count, tiles, keys
+                            )
                 start = stop
     return count
+
+
+cdef inline int64_t _list_class(
+    const int32_t[:, ::1] branches,
+    uint32_t chosen,
+    int32_t head,
+    int64_t row,
+    int64_t stop,
+    int64_t step,
+    int64_t tile_rows,
+    int64_t seq,
+    int64_t count,
+    int32_t[:, ::1] tiles,
+    int64_t[::1] keys,
+) noexcept nogil:
+    """`count` and the number of tiles of `row`, `row + step`, ... before `stop`, which are written if `tiles` is given."""
+    cdef int64_t rows, seen = _key_count(branches, chosen, row, seq)
+    while row < stop:
+        rows = min(tile_rows, (stop - row - 1) // step + 1)
+        if tiles is not None:
+            tiles[count, 0] = <int32_t>row
+            tiles[count, 1] = <int32_t>chosen
+            tiles[count, 2] = <int32_t>step
+            tiles[count, 3] = <int32_t>(head | rows << 16)
+            keys[count] = seen
+        count += 1
+        row += rows * step
+    return count
+
+
+cdef inline bint _alike(const uint32_t[:] sets) noexcept nogil:
+    """Whether all are equal."""
+    cdef Py_ssize_t i
+    for i in range(1, sets.shape[0]):
+        if sets[i] != sets[0]:
+            return False
+    return True
 
 
 cdef inline int64_t _cell_end(const int32_t[:, ::1] branches, int64_t start, int64_t seq) noexcept nogil:

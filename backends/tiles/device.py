@@ -143,15 +143,10 @@ def _warn_of_copies(what: str, need: int, limit: int) -> None:
 
 
 @lru_cache(maxsize=1024)
-def tall_tiles(problem: Problem, tall: int, low: int) -> int:
-    """How many tiles of `tall` rows the first group of `problem` makes; 0 if those of `low` rows suit it better.
-
-    They do where tall ones would be a quarter empty, or split the branches into more groups, between which keys are not shared.
-    """
-    groups = schedule(problem, tall).groups
-    tiles = groups[0].query_tiles
-    full = len(tiles) and tiles["rows"].mean() * 4 >= tall * 3
-    return len(tiles) if full and len(groups) <= len(schedule(problem, low).groups) else 0
+def tall_tiles(problem: Problem, rows: int) -> int:
+    """How many tiles of at most `rows` rows the first group of `problem` makes; 0 if a quarter of their rows were none."""
+    tiles = schedule(problem, rows).groups[0].query_tiles
+    return len(tiles) if len(tiles) and tiles["rows"].mean() * 4 >= rows * 3 else 0
 
 
 def _numbers(records: NDArray[np.void]) -> NDArray[np.int32]:

@@ -1,10 +1,12 @@
 """The schedule of the GPU kernels: the rows of a pattern as tiles, each of which runs one online softmax.
 
-    rows(tile) = row, row + step, ..., row + (rows - 1) * step          one residue class, one segment of each branch in `set`
+    rows(tile) = row, row + step, ..., row + (rows - 1) * step          rows of the same branches, one segment of each
     keys(tile) = union over b in set of { x in segment_b(row) : x = row (mod rate_b) }
 
-All rows of a tile see the same keys. A key that m branches of the set keep counts m times, so it is scored once, with `+ log m`.
-A pattern is symmetric in queries and keys, so the tiles for the gradients of keys and values are made alike, by key/value head.
+`step` is a multiple of the rates of `set`, as small as rows of other branches between them allow: of rates 1, 2, 4 and 8, the odd
+rows are 2 apart, for only the branch of rate 1 keeps them. All rows of a tile see the same keys. A key that m branches of the set
+keep counts m times, so it is scored once, with `+ log m`. A pattern is symmetric in queries and keys, so the tiles for the
+gradients of keys and values are made alike, by key/value head.
 
 Branches whose rates are too large for the shortest segment of the others make a group of their own. Each group is one launch, and
 a later one merges its partial results with those that earlier ones left in `out` and `lse`.
@@ -32,7 +34,13 @@ MAX_BRANCHES = 32
 MAX_SEQ = 2**30
 """Tokens of a sequence, at most: row numbers, and sums of two of them, are 32-bit."""
 
-TILE = np.dtype([("row", np.int32), ("set", np.uint32), ("head", np.int32), ("rows", np.int32)])
+MOST_ROWS, LOW_ROWS = 128, 64
+"""Of a tall tile and of a low one."""
+
+MAX_HEADS = 2**16 - 1
+"""Query heads, at most: a tile has 16 bits for the number of one."""
+
+TILE = np.dtype([("row", np.int32), ("set", np.uint32), ("step", np.int32), ("head", np.uint16), ("rows", np.uint16)])
 BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.int32), ("head_stop", np.int32)])
 
 
@@ -40,8 +48,6 @@ BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.
 class Group:
     """The branches and tiles of one launch. All arrays are read-only."""
 
-    step: int
-    """The distance of neighbouring rows of a tile: the least common multiple of the rates, at most `seq`."""
     branches: NDArray[np.void]
     """`BRANCH`, shortest segment first: segment length, dilation rate, and the query heads `head_start .. head_stop - 1`."""
     query_tiles: NDArray[np.void]
@@ -73,6 +79,8 @@ def schedule_refusals(problem: Problem) -> list[Refusal]:
     found, branches = [], len(problem.pattern.branches)
     if problem.seq > MAX_SEQ:
         found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
+    if problem.heads > MAX_HEADS:
+        found.append(Refusal("heads", str(problem.heads), f"at most {MAX_HEADS}"))
     if problem.pattern.overlap == "once" and branches > MAX_BRANCHES:
         found.append(Refusal("branches", str(branches), f'at most {MAX_BRANCHES} with overlap="once"'))
     return found
@@ -122,13 +130,14 @@ def _clipped(branch: Branch, problem: Problem) -> _Branch:
 def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Iterator[list[_Branch]]:
     """Branches by ascending segment, in groups whose shortest segment holds a whole tile of a residue class.
 
-    A causal tile scores the pairs above its diagonal for nothing; two tiles in the shortest segment halve that waste.
+    A causal tile scores the pairs above its diagonal for nothing; two low tiles in the shortest segment halve that waste. Few
+    rows are so far apart that one tall tile fills it, and another group for them would cost as much.
     """
     ordered = sorted(branches, key=lambda b: (b.segment, b.rate))
     together = problem.pattern.overlap == "once"
     if together and len(ordered) > MAX_BRANCHES:
         raise ValueError(f'overlap="once" over {len(ordered)} branches: at most {MAX_BRANCHES}; use another backend')
-    span = tile_rows * (2 if problem.is_causal else 1)
+    span = max(tile_rows, min(2 * tile_rows, MOST_ROWS)) if problem.is_causal else tile_rows
     group: list[_Branch] = []
     for branch in ordered:
         step = lcm(*(b.rate for b in group), branch.rate)
@@ -147,10 +156,9 @@ def _equal(group: list[_Branch], branch: _Branch) -> bool:
 
 def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: bool) -> Group:
     seq, heads, kv_heads = problem.seq, problem.heads, problem.kv_heads
-    step = min(lcm(*(b.rate for b in branches)), max(seq, 1))
     table = np.array([(b.segment, b.rate, *b.heads) for b in branches], BRANCH)
     offsets = np.array([b.offsets for b in branches], np.int32)
-    sizes = seq, step, tile_rows, first
+    sizes = seq, _steps(min(lcm(*(b.rate for b in branches)), max(seq, 1))), tile_rows, first
     per_head = heads // kv_heads
     query_heads, key_heads = np.arange(heads, dtype=np.int32), np.arange(kv_heads, dtype=np.int32) * per_head
     rows = table.view(np.int32).reshape(-1, 4)
@@ -160,7 +168,17 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
     key_tiles["head"] //= per_head
     for array in (table, query_tiles, key_tiles):
         array.setflags(write=False)
-    return Group(step, table, query_tiles, key_tiles)
+    return Group(table, query_tiles, key_tiles)
+
+
+def _steps(period: int) -> NDArray[np.int64]:
+    """1, p, p q, p q r, ..., `period`: with a prime factor more each time, the least first."""
+    steps, prime = [1], 2
+    while (left := period // steps[-1]) > 1:
+        while left % prime and prime * prime <= left:
+            prime += 1
+        steps.append(steps[-1] * (left if left % prime else prime))
+    return np.array(steps, np.int64)
 
 
 def _most_keys_first(tiles: NDArray[np.int32], keys: NDArray[np.int64]) -> NDArray[np.void]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dilkit.backends.cuda.table import CudaKernel
+from dilkit.backends.tiles.schedule import BRANCH, TILE
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class RecordingLauncher:
     at_least_resident = resident
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: torch.device) -> None:
-        tiles = _records(int(arguments["tiles"]), int(arguments["tile_count"]))
-        branches = _records(int(arguments["branches"]), int(arguments["branch_count"]))
+        tiles = _records(int(arguments["tiles"]), int(arguments["tile_count"]), TILE)
+        branches = _records(int(arguments["branches"]), int(arguments["branch_count"]), BRANCH)
         counter = ctypes.c_int32.from_address(int(arguments["counter"])).value if arguments["counter"] else None
         self.launches.append(Launch(kernel, blocks, arguments.copy(), tiles, branches, counter))
 
@@ -54,9 +55,9 @@ class RecordingLauncher:
         return self.captures
 
 
-def _records(address: int, count: int) -> list[tuple[int, ...]]:
-    numbers = (ctypes.c_int32 * (4 * count)).from_address(address)
-    return [tuple(row) for row in np.array(numbers).reshape(-1, 4).tolist()]
+def _records(address: int, count: int, kind: np.dtype[Any]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = np.frombuffer(ctypes.string_at(address, count * kind.itemsize), kind).tolist()
+    return found
 
 
 class FakeCupy:

@@ -18,8 +18,9 @@ from typing import Any
 
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import report as cuda_report
-from dilkit.backends.cuda.table import HEAD_DIMS, LOW_ROWS, MOST_ROWS, STORAGE, CudaKernel, kernel_for
+from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.backend import ROLES
+from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
 from dilkit.device import Capability, probe
 from dilkit.threads import usable_cores
 from dilkit.tools.results.file import new_result, write_result

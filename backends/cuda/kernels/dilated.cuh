@@ -35,7 +35,8 @@
 #define LN2 0.6931471805599453f
 
 typedef struct {
-    int row, set, head, rows;
+    int row, set, step;
+    unsigned short head, rows;
 } Tile;
 
 typedef struct {
@@ -66,7 +67,7 @@ typedef struct {
     int *counter;
     const int *starts, *tile_ends;
     const long long *places;
-    int tile_count, branch_count, step, batch, seq, heads, kv_heads, head_dim;
+    int tile_count, branch_count, batch, seq, heads, kv_heads, head_dim;
     int causal, once, first;
     float scale, keep_scale;
     int first_batch, first_head;
@@ -131,13 +132,13 @@ DEVICE int packed_tile(const Args *args, int item, Tile *tile) {
         return 0;
     int begin = LOAD(args->starts + sequence), length = LOAD(args->starts + sequence + 1) - begin;
     *tile = LOAD(args->tiles + (sequence ? item - LOAD(args->tile_ends + sequence - 1) : item));
-    tile->rows = min_of(tile->rows, (length - 1 - tile->row) / args->step + 1);
+    tile->rows = min_of(tile->rows, (length - 1 - tile->row) / tile->step + 1);
     tile->row += begin;
     return 1;
 }
 
 /* The position of row r of the tile; beyond the last row, that of the last: the product would not fit. */
-DEVICE int own_position(const Args *args, const Tile *tile, int r) { return tile->row + min_of(r, tile->rows - 1) * args->step; }
+DEVICE int own_position(const Tile *tile, int r) { return tile->row + min_of(r, tile->rows - 1) * tile->step; }
 
 /* A block calls it before its first `next_tile`. `item` is in the block's shared memory. */
 DEVICE void start_tiles(int *item) {

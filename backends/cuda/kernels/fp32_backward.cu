@@ -134,7 +134,7 @@ DEVICE void finish_across(const Stream *stream) {
 DEVICE void start_across(Stream *stream, const Args *args, int pair, int buffer) {
     int row = side_row(opaque(thread_index())), other = positions[buffer][row];
     stream->stop = other >= 0 ? args->head_dim : 0;
-    stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own_position(args, &work.tile, row));
+    stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own_position(&work.tile, row));
     stream->other = row_in(view_of(args, !OF_KEYS, pair), work.other[pair], max_of(other, 0));
     load_across(stream, args, 0);
 }
@@ -292,21 +292,21 @@ DEVICE void load_own_terms(const Args *args) {
     if (thread >= 64)
         return;
     if (thread < work.tile.rows)
-        load_query(args, own_position(args, &work.tile, thread), &lse, &delta);
+        load_query(args, own_position(&work.tile, thread), &lse, &delta);
     *row_term(thread, LSE) = lse, *row_term(thread, DELTA) = delta;
 }
 
 /* The 64 by 64 weights P, from the scores: 8 by 4 of them a thread. lse is subtracted before anything is rounded: both may be
    large. */
 DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
-    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), step = work.tile.step;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
-        unsigned distance = positions[buffer][other] - work.tile.row - (unsigned)row * args->step;
+        unsigned distance = positions[buffer][other] - work.tile.row - (unsigned)row * step;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *row_term(other, BIAS);
 #pragma unroll
-        for (int i = 0; i < 8; i++, distance -= 8u * args->step) {
+        for (int i = 0; i < 8; i++, distance -= 8u * step) {
             float power = fmaf(score[i][j], args->scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
             if (args->causal && (OF_KEYS ? (int)distance < 0 : (int)distance > 0))
                 power = NEG_INF;
@@ -321,7 +321,7 @@ DEVICE unsigned kept_weights(const Args *args, int buffer) {
     unsigned kept = 0;
 #pragma unroll 1
     for (int n = 0; n < 32; n++) {
-        int own = own_position(args, &work.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
+        int own = own_position(&work.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
         unsigned one = keeps(args, &keys, work.batch, work.query_head, OF_KEYS ? other : own, OF_KEYS ? own : other);
         kept |= one << n;
     }
@@ -463,7 +463,7 @@ DEVICE void write_sums(const Args *args, const View *view, float factor, float s
     for (int i = 0; i < 8; i++) {
         if (row_of(thread, i) >= work.tile.rows)
             continue;
-        Storage *row = (Storage *)row_in(view, head, own_position(args, &work.tile, row_of(thread, i)));
+        Storage *row = (Storage *)row_in(view, head, own_position(&work.tile, row_of(thread, i)));
 #pragma unroll
         for (int e = 0; e + 4 <= COLUMNS; e += 4) {
             float4 x = make_float4(factor * sum[i][e], factor * sum[i][e + 1], factor * sum[i][e + 2], factor * sum[i][e + 3]);
@@ -482,7 +482,7 @@ DEVICE void clear_masked(const Args *args, float sum[8][COLUMNS]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         int row = row_of(thread, i);
-        if (row < work.tile.rows && ignored(args, own_position(args, &work.tile, row)))
+        if (row < work.tile.rows && ignored(args, own_position(&work.tile, row)))
 #pragma unroll
             for (int e = 0; e < COLUMNS; e++)
                 sum[i][e] = 0.0f;
@@ -508,7 +508,7 @@ DEVICE void next_head(const Args *args) {
     synchronize();
     if (thread_index() == 0) {
         int query_head = ++work.query_head, kv_head = query_head / (args->heads / args->kv_heads);
-        int row = work.tile.row, last = own_position(args, &work.tile, work.tile.rows - 1);
+        int row = work.tile.row, last = own_position(&work.tile, work.tile.rows - 1);
         for (int pair = 0; pair < 2; pair++) {
             work.own[pair] = head_of(view_of(args, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
             work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);

@@ -264,7 +264,7 @@ DEVICE void start_softmax(Softmax *softmax, const Args *args, const Work *work, 
     const Storage *out = (const Storage *)args->out.data + work->out;
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; i++) {
-        int position = own_position(args, &work->tile, row + i), before = !args->first && row + i < work->tile.rows;
+        int position = own_position(&work->tile, row + i), before = !args->first && row + i < work->tile.rows;
         float left = before ? LOAD(args->lse + work->lse + position) : NEG_INF;
         softmax->maximum[i] = left * LOG2E;
         softmax->total[i] = column == 0 && left != NEG_INF ? 1.0f : 0.0f;
@@ -288,7 +288,7 @@ DEVICE void drop_weights(float *weights, const Args *args, const Keys *keys, con
     unsigned long long kept = 0;
 #pragma unroll 1
     for (int n = 0; n < THREAD_ROWS * THREAD_KEYS; n++) {
-        int query = own_position(args, &work->tile, row + n / THREAD_KEYS), key = positions[n % THREAD_KEYS * ACROSS];
+        int query = own_position(&work->tile, row + n / THREAD_KEYS), key = positions[n % THREAD_KEYS * ACROSS];
         kept |= (unsigned long long)keeps(args, keys, work->batch, work->tile.head, query, key) << n;
     }
 #pragma unroll
@@ -306,7 +306,7 @@ DEVICE void write_rows(Softmax *softmax, const Args *args, const Work *work, int
         float total = softmax->total[i], share = total > 0.0f ? KEEP_SCALE(args) / total : 0.0f;
         if (row + i >= work->tile.rows)
             continue;
-        int position = own_position(args, &work->tile, row + i);
+        int position = own_position(&work->tile, row + i);
         if (column == 0)
             STORE(args->lse + work->lse + position, total > 0.0f ? (softmax->maximum[i] + log2f(total)) * LN2 : NEG_INF);
 #pragma unroll
@@ -335,12 +335,12 @@ KERNEL(fp32_forward) {
     start_tiles(&item);
     while (next_tile(&args, &item, &tile, &batch)) {
         if (thread_index() == 0) {
-            int end = args.causal ? own_position(&args, &tile, tile.rows - 1) + 1 : args.seq;
+            int end = args.causal ? own_position(&tile, tile.rows - 1) + 1 : args.seq;
             start_work(&work, &args, tile, batch);
             find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, tile.head), 0, end);
         }
         for (int r = thread_index(); r < TILE_ROWS; r += THREADS)
-            positions[1][key_in_column(r)] = r < tile.rows ? own_position(&args, &tile, r) : -1;
+            positions[1][key_in_column(r)] = r < tile.rows ? own_position(&tile, r) : -1;
         synchronize();
         Quad prefetched[PREFETCHED];
         for (int s = 0; s < slices; s++) {
@@ -374,9 +374,9 @@ KERNEL(fp32_forward) {
                     store_values(slots[slot], prefetched);
                 synchronize();
             }
-            int position = args.causal ? own_position(&args, &work.tile, row) : args.seq;
+            int position = args.causal ? own_position(&work.tile, row) : args.seq;
             online_softmax_step(scores, &softmax, positions[buffer] + column, bias[buffer] + column, args.scale * LOG2E, position,
-                                args.step);
+                                work.tile.step);
 #if DROPOUT
             drop_weights(scores, &args, &keys, &work, positions[buffer] + column, row);
 #endif

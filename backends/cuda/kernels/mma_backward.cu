@@ -120,7 +120,7 @@ DEVICE void load_row_fragments(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4],
     HeadRows from_a = rows_of(of_a, batch, head), from_b = rows_of(of_b, batch, head);
 #pragma unroll 4
     for (unsigned i = thread; i < TILE_ROWS * CHUNKS; i += THREADS) {
-        int row = i / CHUNKS, chunk = i % CHUNKS, position = row < tile->rows ? own_position(args, tile, row) : -1;
+        int row = i / CHUNKS, chunk = i % CHUNKS, position = row < tile->rows ? own_position(tile, row) : -1;
         copy_chunk(buffer + swizzled(row, chunk), from_a, position, chunk, args->head_dim);
         copy_chunk(buffer + TILE_ROWS * CHUNKS + swizzled(row, chunk), from_b, position, chunk, args->head_dim);
     }
@@ -280,7 +280,7 @@ DEVICE void write_gradient(HeadRows to, float (*sum)[2 * STEPS][4], float factor
     synchronize();
 #pragma unroll 1
     for (unsigned i = thread; i < TILE_ROWS * CHUNKS; i += THREADS) {
-        int row = i / CHUNKS, chunk = i % CHUNKS, count = args->head_dim - chunk * 8, position = own_position(args, tile, row);
+        int row = i / CHUNKS, chunk = i % CHUNKS, count = args->head_dim - chunk * 8, position = own_position(tile, row);
         if (row >= tile->rows || count <= 0)
             continue;
         int live = (!lse || LOAD(lse + position) != NEG_INF) && (!mask || !LOAD(mask + position * args->mask_row));
@@ -328,13 +328,13 @@ DEVICE void key_score_gradients(float (*p)[2][4], float (*ds)[2][4], const Colum
 }
 
 /* 0 in `weight` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
-DEVICE void mask_future(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Args *args, const Tile *tile) {
+DEVICE void mask_future(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Tile *tile) {
     unsigned thread = this_thread();
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int own = own_position(args, tile, own_row(thread, m, h));
+            int own = own_position(tile, own_row(thread, m, h));
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -354,7 +354,7 @@ DEVICE unsigned kept_weights(const Columns *columns, int slot, int sign, const A
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                int own = own_position(args, tile, own_row(thread, m, e / 2));
+                int own = own_position(tile, own_row(thread, m, e / 2));
                 int other = columns->position[slot + n * 8 + thread % 4 * 2 + e % 2];
                 unsigned one = sign > 0 ? keeps(args, keys, batch, head, other, own) : keeps(args, keys, batch, head, own, other);
                 kept |= one << ((m * 2 + n) * 4 + e);
@@ -375,8 +375,8 @@ DEVICE void drop(float (*x)[2][4], unsigned kept, float factor) {
 
 /* Whether the tile ends before this warp's rows; the first and the last of them, by position. */
 DEVICE int warp_is_idle(const Tile *tile) { return first_row(this_thread()) >= tile->rows; }
-DEVICE int warp_begin(const Args *args, const Tile *tile) { return own_position(args, tile, first_row(this_thread())); }
-DEVICE int warp_end(const Args *args, const Tile *tile) { return own_position(args, tile, first_row(this_thread()) + ROWS - 1); }
+DEVICE int warp_begin(const Tile *tile) { return own_position(tile, first_row(this_thread())); }
+DEVICE int warp_end(const Tile *tile) { return own_position(tile, first_row(this_thread()) + ROWS - 1); }
 
 KERNEL(mma_dkeyvalue) {
     SHARED int item, batch, heads_end;
@@ -422,9 +422,9 @@ KERNEL(mma_dkeyvalue) {
                         locate_query(&columns, &keys, &args, batch, head, after + this_thread());
                 }
                 int slot = column % WINDOW;
-                if (warp_is_idle(&tile) || (args.causal && columns.highest[slot / 32] < warp_begin(&args, &tile)))
+                if (warp_is_idle(&tile) || (args.causal && columns.highest[slot / 32] < warp_begin(&tile)))
                     continue;
-                int diagonal = args.causal && columns.lowest[slot / 32] < warp_end(&args, &tile);
+                int diagonal = args.causal && columns.lowest[slot / 32] < warp_end(&tile);
                 const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
                 float p[FRAGMENTS][2][4], ds[FRAGMENTS][2][4];
                 /* Across this barrier the compiler moves no loads, for which there would be no registers. */
@@ -440,8 +440,8 @@ KERNEL(mma_dkeyvalue) {
                 drop(p, kept, 1.0f);
 #endif
                 if (diagonal) {
-                    mask_future(p, &columns, slot, 1, &args, &tile);
-                    mask_future(ds, &columns, slot, 1, &args, &tile);
+                    mask_future(p, &columns, slot, 1, &tile);
+                    mask_future(ds, &columns, slot, 1, &tile);
                 }
                 accumulate(dvalue, p, columns_at + COLUMNS * CHUNKS);
                 synchronize_warp();
@@ -477,7 +477,7 @@ DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, cons
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int position = own_position(args, tile, own_row(thread_index(), m, h));
+            int position = own_position(tile, own_row(thread_index(), m, h));
             float seen = LOAD(args->lse + line + position);
             shift[m][h] = seen == NEG_INF ? NEG_INF : -seen * LOG2E;
             delta[m][h] = LOAD(args->delta + line + position);
@@ -518,7 +518,7 @@ KERNEL(mma_dquery) {
         unsigned own_query[FRAGMENTS][STEPS][4], own_dout[FRAGMENTS][STEPS][4];
         float dquery[FRAGMENTS][2 * STEPS][4], shift[FRAGMENTS][2], delta[FRAGMENTS][2];
         if (thread_index() == 0) {
-            int end = args.causal ? own_position(&args, &found, found.rows - 1) + 1 : args.seq;
+            int end = args.causal ? own_position(&found, found.rows - 1) + 1 : args.seq;
             tile = found, batch = element, key_head = found.head / group_of(&args);
             find_keys(&keys, &args, found.row, found.set, 0, end);
         }
@@ -541,9 +541,9 @@ KERNEL(mma_dquery) {
                     locate_key(&columns, &keys, &args, batch, after + this_thread());
             }
             int slot = column % WINDOW;
-            if (warp_is_idle(&tile) || (args.causal && columns.lowest[slot / 32] > warp_end(&args, &tile)))
+            if (warp_is_idle(&tile) || (args.causal && columns.lowest[slot / 32] > warp_end(&tile)))
                 continue;
-            int diagonal = args.causal && columns.highest[slot / 32] > warp_begin(&args, &tile);
+            int diagonal = args.causal && columns.highest[slot / 32] > warp_begin(&tile);
             const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
             float p[FRAGMENTS][2][4], ds[FRAGMENTS][2][4];
             score_tile(p, own_query, STEPS, 0, columns_at);
@@ -553,7 +553,7 @@ KERNEL(mma_dquery) {
 #endif
             query_score_gradients(ds, p, &columns, slot, args.scale * LOG2E, shift, delta);
             if (diagonal)
-                mask_future(ds, &columns, slot, -1, &args, &tile);
+                mask_future(ds, &columns, slot, -1, &tile);
             accumulate(dquery, ds, columns_at);
         }
         copy_async_wait(0);

@@ -125,7 +125,7 @@ DEVICE void copy_queries(Storage *slot, const Args *args, const Tile *tile, int 
 #pragma unroll
     for (int i = 0; i < TILE_ROWS / COPIED; i++) {
         int row = first + i * COPIED;
-        copy_row(slot, row, from, args->query.row, row < tile->rows ? own_position(args, tile, row) : -1, args->head_dim);
+        copy_row(slot, row, from, args->query.row, row < tile->rows ? own_position(tile, row) : -1, args->head_dim);
     }
     copy_async_commit();
 }
@@ -229,7 +229,7 @@ DEVICE void scale_and_mask(float (*score)[KEY_TILE / 8][4], const Args *args, co
     }
     if (!compare)
         return;
-    unsigned step = args->step, row = tile->row + (first_row() + lane / 4) * step; /* of no row of the tile, it may wrap */
+    unsigned step = tile->step, row = tile->row + (first_row() + lane / 4) * step; /* of no row of the tile, it may wrap */
 #pragma unroll
     for (int n = 0; n < KEY_TILE / 8; n++) {
         int column = n * 8 + lane % 4 * 2;
@@ -294,7 +294,7 @@ DEVICE void drop_weights(unsigned (*weight)[KEY_TILE / 16][4], const TileState *
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int row = own_position(args, &shared->tile, first_row() + f * 16 + h * 8 + lane / 4);
+            int row = own_position(&shared->tile, first_row() + f * 16 + h * 8 + lane / 4);
 #pragma unroll
             for (int n = 0; n < KEY_TILE / 8; n++) {
                 const int *position = key_tile->position + n * 8 + lane % 4 * 2;
@@ -359,7 +359,7 @@ DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Ti
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int row = first_row() + f * 16 + h * 8 + lane / 4, position = own_position(args, tile, row);
+            int row = first_row() + f * 16 + h * 8 + lane / 4, position = own_position(tile, row);
             float before = row < tile->rows ? LOAD(lse_of(args, tile, batch) + position) : NEG_INF;
             if (before == NEG_INF)
                 continue;
@@ -391,7 +391,7 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
             float part = total > 0.0f ? KEEP_SCALE(args) / total : total;
             int row = first_row() + f * 16 + h * 8 + lane / 4;
             if (lane % 4 == 0 && row < tile->rows)
-                STORE(lse + own_position(args, tile, row),
+                STORE(lse + own_position(tile, row),
                       total > 0.0f ? LN2 * (rows->maximum[f][h] + log2f(total)) : NEG_INF + total);
 #pragma unroll
             for (int n = 0; n < CHUNKS; n++) {
@@ -404,7 +404,7 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
         int row = first_row() + i;
         if (row >= tile->rows)
             break;
-        Storage *to = out + own_position(args, tile, row) * args->out.row;
+        Storage *to = out + own_position(tile, row) * args->out.row;
         for (int chunk = lane % ROW_LANES; chunk < CHUNKS; chunk += ROW_LANES) {
             const Storage *from = stage + swizzled(row, chunk);
 #if VECTOR
@@ -420,7 +420,7 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
 
 /* What one thread prepares of a tile, for all. */
 DEVICE void begin_tile(TileState *shared, const Args *args, const Tile *tile, int batch) {
-    int kv_head = tile->head / (opaque(args->heads) / args->kv_heads), last = own_position(args, tile, tile->rows - 1);
+    int kv_head = tile->head / (opaque(args->heads) / args->kv_heads), last = own_position(tile, tile->rows - 1);
     shared->tile = *tile, shared->batch = batch;
     shared->key = (const Storage *)args->key.data + batch * args->key.batch + kv_head * args->key.head;
     shared->value = (const Storage *)args->value.data + batch * args->value.batch + kv_head * args->value.head;
@@ -431,7 +431,7 @@ DEVICE void begin_tile(TileState *shared, const Args *args, const Tile *tile, in
 DEVICE int warp_sees_any(const TileState *shared, const Args *args, const KeyTile *key_tile) {
     int first = first_row(), last = min_of(first + 16 * FRAGMENTS, shared->tile.rows) - 1;
     int nearest = min_of(key_tile->nearest[0], key_tile->nearest[1]);
-    return last >= first && nearest <= (args->causal ? shared->tile.row + last * args->step : MAX_POSITION - 1);
+    return last >= first && nearest <= (args->causal ? shared->tile.row + last * shared->tile.step : MAX_POSITION - 1);
 }
 
 /* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to
@@ -440,7 +440,7 @@ DEVICE void attend(unsigned (*weight)[KEY_TILE / 16][4], Rows *rows, TileState *
                    const Storage *queries, const Storage *keys, int raise) {
     float (*total)[2] = shared->total[thread_number()], added[FRAGMENTS][2], scale = args->scale * LOG2E;
     int farthest = max_of(key_tile->farthest[0], key_tile->farthest[1]);
-    int compare = args->causal && farthest > shared->tile.row + first_row() * args->step;
+    int compare = args->causal && farthest > shared->tile.row + first_row() * shared->tile.step;
     int plain = !compare && !key_tile->biased[0] && !key_tile->biased[1] && scale >= 0.0f;
     do {
         float score[FRAGMENTS][KEY_TILE / 8][4];

@@ -34,7 +34,8 @@ def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
     assert printed == ours + [f"{name} size {d.itemsize}" for name, d in STRUCTS.items()]
     for text in wanted:
         name = text.rpartition("}")[2].strip(" ;")
-        body = re.sub(r"\b(void|long long|int|float|View|const|unsigned char|unsigned|Tile|Branch)\b", "", text.partition("{")[2])
+        types = r"\b(void|long long|short|int|float|View|const|unsigned char|unsigned|Tile|Branch)\b"
+        body = re.sub(types, "", text.partition("{")[2])
         assert re.findall(r"\w+", body.rpartition("}")[0]) == list(STRUCTS[name].names or ())
 
 
@@ -52,7 +53,7 @@ def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:
     assert arguments["mask"] == mask.data_ptr()
     assert (arguments["mask_batch"], arguments["mask_row"]) == (1, 3)
     assert (arguments["tiles"], arguments["branches"], arguments["counter"], arguments["delta"]) == (16, 32, 0, 0)
-    numbers = {name: int(arguments[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim", "step", "branch_count")}
-    assert numbers == dict(batch=3, seq=20, heads=4, kv_heads=2, head_dim=8, step=2, branch_count=2)
+    numbers = {name: int(arguments[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim", "branch_count")}
+    assert numbers == dict(batch=3, seq=20, heads=4, kv_heads=2, head_dim=8, branch_count=2)
     assert (arguments["causal"], arguments["once"], arguments["first"], arguments["scale"]) == (0, 1, 1, np.float32(2))
     assert arguments["tile_count"] == len(group.query_tiles)

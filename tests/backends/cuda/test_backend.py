@@ -64,7 +64,7 @@ def test_forward_launches_each_group_once(launcher: RecordingLauncher, backend: 
     for launch, group in zip(launcher.launches, groups, strict=True):
         assert launch.tiles == records(group.query_tiles)
         assert launch.branches == records(group.branches)
-        assert (launch.arguments["step"], launch.arguments["branch_count"]) == (group.step, len(group.branches))
+        assert launch.arguments["branch_count"] == len(group.branches)
         addresses = [launch.arguments[name]["data"] for name in ("query", "key", "value", "out")] + [launch.arguments["lse"]]
         assert addresses == [x.data_ptr() for x in (q, k, v, out, lse)]
         assert not any(launch.arguments[name]["data"] for name in ("dout", "dquery", "dkey", "dvalue"))
@@ -101,10 +101,11 @@ def test_backward_writes_delta_then_the_gradients(launcher: RecordingLauncher, b
     [
         (4, dict(pattern=Pattern([512], [1])), 128),
         (33, dict(pattern=Pattern([512], [1])), 64),
-        (4, dict(pattern=Pattern([512, 512], [1, 8])), 64),
-        (4, dict(pattern=Pattern([128, 512], [1, 2])), 64),
+        (4, dict(pattern=Pattern([64], [1])), 64),
+        (4, dict(pattern=Pattern([128, 512], [1, 2])), 128),
+        (4, dict(pattern=Pattern([128, 256, 512], [1, 2, 4]), is_causal=True), 128),
     ],
-    ids=["many tiles", "fewer than run at once", "tall ones half empty", "tall ones in more groups"],
+    ids=["many tiles", "fewer than run at once", "tall ones half empty", "tall ones in more groups", "causal"],
 )
 def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows: int) -> None:
     launcher = RecordingLauncher(resident)

@@ -41,7 +41,7 @@ def weights(problem: Problem, group: Group, by_keys: bool, checked: bool = False
     for n, h in np.ndindex(totals.shape):
         total = totals[n, h]
         assert 0 <= total <= ROOM
-        rows = tiles[n]["row"] + np.arange(tiles[n]["rows"]) * group.step
+        rows = tiles[n]["row"] + np.arange(tiles[n]["rows"]) * tiles[n]["step"]
         new = np.isfinite(biases[n, h, :total])
         seen, weight = positions[n, h, :total][new], np.exp2(biases[n, h, :total][new], dtype=np.float64)
         assert len(set(seen)) == len(seen)

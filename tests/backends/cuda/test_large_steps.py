@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends.cuda.arguments import make_arguments
-from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, STORAGE, CudaKernel, kernel_for
-from dilkit.backends.tiles.schedule import BRANCH, TILE, Group
+from dilkit.backends.cuda.table import STORAGE, CudaKernel, kernel_for
+from dilkit.backends.tiles.schedule import BRANCH, LOW_ROWS, MOST_ROWS, TILE, Group
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -34,8 +34,8 @@ KINDS: dict[str, tuple[str, str, Capability, int, int]] = {
 
 
 def launch(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor], first: bool) -> None:
-    tiles = np.array([(ROW, 1, 0, 2)], TILE)
-    group = Group(STEP, np.array([(SEQ, STEP, 0, 1)], BRANCH), tiles, tiles)
+    tiles = np.array([(ROW, 1, STEP, 0, 2)], TILE)
+    group = Group(np.array([(SEQ, STEP, 0, 1)], BRANCH), tiles, tiles)
     places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data)
     HostLauncher(checked=True).launch(kernel, 1, make_arguments(problem, given, group, 1, places, first))
 

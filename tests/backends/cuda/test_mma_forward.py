@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends.cuda.arguments import make_arguments
-from dilkit.backends.cuda.table import LOW_ROWS, MOST_ROWS, CudaKernel, kernel_for
-from dilkit.backends.tiles.schedule import schedule
+from dilkit.backends.cuda.table import CudaKernel, kernel_for
+from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS, schedule
 from dilkit.testing.accuracy import LIMITS
 from dilkit.testing.conformance import expected
 from dilkit.testing.problems import PROBLEMS, Case

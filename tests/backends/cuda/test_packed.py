@@ -47,7 +47,7 @@ def test_each_row_of_each_sequence_is_in_one_tile(kind: str) -> None:
         found = [
             (int(tile["head"]), row)
             for tile in table[: end - begin]
-            for row in range(int(tile["row"]), length, first.group.step)[: int(tile["rows"])]
+            for row in range(int(tile["row"]), length, int(tile["step"]))[: int(tile["rows"])]
         ]
         assert sorted(found) == [(head, row) for head in range(heads) for row in range(length)]
 

@@ -23,7 +23,7 @@ def pairs(problem: Problem, group: Group, of_keys: bool) -> np.ndarray[Any, Any]
     seq, per_head = problem.seq, problem.heads // problem.kv_heads
     count = np.zeros((problem.heads, seq, seq), int)
     for tile in group.key_tiles if of_keys else group.query_tiles:
-        rows = [tile["row"] + i * group.step for i in range(tile["rows"])]
+        rows = [tile["row"] + i * tile["step"] for i in range(tile["rows"])]
         heads = range(tile["head"] * per_head, (tile["head"] + 1) * per_head) if of_keys else [tile["head"]]
         for b, branch in enumerate(group.branches):
             if not tile["set"] >> b & 1:
@@ -50,7 +50,7 @@ def check(problem: Problem, tile_rows: int) -> None:
             assert (tiles["rows"] <= tile_rows).all()
             taken = np.zeros((heads, problem.seq), int)
             for tile in tiles:
-                taken[tile["head"], tile["row"] + np.arange(tile["rows"]) * group.step] += 1
+                taken[tile["head"], tile["row"] + np.arange(tile["rows"]) * tile["step"]] += 1
             assert (taken == 1).all() if i == 0 else (taken <= 1).all()
 
 
@@ -62,7 +62,18 @@ def test_tiles_show_the_count(pattern: Pattern, seq: int, tile_rows: int, is_cau
 def test_branches_share_a_launch_while_a_segment_holds_a_tile_of_a_class() -> None:
     problem = Problem(pattern=Pattern([64, 128, 256], [1, 2, 16]), seq=512, **SIZES)
     assert [list(group.branches["rate"]) for group in schedule(problem, 32).groups] == [[1, 2], [16]]
-    assert [group.step for group in schedule(problem, 4).groups] == [16]
+    assert len(schedule(problem, 4).groups) == 1
+
+
+def test_rows_of_a_tile_are_as_close_as_rows_of_other_branches_allow() -> None:
+    problem = Problem(pattern=Pattern([32, 64, 128], [1, 2, 8]), seq=128, heads=1, head_dim=8)
+    (group,) = schedule(problem, 4).groups
+    steps = {(int(tile["set"]), int(tile["row"]) % 8): int(tile["step"]) for tile in group.query_tiles}
+    assert steps == {(1, 1): 2, (3, 2): 4, (3, 4): 8, (7, 0): 8}
+    (other,) = schedule(replace(problem, pattern=Pattern([32, 64, 128], [1, 2, 3])), 4).groups
+    assert set(other.query_tiles["step"].tolist()) == {6}
+    (dense,) = schedule(replace(problem, pattern=Pattern.dense()), 4).groups
+    assert set(dense.query_tiles["step"].tolist()) == {1}
 
 
 def test_once_is_never_split() -> None:

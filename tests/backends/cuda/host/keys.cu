@@ -11,7 +11,7 @@ KERNEL(list_keys) {
     start_tiles(&item);
     while (next_tile(&args, &item, &tile, &batch))
         for (int h = 0; h < heads; h++) {
-            int last = tile.row + (tile.rows - 1) * args.step, place = item * heads + h;
+            int last = tile.row + (tile.rows - 1) * tile.step, place = item * heads + h;
             synchronize();
             if (thread_index() == 0) {
                 unsigned set = serving_branches(&args, tile.set, tile.head * heads + h);
