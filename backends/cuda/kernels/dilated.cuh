@@ -5,7 +5,8 @@
        Branch table (global) --> find_keys, by one thread --> Keys (shared): runs of positions          once a tile
                                                               |
                                   key_position, key_bias --> position and log2(multiplicity) of a key   each key
-       seed, places (Args) -------> keeps --> whether a weight is kept                                  each weight, if DROPOUT
+       places (Args) -------------> find_place, by one thread --> Place (shared)                         once a tile, if DROPOUT
+       seed (Args), Place --------> keeps --> whether a weight is kept                                   each weight, if DROPOUT
 
    The kernels are written in the part of CUDA that is also C, so that a C compiler can build them for the CPU: no templates, no
    references. `intrinsics.cuh` holds what differs between the two. Sizes and dtypes are macros that the compiler is given.
@@ -84,12 +85,22 @@ typedef struct {
     int low, length, rate, branch;
 } Segment;
 
+/* Where dropout finds the weights of a head in the whole: that of rows i and j of the call is there that of rows query + step i and
+   key + step j, of sequence `number` and head `head`. */
+typedef struct {
+    long long query, key, step;
+    unsigned number, head;
+} Place;
+
 /* The keys of a tile with `row`: `total` of them in `run_count` runs, of the branches of `segment_count` segments. PACKED: of sequence
    number `sequence`, which begins at row `begin`. */
 typedef struct {
     int row, total, run_count, segment_count;
 #if PACKED
     int begin, sequence;
+#endif
+#if DROPOUT
+    Place place;
 #endif
     Run runs[2 * MAX_BRANCHES];
     Segment segments[MAX_BRANCHES];
@@ -258,20 +269,30 @@ DEVICE float key_bias(const Keys *keys, int position, int branch, int once) {
     return before ? NEG_INF : once ? 0.0f : log2f((float)count);
 }
 
-/* Whether dropout keeps the weight of row `query` of a head with row `key`, for the rows of the tile of `keys`: Philox 4x32 of
-   seven rounds, whose four words are those of four neighbouring keys. */
-DEVICE int keeps(const Args *args, const Keys *keys, int batch, int head, int query, int key) {
-    unsigned long long number = args->first_batch + batch, first = args->first_head, i = query, j = key;
+#if DROPOUT
+
+/* Notes where the weights of a head are in the whole. One thread calls it, after `find_keys`. */
+DEVICE void find_place(Keys *keys, const Args *args, int batch, int head) {
+    Place place = {0, 0, 1, (unsigned)(args->first_batch + batch), (unsigned)(args->first_head + head)};
+    int begin = 0;
 #if PACKED
-    number += keys->sequence, i -= keys->begin, j -= keys->begin;
+    place.number += keys->sequence, begin = keys->begin;
 #endif
     if (args->places) {
-        const long long *place = args->places + 5 * (long long)batch;
-        unsigned long long step = LOAD(place + 4);
-        number = LOAD(place), first = LOAD(place + 1), i = LOAD(place + 2) + step * i, j = LOAD(place + 3) + step * j;
+        const long long *line = args->places + 5 * (long long)batch;
+        place.number = (unsigned)LOAD(line), place.head = (unsigned)LOAD(line + 1) + head;
+        place.query = LOAD(line + 2), place.key = LOAD(line + 3), place.step = LOAD(line + 4);
     }
-    unsigned x0 = (unsigned)(j >> 2), x1 = (unsigned)i, x2 = (unsigned)number;
-    unsigned x3 = (unsigned)(first + head) | (unsigned)(i >> 32) << 16 | (unsigned)(j >> 34) << 24;
+    place.query -= begin * place.step, place.key -= begin * place.step;
+    keys->place = place;
+}
+
+/* Whether dropout keeps the weight of row `query` with row `key`, for the rows of the tile of `keys`: Philox 4x32 of seven rounds,
+   whose four words are those of four neighbouring keys. */
+DEVICE unsigned keeps(const Args *args, const Keys *keys, int query, int key) {
+    unsigned long long i = keys->place.query + keys->place.step * query, j = keys->place.key + keys->place.step * key;
+    unsigned x0 = (unsigned)(j >> 2), x1 = (unsigned)i, x2 = keys->place.number;
+    unsigned x3 = keys->place.head | (unsigned)(i >> 32) << 16 | (unsigned)(j >> 34) << 24;
     unsigned key0 = args->seed_low, key1 = args->seed_high;
 #pragma unroll
     for (int round = 0; round < 7; round++) {
@@ -283,5 +304,11 @@ DEVICE int keeps(const Args *args, const Keys *keys, int batch, int head, int qu
     unsigned word = j & 2 ? (j & 1 ? x3 : x2) : (j & 1 ? x1 : x0);
     return word >= args->threshold;
 }
+
+#else
+
+DEVICE void find_place(Keys *keys, const Args *args, int batch, int head) {}
+
+#endif
 
 #endif

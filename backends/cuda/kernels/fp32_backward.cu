@@ -315,6 +315,7 @@ DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
     }
 }
 
+#if DROPOUT
 /* Of the weights of a thread, a bit for each that dropout keeps. */
 DEVICE unsigned kept_weights(const Args *args, int buffer) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
@@ -322,8 +323,7 @@ DEVICE unsigned kept_weights(const Args *args, int buffer) {
 #pragma unroll 1
     for (int n = 0; n < 32; n++) {
         int own = own_position(&work.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
-        unsigned one = keeps(args, &keys, work.batch, work.query_head, OF_KEYS ? other : own, OF_KEYS ? own : other);
-        kept |= one << n;
+        kept |= keeps(args, &keys, OF_KEYS ? other : own, OF_KEYS ? own : other) << n;
     }
     return kept;
 }
@@ -352,6 +352,7 @@ DEVICE void drop_weights(unsigned kept, float whole[8][4], int restore) {
         }
     }
 }
+#endif
 
 /* dS in place of P, from the gradients of P. */
 DEVICE void compute_score_gradients(int buffer, float gradient[8][4]) {
@@ -515,6 +516,7 @@ DEVICE void next_head(const Args *args) {
         }
         find_keys(&keys, args, row, serving_branches(args, work.tile.set, query_head), OF_KEYS && args->causal ? row : 0,
                   !OF_KEYS && args->causal ? last + 1 : args->seq);
+        find_place(&keys, args, work.batch, query_head);
     }
     synchronize();
 }

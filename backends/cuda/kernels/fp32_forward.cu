@@ -282,6 +282,7 @@ DEVICE void start_softmax(Softmax *softmax, const Args *args, const Work *work, 
     }
 }
 
+#if DROPOUT
 /* Makes the weights 0 that dropout drops, after they have been added up. */
 DEVICE void drop_weights(float *weights, const Args *args, const Keys *keys, const Work *work, const int *positions,
                          int row) {
@@ -289,12 +290,13 @@ DEVICE void drop_weights(float *weights, const Args *args, const Keys *keys, con
 #pragma unroll 1
     for (int n = 0; n < THREAD_ROWS * THREAD_KEYS; n++) {
         int query = own_position(&work->tile, row + n / THREAD_KEYS), key = positions[n % THREAD_KEYS * ACROSS];
-        kept |= (unsigned long long)keeps(args, keys, work->batch, work->tile.head, query, key) << n;
+        kept |= (unsigned long long)keeps(args, keys, query, key) << n;
     }
 #pragma unroll
     for (int n = 0; n < THREAD_ROWS * THREAD_KEYS; n++)
         weights[n] = kept >> n & 1 ? weights[n] : 0.0f;
 }
+#endif
 
 DEVICE void write_rows(Softmax *softmax, const Args *args, const Work *work, int row, int column) {
     Storage *out = (Storage *)args->out.data + work->out;
@@ -338,6 +340,7 @@ KERNEL(fp32_forward) {
             int end = args.causal ? own_position(&tile, tile.rows - 1) + 1 : args.seq;
             start_work(&work, &args, tile, batch);
             find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, tile.head), 0, end);
+            find_place(&keys, &args, batch, tile.head);
         }
         for (int r = thread_index(); r < TILE_ROWS; r += THREADS)
             positions[1][key_in_column(r)] = r < tile.rows ? own_position(&tile, r) : -1;

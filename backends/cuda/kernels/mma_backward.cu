@@ -344,21 +344,17 @@ DEVICE void mask_future(float (*weight)[2][4], const Columns *columns, int slot,
         }
 }
 
-/* Of the weights of rows and columns, a bit for each that dropout keeps: keys are rows (sign 1) or columns (sign -1). */
-DEVICE unsigned kept_weights(const Columns *columns, int slot, int sign, const Args *args, const Keys *keys, const Tile *tile,
-                             int batch, int head) {
+#if DROPOUT
+/* Of the weights of rows and columns, a bit for each that dropout keeps, numbered as `drop` does: keys are rows (sign 1) or columns
+   (sign -1). One after the other: each takes many registers. */
+DEVICE unsigned kept_weights(const Columns *columns, int slot, int sign, const Args *args, const Keys *keys, const Tile *tile) {
     unsigned thread = this_thread(), kept = 0;
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int own = own_position(tile, own_row(thread, m, e / 2));
-                int other = columns->position[slot + n * 8 + thread % 4 * 2 + e % 2];
-                unsigned one = sign > 0 ? keeps(args, keys, batch, head, other, own) : keeps(args, keys, batch, head, own, other);
-                kept |= one << ((m * 2 + n) * 4 + e);
-            }
+#pragma unroll 1
+    for (int i = 0; i < 8 * FRAGMENTS; i++) {
+        int own = own_position(tile, own_row(thread, i / 8, i / 2 % 2));
+        int other = columns->position[slot + i / 4 % 2 * 8 + thread % 4 * 2 + i % 2];
+        kept |= keeps(args, keys, sign > 0 ? other : own, sign > 0 ? own : other) << i;
+    }
     return kept;
 }
 
@@ -372,6 +368,7 @@ DEVICE void drop(float (*x)[2][4], unsigned kept, float factor) {
             for (int e = 0; e < 4; e++)
                 x[m][n][e] = kept >> ((m * 2 + n) * 4 + e) & 1 ? x[m][n][e] * factor : 0.0f;
 }
+#endif
 
 /* Whether the tile ends before this warp's rows; the first and the last of them, by position. */
 DEVICE int warp_is_idle(const Tile *tile) { return first_row(this_thread()) >= tile->rows; }
@@ -404,8 +401,10 @@ KERNEL(mma_dkeyvalue) {
             }
 #pragma unroll 1
         for (int head = heads_end - group_of(&args); head < heads_end; head++) {
-            if (thread_index() == 0)
+            if (thread_index() == 0) {
                 find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, head), args.causal ? tile.row : 0, args.seq);
+                find_place(&keys, &args, batch, head);
+            }
             synchronize();
             locate_query(&columns, &keys, &args, batch, head, this_thread());
             synchronize();
@@ -432,7 +431,7 @@ KERNEL(mma_dkeyvalue) {
                 score_tile(p, own_key, STEPS, 0, columns_at);
                 synchronize_warp();
 #if DROPOUT
-                unsigned kept = kept_weights(&columns, slot, 1, &args, &keys, &tile, batch, head);
+                unsigned kept = kept_weights(&columns, slot, 1, &args, &keys, &tile);
                 drop(ds, kept, args.keep_scale);
 #endif
                 key_score_gradients(p, ds, &columns, slot, args.scale * LOG2E);
@@ -521,6 +520,7 @@ KERNEL(mma_dquery) {
             int end = args.causal ? own_position(&found, found.rows - 1) + 1 : args.seq;
             tile = found, batch = element, key_head = found.head / group_of(&args);
             find_keys(&keys, &args, found.row, found.set, 0, end);
+            find_place(&keys, &args, element, found.head);
         }
         synchronize();
         clear(dquery);
@@ -549,7 +549,7 @@ KERNEL(mma_dquery) {
             score_tile(p, own_query, STEPS, 0, columns_at);
             score_tile(ds, own_dout, STEPS, 0, columns_at + COLUMNS * CHUNKS);
 #if DROPOUT
-            drop(ds, kept_weights(&columns, slot, -1, &args, &keys, &tile, batch, tile.head), args.keep_scale);
+            drop(ds, kept_weights(&columns, slot, -1, &args, &keys, &tile), args.keep_scale);
 #endif
             query_score_gradients(ds, p, &columns, slot, args.scale * LOG2E, shift, delta);
             if (diagonal)

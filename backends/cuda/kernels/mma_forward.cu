@@ -286,24 +286,26 @@ DEVICE int compute_weights(unsigned (*weight)[KEY_TILE / 16][4], float (*added)[
     return ballot(large) != 0;
 }
 
-/* Makes the weights 0 that dropout drops, after they have been added up. */
+#if DROPOUT
+/* Makes the weights 0 that dropout drops, after they have been added up. One after the other: each takes many registers. */
 DEVICE void drop_weights(unsigned (*weight)[KEY_TILE / 16][4], const TileState *shared, const Args *args,
                          const KeyTile *key_tile) {
-    int lane = lane_number(), head = shared->tile.head;
+    int lane = lane_number();
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int row = own_position(&shared->tile, first_row() + f * 16 + h * 8 + lane / 4);
+            unsigned kept = 0;
+#pragma unroll 1
+            for (int i = 0; i < KEY_TILE / 4; i++)
+                kept |= keeps(args, &shared->keys, row, key_tile->position[i / 2 * 8 + lane % 4 * 2 + i % 2]) << i;
 #pragma unroll
-            for (int n = 0; n < KEY_TILE / 8; n++) {
-                const int *position = key_tile->position + n * 8 + lane % 4 * 2;
-                unsigned low = keeps(args, &shared->keys, shared->batch, head, row, position[0]) ? 0xffffu : 0u;
-                unsigned high = keeps(args, &shared->keys, shared->batch, head, row, position[1]) ? 0xffff0000u : 0u;
-                weight[f][n / 2][n % 2 * 2 + h] &= low | high;
-            }
+            for (int n = 0; n < KEY_TILE / 8; n++)
+                weight[f][n / 2][n % 2 * 2 + h] &= (kept >> 2 * n & 1 ? 0xffffu : 0u) | (kept >> 2 * n & 2 ? 0xffff0000u : 0u);
         }
 }
+#endif
 
 /* sum[row] += weight[row][key] * value[key] */
 DEVICE void accumulate(Rows *rows, unsigned (*weight)[KEY_TILE / 16][4], const Storage *values) {
@@ -425,6 +427,7 @@ DEVICE void begin_tile(TileState *shared, const Args *args, const Tile *tile, in
     shared->key = (const Storage *)args->key.data + batch * args->key.batch + kv_head * args->key.head;
     shared->value = (const Storage *)args->value.data + batch * args->value.batch + kv_head * args->value.head;
     find_keys(&shared->keys, args, tile->row, tile->set, 0, args->causal ? last + 1 : args->seq);
+    find_place(&shared->keys, args, batch, tile->head);
 }
 
 /* Whether any row of the warp sees any of the keys. */
