@@ -11,7 +11,8 @@ import pytest
 from helpers.nvrtc import nvrtc_13, use_nvrtc_13
 
 from dilkit.backends.cuda.compile import compiler_build, compiler_version, options_of
-from dilkit.backends.cuda.table import MOST_ROWS, kernel_for
+from dilkit.backends.cuda.table import kernel_for
+from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.tools.bench.kernels import CAPABILITIES, Build, builds, compiled, complaints
 
 pytestmark = pytest.mark.skipif(nvrtc_13() is None, reason="NVRTC of CUDA 13 is not installed: make kernels")

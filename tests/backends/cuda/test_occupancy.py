@@ -13,7 +13,8 @@ from dilkit import Pattern
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.launch import CupyLauncher
 from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once
-from dilkit.backends.cuda.table import MOST_ROWS, CudaKernel, kernel_for
+from dilkit.backends.cuda.table import CudaKernel, kernel_for
+from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.problem import Problem
 from dilkit.tools.bench.kernels import builds, compiled
 from dilkit.tools.results.file import read_result
