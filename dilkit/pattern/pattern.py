@@ -30,6 +30,8 @@ from dilkit.pattern.checks import (
 from dilkit.pattern.fields import fields_of, json_of
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds import Branch, DilatedSegment, check_branches
+from dilkit.pattern.presets import Presets
+from dilkit.pattern.text import description, full_text, short_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +41,7 @@ _MAX_HEADS = 2**20  # heads are gone through one by one
 
 
 @dataclass(frozen=True, repr=False)
-class Pattern:
+class Pattern(Presets):
     """An attention pattern as a count: how many of its branches say that query i of head h sees key j.
 
         count[h, i, j] = number of branches b in which i sees j
@@ -368,12 +370,7 @@ class Pattern:
 
     def describe(self) -> str:
         """A text for people, with one line for each branch."""
-        offset = {"modulo": "head mod rate", "block": "head // ceil(heads / rate)"}[self.offset]
-        overlap = {"count": "a key seen by m branches counts m times", "once": "a key seen by several branches counts once"}
-        lines = [f"branch {i}: {branch}" for i, branch in enumerate(self.branches)]
-        shard = "" if self.head_shard is None else "; the heads from {} on, of {}".format(*self.head_shard)
-        tail = {"exact": "", "zeros": "; tail: zero keys in the place of missing ones"}[self.tail]
-        return "\n".join([*lines, f"offset: {offset}{shard}; overlap: {overlap[self.overlap]}{tail}"])
+        return description(self)
 
     def to_json(self) -> str:
         """This pattern as canonical JSON text, as the torch operators and result files hold it.
@@ -393,21 +390,10 @@ class Pattern:
         return _from_json(text)
 
     def __str__(self) -> str:
-        if self == Pattern.dense():
-            return "Pattern.dense()"
-        rules = {"offset": "modulo", "overlap": "count", "heads": None, "head_shard": None, "tail": "exact"}
-        changed = [f"{name}={getattr(self, name)!r}" for name, default in rules.items() if getattr(self, name) != default]
-        if self.only_segments:
-            return f"Pattern({', '.join([str([*self.segment_lengths]), str([*self.dilation_rates]), *changed])})"
-        calls = [branch.call() for branch in self.branches]
-        return f"Pattern.of({', '.join([*calls, *(text for text in changed if not text.startswith('heads='))])})"
+        return "Pattern.dense()" if self == Pattern.dense() else short_text(self)
 
     def __repr__(self) -> str:
-        lists = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads", "head_shard", "tail")
-        if self.only_segments:
-            return f"Pattern({', '.join(f'{name}={getattr(self, name)!r}' for name in lists)})"
-        rules = [f"{name}={getattr(self, name)!r}" for name in lists[2:] if name != "heads"]
-        return f"Pattern.of({', '.join([*map(repr, self.branches), *rules])})"
+        return full_text(self)
 
 
 @lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dilkit.viz.colours import INK, SCALE
@@ -17,12 +18,18 @@ LABELS = ("query", "key", "times seen")
 
 
 def draw_count(
-    figure: Any, count: Tensor, title: str = "", is_causal: bool = False, labels: tuple[str, str, str] = LABELS
+    figure: Any,
+    count: Tensor,
+    title: str = "",
+    is_causal: bool = False,
+    labels: tuple[str, str, str] = LABELS,
+    names: Sequence[str] = (),
 ) -> None:
     """Draw how often each query sees each key into a matplotlib figure, which gets the size that it needs.
 
     `count` `(heads, seq, seq)` is that of `Pattern.count`: heads stand side by side, and the colour is the count. Of a causal one
-    the future is left white. `labels`: of the rows, the columns and the colours, for another matrix than that.
+    the future is left white. `labels`: of the rows, the columns and the colours, for another matrix than that; `names`: of what
+    stands side by side, where it is no heads.
 
     Example:
 
@@ -41,7 +48,7 @@ def draw_count(
         ax.set_visible(False)
     scale = _scale(most)
     for h, matrix in enumerate(count):
-        axes.flat[h].set_title(f"head {h}", fontsize=10, color=INK)
+        axes.flat[h].set_title(names[h] if names else f"head {h}", fontsize=10, color=INK)
         mesh = _draw_head(axes.flat[h], matrix, is_causal, scale)
     figure.suptitle("\n".join(textwrap.wrap(title, 34 * columns + 12)), fontsize=11, color=INK)
     for ax in axes[:, 0]:

@@ -37,6 +37,7 @@ from dilkit.tools.results.file import write_text
 from dilkit.tools.site import figures
 from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.order_figures import locality_table
+from dilkit.tools.site.pattern_gallery import draw_gallery, gallery_table
 from dilkit.tools.site.slide_picture import draw_slide
 from dilkit.tools.site.support import call_table, support_table
 
@@ -83,6 +84,7 @@ def draw(folder: Path) -> int:
         if code := cli.main([*command, str(folder / name)]):
             return code
     draw_slide(folder / "slide.png")
+    draw_gallery(folder / "gallery.png")
     return 0
 
 
@@ -219,6 +221,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "command-line": command_help,
     "environment": environment_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
+    "gallery": gallery_table,
     "kept": kept_table,
     "kernels": lambda root: figures.whole(root / "docs" / "results", "kernels"),
     "locality": locality_table,

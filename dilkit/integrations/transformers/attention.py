@@ -23,7 +23,7 @@ from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
 
 REFUSED = {
-    "sliding_window": "a pattern has no windows; set `sliding_window` to None in the configuration",
+    "sliding_window": "windows are for the pattern to say, as Pattern.mistral(window); set `sliding_window` to None",
     "softcap": "scores are not capped; take a configuration without it",
     "position_bias": "nothing is added to the scores; take a model with rotary or absolute positions",
     "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",

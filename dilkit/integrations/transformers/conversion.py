@@ -101,8 +101,8 @@ def _check(model: Any, layers: dict[str, Any], given: Patterns) -> None:
     for path, x in layers.items():
         if (kind := _kind(x)) != "full_attention":
             raise ValueError(
-                f"{path} has {kind}, and a pattern has no windows; to drop them, set layer_types of the configuration to "
-                "full_attention, or sliding_window to None, and make the model anew"
+                f"{path} has {kind}, but windows are for the pattern to say; set layer_types of the configuration to "
+                "full_attention, or sliding_window to None, make the model anew, and give Pattern.mistral(window) for the same"
             )
     if isinstance(given, tuple) and len(given) != (count := len({x.layer_idx for x in layers.values()})):
         raise ValueError(f"pattern is a list of {len(given)}, and the model has {count} attention layers; give one for each")

@@ -65,7 +65,7 @@ def test_what_does_not_fit(make: Any, pattern: Any, error: type[Exception], word
 
 def test_windows_and_cross_attention() -> None:
     mistral = package.MistralForCausalLM(package.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4))
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn has sliding_attention, and a pattern has no windows"):
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn has sliding_attention, but windows are for the pattern"):
         convert(mistral, PATTERN)
     bart = package.BartModel(package.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64))
     with pytest.raises(ValueError, match="BartConfig has cross-attention"):

@@ -1,0 +1,85 @@
+"""The patterns of published models, by name: classmethods of `Pattern`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dilkit.checks import integer
+from dilkit.pattern.checks import PatternError
+from dilkit.pattern.kinds import BlockSparse, Branch, GlobalTokens, SlidingWindow, Strided
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Presets:
+    """What `Pattern` inherits. In all of them a key counts once, as in the models."""
+
+    @classmethod
+    def of(cls, *branches: Branch, overlap: str = "count") -> Self:
+        """The pattern of these branches."""
+        raise NotImplementedError
+
+    @classmethod
+    def mistral(cls, window: int) -> Self:
+        """Causal sliding windows: `0 <= i - j < window` with `is_causal=True` (Mistral 7B, arXiv 2310.06825).
+
+        >>> from dilkit import Pattern
+        >>> Pattern.mistral(3).count(6, 1, is_causal=True)[0, 5].tolist()
+        [0, 0, 0, 1, 1, 1]
+        """
+        return cls.of(SlidingWindow(window))
+
+    @classmethod
+    def streaming_llm(cls, window: int, sinks: int = 4) -> Self:
+        """Causal windows, and the first tokens for ever: `i - j < window or j < sinks` (arXiv 2309.17453).
+
+        >>> from dilkit import Pattern
+        >>> Pattern.streaming_llm(2, sinks=1).count(6, 1, is_causal=True)[0, 5].tolist()
+        [1, 0, 0, 0, 1, 1]
+        """
+        return cls.of(SlidingWindow(window), GlobalTokens(sinks, "read"), overlap="once")
+
+    @classmethod
+    def longformer(cls, window: int, global_tokens: int) -> Self:
+        """Windows of `window / 2` tokens on each side, and the first tokens see all and are seen by all.
+
+            i sees j  if  |i - j| <= window / 2  or  i < global_tokens  or  j < global_tokens
+
+        `window` is even, as `attention_window` is (Longformer, arXiv 2004.05150). Longformer projects queries and
+        keys of global tokens by other weights; here they are what the call is given.
+
+            >>> from dilkit import Pattern
+            >>> Pattern.longformer(2, global_tokens=1).count(6, 1)[0, 3].tolist()
+            [1, 0, 1, 1, 1, 0]
+        """
+        width = integer("window", window, at_least=2)
+        if width % 2:
+            raise PatternError(f"window={width} is not even: half of it lies on each side of a token; give an even number")
+        return cls.of(SlidingWindow(width // 2 + 1), GlobalTokens(global_tokens), overlap="once")
+
+    @classmethod
+    def bigbird(cls, seq: int, block_size: int = 64, *, random_blocks: int = 3, seed: int = 0, heads: int = 1) -> Self:
+        """Blocks that see three around them, the first and the last block, and `random_blocks` others, drawn by `seed`.
+
+        For up to `seq` tokens; with `heads`, each head draws its own (BigBird, arXiv 2007.14062;
+        `BlockSparse.bigbird` has more arguments).
+
+            >>> from dilkit import Pattern
+            >>> Pattern.bigbird(80, block_size=8).count(80, 1)[0, 40].sum().item()  # 8 blocks of 8 tokens
+            64
+        """
+        blocks = -(-integer("seq", seq, at_least=1) // integer("block_size", block_size, at_least=1))
+        return cls.of(BlockSparse.bigbird(blocks, block_size, random_blocks=random_blocks, seed=seed, heads=heads))
+
+    @classmethod
+    def sparse_transformer(cls, stride: int) -> Self:
+        """The strided pattern: `i - j <= stride or (i - j) mod stride == 0`, causal (arXiv 1904.10509).
+
+        Both parts in every head. With a stride near the root of the length, two layers see all.
+
+            >>> from dilkit import Pattern
+            >>> Pattern.sparse_transformer(3).count(10, 1, is_causal=True)[0, 9].tolist()
+            [1, 0, 0, 1, 0, 0, 1, 1, 1, 1]
+        """
+        return cls.of(SlidingWindow(stride), Strided(stride), overlap="once")
