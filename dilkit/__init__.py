@@ -21,6 +21,7 @@ _HOMES = {
     "Limits": "backend",
     "LocalityReport": "orders.locality",
     "MultiheadDilatedAttention": "nn",
+    "Neighborhood": "pattern",
     "NoBackendError": "selector",
     "Pattern": "pattern",
     "PatternError": "pattern",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from dilkit.pattern import BlockSparse as BlockSparse
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import GlobalTokens as GlobalTokens
+    from dilkit.pattern import Neighborhood as Neighborhood
     from dilkit.pattern import Pattern as Pattern
     from dilkit.pattern import PatternError as PatternError
     from dilkit.pattern import SlidingWindow as SlidingWindow

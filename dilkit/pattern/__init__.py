@@ -1,7 +1,17 @@
 """The attention pattern, a value: which query sees which key, and how many times."""
 
 from dilkit.pattern.checks import OFFSETS, OVERLAPS, TAILS, WHOLE_SEQUENCE, PatternError
-from dilkit.pattern.kinds import KINDS, BlockLayout, BlockSparse, Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
+from dilkit.pattern.kinds import (
+    KINDS,
+    BlockLayout,
+    BlockSparse,
+    Branch,
+    DilatedSegment,
+    GlobalTokens,
+    Neighborhood,
+    SlidingWindow,
+    Strided,
+)
 from dilkit.pattern.pattern import Pattern
 
 __all__ = [
@@ -15,6 +25,7 @@ __all__ = [
     "Branch",
     "DilatedSegment",
     "GlobalTokens",
+    "Neighborhood",
     "Pattern",
     "PatternError",
     "SlidingWindow",

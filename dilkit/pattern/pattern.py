@@ -53,7 +53,7 @@ class Pattern(Presets):
 
     Here `w_b = segment_lengths[b]` is in tokens, `r_b = dilation_rates[b]`, and `o_bh` is the offset of head h. `Pattern.of`
     takes branches of any kind: `DilatedSegment`, `SlidingWindow`, `GlobalTokens`, `Strided`,
-    `BlockSparse`.
+    `BlockSparse`, `Neighborhood`.
 
     - `segment_lengths`, `dilation_rates`: one positive integer for each branch; a rate is at most its length.
     - `offset`: "modulo" means `o_bh = h mod r_b`, as in the paper; "block" means `h // ceil(H / r_b)`, as in torchscale. H is

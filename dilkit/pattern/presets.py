@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dilkit.checks import integer
 from dilkit.pattern.checks import PatternError
-from dilkit.pattern.kinds import BlockSparse, Branch, GlobalTokens, SlidingWindow, Strided
+from dilkit.pattern.kinds import BlockSparse, Branch, GlobalTokens, Neighborhood, SlidingWindow, Strided
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,6 +72,16 @@ class Presets:
         """
         blocks = -(-integer("seq", seq, at_least=1) // integer("block_size", block_size, at_least=1))
         return cls.of(BlockSparse.bigbird(blocks, block_size, random_blocks=random_blocks, seed=seed, heads=heads))
+
+    @classmethod
+    def natten(cls, shape: Sequence[int], kernel_size: int | Sequence[int], dilation: int | Sequence[int] = 1) -> Self:
+        """The neighborhood of each cell of a row-major grid (arXiv 2204.07143; `Neighborhood`).
+
+        >>> from dilkit import Pattern
+        >>> Pattern.natten((3, 4), kernel_size=3).count(12, 1)[0, 0].view(3, 4).tolist()
+        [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+        """
+        return cls.of(Neighborhood(shape, kernel_size, dilation))
 
     @classmethod
     def sparse_transformer(cls, stride: int) -> Self:

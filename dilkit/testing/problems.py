@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.device import Device, probe
-from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
 from dilkit.problem import DTYPES, Problem
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
@@ -256,6 +256,10 @@ _OTHER_KINDS: dict[str, Fields] = {
     "blocks by heads causal": dict(pattern=Pattern.of(BlockSparse.bigbird(8, 6, heads=4)), seq=45, kv_heads=2, is_causal=True),
     "blocks and segments": dict(pattern=Pattern.of(BlockSparse.bigbird(5, 9), DilatedSegment(16, 2)), seq=41),
     "blocks packed": dict(pattern=Pattern.of(BlockSparse.bigbird(9, 3)), batch=1, lengths=(26, 13), seq=39),
+    "neighborhood": dict(pattern=Pattern.natten((5, 9), (3, 5)), seq=45, mask="random"),
+    "neighborhood in a line causal": dict(pattern=Pattern.natten((43,), 7, 3), seq=43, is_causal=True),
+    "neighborhood in space": dict(pattern=Pattern.natten((3, 4, 5), 3), seq=60, kv_heads=2),
+    "neighborhood and global": dict(pattern=Pattern.of(Neighborhood((6, 8), 3, (2, 1)), GlobalTokens(1)), seq=48, sink="random"),
     "window and global": dict(pattern=Pattern.of(SlidingWindow(4), GlobalTokens(2)), seq=59),
     "window and sinks": dict(pattern=Pattern.of(SlidingWindow(6), GlobalTokens(4, "read"), overlap="once"), is_causal=True),
     "mixed": dict(pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3, mask="random"),

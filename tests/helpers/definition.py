@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from helpers.strategies import Heads
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
 
 
 def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads) -> bool:
@@ -26,11 +26,20 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
             return j in positions or (direction == "both" and i in positions)
         case Strided(stride=stride):
             return (i - j) % stride == 0
+        case Neighborhood(shape=shape, kernel_size=kernel_size, dilation=dilation):
+            at, to = np.unravel_index(i, shape), np.unravel_index(j, shape)
+            return all(b in nearest(a, *sizes) for a, b, *sizes in zip(at, to, shape, kernel_size, dilation, strict=True))
         case BlockSparse(layout=layout, block_size=size):
             first = (pattern.head_shard or (0, 0))[0] * (heads[0] // heads[1])
             matrix = layout.array()[0 if layout.heads == 1 else first + head].tolist()
             return matrix[i // size][j // size]
     raise NotImplementedError(given)
+
+
+def nearest(at: int, size: int, kernel_size: int, dilation: int) -> set[int]:
+    """The `kernel_size` coordinates of the residue of `at` that are nearest to it, the lower one of two equally near ones."""
+    residue = range(at % dilation, size, dilation)
+    return set(sorted(residue, key=lambda x: (abs(x - at), x))[:kernel_size])
 
 
 def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:

@@ -27,15 +27,16 @@ class Entry(NamedTuple):
 
 def gallery(seq: int) -> dict[str, Entry]:
     """The patterns for `seq` tokens, a multiple of 32: their sizes are the same parts of it for every length."""
-    part = seq // 16
+    part, side = seq // 16, isqrt(seq)
     longnet = [DilatedSegment(4 * part, 1), DilatedSegment(8 * part, 2), DilatedSegment(16 * part, 4)]
     return {
         "LongNet": Entry(Pattern.of(*longnet), True),
         "LongNet and a window": Entry(Pattern.of(*longnet, SlidingWindow(part)), True),
         "Mistral": Entry(Pattern.mistral(2 * part), True),
         "StreamingLLM": Entry(Pattern.streaming_llm(2 * part), True),
-        "Sparse Transformer": Entry(Pattern.sparse_transformer(isqrt(seq)), True),
+        "Sparse Transformer": Entry(Pattern.sparse_transformer(side), True),
         "Longformer": Entry(Pattern.longformer(2 * part, global_tokens=2), False),
+        "NATTEN": Entry(Pattern.natten((side, side), side // 4 * 2 - 1), False),
         "BigBird": Entry(Pattern.bigbird(seq, part // 2, random_blocks=2), False),
     }
 

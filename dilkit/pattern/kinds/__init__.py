@@ -11,6 +11,7 @@ from dilkit.pattern.kinds.block_sparse import BlockSparse
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.kinds.dilated_segment import DilatedSegment
 from dilkit.pattern.kinds.global_tokens import GlobalTokens
+from dilkit.pattern.kinds.neighborhood import Neighborhood
 from dilkit.pattern.kinds.sliding_window import SlidingWindow
 from dilkit.pattern.kinds.strided import Strided
 
@@ -21,13 +22,15 @@ __all__ = [
     "Branch",
     "DilatedSegment",
     "GlobalTokens",
+    "Neighborhood",
     "SlidingWindow",
     "Strided",
     "branch_of",
     "check_branches",
 ]
 
-KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in (DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse)}
+_CLASSES: tuple[type[Branch], ...] = (DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse, Neighborhood)
+KINDS = {cls.kind: cls for cls in _CLASSES}
 """The classes of branches by the names of their kinds, as JSON and `Limits.branch_kinds` have them."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import pickle
 
 import numpy as np
@@ -15,7 +16,7 @@ from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, PatternError, Problem, SlidingWindow, Strided
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, PatternError, Problem, SlidingWindow, Strided
 from dilkit.pattern import KINDS, WHOLE_SEQUENCE, BlockLayout
 
 LAYOUT = [[True, False, False], [True, True, True], [False, False, True]]
@@ -107,6 +108,11 @@ def test_every_argument_tells_branches_apart() -> None:
         GlobalTokens([4]),
         GlobalTokens(4, "read"),
         GlobalTokens(4, heads=(0, 1)),
+        Neighborhood(9, 3),
+        Neighborhood(9, 5),
+        Neighborhood(9, 3, 2),
+        Neighborhood((9, 1), (3, 1)),
+        Neighborhood(9, 3, heads=(0, 1)),
         BlockSparse(LAYOUT, 4),
         BlockSparse(LAYOUT, 5),
         BlockSparse(LAYOUT[::-1], 4),
@@ -216,3 +222,36 @@ def test_a_layout_larger_than_the_sequence_costs_what_the_sequence_does() -> Non
     for is_causal in (False, True):
         costs = [Pattern.of(branch).flops(500, 4, 8, is_causal=is_causal) for branch in (many, few)]
         assert costs[0] == costs[1] > 0
+
+
+GRIDS = [
+    (Neighborhood(7, 3), (7,), (3,), (1,)),
+    (Neighborhood([12], 3, dilation=4), (12,), (3,), (4,)),
+    (Neighborhood(13, 5, 2), (13,), (5,), (2,)),
+    (Neighborhood((4, 6), 3), (4, 6), (3, 3), (1, 1)),
+    (Neighborhood((7, 5), (3, 5), (2, 1)), (7, 5), (3, 5), (2, 1)),
+    (Neighborhood((3, 4, 5), (3, 1, 3), heads=(1, 2)), (3, 4, 5), (3, 1, 3), (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("branch", "shape", "kernel_size", "dilation"), GRIDS, ids=lambda x: str(x))
+def test_neighborhoods_are_the_nearest_of_a_grid(
+    branch: Neighborhood, shape: tuple[int, ...], kernel_size: tuple[int, ...], dilation: tuple[int, ...], is_causal: bool
+) -> None:
+    assert (branch.shape, branch.kernel_size, branch.dilation) == (shape, kernel_size, dilation)
+    pattern = Pattern.of(branch)
+    count = pattern.count(branch.tokens, 2, is_causal=is_causal)
+    np.testing.assert_array_equal(count.numpy(), brute_force(pattern, branch.tokens, (2, 2), is_causal))
+    assert pattern.flops(branch.tokens, 2, 1, is_causal=is_causal) == 4 * int(count.sum())
+    if not is_causal:
+        assert set(count[1].sum(-1).tolist()) == {math.prod(kernel_size)}  # at an edge, too
+    assert Pattern.from_json(pattern.to_json()) == pattern == eval(str(pattern), NAMES) == eval(repr(pattern), NAMES)
+    with pytest.raises(PatternError, match=rf"seq={branch.tokens + 1}.*{branch.tokens} tokens"):
+        Problem(pattern=pattern, seq=branch.tokens + 1, heads=2, head_dim=4)
+
+
+def test_flops_of_a_large_grid_need_no_matrix() -> None:
+    pattern = Pattern.natten((2**14, 2**14), 7)
+    assert pattern.flops(2**28, 1, 1) == 4 * 2**28 * 49
+    assert pattern.flops(2**28, 1, 1, is_causal=True) == 4 * 2**28 * 25

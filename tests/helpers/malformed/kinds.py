@@ -14,6 +14,7 @@ from dilkit import (
     DilatedCache,
     DilatedSegment,
     GlobalTokens,
+    Neighborhood,
     Pattern,
     PatternError,
     SlidingWindow,
@@ -102,6 +103,23 @@ KINDS = {
         read('{"branches": [{"kind": "block_sparse", "layout": "gA==", "layout_heads": 1, "blocks": 99999, "block_size": 4}]}'),
         PatternError,
         ("99999", "at most"),
+    ),
+    "a grid of nothing": Case(branch(Neighborhood, (0, 4), 1), PatternError, ("shape=(0, 4)", "from 1")),
+    "a grid of no dimensions": Case(branch(Neighborhood, (), 1), PatternError, ("shape=()", "1 to 3")),
+    "a grid of four dimensions": Case(branch(Neighborhood, (4, 4, 4, 4), 1), PatternError, ("4 dimensions", "1 to 3")),
+    "a grid of a text": Case(branch(Neighborhood, "4x4", 3), TypeError, ("shape='4x4'", "integer")),
+    "an even neighborhood": Case(branch(Neighborhood, (8, 8), (3, 4)), PatternError, ("kernel_size=(3, 4)", "even", "odd")),
+    "a neighborhood of one dimension more": Case(
+        branch(Neighborhood, (8, 8), (3, 3, 3)), PatternError, ("kernel_size", "2 are needed")
+    ),
+    "a neighborhood beyond the grid": Case(
+        branch(Neighborhood, (8, 4), 5), PatternError, ("kernel_size=(5, 5)", "(8, 4)", "at most 4")
+    ),
+    "a dilation beyond the grid": Case(branch(Neighborhood, 8, 3, 3), PatternError, ("dilation=(3,)", "9", "at most 8")),
+    "a dilation of 0": Case(branch(Neighborhood, 8, 3, 0), PatternError, ("dilation=(0,)", "from 1")),
+    "a neighborhood of a fraction": Case(branch(Neighborhood, 8, 3.0), TypeError, ("kernel_size=3.0", "integer")),
+    "a grid of other tokens": Case(
+        lambda: dilated_attention(Q, Q, Q, Pattern.natten((2, 2), 1)), PatternError, ("seq=6", "2 x 2", "4 tokens")
     ),
     "no branches of any kind": Case(of(), PatternError, ("branches is empty", "at least one")),
     "a list of branches": Case(of([SlidingWindow(2)]), TypeError, ("branches[0]", "list", "a branch is needed")),
