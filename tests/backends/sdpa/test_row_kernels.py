@@ -20,7 +20,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
+from dilkit import register_backend, unregister_backend
 from dilkit.backends.sdpa import fusing, row_kernels
+from dilkit.backends.sdpa.backend import SDPA
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import PROBLEMS, Case
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KERNELS = {name: getattr(row_kernels, name) for name in ("merge_rows", "add_rows")}
@@ -74,6 +78,19 @@ def test_sums_of_views_are_those_of_torch(interpreted: Any, dtype: torch.dtype, 
     TorchRows().add(want, part)
     interpreted.add(found, views(part)[of_part])
     assert torch.equal(found, want)
+
+
+CASES = [case for case in PROBLEMS if case.dtype != "float64" and case.seq * case.heads * case.batch <= 512][::70]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_backend_agrees_with_the_oracle(interpreted: Any, case: Case) -> None:
+    register_backend(backend := SDPA(row_kernels=interpreted))
+    try:
+        result = check(backend.name, case)
+    finally:
+        unregister_backend(backend.name)
+    assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100, 120])
