@@ -6,6 +6,14 @@ from collections.abc import Callable
 
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands
 
+
+def _tokens(value: float) -> str:
+    """16K, 1,000 or 1M: powers of two by 1024, others by a thousand."""
+    if value >= 1024 and value % 1024 == 0:
+        return f"{value / 1024:,.0f}K"
+    return in_thousands(value) if value < 1e6 else f"{value / 1e6:,.3g}M"
+
+
 UNITS: dict[str, Callable[[float], str]] = {
     "bytes": lambda value: in_bytes(round(value)),
     "gflops": lambda value: f"{value:,.3g} GFLOP/s" if value < 1000 else f"{value / 1000:,.3g} TFLOP/s",
@@ -13,5 +21,5 @@ UNITS: dict[str, Callable[[float], str]] = {
     "number": lambda value: f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}",
     "seconds": in_seconds,
     "times": lambda value: f"{value:,.3g}x" if value < 1000 else f"{value:,.0f}x",
-    "tokens": lambda value: f"{value / 1024:,.0f}K" if value >= 1024 and value % 1024 == 0 else in_thousands(value),
+    "tokens": _tokens,
 }

@@ -164,6 +164,7 @@ def test_ticks_are_few_and_inside(low: float, high: float, binary: bool) -> None
 def test_units_are_written_for_people() -> None:
     shown = {unit: UNITS[unit](value) for unit, value in dict(bytes=3 * 2**20, seconds=0.0042, gflops=1500, tokens=16384).items()}
     assert shown == dict(bytes="3 MiB", seconds="4.2 ms", gflops="1.5 TFLOP/s", tokens="16K")
+    assert [UNITS["tokens"](count) for count in (300_000, 1_000_000)] == ["300,000", "1M"]
 
 
 # The page
