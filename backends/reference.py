@@ -51,6 +51,10 @@ class Reference(Backend):
         self.compute_dtype = compute_dtype
         self.name = name
 
+    def detail(self, problem: Problem) -> str:
+        slow = "no kernel: every pair of tokens is scored, seen or not, in time that grows with the square of the length"
+        return "" if problem.pattern.only_segments else slow
+
     def forward(
         self,
         query: Tensor,

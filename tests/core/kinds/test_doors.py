@@ -36,6 +36,8 @@ def test_the_automatic_choice_is_who_takes_them_and_says_why_not_others() -> Non
     assert set(KINDS) <= backends()[trace.picked].limits.branch_kinds
     reasons = {d.name: " ".join(d.reasons) for d in trace.decisions if d.verdict == "refused"}
     assert "branch kind global_tokens, sliding_window" in reasons["sdpa"]
+    (reference,) = (d for d in trace.decisions if d.name == "reference")
+    assert "every pair of tokens is scored" in reference.detail
 
 
 def test_a_pattern_of_another_kind_has_no_lists() -> None:

@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, PatternError, Problem, SlidingWindow, Strided
-from dilkit.pattern import KINDS, WHOLE_SEQUENCE, BlockLayout
+from dilkit.pattern import KINDS, WHOLE_SEQUENCE, BlockLayout, Branch
 
 LAYOUT = [[True, False, False], [True, True, True], [False, False, True]]
-MIX = Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7), BlockSparse(LAYOUT, 16))
+MIX = Pattern.of(
+    DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7), BlockSparse(LAYOUT, 16), Neighborhood((4, 5), 3)
+)
 NAMES = {cls.__name__: cls for cls in (Pattern, BlockLayout, *KINDS.values())}
 
 
@@ -255,3 +257,38 @@ def test_flops_of_a_large_grid_need_no_matrix() -> None:
     pattern = Pattern.natten((2**14, 2**14), 7)
     assert pattern.flops(2**28, 1, 1) == 4 * 2**28 * 49
     assert pattern.flops(2**28, 1, 1, is_causal=True) == 4 * 2**28 * 25
+
+
+NAMED = ["window", "stride", "tokens", "direction", "layout", "layout_heads", "blocks", "block_size", "shape", "kernel_size"]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.sampled_from(["", "both", "gA==", "AAA=", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMED), inner, max_size=2),
+    max_leaves=4,
+)
+NONSENSE = st.fixed_dictionaries(
+    {"kind": st.sampled_from([*KINDS]) | ANYTHING},
+    optional={name: st.integers(1, 3) | ANYTHING for name in (*NAMED, "dilation_rate", "dilation", "segment_length", "heads")},
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(NONSENSE | ANYTHING, max_size=2) | ANYTHING)
+def test_json_of_anything_is_a_pattern_or_refused(branches: object) -> None:
+    try:
+        pattern = Pattern.from_json(json.dumps({"branches": branches}))
+    except (ValueError, TypeError):
+        return
+    assert Pattern.from_json(pattern.to_json()) == pattern
+
+
+@pytest.mark.parametrize("branch", MIX.branches, ids=lambda branch: branch.kind)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_json_with_one_field_of_anything_is_a_pattern_or_refused(branch: Branch, data: st.DataObject) -> None:
+    fields = branch.to_fields()
+    fields[data.draw(st.sampled_from([*fields]))] = data.draw(ANYTHING)
+    try:
+        pattern = Pattern.from_json(json.dumps({"branches": [fields]}))
+    except (ValueError, TypeError):
+        return
+    assert Pattern.from_json(pattern.to_json()) == pattern
