@@ -139,7 +139,7 @@ def start(
 ) -> Job:
     """Start `python arguments...` as `size` ranks.
 
-    `kind` is "mpi" or "gloo"; `options` are further ones of `mpirun`, which is by default that of this environment;
+    `kind` is "mpi" or "torch"; `options` are further ones of `mpirun`, which is by default that of this environment;
     `variables` are added to the environment of the ranks.
     """
     command, given = [sys.executable, *arguments], dict(variables or {})
@@ -148,7 +148,7 @@ def start(
         # Open MPI refuses more ranks than cores unless asked; jobs that run at once would bind to the same cores.
         more = ("--oversubscribe", "--bind-to", "none") if _is_open_mpi(program) else ()
         return start_processes([program, *more, *options, "-n", str(size), *command], [given], threads)
-    return start_processes(command, [given | of_rank for of_rank in _gloo_variables(size)], threads)
+    return start_processes(command, [given | of_rank for of_rank in _torch_variables(size)], threads)
 
 
 def start_processes(command: list[str], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:
@@ -171,8 +171,8 @@ def launch(
 
 
 def transports() -> tuple[str, ...]:
-    """What can start processes here: "mpi" if `mpirun` and mpi4py find each other, and "gloo"."""
-    return ("mpi", "gloo") if mpi_version() else ("gloo",)
+    """What can start processes here: "mpi" if `mpirun` and mpi4py find each other, and "torch"."""
+    return ("mpi", "torch") if mpi_version() else ("torch",)
 
 
 @lru_cache(maxsize=1)
@@ -212,7 +212,7 @@ def _is_open_mpi(mpirun: str) -> bool:
     return "Open MPI" in version.stdout
 
 
-def _gloo_variables(size: int) -> list[dict[str, str]]:
+def _torch_variables(size: int) -> list[dict[str, str]]:
     """The variables of each rank, as torchrun sets them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

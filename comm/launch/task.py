@@ -3,7 +3,7 @@
     found = run("mpi", 4, task)        # four processes, started from this one
 
 A task is a function of the transport, or a `functools.partial` of one; it and what it returns are pickled. The ranks are
-`python -m dilkit.comm.launch.task mpi|gloo FOLDER`, which do the task in that folder.
+`python -m dilkit.comm.launch.task mpi|torch FOLDER`, which do the task in that folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, limit: float = 120.0) -> R:
-    """What a task found on rank 0 of `size` ranks of a `kind`: "threads", "gloo" or "mpi".
+    """What a task found on rank 0 of `size` ranks of a `kind`: "threads", "torch" or "mpi".
 
     Raises `JobError` with what the job printed if it fails or takes more than `limit` seconds.
     """
@@ -61,7 +61,7 @@ def main() -> int:
     """What the processes of a job run."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
     task = pickle.loads((folder / TASK).read_bytes())
-    comm = connect("mpi" if kind == "mpi" else "torch", TIMEOUT)
+    comm = connect(kind, TIMEOUT)
     found = task(comm)
     if comm.rank == 0:
         (folder / FOUND).write_bytes(pickle.dumps(found))

@@ -51,7 +51,7 @@ def test_an_error_of_a_process_is_shown_once_and_ends_all() -> None:
         "    return 0\n"
         "sys.exit(run_ranks('torch', work, timeout=20.0))"
     )
-    ended = processes.launch("gloo", 2, ["-c", program], limit=60.0)
+    ended = processes.launch("torch", 2, ["-c", program], limit=60.0)
     assert ended.code == 1, ended.text
     assert "said by 0" in ended.text
     assert "said by 1" not in ended.text
@@ -60,7 +60,7 @@ def test_an_error_of_a_process_is_shown_once_and_ends_all() -> None:
 
 
 def test_a_job_that_does_not_end_is_killed() -> None:
-    ended = processes.launch("gloo", 2, ["-c", "import time; print('up', flush=True); time.sleep(100)"], limit=2.0)
+    ended = processes.launch("torch", 2, ["-c", "import time; print('up', flush=True); time.sleep(100)"], limit=2.0)
     assert ended.code == processes.LATE
     assert ended.text.count("up") == 2
     assert ended.seconds < 20
@@ -70,4 +70,4 @@ def test_a_job_that_does_not_end_is_killed() -> None:
 def test_a_process_that_outlives_its_launcher_is_found_and_killed() -> None:
     inner = "import time; time.sleep(60)"
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True)"
-    assert processes.launch("gloo", 1, ["-c", code], limit=20.0).left_behind == 1
+    assert processes.launch("torch", 1, ["-c", code], limit=20.0).left_behind == 1

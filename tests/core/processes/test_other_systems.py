@@ -119,7 +119,7 @@ from dilkit.comm import run_threads
 from dilkit.comm.launch import processes
 assert run_threads(2, lambda comm: comm.size) == [2, 2]
 try:
-    print("job", processes.launch("gloo", 1, ["-c", "print(5)"]).text.strip())
+    print("job", processes.launch("torch", 1, ["-c", "print(5)"]).text.strip())
 except OSError as error:
     print("job", error)
 """

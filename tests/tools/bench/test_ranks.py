@@ -183,15 +183,15 @@ class TestSuite:
         assert RanksSuite(processes=()).wrong(failed)
 
     def test_a_task_on_processes(self) -> None:
-        (call,) = task.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("auto",))).calls
+        (call,) = task.run("torch", 2, partial(count_bytes, problems=SMALL[:1], schedules=("auto",))).calls
         assert call.sent_bytes == call.planned_bytes
         assert sum(call.sent_bytes) > 0
 
     @pytest.mark.slow
     def test_a_job_that_fails_says_why(self) -> None:
-        complaint = r"(?s)2 ranks of gloo: the job ended with 1:.*\[rank [01]\] ValueError: .*star"
+        complaint = r"(?s)2 ranks of torch: the job ended with 1:.*\[rank [01]\] ValueError: .*star"
         with pytest.raises(JobError, match=complaint):
-            task.run("gloo", 2, partial(count_bytes, problems=SMALL[:1], schedules=("star",)), limit=60.0)
+            task.run("torch", 2, partial(count_bytes, problems=SMALL[:1], schedules=("star",)), limit=60.0)
 
     def test_what_a_job_of_faults_said_is_read(self) -> None:
         words = "CommTimeout: exchange 4 (arguments of ring_dilated_attention): nothing from rank 1"

@@ -99,9 +99,9 @@ def ranks() -> Iterator[Finding]:
         yield absent("processes", processes.NOT_HERE)
         return
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
-        yield _two_ranks("gloo", "let this machine connect to itself (127.0.0.1), or make ranks as threads")
+        yield _two_ranks("torch", "let this machine connect to itself (127.0.0.1), or make ranks as threads")
     else:
-        yield absent("gloo", "the installed torch has no gloo")
+        yield absent("torch", "the installed torch has no gloo")
     if missing := missing_modules(("mpi4py",), "mpi"):
         yield absent("mpi", str(missing[0]))
         return

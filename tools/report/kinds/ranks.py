@@ -47,7 +47,7 @@ def sentence(result: RanksResult) -> str:
 
 def document(result: RanksResult) -> Document:
     """Figures, memory, bytes, faults and the timeline of a step."""
-    jobs = {"mpi": f"mpirun ({result.mpi})", "gloo": "gloo processes"}
+    jobs = {"mpi": f"mpirun ({result.mpi})", "torch": "torch.distributed with gloo"}
     started = ", ".join(jobs.get(name, name) for name in result.processes) or "no processes, only threads"
     at = result.environment
     return Document(
