@@ -135,11 +135,12 @@ class Problem:
         return cls(pattern=pattern, dtype=dtype, device=device, **sizes, **options)
 
     def flops(self) -> int:
-        """Nominal forward FLOPs (see `Pattern.flops`)."""
+        """Nominal forward FLOPs (see `Pattern.flops`), of packed or cached sequences those of one of the longest."""
         kept = self.__dict__  # backends ask at every call. No cached_property: before Python 3.12 that has a lock, bad for forks
         if "_flops" not in kept:
             sizes = dict(batch=self.batch, kv_heads=self.kv_heads)
-            kept["_flops"] = self.pattern.flops(self.seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
+            seq = min(self.seq, self.pattern.max_seq)  # of packed sequences the power of two that none is longer than
+            kept["_flops"] = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
         return int(kept["_flops"])
 
     def __str__(self) -> str:

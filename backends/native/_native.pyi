@@ -1,7 +1,8 @@
-from numpy import float32, int64
+from numpy import float32
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit.backends.native.branches import BranchArrays
 from dilkit.op.dropout import Dropout
 
 class EncodedProblem:
@@ -12,9 +13,7 @@ class EncodedProblem:
         causal: int,
         once: int,
         scale: float,
-        segment_length: NDArray[int64],
-        dilation_rate: NDArray[int64],
-        offset: NDArray[int64],
+        arrays: BranchArrays,
     ) -> None: ...
     @property
     def chunks(self) -> int: ...

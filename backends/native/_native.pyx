@@ -11,14 +11,21 @@ cdef extern from "native.h":
         int64_t batch, row, head
     ctypedef struct Place:
         int64_t batch, head, query, key, step
+    ctypedef struct RunTables:
+        const int64_t *table
+        const int64_t *rows_end
+        const int64_t *first_columns
+        const int64_t (*columns)[2]
     ctypedef struct Problem:
         int64_t batch, seq, heads, kv_heads, dim
         int dtype, causal, once
         double scale
         int64_t branches
-        const int64_t *segment_length
-        const int64_t *dilation_rate
+        const int64_t *kind
+        const int64_t *length
+        const int64_t *rate
         const int64_t *offset
+        RunTables runs
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
@@ -101,26 +108,33 @@ cdef TensorView view_of(tensor) except *:
     return view
 
 
+cdef const int64_t *numbers_of(const int64_t[::1] array) noexcept:
+    return &array[0] if array.shape[0] else NULL
+
+
 cdef class EncodedProblem:
     """A problem's sizes and branches as the C kernel reads them, without tensors: made once, used by many calls.
 
     `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk; seq is 0 where
-    each call has sequences of its own. `segment_length`, `dilation_rate` `(branches,)`, `offset` `(heads, branches)`: int64, contiguous.
+    each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous.
     """
 
     cdef Problem problem
     cdef object arrays
 
     def __init__(
-        self, sizes, int dtype, int causal, int once, double scale, const int64_t[::1] segment_length,
-        const int64_t[::1] dilation_rate, const int64_t[:, ::1] offset
+        self, sizes, int dtype, int causal, int once, double scale, arrays
     ):
         cdef Problem *p = &self.problem
+        cdef const int64_t[:, ::1] offset = arrays.offset
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows = sizes
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
-        p.branches, p.lse_head, p.keep_scale = segment_length.shape[0], p.seq, 1.0
-        p.segment_length, p.dilation_rate, p.offset = &segment_length[0], &dilation_rate[0], &offset[0, 0]
-        self.arrays = segment_length, dilation_rate, offset
+        p.branches, p.lse_head, p.keep_scale, p.offset = offset.shape[1], p.seq, 1.0, &offset[0, 0]
+        p.kind, p.length, p.rate = numbers_of(arrays.kind), numbers_of(arrays.length), numbers_of(arrays.rate)
+        p.runs.table, p.runs.rows_end = numbers_of(arrays.table), numbers_of(arrays.rows_end)
+        p.runs.first_columns = numbers_of(arrays.first_columns)
+        p.runs.columns = <const int64_t (*)[2]>numbers_of(arrays.columns)
+        self.arrays = arrays
         if p.seq:
             choose_blocks(p)
 

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal, missing_modules
+from dilkit.backends.native.branches import BRANCH_KINDS, MOST_WINDOW, branch_arrays, widest_window
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from dilkit.backends.native._native import EncodedProblem
+    from dilkit.backends.native.branches import BranchArrays
     from dilkit.op.dropout import Dropout
 
-    Int64Array = NDArray[np.int64]
-    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, Int64Array, Int64Array, Int64Array]
+    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays]
 
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
@@ -37,9 +36,6 @@ ROW_STEP = 48
 
 CHUNK_ROWS = 8192
 """The fused gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
-
-MOST_LENGTH = 2**62
-"""No tensor has as many rows; segment lengths and dilation rates beyond it are the same."""
 
 FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
@@ -56,17 +52,14 @@ class Native(Backend):
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True)
+    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, branch_kinds=BRANCH_KINDS)
     priority = 20
     reproducible = True
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         if not is_built():
             return (NOT_BUILT,)
-        branches = len(problem.pattern.branches)
-        if branches <= MAX_BRANCHES:
-            return super().refusals(problem)
-        return (*super().refusals(problem), Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
+        return (*super().refusals(problem), *_pattern_refusals(problem))
 
     def detail(self, problem: Problem) -> str:
         name = instruction_set()
@@ -99,6 +92,7 @@ class Native(Backend):
     ) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
+        _check_lengths(problem, cu_seqlens.diff())
         out, lse = empty_outputs(query)
         tensors = query, key, value, out, lse, None, cu_seqlens, dropout
         _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
@@ -135,10 +129,29 @@ class Native(Backend):
     def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
+        _check_lengths(problem, lengths)
         out, lse = empty_outputs(query)
         threads = _threads(problem, query.shape[1])
         _kernel().forward_last(_encoded(problem), instruction_set(), threads, query, key, value, out, lse, lengths)
         return out, lse
+
+
+def _pattern_refusals(problem: Problem) -> list[Refusal]:
+    """What the tables of the kernel cannot hold, and what it does not know."""
+    pattern, found = problem.pattern, []
+    if (branches := len(pattern.branches)) > MAX_BRANCHES:
+        found.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
+    if pattern.overlap == "once" and branches > 1 and not pattern.only_segments:
+        found.append(Refusal("overlap", "once", "only of dilated segments, or of one branch", 'use overlap="count"'))
+    if (window := widest_window(problem)) > MOST_WINDOW:
+        found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
+    return found
+
+
+def _check_lengths(problem: Problem, lengths: Tensor) -> None:
+    """Raise `PatternError` where a sequence is longer than the pattern allows: its length is in the tensors alone."""
+    if not problem.pattern.only_segments and len(lengths):
+        problem.pattern.check_seq(int(lengths.max()))
 
 
 def _gradients(
@@ -213,26 +226,13 @@ def _encode(problem: Problem) -> EncodedProblem:
 
 
 def encode_problem(problem: Problem) -> EncodeArguments:
-    """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, and the branches as arrays."""
-    import numpy as np
-
-    pattern, sizes = problem.pattern, (problem.heads, problem.kv_heads, problem.head_dim)
+    """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, and the branches."""
+    sizes = problem.heads, problem.kv_heads, problem.head_dim
     return (
         (problem.batch, _seq(problem), *sizes, BLOCK_ROWS, ROW_STEP, CHUNK_ROWS),
         DTYPES.index(problem.dtype),
         problem.is_causal,
-        pattern.overlap == "once",
+        problem.pattern.overlap == "once",
         problem.scale,
-        np.array([min(branch.segment_length, MOST_LENGTH) for branch in pattern.segments], np.int64),
-        np.array([min(branch.dilation_rate, MOST_LENGTH) for branch in pattern.segments], np.int64),
-        np.array([_offsets(problem, head) for head in range(problem.heads)], np.int64),
+        branch_arrays(problem),
     )
-
-
-def _offsets(problem: Problem, head: int) -> list[int]:
-    """The offset of each branch for a query head, -1 where the branch does not serve it."""
-    pattern, kv_heads = problem.pattern, problem.kv_heads
-    kv_head = head * kv_heads // problem.heads
-    return [
-        pattern.head_offset(branch.dilation_rate, kv_head, kv_heads) if branch.serves(head) else -1 for branch in pattern.segments
-    ]

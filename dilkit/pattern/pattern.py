@@ -276,6 +276,11 @@ class Pattern(Presets):
         for branch in self.branches:
             branch.check_heads(in_model)
 
+    @property
+    def max_seq(self) -> int:
+        """The longest sequence that this pattern can be applied to."""
+        return min(branch.max_seq for branch in self.branches)
+
     def check_seq(self, seq: int) -> None:
         """Raise `PatternError` unless this pattern can be applied to `seq` tokens."""
         for branch in self.branches:

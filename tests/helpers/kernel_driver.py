@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from dilkit import Pattern
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.backends.native.backend import encode_problem
 from dilkit.oracle import oracle_attention, oracle_attention_varlen
 from dilkit.testing.packings import PACKED
@@ -31,10 +31,18 @@ DRIVER = ROOT / "tests/sanitize/driver.c"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 LENGTHS = 0, 1, 64, 0, 138, 297
 """Of the sequences of packed problems."""
+MIXED = Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70))
+SCATTERED = Pattern.of(GlobalTokens(range(1, 501, 3)), GlobalTokens([7, 490], "read"), SlidingWindow(1))
+"""More global tokens, in more runs, than the kernel takes at a time."""
 LONG = (
     Case(feature="long", variant="nested", pattern=Pattern([128, 256, 512], [1, 2, 4]), seq=701, heads=2, head_dim=24),
     Case(feature="long", variant="odd", pattern=Pattern([150, 330], [1, 3]), seq=701, heads=2, kv_heads=1, head_dim=17),
     Case(feature="long", variant="dense", pattern=Pattern.dense(), seq=500, heads=1, head_dim=40, mask="random"),
+    Case(feature="long", variant="kinds", pattern=MIXED, seq=701, heads=2, kv_heads=1, head_dim=17, mask="random"),
+    Case(
+        feature="long", variant="blocks", pattern=Pattern.of(BlockSparse.bigbird(30, 25, heads=2)), seq=701, heads=2, head_dim=24
+    ),
+    Case(feature="long", variant="scattered", pattern=SCATTERED, seq=501, heads=2, head_dim=16),
 )
 
 
@@ -63,14 +71,15 @@ def write(case: Case, file: BinaryIO) -> None:
     tensors = make_tensors(case)
     problem = case.problem()
     with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
-        (batch, _, *sizes), dtype, causal, once, scale, *arrays = encode_problem(problem)
+        (batch, _, *sizes), dtype, causal, once, scale, arrays = encode_problem(problem)
     mask = tensors.mask
     starts = [0, *accumulate(case.lengths)] if case.lengths else []
-    counts = len(arrays[0]), len(starts), mask is not None, 0
+    counts = len(arrays.kind), len(starts), mask is not None, 0
     file.write(np.array([batch, case.seq, *sizes, dtype, causal, once, *counts], np.int64).tobytes())
     file.write(np.array([scale], np.float64).tobytes())
+    file.write(np.array([array.size for array in arrays], np.int64).tobytes())
     for array in arrays:
-        file.write(np.ascontiguousarray(array).tobytes())
+        file.write(array.tobytes())
     for x in (*tensors.qkv, tensors.dout):
         file.write(x.detach().contiguous().view(torch.uint8).numpy().tobytes())
     if mask is not None:

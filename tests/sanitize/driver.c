@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HEADER = 15 };
+enum { HEADER = 15, ARRAYS = 8 };
 
 static FILE *file;
 
@@ -118,12 +118,15 @@ static int next(const int64_t *header, int number_of) {
     p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.lse_head = p.seq, p.keep_scale = 1;
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
     double *scale = bytes(8);
-    int64_t *length = bytes(8 * p.branches), *rate = bytes(8 * p.branches), *offset = bytes(8 * p.heads * p.branches);
+    int64_t *array[ARRAYS], *counts = bytes(8 * ARRAYS);
+    for (int i = 0; i < ARRAYS; i++)
+        array[i] = bytes(8 * counts[i]);
     char *q = bytes(queries * size), *k = bytes(keys * size), *v = bytes(keys * size), *dout = bytes(queries * size);
     char *mask = header[13] ? bytes(p.batch * p.seq) : NULL;
     int32_t *starts = header[12] ? bytes(4 * header[12]) : NULL;
     double *expected[5] = {bytes(8 * queries * p.dim), bytes(8 * queries), bytes(8 * queries * p.dim), bytes(8 * keys * p.dim), bytes(8 * keys * p.dim)};
-    p.scale = *scale, p.segment_length = length, p.dilation_rate = rate, p.offset = offset;
+    p.scale = *scale, p.kind = array[0], p.length = array[1], p.rate = array[2], p.offset = array[3];
+    p.runs = (RunTables){array[4], array[5], array[6], (const int64_t (*)[2])(const void *)array[7]};
     p.mask = mask, p.mask_batch = p.seq, p.mask_row = 1;
     p.q = view(q, p.seq, p.heads, p.dim, p.dtype), p.dout = view(dout, p.seq, p.heads, p.dim, p.dtype);
     p.k = view(k, p.seq, p.kv_heads, p.dim, p.dtype), p.v = view(v, p.seq, p.kv_heads, p.dim, p.dtype);
@@ -138,7 +141,9 @@ static int next(const int64_t *header, int number_of) {
                 fprintf(stderr, "problem %d, %s, %d threads\n", number_of, codes[i]->name, threads);
                 right = 0;
             }
-    free(scale), free(length), free(rate), free(offset), free(starts), free(q), free(k), free(v), free(dout), free(mask);
+    for (int i = 0; i < ARRAYS; i++)
+        free(array[i]);
+    free(counts), free(scale), free(starts), free(q), free(k), free(v), free(dout), free(mask);
     for (int i = 0; i < 5; i++)
         free(expected[i]);
     return right;

@@ -2,13 +2,13 @@
  *
  *     run_task                      one task of a phase: start_task, then blocks of rows, then results.h
  *       attend_chunks                 fused gradients: every key block of a chunk, against the queries of another chunk
- *       attend_block                  for each group of branches that share scores
+ *       attend_block                  for each group of branches that share scores: attend_segments, attend_band or attend_runs
  *         attend_cell                   for each cell: rows of the block between two ends of segments
  *           collect_rows                  rows by set of branches      -> row lists, slot_line
  *           attend_row_lists              up to MAX_ROW_LISTS at once; pack_rows                -> packed_rows
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
  *               attend_row_list               for each row list, tile of rows by tile of rows
- *                 attend_queries, attend_keys   columns by which row vectors may see them
+ *                 attend_between, attend_queries, attend_keys   columns by which row vectors may see them
  *                   attend_tile                   q k^T, softmax step, dropout, accumulate      -> scores, slot_sums
  *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
  *
@@ -41,7 +41,7 @@ static void N(attend_tile)(
     const Problem *p = task->p;
     const int64_t units = UNITS(p->dim), rows = first * round_up(units, PANEL);
     const int64_t apart = task->padded_dim * N(LANES), sums = first * task->padded_dim;
-    const REAL scale = (REAL)p->scale, *position = s->slot_position + first;
+    const REAL scale = (REAL)p->scale, *low = s->slot_first + first, *high = s->slot_last + first;
     REAL max[TILE_ROWS], rescale[TILE_ROWS];
     for (int r = 0; r < TILE_ROWS; r++)
         max[r] = -(REAL)INFINITY, rescale[r] = 1;
@@ -50,7 +50,7 @@ static void N(attend_tile)(
         N(mask_tile)(task, first, vectors, from, to);
     if (task->phase == FORWARD) {
         if (masked)
-            N(mask_scores)(s->scores, max, position, s->column_position, from, to, vectors * N(LANES));
+            N(mask_scores)(s->scores, max, low, high, s->column_position, from, to, vectors * N(LANES));
         N(online_softmax_step)(s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, vectors * N(LANES));
         if (p->dropout)
             N(drop_weights)(s->scores, s->kept, from, to, vectors * N(LANES));
@@ -64,8 +64,7 @@ static void N(attend_tile)(
     int by_column = task->phase == BACKWARD_KEY;
     const REAL *lse = by_column ? s->column_lse : s->slot_max + first, *delta = by_column ? s->column_delta : s->slot_sum + first;
     N(softmax_backward_step)(
-        s->scores, s->score_gradients, lse, delta, by_column, position, s->column_position, by_column ? -masked : masked, from, to,
-        vectors * N(LANES)
+        s->scores, s->score_gradients, lse, delta, by_column, low, high, s->column_position, masked, from, to, vectors * N(LANES)
     );
     N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->score_gradients, s->packed_columns[0], from, to, p->dim);
     if (by_column && p->dropout)
@@ -81,13 +80,13 @@ static void N(attend_tile)(
 
 /* The row vectors `low` .. `high` - 1 of a tile of rows with the columns from .. to - 1. */
 static void N(attend_vectors)(
-    const Task *task, int64_t first, int64_t end, int low, int high, int64_t from, int64_t to, int64_t columns, REAL bias
+    const Task *task, int64_t first, int64_t end, int low, int high, int64_t from, int64_t to, REAL bias
 ) {
-    const REAL *column = task->s.column_position, *row = task->s.slot_position;
+    const Scratch *s = &task->s;
     int64_t start = first + low * N(LANES), stop = first + high * N(LANES) < end ? first + high * N(LANES) : end;
     if (from == to)
         return;
-    int unseen = task->phase == BACKWARD_KEY ? to > columns || column[from] < row[stop - 1] : column[to - 1] > row[start];
+    int unseen = s->column_position[to - 1] > s->slot_last[start] || s->column_position[from] < s->slot_first[stop - 1];
     N(attend_tile)(task, start, stop - start, high - low, from, to, bias, unseen);
 }
 
@@ -99,7 +98,7 @@ static void N(attend_vectors)(
  *                       vector 2  ######|####|####|                       vector 2            |######     columns -->
  */
 static void N(attend_queries)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
-    const REAL *column = task->s.column_position, *row = task->s.slot_position;
+    const REAL *column = task->s.column_position, *row = task->s.slot_last;
     int64_t from = 0, to = 0;
     for (int v = 0, low = 0; v < vectors; v++) {
         int64_t next = first + (v + 1) * N(LANES), last = (next < end ? next : end) - 1;
@@ -110,13 +109,13 @@ static void N(attend_queries)(const Task *task, int64_t first, int64_t end, int 
         int64_t edge = round_up(to, REGISTER_ROWS);
         if (edge > from && edge - from < FEW_COLUMNS && v < vectors - 1)
             continue;
-        N(attend_vectors)(task, first, end, low, vectors, from, edge, columns, bias);
+        N(attend_vectors)(task, first, end, low, vectors, from, edge, bias);
         from = edge, low = v + 1;
     }
 }
 
 static void N(attend_keys)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
-    const REAL *column = task->s.column_position, *row = task->s.slot_position;
+    const REAL *column = task->s.column_position, *row = task->s.slot_first;
     int64_t from = columns, to = round_up(columns, REGISTER_ROWS);
     for (int v = vectors - 1, high = vectors; v >= 0; v--) {
         if (column[0] >= row[first + v * N(LANES)])
@@ -126,9 +125,21 @@ static void N(attend_keys)(const Task *task, int64_t first, int64_t end, int vec
         int64_t edge = from == columns ? to : from / REGISTER_ROWS * REGISTER_ROWS;
         if (edge < to && to - edge < FEW_COLUMNS && v > 0)
             continue;
-        N(attend_vectors)(task, first, end, 0, high, edge, to, columns, bias);
+        N(attend_vectors)(task, first, end, 0, high, edge, to, bias);
         to = edge, high = v;
     }
+}
+
+/* A tile of rows, which see columns before and behind them, with those of the packed tile of columns that some of them sees. */
+static void N(attend_between)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
+    const REAL *column = task->s.column_position;
+    int64_t next = first + vectors * N(LANES), last = (next < end ? next : end) - 1, from = 0, to = columns;
+    while (from < columns && column[from] < task->s.slot_first[first])
+        from++;
+    while (to > from && column[to - 1] > task->s.slot_last[last])
+        to--;
+    if (from < to)
+        N(attend_vectors)(task, first, end, 0, vectors, from / REGISTER_ROWS * REGISTER_ROWS, round_up(to, REGISTER_ROWS), bias);
 }
 
 /* All rows of a list with the packed tile of columns. */
@@ -136,7 +147,9 @@ static void N(attend_row_list)(const Task *task, const RowList *list, int64_t co
     int vectors;
     for (int64_t first = list->first, end = first + list->count; first < end; first += vectors * N(LANES)) {
         vectors = N(block_vectors)((end - first + N(LANES) - 1) / N(LANES));
-        if (task->phase == BACKWARD_KEY)
+        if (task->before != UNBOUNDED && task->after != UNBOUNDED)
+            N(attend_between)(task, first, end, vectors, columns, bias);
+        else if (task->phase == BACKWARD_KEY)
             N(attend_keys)(task, first, end, vectors, columns, bias);
         else
             N(attend_queries)(task, first, end, vectors, columns, bias);
@@ -150,7 +163,8 @@ static void N(load_slots)(const Task *task, int64_t slots, int64_t *low, int64_t
     *low = p->block_rows, *high = -1;
     for (int64_t i = 0; i < slots; i++) {
         int64_t line = s->slot_line[i], row = N(row_of)(p, line);
-        s->slot_position[i] = (REAL)row;
+        s->slot_first[i] = task->before == UNBOUNDED ? -REAL_MAX : (REAL)(row - task->before);
+        s->slot_last[i] = task->after == UNBOUNDED ? REAL_MAX : (REAL)(row + task->after);
         s->slot_sum[i] = task->phase == BACKWARD_QUERY ? s->row_sum[line] : 0;
         s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : -(REAL)INFINITY;
         if (row < p->block_rows)
@@ -172,11 +186,11 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
     N(load_slots)(task, slots, &low, &high);
     for (int i = 0; i < count; i++)
         among |= lists[i].set;
-    if (p->causal && task->phase == BACKWARD_KEY)
-        from = from > task->start + low ? from : task->start + low;
-    else if (p->causal)
-        to = task->start + high + 1;
-    start_tiles(s->tiles, segments, among, from, to);
+    if (task->before != UNBOUNDED)
+        from = greater(from, task->start + low - task->before);
+    if (task->after != UNBOUNDED)
+        to = lesser(to, task->start + high + task->after + 1);
+    start_tiles(s->tiles, segments, task->runs ? task->runs : among, task->runs != 0, from, to);
     if (p->mask && task->phase != BACKWARD_KEY)
         s->tiles->mask = p->mask + task->batch * p->mask_batch, s->tiles->mask_row = p->mask_row;
     for (ColumnTile *tile; (tile = next_tile(s->tiles));) {
@@ -213,12 +227,8 @@ static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, in
     return end;
 }
 
-/* The rows start .. stop - 1, a cell: no segment ends within it. */
-static void N(attend_cell)(const Task *task, const Segment *segments, uint64_t served, int64_t start, int64_t stop) {
-    const Problem *p = task->p;
-    const char *mask = p->mask && task->phase == BACKWARD_KEY ? p->mask + task->batch * p->mask_batch : NULL;
-    for (int64_t x = start; x < stop; x++)
-        task->s.branch_set[x - start] = mask && mask[x * p->mask_row] ? 0 : branches_keeping(segments, served, x);
+/* The rows start .. stop - 1, whose sets of branches are in branch_set. */
+static void N(attend_rows)(const Task *task, const Segment *segments, int64_t start, int64_t stop) {
     RowList lists[MAX_ROW_LISTS];
     int count;
     do {
@@ -233,18 +243,90 @@ static void N(attend_cell)(const Task *task, const Segment *segments, uint64_t s
     } while (count == MAX_ROW_LISTS);
 }
 
-/* The block of rows through all branches of one query head. */
-static void N(attend_block)(const Task *task) {
+/* Whether the mask hides row x, a key. */
+static int N(hidden)(const Task *task, int64_t x) {
     const Problem *p = task->p;
+    return p->mask && task->phase == BACKWARD_KEY && p->mask[task->batch * p->mask_batch + x * p->mask_row];
+}
+
+/* The rows start .. stop - 1, a cell: no segment ends within it. */
+static void N(attend_cell)(const Task *task, const Segment *segments, uint64_t served, int64_t start, int64_t stop) {
+    for (int64_t x = start; x < stop; x++)
+        task->s.branch_set[x - start] = N(hidden)(task, x) ? 0 : branches_keeping(segments, served, x);
+    N(attend_rows)(task, segments, start, stop);
+}
+
+/* The branches of a group of SEGMENTS. */
+static void N(attend_segments)(const Task *task, uint64_t served) {
     Segment segments[MAX_BRANCHES];
+    for (int64_t at = task->start; at < task->stop;) {
+        int64_t stop = segments_around(task->p, served, task->head, at, task->stop, segments);
+        uint64_t overlapping = branches_overlapping(segments, served, task->first_column, task->last_column);
+        N(attend_cell)(task, segments, overlapping, at, stop);
+        at = stop;
+    }
+}
+
+/* A branch of BAND: the rows by their remainder modulo the rate, MAX_BRANCHES remainders at a time; bit i of a set is a remainder. */
+static void N(attend_band)(const Task *task, int64_t rate) {
+    Segment segments[MAX_BRANCHES];
+    int64_t rows = task->stop - task->start;
+    for (int64_t done = 0; done < lesser(rate, rows); done += MAX_BRANCHES) {
+        int64_t count = lesser(lesser(rate, rows) - done, MAX_BRANCHES);
+        for (int64_t i = 0; i < count; i++)
+            segments[i] = (Segment){(task->start + done + i) % rate, task->p->seq, rate};
+        for (int64_t x = 0; x < rows; x++) {
+            int64_t i = x % rate - done;
+            task->s.branch_set[x] = i >= 0 && i < count && !N(hidden)(task, task->start + x) ? (uint64_t)1 << i : 0;
+        }
+        N(attend_rows)(task, segments, task->start, task->stop);
+    }
+}
+
+/* A branch of RUNS: each run of rows with the runs of columns that it sees, MAX_BRANCHES of these at a time. */
+static void N(attend_runs)(Task *task, int64_t table) {
+    const RunTables *t = &task->p->runs;
+    Segment segments[MAX_BRANCHES];
+    int64_t at = task->start;
+    for (int64_t run = run_of_row(t, table, at); at < task->stop && run < t->table[table + 1]; run++) {
+        int64_t stop = greater(lesser(t->rows_end[run], task->stop), at);
+        for (int64_t first = t->first_columns[run], end = t->first_columns[run + 1]; first < end; first += MAX_BRANCHES) {
+            int64_t count = lesser(end - first, MAX_BRANCHES);
+            for (int64_t i = 0; i < count; i++)
+                segments[i] = (Segment){t->columns[first + i][0], lesser(t->columns[first + i][1], task->p->seq), 1};
+            task->runs = branches_overlapping(segments, ~(uint64_t)0 >> (64 - count), task->first_column, task->last_column);
+            for (int64_t x = at; task->runs && x < stop; x++)
+                task->s.branch_set[x - at] = !N(hidden)(task, x);
+            if (task->runs)
+                N(attend_rows)(task, segments, at, stop);
+        }
+        at = stop;
+    }
+    task->runs = 0;
+}
+
+/* How far a row sees: `reach` on both sides, queries under causality nothing behind them, and keys nothing before. */
+static void N(set_reach)(Task *task, int64_t reach) {
+    int by_key = task->phase == BACKWARD_KEY, causal = task->p->causal;
+    task->before = causal && by_key ? 0 : reach;
+    task->after = causal && !by_key ? 0 : reach;
+}
+
+/* The block of rows through all branches of one query head. */
+static void N(attend_block)(Task *task) {
+    const Problem *p = task->p;
     for (int64_t g = 0; g < p->groups; g++) {
         uint64_t served = branches_serving(p, p->branch_group[g], task->head);
-        for (int64_t at = task->start; served && at < task->stop;) {
-            int64_t stop = segments_around(p, served, task->head, at, task->stop, segments);
-            uint64_t overlapping = branches_overlapping(segments, served, task->first_column, task->last_column);
-            N(attend_cell)(task, segments, overlapping, at, stop);
-            at = stop;
-        }
+        if (!served)
+            continue;
+        int b = __builtin_ctzll(served);
+        N(set_reach)(task, p->kind[b] == BAND && p->length[b] < p->seq ? p->length[b] - 1 : UNBOUNDED);
+        if (p->kind[b] == SEGMENTS)
+            N(attend_segments)(task, served);
+        else if (p->kind[b] == BAND)
+            N(attend_band)(task, p->rate[b]);
+        else
+            N(attend_runs)(task, 2 * p->offset[task->head * p->branches + b] + (task->phase == BACKWARD_KEY));
     }
 }
 

@@ -19,8 +19,6 @@ enum {
     MIN_SHARED_ROWS = 32 /* rows that a branch keeps, at least, of a segment of those that it shares scores with */
 };
 
-static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 
 /* Where a segment ends within a block, its keys are packed once more. So blocks are whole segments of the branch with the shortest
@@ -29,7 +27,7 @@ static inline int64_t choose_block_rows(const Problem *p) {
     int64_t rows = greater(p->batch * p->heads * p->seq / MIN_TASKS, SHORT_BLOCK_ROWS), segment = p->seq;
     rows = greater(lesser(lesser(rows, p->most_block_rows), BLOCK_NUMBERS / p->dim), 1);
     for (int64_t b = 0; b < p->branches; b++)
-        segment = lesser(segment, p->segment_length[b]);
+        segment = p->kind[b] == BAND ? segment : lesser(segment, p->length[b]);
     if (segment <= rows)
         return lesser(rows / segment, parts_of(p->seq, segment)) * segment;
     rows = parts_of(segment, parts_of(segment, rows));
@@ -47,23 +45,29 @@ static inline void choose_chunks(Problem *p) {
 }
 
 /* A pair of a group is scored once; if each pair may count only once there is one group. The rows of a group are cut at every
- * segment's end, so a branch with few rows in the group's shortest segment begins another group. */
+ * segment's end, so a branch with few rows in the group's shortest segment begins another group. Each branch of another kind than
+ * SEGMENTS is a group. */
 static inline void choose_branch_groups(Problem *p) {
-    int64_t order[MAX_BRANCHES], shortest = 0;
-    for (int64_t b = 0; b < p->branches; b++) {
-        int64_t at = b;
-        for (; at > 0 && p->segment_length[order[at - 1]] > p->segment_length[b]; at--)
-            order[at] = order[at - 1];
-        order[at] = b;
-    }
+    int64_t order[MAX_BRANCHES], segments = 0, shortest = 0;
     p->groups = 0;
-    for (int64_t i = 0; i < p->branches; i++) {
-        int64_t b = order[i], length = lesser(p->segment_length[b], p->seq);
-        int joins = p->groups && (p->once || shortest == length || parts_of(shortest, p->dilation_rate[b]) >= MIN_SHARED_ROWS);
+    for (int64_t b = 0; b < p->branches; b++) {
+        int64_t at = segments;
+        if (p->kind[b] != SEGMENTS)
+            continue;
+        for (; at > 0 && p->length[order[at - 1]] > p->length[b]; at--)
+            order[at] = order[at - 1];
+        order[at] = b, segments++;
+    }
+    for (int64_t i = 0; i < segments; i++) {
+        int64_t b = order[i], length = lesser(p->length[b], p->seq);
+        int joins = p->groups && (p->once || shortest == length || parts_of(shortest, p->rate[b]) >= MIN_SHARED_ROWS);
         if (!joins)
             p->branch_group[p->groups++] = 0, shortest = length;
         p->branch_group[p->groups - 1] |= (uint64_t)1 << b;
     }
+    for (int64_t b = 0; b < p->branches; b++)
+        if (p->kind[b] != SEGMENTS)
+            p->branch_group[p->groups++] = (uint64_t)1 << b;
 }
 
 /* Whether the query heads of a key/value head see the same keys: the branches that serve one of them serve all. */

@@ -13,6 +13,7 @@
 #include "visibility.h"
 #include "load_store.h"
 
+#include <float.h>
 #include <math.h>
 
 #define JOIN_(a, b) a##_##b
@@ -64,6 +65,7 @@ enum { FEW_COLUMNS = 40 }; /* fewer go with row vectors that do not see them: a 
 #endif
 
 #define REAL float
+#define REAL_MAX FLT_MAX
 #define INTEGER int32_t
 #ifdef BF16_PAIRS
 
@@ -94,9 +96,11 @@ static int64_t multiply_add(int64_t rounds, float *result) { return native_avx51
 #include "attention_block.h"
 #undef KIND
 #undef REAL
+#undef REAL_MAX
 #undef INTEGER
 
 #define REAL double
+#define REAL_MAX DBL_MAX
 #define INTEGER int64_t
 #define KIND double
 #include "attention_block.h"

@@ -26,6 +26,17 @@ enum { MAX_BRANCHES = 64 };
 enum { FLOAT64, FLOAT32, BFLOAT16, FLOAT16 };
 enum { FORWARD, BACKWARD_QUERY, BACKWARD_KEY };
 
+/* How a branch says which query sees which key.
+ *
+ *     SEGMENTS  both are kept, and are in one segment              `length` of a segment, `rate`, and the offset of each head
+ *     BAND      |i - j| < length and (i - j) mod rate == 0         a sliding window, strided attention
+ *     RUNS      a run of consecutive queries sees runs of keys     global tokens, blocks: `tables`
+ */
+enum { SEGMENTS, BAND, RUNS };
+#define UNBOUNDED ((int64_t)1 << 62) /* a `length` that no sequence reaches */
+
+static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 /* A tensor (batch, seq, heads, dim) with a contiguous last dimension; strides in bytes. */
@@ -40,14 +51,23 @@ typedef struct {
     int64_t batch, head, query, key, step;
 } Place;
 
+/* Which runs of consecutive rows see which runs of columns. Table 2 t has queries as rows and keys as columns, table 2 t + 1 the same
+ * the other way round. The runs of rows of a table are ascending and complete; they are table[i] .. table[i + 1] - 1. Run r of rows ends
+ * before rows_end[r] and sees the runs of columns first_columns[r] .. first_columns[r + 1] - 1. */
+typedef struct {
+    const int64_t *table, *rows_end, *first_columns;
+    const int64_t (*columns)[2]; /* start, stop */
+} RunTables;
+
 typedef struct {
     int64_t batch, seq, heads, kv_heads, dim;
     int64_t first_row; /* of each sequence: only rows from here on are computed; other than 0 in FORWARD only */
     int dtype, causal, once;
     double scale;
     int64_t branches;
-    const int64_t *segment_length, *dilation_rate; /* (branches,), less than 2**62 + 1 */
-    const int64_t *offset; /* (heads, branches), -1 where a branch does not serve a head */
+    const int64_t *kind, *length, *rate; /* (branches,), at most UNBOUNDED */
+    const int64_t *offset; /* (heads, branches), for RUNS the number of a table; -1 where a branch does not serve a head */
+    RunTables runs;
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */

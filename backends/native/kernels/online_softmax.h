@@ -11,17 +11,18 @@
  * add_to_rows multiplies the sums of the rows by `rescale` and adds P times the values.
  */
 
-/* t := -inf where a row does not see a column, that is column_position[k] > row_position[r]; max = the maximum over k. */
+/* t := -inf where a row does not see a column, that is outside first[r] <= column_position[k] <= last[r]; max = the maximum over k. */
 static void N(mask_scores)(
-    REAL *restrict scores, REAL *restrict max, const REAL *restrict row_position, const REAL *restrict column_position,
-    int64_t from, int64_t to, int64_t count
+    REAL *restrict scores, REAL *restrict max, const REAL *restrict first, const REAL *restrict last,
+    const REAL *restrict column_position, int64_t from, int64_t to, int64_t count
 ) {
     const Vector never = N(broadcast)(-(REAL)INFINITY);
     for (int64_t r = 0; r < count; r += N(LANES)) {
-        Vector most = never, rows = N(load_vector)(row_position + r);
+        Vector most = never, low = N(load_vector)(first + r), high = N(load_vector)(last + r);
         for (int64_t k = from; k < to; k++) {
             REAL *at = scores + k * TILE_ROWS + r;
-            Vector t = N(select)((Lanes)(N(broadcast)(column_position[k]) > rows), never, N(load_vector)(at));
+            Vector column = N(broadcast)(column_position[k]);
+            Vector t = N(select)((Lanes)((column > high) | (column < low)), never, N(load_vector)(at));
             most = N(vector_max)(t, most);
             N(store_vector)(at, t);
         }
@@ -65,15 +66,16 @@ static void N(online_softmax_step)(
  *
  *     P = exp(t - lse)          dS = P * (dP - delta)          t is in `scores`, dP in `gradients`, and dS afterwards
  *
- * lse and delta belong to the queries, which are the rows (`by_column` 0) or the columns. A row does not see the columns with
- * column_position[k] > row_position[r] (`masked` 1) or column_position[k] < row_position[r] (`masked` -1).
+ * lse and delta belong to the queries, which are the rows (`by_column` 0) or the columns. If `masked`, a row sees only columns with
+ * first[r] <= column_position[k] <= last[r].
  */
 static void N(softmax_backward_step)(
     REAL *restrict scores, REAL *restrict gradients, const REAL *lse, const REAL *delta, int by_column,
-    const REAL *restrict row_position, const REAL *restrict column_position, int masked, int64_t from, int64_t to, int64_t count
+    const REAL *restrict first, const REAL *restrict last, const REAL *restrict column_position, int masked,
+    int64_t from, int64_t to, int64_t count
 ) {
     for (int64_t r = 0; r < count; r += N(LANES)) {
-        Vector rows = N(load_vector)(row_position + r), row_lse = N(broadcast)(0), row_delta = row_lse;
+        Vector low = N(load_vector)(first + r), high = N(load_vector)(last + r), row_lse = N(broadcast)(0), row_delta = row_lse;
         if (!by_column)
             row_lse = N(load_vector)(lse + r), row_delta = N(load_vector)(delta + r);
         for (int64_t k = from; k < to; k++) {
@@ -81,7 +83,8 @@ static void N(softmax_backward_step)(
             Vector l = by_column ? N(broadcast)(lse[k]) : row_lse, d = by_column ? N(broadcast)(delta[k]) : row_delta;
             Vector p = N(exp)(N(load_vector)(s) - l), ds = p * (N(load_vector)(g) - d);
             if (masked) {
-                Lanes unseen = masked > 0 ? N(broadcast)(column_position[k]) > rows : N(broadcast)(column_position[k]) < rows;
+                Vector column = N(broadcast)(column_position[k]);
+                Lanes unseen = (Lanes)((column > high) | (column < low));
                 p = (Vector)(~unseen & (Lanes)p), ds = (Vector)(~unseen & (Lanes)ds);
             }
             N(store_vector)(s, p);

@@ -114,11 +114,10 @@ __attribute__((noinline)) static void N(pack_column_pairs)(const Task *task, con
 /* Pack the columns of a tile, with the numbers that belong to each of them. */
 static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
     const Scratch *s = &task->s;
-    const REAL seen = task->phase == BACKWARD_KEY ? (REAL)INFINITY : -(REAL)INFINITY;
     for (int64_t k = tile->count; k < round_up(tile->count, REGISTER_ROWS); k++)
-        s->column_position[k] = -seen, s->column_lse[k] = s->column_delta[k] = 0;
+        s->column_position[k] = (REAL)INFINITY, s->column_lse[k] = s->column_delta[k] = 0; /* beyond what any row sees */
     for (int64_t k = 0; k < tile->count; k++) {
-        s->column_position[k] = task->p->causal ? (REAL)(tile->column[k] - task->start) : seen;
+        s->column_position[k] = (REAL)(tile->column[k] - task->start);
         if (task->phase == BACKWARD_KEY) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
             s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];

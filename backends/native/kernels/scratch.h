@@ -34,7 +34,7 @@ typedef struct {
     REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS) */
     INTEGER *kept, *kept_by_row; /* (TILE_COLUMNS, TILE_ROWS) and (TILE_ROWS, TILE_COLUMNS): masks of the weights that are kept */
     REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum; in BACKWARD_QUERY lse and delta */
-    REAL *slot_position;       /* (slots + TILE_ROWS,): the position of a slot, counted from the start of the block, as a number */
+    REAL *slot_first, *slot_last; /* (slots + TILE_ROWS,): the first and last position that a slot may see, as column_position has them */
     REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
     REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD_KEY */
     REAL *row_max, *row_sum;   /* (lines + 1,): running maximum and sum between tiles of different cells */
@@ -51,6 +51,8 @@ typedef struct {
     int64_t padded_dim, row_bytes;
     TensorView row_tensor[2], column_tensor[2]; /* what is packed as rows and as columns */
     int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
+    int64_t before, after; /* of the branches at hand: a row at x sees columns from x - before to x + after, or UNBOUNDED */
+    uint64_t runs;         /* RUNS: the columns are in these segments, and all rows see them; else 0 */
 } Task;
 
 static inline int64_t N(element_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
@@ -91,7 +93,8 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->kept = RESERVE(p->dropout ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
     s->kept_by_row = RESERVE(p->dropout && phase == BACKWARD_KEY ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
     s->slot_max = RESERVE(slots + TILE_ROWS, REAL), s->slot_sum = RESERVE(slots + TILE_ROWS, REAL);
-    s->slot_position = RESERVE(slots + TILE_ROWS, REAL), s->column_position = RESERVE(TILE_COLUMNS, REAL);
+    s->slot_first = RESERVE(slots + TILE_ROWS, REAL), s->slot_last = RESERVE(slots + TILE_ROWS, REAL);
+    s->column_position = RESERVE(TILE_COLUMNS, REAL);
     s->column_lse = RESERVE(TILE_COLUMNS, REAL), s->column_delta = RESERVE(TILE_COLUMNS, REAL);
     s->row_max = RESERVE(lines + 1, REAL), s->row_sum = RESERVE(lines + 1, REAL);
     s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);

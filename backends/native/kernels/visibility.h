@@ -49,9 +49,9 @@ static inline int64_t segments_around(
     for (int64_t b = 0; b < problem->branches; b++) {
         if (!(served >> b & 1))
             continue;
-        int64_t start = at / problem->segment_length[b] * problem->segment_length[b], end = start + problem->segment_length[b];
+        int64_t start = at / problem->length[b] * problem->length[b], end = start + problem->length[b];
         end = end < problem->seq ? end : problem->seq;
-        segments[b] = (Segment){start + problem->offset[head * problem->branches + b], end, problem->dilation_rate[b]};
+        segments[b] = (Segment){start + problem->offset[head * problem->branches + b], end, problem->rate[b]};
         stop = stop < end ? stop : end;
     }
     return stop;
@@ -77,6 +77,19 @@ static inline uint64_t branches_keeping(const Segment *segments, uint64_t among,
     return found;
 }
 
+/* The run of rows of a table that row `x` is in: the first that ends after it. */
+static inline int64_t run_of_row(const RunTables *t, int64_t table, int64_t x) {
+    int64_t low = t->table[table], high = t->table[table + 1] - 1;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (t->rows_end[middle] > x)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 /* Rows that the same branches keep, packed in the slots first .. first + count - 1; `first` begins a panel. */
 typedef struct {
     uint64_t set;
@@ -93,6 +106,7 @@ typedef struct {
 typedef struct {
     const Segment *segments;
     uint64_t among, left; /* the branches; those still to come, with the one at hand */
+    int disjoint;         /* no column is in two segments, and whoever sees one sees all: they are one set, that of bit 0 */
     int64_t at, from, to; /* the next column, -1 = a branch begins; only columns from .. to - 1 */
     const char *mask;     /* columns that nobody sees, NULL = none */
     int64_t mask_row;
@@ -101,8 +115,8 @@ typedef struct {
 } TileIterator;
 
 /* Iterate over the columns from .. to - 1 of `among`; the mask may be set afterwards. */
-static inline void start_tiles(TileIterator *s, const Segment *segments, uint64_t among, int64_t from, int64_t to) {
-    s->segments = segments, s->among = s->left = among;
+static inline void start_tiles(TileIterator *s, const Segment *segments, uint64_t among, int disjoint, int64_t from, int64_t to) {
+    s->segments = segments, s->among = s->left = among, s->disjoint = disjoint;
     s->at = -1, s->from = from, s->to = to;
     s->mask = NULL, s->returned = NULL;
     for (int i = 0; i < MAX_OPEN_TILES; i++)
@@ -142,8 +156,8 @@ static ColumnTile *next_tile(TileIterator *s) {
         if (s->at < 0)
             s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
         for (; s->at < stop; s->at += rate) {
-            uint64_t set = branches_keeping(s->segments, s->among, s->at);
-            if ((set & before) || (s->mask && s->mask[s->at * s->mask_row]))
+            uint64_t set = s->disjoint ? 1 : branches_keeping(s->segments, s->among, s->at);
+            if ((!s->disjoint && set & before) || (s->mask && s->mask[s->at * s->mask_row]))
                 continue;
             ColumnTile *tile = open_tile(s, set);
             if (!tile || tile->count == TILE_COLUMNS)
@@ -151,6 +165,8 @@ static ColumnTile *next_tile(TileIterator *s) {
             tile->column[tile->count++] = s->at;
         }
         /* Sets that begin with this branch are complete. */
+        if (s->disjoint && (s->left & (s->left - 1)))
+            continue;
         s->returned = fullest_tile(s);
         if (s->returned->count)
             return s->returned;

@@ -98,11 +98,15 @@ class BlockSparse(Branch):
                 f"layout has {self.layout.heads} heads, but the model has {in_model} query heads; give one for all, or {in_model}"
             )
 
+    @property
+    def max_seq(self) -> int:
+        return self.layout.blocks * self.block_size
+
     def check_seq(self, seq: int) -> None:
         blocks, size = self.layout.blocks, self.block_size
-        if seq > blocks * size:
+        if seq > self.max_seq:
             raise PatternError(
-                f"seq={seq}: layout has {blocks} blocks of {size} tokens, for {blocks * size} tokens at most; give it more blocks"
+                f"seq={seq}: layout has {blocks} blocks of {size} tokens, for {self.max_seq} tokens at most; give it more blocks"
             )
 
     def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:

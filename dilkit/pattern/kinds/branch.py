@@ -46,6 +46,11 @@ class Branch(ABC):
     def check_heads(self, in_model: int) -> None:  # noqa: B027 - most kinds serve all
         """Raise `PatternError` unless the branch can serve a model with so many query heads."""
 
+    @property
+    def max_seq(self) -> int:
+        """The longest sequence that the branch can be applied to."""
+        return WHOLE_SEQUENCE
+
     def check_seq(self, seq: int) -> None:  # noqa: B027
         """Raise `PatternError` unless the branch can be applied to `seq` tokens."""
 

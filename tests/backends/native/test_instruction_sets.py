@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.pairwise import every_pair
 
-from dilkit import Pattern, dilated_attention
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
 from dilkit.environment import BF16_SETS
@@ -28,6 +28,10 @@ LONG = {
     "few rows in a segment": dict(pattern=Pattern([16, 700], [1, 8]), heads=2),
     "odd head_dim": dict(pattern=Pattern([200, 512], [1, 3]), heads=1, head_dim=75),
     "dense grouped": dict(pattern=Pattern.dense(), heads=2, kv_heads=1),
+    "kinds": dict(pattern=Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70)), heads=2),
+    "many runs": dict(pattern=Pattern.of(GlobalTokens(range(1, 700, 3)), GlobalTokens([7], "read"), SlidingWindow(1)), heads=1),
+    "blocks": dict(pattern=Pattern.of(BlockSparse.bigbird(30, 25, heads=2)), heads=2, kv_heads=1),
+    "dropout in a window": dict(pattern=Pattern.of(SlidingWindow(100), GlobalTokens(9)), heads=2, dropout_p=0.3),
     "dropout grouped": dict(pattern=Pattern([150, 330, 512], [1, 2, 4]), heads=2, kv_heads=1, dropout_p=0.3),
 }
 

@@ -1,0 +1,67 @@
+"""Windows, strides, global tokens and blocks in the CPU kernel: what their tables hold, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit import BlockSparse, GlobalTokens, Pattern, PatternError, Problem, SlidingWindow
+from dilkit import dilated_attention as attend
+from dilkit import dilated_attention_varlen as attend_packed
+from dilkit.backends.native.backend import Native
+from dilkit.backends.native.branches import MOST_WINDOW, branch_arrays
+from dilkit.oracle import oracle_attention
+
+
+def tensors(seq: int, heads: int = 2, dim: int = 16) -> list[Tensor]:
+    made = torch.Generator().manual_seed(seq)
+    return [torch.randn(1, seq, heads, dim, generator=made) for _ in range(3)]
+
+
+def test_a_window_of_a_long_sequence_is_that_of_its_surroundings() -> None:
+    query, key, value = tensors(60_000, heads=1, dim=8)
+    pattern = Pattern.of(SlidingWindow(9, dilation_rate=2))
+    out = attend(query, key, value, pattern, backend="native")
+    for first in (0, 31_000, 59_900):
+        near = slice(max(first - 8, 0), first + 108)
+        expected, _ = oracle_attention(*(x[:, near] for x in (query, key, value)), pattern)
+        own = slice(first - near.start, first - near.start + 100)
+        torch.testing.assert_close(out[:, first : first + 100].double(), expected[:, own], rtol=0, atol=1e-5)
+
+
+def problem(pattern: Pattern, seq: int = 4096) -> Problem:
+    return Problem(batch=1, seq=seq, heads=2, head_dim=16, pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "seq", "code"),
+    [
+        (Pattern.of(SlidingWindow(4), GlobalTokens(2), overlap="once"), 4096, "overlap"),
+        (Pattern.of(SlidingWindow(MOST_WINDOW + 1)), 2**25, "window"),
+        (Pattern.of(*[SlidingWindow(i + 1) for i in range(65)]), 4096, "branches"),
+    ],
+)
+def test_what_the_tables_cannot_hold_is_refused(pattern: Pattern, seq: int, code: str) -> None:
+    assert code in [refusal.code for refusal in Native().refusals(problem(pattern, seq))]
+
+
+def test_a_window_of_the_whole_sequence_and_one_branch_that_counts_once_are_taken() -> None:
+    for pattern in (Pattern.of(SlidingWindow(MOST_WINDOW + 1)), Pattern.of(GlobalTokens(2), overlap="once")):
+        assert Native().refusals(problem(pattern)) == ()
+
+
+def test_packed_sequences_longer_than_a_layout_are_an_error() -> None:
+    query, key, value = (x[0] for x in tensors(20))
+    pattern = Pattern.of(BlockSparse.local_global(3, 5))
+    starts = torch.tensor([0, 4, 20], dtype=torch.int32)
+    with pytest.raises(PatternError, match="seq=16: layout has 3 blocks of 5 tokens"):
+        attend_packed(query, key, value, pattern, starts, backend="native")
+
+
+def test_neighbouring_blocks_that_are_seen_are_one_run() -> None:
+    layout = [[[True, True, False, True], [False] * 4, [True] * 4, [False, False, False, True]]]
+    arrays = branch_arrays(problem(Pattern.of(BlockSparse(layout, 10)), seq=40))
+    assert arrays.rows_end.tolist() == [10, 20, 30, 40] * 2
+    assert arrays.first_columns.tolist() == [0, 2, 2, 3, 4, 6, 8, 9, 11]
+    assert arrays.columns.reshape(-1, 2)[:4].tolist() == [[0, 20], [30, 40], [0, 40], [30, 40]]
