@@ -2,7 +2,7 @@
 
     device, installed modules --why_eager--> a reason, or the kernels --failure--> a warning, or FusedOutput and FusedGradient
 
-Otherwise torch's operators merge, in about ten launches a call. A proof takes milliseconds, so each process makes its own.
+Otherwise torch's operators merge, in about forty launches a call. A proof takes milliseconds, so each process makes its own.
 """
 
 from __future__ import annotations

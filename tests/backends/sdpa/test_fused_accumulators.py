@@ -95,7 +95,7 @@ def fused() -> Any:
     unregister_backend(backend.name)
 
 
-@pytest.mark.parametrize("case", [case for case in PROBLEMS if case.dtype in ("float16", "bfloat16")], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in PROBLEMS if case.dtype == "bfloat16"], ids=lambda case: case.name)
 def test_halves_that_are_rounded_at_each_merge_are_right(fused: str, case: Case) -> None:
     result = check(fused, case)
     assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)

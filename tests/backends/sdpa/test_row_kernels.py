@@ -51,8 +51,7 @@ def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
     return dict(packed=x.contiguous(), by_row=x.transpose(1, 2).contiguous().transpose(1, 2), sliced=view)
 
 
-@pytest.mark.parametrize("of_part", ["packed", "by_row", "sliced"])
-@pytest.mark.parametrize("of_whole", ["packed", "by_row", "sliced"])
+@pytest.mark.parametrize(("of_whole", "of_part"), [("packed", "sliced"), ("by_row", "packed"), ("sliced", "by_row")])
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 16), (3, 2, 70, 40), (2, 5, 33, 8)], ids=str)
 def test_merges_of_views_agree_with_torch(interpreted: Any, sizes: tuple[int, ...], of_whole: str, of_part: str) -> None:
     torch.manual_seed(0)
@@ -66,8 +65,7 @@ def test_merges_of_views_agree_with_torch(interpreted: Any, sizes: tuple[int, ..
     torch.testing.assert_close(found[:2], [out, lse], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("group", ["none", "batch", "heads"])
-@pytest.mark.parametrize("of_part", ["packed", "by_row", "sliced"])
+@pytest.mark.parametrize(("group", "of_part"), [("none", "sliced"), ("batch", "packed"), ("heads", "by_row")])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_of_views_are_those_of_torch(interpreted: Any, dtype: torch.dtype, of_part: str, group: str) -> None:
     torch.manual_seed(0)
@@ -80,7 +78,7 @@ def test_sums_of_views_are_those_of_torch(interpreted: Any, dtype: torch.dtype, 
     assert torch.equal(found, want)
 
 
-CASES = [case for case in PROBLEMS if case.dtype != "float64" and case.seq * case.heads * case.batch <= 512][::70]
+CASES = [case for case in PROBLEMS if case.dtype != "float64" and case.seq * case.heads * case.batch <= 512][::110]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
