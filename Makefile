@@ -29,7 +29,7 @@ TRANSFORMERS := $(ENV)/stage-transformers
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels simulate peers lint docs results wheel stages clean
+.PHONY: help demo test smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels gpu simulate peers lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -42,6 +42,8 @@ help:
 	@echo "make fuzz      random calls through the public API against the oracle, under the sanitizers (MINUTES=60: longer than 10)"
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
+	@echo "make gpu       on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; half an hour"
+	@echo "               (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
 	@echo "make peers     dilkit in the place of torchscale's own code (DIR=a checkout of torchscale or of prov-gigapath)"
 	@echo "make lint      ruff, mypy, and zizmor on the workflows"
@@ -85,6 +87,9 @@ sanitize-cuda: $(KERNELS)
 kernels: $(TEST) $(KERNELS)
 	$(PY) -m dilkit.tools.bench.kernels
 	$(PYTEST) -m 'not slow' tests/backends/cuda tests/backends/numba tests/tools/bench/test_kernels.py tests/tools/bench/test_gpu.py $(ARGS)
+
+gpu: $(TEST) $(KERNELS)
+	$(PY) -m dilkit gpu-day $(ARGS)
 
 simulate: $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/backends/numba/simulate.py --all $(ARGS)

@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "report",
     "compare": "compare",
     "tune": "tune.command",
+    "gpu-day": "gpu_day",
     "draw": "draw",
     "demo": "demo",
     "encode-slide": "encode_slide",

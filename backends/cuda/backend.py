@@ -38,7 +38,7 @@ class CupyRaw(TiledBackend):
     """Our CUDA kernels, launched through CuPy.
 
     `launcher` runs the kernels (default: on CUDA devices through CuPy), `capability` says for which devices they are chosen
-    (default: the problem's).
+    (default: the problem's), `tile_rows` how many rows tiles have at most (default: as many as suit a problem).
     """
 
     name = "cupy_raw"
@@ -55,9 +55,11 @@ class CupyRaw(TiledBackend):
     )
     priority = 5
 
-    def __init__(self, launcher: CudaLauncher | None = None, capability: Capability | None = None) -> None:
+    def __init__(
+        self, launcher: CudaLauncher | None = None, capability: Capability | None = None, tile_rows: int | None = None
+    ) -> None:
         self.launcher = launcher or CupyLauncher()
-        self.capability = capability
+        self.capability, self.tile_rows = capability, tile_rows
 
     def detail(self, problem: Problem) -> str:
         roles = ROLES if problem.requires_grad else ROLES[:1]
@@ -127,6 +129,8 @@ class CupyRaw(TiledBackend):
     def _suited(self, role: str, problem: Problem, tensors: Tensors) -> CudaKernel:
         """The kernel of `role`: the one with tall tiles where these suit and occupy the device."""
         vector = _vectors(tensors)
+        if self.tile_rows is not None:
+            return self._kernel(role, problem, vector, self.tile_rows)
         tall = self._kernel(role, problem, vector)
         if tall.tile_rows <= LOW_ROWS:
             return tall

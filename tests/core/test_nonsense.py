@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from helpers.fakes import registered
 
+from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.testing.conformance import check, repeats_that_differ
-from dilkit.testing.problems import PROBLEMS
+from dilkit.testing.problems import LARGE, PROBLEMS
 from dilkit.tools import cli
 from dilkit.tools.commands import verify
 
@@ -136,3 +138,16 @@ def test_a_backend_that_fails_when_it_is_repeated_differs() -> None:
 
     with registered(plug_in("fickle", forward=fickle)) as name:
         assert repeats_that_differ(name, CASE, "cpu", 3) == 3
+
+
+def test_results_that_change_are_counted() -> None:
+    class Restless(Native):
+        name = "restless"
+
+        def forward(self, *arguments: Any) -> Any:
+            out, lse = super().forward(*arguments)
+            self.calls = getattr(self, "calls", 0) + 1
+            return (out + 1 if self.calls == 3 else out), lse
+
+    with registered(Restless()) as name:
+        assert repeats_that_differ(name, replace(LARGE[0], seq=64, head_dim=8), "cpu", 4) == 1

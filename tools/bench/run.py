@@ -67,16 +67,21 @@ def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: boo
             result = go_on(result, folder / FILE, suite.lists())
         bar.update(sum(step.weight for step in steps[: result.done]))
         try:
-            for number, step in enumerate(steps[result.done :], result.done + 1):
-                bar.set_description(f"{number}/{len(steps)} {step.what}")
-                rows = (*getattr(result, step.goes_to), step.measure())
-                change: dict[str, Any] = {step.goes_to: rows, "done": number}
-                result = dataclasses.replace(result, **change)  # at once, or not at all
+            for step in steps[result.done :]:
+                bar.set_description(f"{result.done + 1}/{len(steps)} {step.what}")
+                result = measured(result, step)
                 keep(suite, dataclasses.replace(result, interrupted=True), folder)
                 bar.update(step.weight)
         except KeyboardInterrupt:
             pass
         return keep(suite, dataclasses.replace(result, interrupted=result.done < len(steps)), folder)
+
+
+def measured(result: SuiteResult, step: Step) -> SuiteResult:
+    """`result` and what a further step measures: at once, or not at all."""
+    rows = (*getattr(result, step.goes_to), step.measure())
+    change: dict[str, Any] = {step.goes_to: rows, "done": result.done + 1}
+    return dataclasses.replace(result, **change)
 
 
 def begin(suite: Suite[Any], steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> SuiteResult:

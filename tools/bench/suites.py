@@ -9,7 +9,7 @@ from dilkit.tools.bench.suite import Suite
 
 SUITES = {
     "cpu": "dilkit.tools.bench.cpu.suite:CpuSuite",
-    "gpu": "dilkit.tools.bench.gpu:GpuSuite",
+    "gpu": "dilkit.tools.bench.gpu.suite:GpuSuite",
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
     "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",

@@ -1,4 +1,4 @@
-"""A target of a suite: what a figure must be, what is aimed at, and how it is read out of the suite's result."""
+"""A target: what a figure must be, what is aimed at, and how it is read out of a result."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from dilkit.tools.results.record import Figure, SuiteResult
+from dilkit.tools.results.record import Figure, Result
 
 MIB, GIB = 2**20, 2**30
-R = TypeVar("R", bound=SuiteResult)
+R = TypeVar("R", bound=Result)
 Values = Mapping[str, float]
 """The values of a figure by what they are of, such as a head_dim; the worst one decides on the verdict."""
 
 
-def _always(result: SuiteResult) -> str | None:
+def _always(result: Result) -> str | None:
     return None
 
 

@@ -69,12 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
+    words = "suite gpu: only the steps whose names have all of these words, as in bfloat16,backward; --backend goes with it"
+    group.add_argument("--rows", type=_names, metavar="A,B", help=words)
     group.add_argument("--full", action="store_true", help="suite seeds: on to a million tokens and more; slides: gradients too")
     group.add_argument(
         "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
     )
     group.add_argument(
-        "--merge", type=Path, nargs="+", metavar="FILE", help="suite cpu: measure nothing, show these results side by side"
+        "--merge", type=Path, nargs="+", metavar="FILE", help="suites cpu, gpu: measure nothing, show these results as one"
     )
     job.add_arguments(parser)
     parser.add_argument_group("ranks").add_argument(
@@ -94,7 +96,7 @@ def run(args: Namespace) -> int:
         load_torch()
         command = suite_run.merge if args.merge else suite_run.run
         return command(suites.suite(args.suite), args, arguments.changed(args, add_arguments))
-    _leave_out(args, "goes with --suite alone", "quick", "full", "resume", "merge")
+    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     cases = (*LISTED, *large)
     chosen = args.backend or requested_backends()
     with without_proofs(), _one_by_one(on_cuda and not chosen) as kernels:
-        results = _checked(chosen or (*list_backends(), *kernels), cases, args.device)
-        differing = _repeated(results, args.device, repeats) if repeats else {}
+        results = list(checked(chosen or (*list_backends(), *kernels), cases, args.device))
+        differing = repeated(results, args.device, repeats) if repeats else {}
     by_backend = {name: Judged([r for r in results if r.backend == name]) for name in dict.fromkeys(r.backend for r in results)}
     counts = Counter(result.verdict for result in results)
     right = counts["passed"] > 0 and not counts["failed"] and not counts["broken"] and not any(differing.values())
@@ -88,17 +88,18 @@ def _one_by_one(wanted: bool) -> AbstractContextManager[tuple[str, ...]]:
     return one_kernel_backends("cuda") if wanted else nullcontext(())
 
 
-def _checked(backends: tuple[str, ...], cases: tuple[Case, ...], device: str) -> list[Result]:
+def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iterator[Result]:
+    """What becomes of each backend on each case."""
     from tqdm import tqdm
 
     from dilkit.testing.conformance import check
 
     todo = [(backend, case) for case in cases for backend in backends]  # case by case: the oracle's results are used at once
     progress = tqdm(todo, file=sys.stderr, disable=not sys.stderr.isatty(), unit="check", leave=False)
-    return [check(backend, case, device) for backend, case in progress]
+    yield from (check(backend, case, device) for backend, case in progress)
 
 
-def _repeated(results: list[Result], device: str, repeats: int) -> dict[str, int]:
+def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, int]:
     """Of each backend that promises equal bits: how many computations of large cases differed from the first of their case.
 
     Cases that it got wrong are left out: they have failed already.

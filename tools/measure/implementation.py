@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dilkit import registry, selector
@@ -66,21 +67,27 @@ def backend_implementations(names: Sequence[str] | None = None) -> list[Implemen
     return [_from_backend(name) for name in (registry.list_backends() if names is None else names)]
 
 
+def automatic() -> Implementation:
+    """A call that names no backend: the automatic choice."""
+    return Implementation("automatic", "choice", "the automatic choice", partial(_attend, None), lambda problem: ())
+
+
+def _attend(backend: str | None, inputs: Tensors, problem: Problem) -> Tensor:
+    from dilkit.attention import dilated_attention
+
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.mask, backend=backend)
+    out: Any = dilated_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **options)
+    return cast("Tensor", out)
+
+
 def _from_backend(name: str) -> Implementation:
     from dilkit.backends.reference import Reference
 
     found = registry.backends()[name]
-
-    def attend(inputs: Tensors, problem: Problem) -> Tensor:
-        from dilkit.attention import dilated_attention
-
-        options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.mask, backend=name)
-        out: Any = dilated_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **options)
-        return cast("Tensor", out)
 
     def refusals(problem: Problem) -> tuple[str, ...]:
         (decision,) = selector.trace(problem, {name: registry.backends()[name]}).decisions
         return () if decision.verdict == "picked" else decision.reasons
 
     summary = getattr(found, "summary", "")
-    return Implementation(name, "backend", summary, attend, refusals, quadratic=isinstance(found, Reference))
+    return Implementation(name, "backend", summary, partial(_attend, name), refusals, quadratic=isinstance(found, Reference))

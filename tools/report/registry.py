@@ -15,6 +15,7 @@ from dilkit.tools.report.kinds import (
     demo,
     demo_image,
     gpu,
+    gpu_day,
     kernels,
     llama,
     orders,
@@ -30,6 +31,7 @@ from dilkit.tools.results.kinds.cpu import CpuResult
 from dilkit.tools.results.kinds.demo import DemoResult
 from dilkit.tools.results.kinds.demo_image import ImageDemoResult
 from dilkit.tools.results.kinds.gpu import GpuResult
+from dilkit.tools.results.kinds.gpu_day import GpuDayResult
 from dilkit.tools.results.kinds.kernels import KernelsResult
 from dilkit.tools.results.kinds.llama import LlamaDemoResult
 from dilkit.tools.results.kinds.orders import OrdersResult
@@ -55,6 +57,7 @@ KINDS = {
         (PublishedResult, published),
         (CpuResult, cpu),
         (GpuResult, gpu),
+        (GpuDayResult, gpu_day),
         (RanksResult, ranks),
         (OrdersResult, orders),
         (SlidesResult, slides),

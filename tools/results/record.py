@@ -133,13 +133,14 @@ class Case:
 
     def ratio(self, slow: str, fast: str) -> float:
         """How many times as long as `fast` the implementation `slow` takes: a ratio of medians."""
-        return _median(self.entries[slow]) / _median(self.entries[fast])
+        return self.seconds(slow) / self.seconds(fast)
 
-
-def _median(entry: Entry) -> float:
-    if entry.time is None:
-        raise ValueError(f"an entry with verdict {entry.verdict!r} has no time")
-    return entry.time.median_s
+    def seconds(self, name: str) -> float:
+        """The median time of an implementation. Raises ValueError where it was not timed."""
+        entry = self.entries[name]
+        if entry.time is None:
+            raise ValueError(f"an entry with verdict {entry.verdict!r} has no time")
+        return entry.time.median_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,11 @@ import torch
 from helpers.project import succeed
 from helpers.sdpa import problem
 
-from dilkit import Pattern
+from dilkit import Pattern, list_backends
 from dilkit.backends.sdpa import aten, kernels
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, installed
+from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.device import GENERATIONS
 
 OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_86", "sm_89"), ("sm_90", "sm_100")
@@ -193,3 +194,9 @@ def test_modules_are_looked_up_without_importing_their_parents(tmp_path: Any, mo
     assert installed("loud_package.inner.leaf")
     assert not installed("loud_package.inner.other")
     assert not installed("loud_package.leaf.deeper")
+
+
+def test_kernels_are_known_only_within_the_block() -> None:
+    with one_kernel_backends("cuda") as names:
+        assert {"sdpa:flash", "sdpa:memory-efficient"} <= set(names) <= set(list_backends())
+    assert not set(names) & set(list_backends())

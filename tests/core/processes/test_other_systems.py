@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from helpers.command_line import in_subprocess
-from helpers.project import ROOT
+from helpers.project import ROOT, ROOTS
 
 from dilkit import Device, Pattern, Problem, dilated_attention, explain, plan
 from dilkit.op import operators
@@ -86,10 +86,10 @@ SYSTEMS: dict[str, tuple[list[str], list[str], list[str], list[str], str]] = {
 }
 """Of each: modules, names of `os` and of `signal`, and extensions that it lacks, and its name."""
 
-USE = """
-import dilkit, dilkit.backends, dilkit.comm, dilkit.tools
+USE = f"""
+import dilkit
 count = 0
-for package in (dilkit, dilkit.backends, dilkit.comm, dilkit.tools):
+for package in map(importlib.import_module, {tuple(ROOTS)}):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if module.name not in EXTENSIONS and not module.name.endswith("__main__"):
             try:

@@ -12,14 +12,13 @@ import torch
 from helpers.on_host import TENSOR_CORES, OnHost
 from helpers.small_suites import CONFIGURATIONS, make_tiny
 
-from dilkit import list_backends, register_backend, unregister_backend
+from dilkit import register_backend, unregister_backend
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
-from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.testing import memory
 from dilkit.testing.memory import MIB
 from dilkit.tools import cli
-from dilkit.tools.bench import gpu as suite
+from dilkit.tools.bench.gpu import suite, targets
 from dilkit.tools.report.kinds.gpu import document, sentence
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result
@@ -64,16 +63,16 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out) == encode(result)
     assert len(result.cases) == 3 * 2 * 2 * 2
     for case in result.cases:
-        assert sorted(case.entries) == ["cupy_raw", "numba_cuda", "sdpa:cpu-flash"]
+        assert sorted(case.entries) == ["automatic", "cupy_raw", "numba_cuda", "sdpa:cpu-flash"]
         assert {entry.verdict for entry in case.entries.values()} == {"measured"}, case
         assert all(check.passed for entry in case.entries.values() for check in entry.check)
     assert [long.verdict for long in result.long] == ["measured"]
-    assert [figure.name for figure in result.figures] == [target.name for target in suite.TARGETS]
+    assert [figure.name for figure in result.figures] == [target.name for target in targets.TARGETS]
     assert all(step.scratch_bytes["cupy_raw"] == 3 * MIB - step.results_bytes for step in result.memory)
     empty = {figure.name for figure in result.figures if not figure.values}
-    assert {name for name in empty if "memory-efficient" not in name and not name.startswith("fp32 backward")} == set()
+    assert {name for name in empty if not ("efficient" in name or "cudnn" in name or name.endswith("the same"))} == set()
     assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "suite.md").read_text().count("\n| A | ") == 2 * 2 * 2 * 3
+    assert (tmp_path / "suite.md").read_text().count("\n| A | ") == 2 * 2 * 2 * 4
     assert "targets met" in sentence(result)
     plots = {plot.title: plot for plot in document(result).plots}
     assert {point.x for point in plots["Time of a forward pass, pattern of B, fp32"].series[0].points} == {32, 64}
@@ -148,12 +147,6 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run(tmp_path) == 2
     assert "no CUDA device" in capsys.readouterr().err
-
-
-def test_kernels_are_known_only_within_the_block() -> None:
-    with one_kernel_backends("cuda") as names:
-        assert {"sdpa:flash", "sdpa:memory-efficient"} <= set(names) <= set(list_backends())
-    assert not set(names) & set(list_backends())
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from dilkit.testing import conformance
 from dilkit.testing.problems import LARGE
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands import verify
-from dilkit.viz.text import coloured
 
 
 class Picky(Reference):
@@ -385,19 +384,6 @@ def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
     assert [failure["case"] for failure in report["backends"]["wrong_when_large"]["failures"]] == ["large-causal-float32"]
 
 
-def test_results_that_change_are_counted() -> None:
-    class Restless(Native):
-        name = "restless"
-
-        def forward(self, *arguments: Any) -> Any:
-            out, lse = super().forward(*arguments)
-            self.calls = getattr(self, "calls", 0) + 1
-            return (out + 1 if self.calls == 3 else out), lse
-
-    with registered(Restless()) as name:
-        assert conformance.repeats_that_differ(name, replace(LARGE[0], seq=64, head_dim=8), "cpu", 4) == 1
-
-
 def test_verify_goes_by_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, few_problems: int
 ) -> None:
@@ -423,13 +409,6 @@ def test_draw_shows_what_decoding_keeps(capsys: pytest.CaptureFixture[str]) -> N
     assert [line.rstrip() for line in lines[start : start + 6]] == [".", ".", "", "", "    .", "    ."]
     assert lines[1] == "down: tokens, across: keys"
     assert main(["draw", "--kept", "--causal"]) == 2
-
-
-def test_draw_in_colour_shows_two_rows_a_line() -> None:
-    lines = coloured([[0, 1], [1, 0], [2, 2]])
-    assert [line.count("\u2580") for line in lines] == [2, 2]
-    assert all(line.endswith("\033[0m") for line in lines)
-    assert lines[0].split("\u2580")[0] != lines[0].split("\u2580")[1]
 
 
 def test_draw_gives_the_count_matrix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,6 +15,7 @@ from dilkit import environment
 from dilkit.device import Device, device_named
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
+from dilkit.selection.tuned_file import TunedEntry
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.info.facts import devices
 from dilkit.tools.commands.tune import report as tune_report
@@ -23,7 +24,8 @@ from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import print_json
-from dilkit.tools.results.file import write_text
+from dilkit.tools.results.file import read_result, write_text
+from dilkit.tools.results.kinds.gpu_day import GpuDayResult
 
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
@@ -34,6 +36,7 @@ goes by it for problems of the same dtype, head_dim, causality, pattern and, to 
 device with the same torch and dilkit. Other problems are measured by another run, which adds to the file. Ctrl-C keeps what
 was measured so far. Exit code 1 when a backend was wrong or failed, or none could be measured."""
 
+INSTEAD = ("show", "take", "clear")
 PASSES = {"forward": (False,), "training": (True,), "both": (False, True)}
 REPEATS = 7
 BUDGET = 5.0
@@ -56,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--budget", type=arguments.positive, default=BUDGET, metavar="S", help=spent)
     instead = parser.add_argument_group("the file").add_mutually_exclusive_group()
     instead.add_argument("--show", action="store_true", help="measure nothing: show what was measured before")
+    take = "measure nothing: take what the sweep of `dilkit gpu-day` measured, out of its gpu-day.json"
+    instead.add_argument("--take", type=Path, metavar="FILE", help=take)
     instead.add_argument("--clear", action="store_true", help="measure nothing: remove the file")
 
 
@@ -64,17 +69,19 @@ def run(args: Namespace) -> int:
     path = environment.tuned_file()
     if path is None:
         raise ValueError(f"{environment.TUNED.name}={environment.tuned()!r}: no file to keep orders in; name one, or unset it")
-    if args.show or args.clear:
-        _check_alone(args, "--show" if args.show else "--clear")
+    if instead := next((name for name in INSTEAD if getattr(args, name)), ""):
+        _check_alone(args, f"--{instead}")
     if args.clear:
         return _clear(args, path)
+    if args.take:
+        return _take(args, path)
     return _show(args, path) if args.show else _tune(args, path)
 
 
 def _check_alone(args: Namespace, instead: str) -> None:
     """Raise ValueError for an option that says what to measure: `instead` of measuring, all orders are shown or removed."""
     for name, option in arguments.changed(args, add_arguments).items():
-        if name not in ("show", "clear"):
+        if name not in INSTEAD:
             raise ValueError(f"{option}: does not go with {instead}, which is about all orders of the file; leave it out")
 
 
@@ -91,7 +98,8 @@ def _tune(args: Namespace, path: Path) -> int:
     try:
         for found in _measured(args, posed):
             measured.append(found)
-            _keep(path, found)
+            if found.order:
+                _keep(path, [TunedEntry(tuned.setup_of(found.problem.device), tuned.shape_of(found.problem), found.order)])
     except KeyboardInterrupt:
         interrupted = True
     setup = str(tuned.setup_of(posed[0].device))
@@ -138,18 +146,32 @@ def _say(bar: Any, title: str, text: str) -> None:
     bar.set_description(f"{title}: {text}")
 
 
-def _keep(path: Path, found: Found) -> None:
-    """Put an order into the file, in place of an earlier one for the same key; in place of a file that cannot be read, too."""
-    if not found.order:
-        return
+def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
+    """Put orders into the file, in place of earlier ones for the same keys; in place of a file that cannot be read, too."""
     try:
         kept = tuned_file.load(path)
     except tuned_file.TunedError as error:
         print(f"{error}; it is written anew", file=sys.stderr)
         kept = ()
-    new = tuned_file.TunedEntry(tuned.setup_of(found.problem.device), tuned.shape_of(found.problem), found.order)
-    write_text(path, tuned_file.to_text([*(e for e in kept if (e.setup, e.shape) != (new.setup, new.shape)), new]))
+    keys = {(entry.setup, entry.shape) for entry in new}
+    write_text(path, tuned_file.to_text([*(e for e in kept if (e.setup, e.shape) not in keys), *new]))
     tuned.read_again()
+
+
+def _take(args: Namespace, path: Path) -> int:
+    """The orders of a sweep. Not those with a key padding mask: a key does not say whether there is one."""
+    found = read_result(args.take, GpuDayResult)
+    if found.rehearsal:
+        raise ValueError(f"--take: {args.take} is of a rehearsal, which measures no device; give that of a GPU")
+    shapes = {choice.shape: tuple(choice.seconds.items()) for choice in found.choices if choice.seconds and not choice.masked}
+    entries = [TunedEntry(found.setup, shape, seconds) for shape, seconds in shapes.items()]
+    if not entries:
+        raise ValueError(f"--take: {args.take} has no sweep yet; `dilkit gpu-day --stage rows` measures it")
+    arguments.make_folder(environment.TUNED.name, path.parent)
+    _keep(path, entries)
+    text = f"{len(entries)} orders of {found.setup} taken; the automatic choice goes by {path}"
+    _print(args, dict(file=str(path), setup=str(found.setup), taken=len(entries)), [text])
+    return 0
 
 
 def _show(args: Namespace, path: Path) -> int:

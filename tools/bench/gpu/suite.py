@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,14 +14,15 @@ from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.gpu.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.bench.target import MIB, Target, Values, least
+from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, backend_implementations
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
 from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
 from dilkit.tools.results.kinds.gpu import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
-from dilkit.tools.results.record import Case, Entry, Samples
+from dilkit.tools.results.record import Entry, Samples
 
 CONFIGURATIONS = {
     "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
@@ -39,7 +40,11 @@ BACKWARD_SHARE = BACKWARD_FLOPS / (1 + BACKWARD_FLOPS)
 
 @dataclass(frozen=True)
 class GpuSuite(Suite[GpuResult]):
-    """The shortest measurements first. --quick takes one head_dim alone."""
+    """The shortest measurements first. --quick takes one head_dim alone.
+
+    `backend`: the implementations to measure, by default `automatic` (what a call runs that names none), our kernels, and each of
+    torch's. `rows`: words that the name of a step must have, all of them, to be measured.
+    """
 
     NAME = "gpu"
     SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
@@ -49,8 +54,20 @@ class GpuSuite(Suite[GpuResult]):
 
     repeats: int = 15
     budget: float = 20.0
+    backend: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
     def steps(self) -> Iterator[Step]:
+        found = [step for step in self.every_step() if all(word in f"{step.goes_to} {step.what}" for word in self.rows)]
+        if not found:
+            raise ValueError(f"--rows: no step of the suite has all of {', '.join(map(repr, self.rows))} in its name")
+        yield from found
+
+    def lists(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(step.goes_to for step in self.every_step()))
+
+    def every_step(self) -> Iterator[Step]:
+        """All that there are, whatever `rows` says."""
         yield Step("launch_bound", f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound)
         for dtype in DTYPES:
             yield Step("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
@@ -73,7 +90,26 @@ class GpuSuite(Suite[GpuResult]):
         if self.DEVICE == "cuda" and not cuda_count():
             raise ValueError("--suite gpu: torch sees no CUDA device; run it where `dilkit info` lists one")
         with one_kernel_backends(self.DEVICE):
-            yield dict(backends=tuple(i.name for i in implementations()))
+            yield dict(backends=tuple(i.name for i in self.implementations()))
+
+    def implementations(self) -> list[Implementation]:
+        """Those to measure. Raises ValueError for one that is not known."""
+        known = implementations()
+        if unknown := set(self.backend) - {i.name for i in known}:
+            raise ValueError(f"--backend: {', '.join(sorted(unknown))}: the suite knows {', '.join(i.name for i in known)}")
+        return [i for i in known if not self.backend or i.name in self.backend]
+
+    def merged(self, results: Sequence[GpuResult]) -> GpuResult:
+        """One result of parts of the suite that were measured on one device, such as with several `rows`."""
+        devices = {result.environment.device_name for result in results}
+        if len(devices) > 1:
+            raise ValueError(f"--merge: results of {' and of '.join(sorted(devices))}; give those of one device")
+        lists = {name: tuple(row for one in results for row in getattr(one, name)) for name in self.lists()}
+        steps = tuple(step for one in results for step in one.steps)
+        names = tuple(dict.fromkeys(name for one in results for name in one.backends))
+        facts: dict[str, Any] = dict(lists, steps=steps, done=sum(one.done for one in results), backends=names)
+        whole = replace(results[-1], **facts, interrupted=any(one.interrupted for one in results))
+        return replace(whole, figures=self.figures(whole))
 
     def targets(self) -> tuple[Target[GpuResult], ...]:
         return TARGETS
@@ -107,7 +143,7 @@ class GpuSuite(Suite[GpuResult]):
 
     def compare(self, problem: Problem, in_a_row: bool = False) -> CaseFields:
         """Check, then time in turns, beside a matmul and a copy."""
-        inputs, found = Tensors.random(problem), implementations()
+        inputs, found = Tensors.random(problem), self.implementations()
         entries = {i.name: self.admit(i, problem, inputs) for i in found}
         calls: dict[str, Call] = {}
         for i in found:
@@ -139,7 +175,7 @@ class GpuSuite(Suite[GpuResult]):
         problem = self.problem("A", 64, dtype=dtype)
         inputs = Tensors.random(problem)
         found: dict[str, int | None] = {}
-        for implementation in implementations():
+        for implementation in self.implementations():
             if implementation.refusals(problem):
                 continue
             call = partial(implementation.once, inputs, problem)
@@ -172,10 +208,11 @@ class GpuSuite(Suite[GpuResult]):
 
 
 def implementations() -> list[Implementation]:
-    """Ours, and each of torch's kernels by itself."""
+    """The automatic choice, ours, and each of torch's kernels by itself."""
     from dilkit.registry import list_backends
 
-    return backend_implementations([name for name in list_backends() if name in OURS or name.startswith("sdpa:")])
+    names = [name for name in list_backends() if name in OURS or name.startswith("sdpa:")]
+    return [automatic(), *backend_implementations(names)]
 
 
 def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem) -> Call:
@@ -208,77 +245,3 @@ def long_inputs(problem: Problem) -> Tensors:
     shape = problem.batch, problem.seq, problem.heads, problem.head_dim
     query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=problem.device.type) for _ in range(3))
     return Tensors(query, key, value, None, query)
-
-
-H100_TFLOPS = 67.0
-"""fp32 on the CUDA cores of an H100 SXM, nominal."""
-EFFICIENT = "sdpa:memory-efficient"
-
-
-def _cases(result: GpuResult, **facts: Any) -> list[GpuCase]:
-    return [case for case in result.cases if all(getattr(case, name) == value for name, value in facts.items())]
-
-
-def _best(values: Iterable[float | None]) -> Values:
-    """The largest value, as that of head_dim 64; nothing where there is none."""
-    found = [value for value in values if value is not None]
-    return {"64": max(found)} if found else {}
-
-
-def _nominal_rate(result: GpuResult) -> Values:
-    cases = [c for c in _cases(result, config="A", dtype="float32", backward=False, is_causal=False) if c.timed(OURS[0])]
-    return {str(c.head_dim): (c.entries[OURS[0]].gflops or 0.0) / 1000 / H100_TFLOPS for c in cases}
-
-
-def _against(slow: str, fast: str, result: GpuResult, **facts: Any) -> Values:
-    cases = _cases(result, dtype="float32", **facts)
-    return least((str(case.head_dim), case.ratio(slow, fast)) for case in cases if case.timed(slow, fast))
-
-
-def _efficient(backward: bool) -> Callable[[GpuResult], Values]:
-    return lambda result: _against(EFFICIENT, OURS[0], result, backward=backward)
-
-
-def _numba(result: GpuResult) -> Values:
-    return _against(OURS[0], OURS[1], result, backward=False, is_causal=False)
-
-
-def _best_of_torch(case: Case) -> float | None:
-    """The time of the fastest of torch's kernels over ours; None where either was not measured."""
-    names = [name for name in case.entries if name.startswith("sdpa:") and case.timed(name, OURS[0])]
-    return min((case.ratio(name, OURS[0]) for name in names), default=None)
-
-
-def _half_forward(result: GpuResult) -> Values:
-    cases = _cases(result, config="A", dtype="bfloat16", head_dim=64, backward=False, is_causal=False)
-    return _best(map(_best_of_torch, cases))
-
-
-def _launches(result: GpuResult) -> Values:
-    return _best(map(_best_of_torch, result.launch_bound))
-
-
-def _scratch(result: GpuResult) -> Values:
-    return _best(size / MIB for step in result.memory if (size := step.scratch_bytes.get(OURS[0])) is not None)
-
-
-def _longest(result: GpuResult) -> Values:
-    return _best(float(step.seq) for step in result.long if step.verdict == "measured")
-
-
-def _no_hopper(result: GpuResult) -> str | None:
-    return None if result.environment.capability == "9.0" else "stated for an H100"
-
-
-TARGETS: tuple[Target[GpuResult], ...] = (
-    Target("A: fp32 forward, nominal rate over an H100's 67 TFLOP/s", 0.5, 0.7, _nominal_rate, "", missing=_no_hopper),
-    Target(
-        "fp32 forward: sdpa memory-efficient's time over cupy_raw's, worst of A-C, causal and not", 1.3, 2.0, _efficient(False)
-    ),
-    Target("fp32 backward: the same", 1.5, 2.5, _efficient(True)),
-    Target("A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's", 0.9, 1.3, _half_forward),
-    Target("B at 8,192 tokens, launches and all: the fastest sdpa kernel's time over cupy_raw's", 2, 4, _launches),
-    Target("fp32 forward: cupy_raw's time over numba_cuda's, worst of A-C", 0.3, 0.5, _numba, ""),
-    Target("A: forward's memory beyond out and lse", 1, 0, _scratch, " MiB", lower=True),
-    Target("the longest sequence, bf16 forward on one GPU", 2**24, 2**24, _longest, " tokens"),
-)

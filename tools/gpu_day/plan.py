@@ -1,0 +1,65 @@
+"""The steps of a GPU day, those that matter most first in each stage: time may run out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dilkit.tools.gpu_day.step import Step
+
+PARTS = 8
+"""Steps that the sweep is dealt out to."""
+
+OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
+"""Backends with kernels of our own, on a GPU and in a rehearsal: verified one by one, so that one that hangs costs itself."""
+
+
+BY_BACKEND = ("launch", "verify")
+"""Steps that there is one of for each of our backends."""
+RIGHT = (
+    Step("right", "versions", "versions", 40, "right.installation:versions"),
+    Step("right", "compile", "all kernels, compiled on all cores", 180, "right.kernels:compiled"),
+    Step("right", "load", "all kernels, loaded: occupancy", 60, "right.kernels:loaded"),
+    Step("right", "launch", "every kernel launched", 90, "right.kernels:launched"),
+    Step("right", "first call", "the first call in a new process", 60, "right.kernels:first_call"),
+    Step("right", "verify", "verify", 150, "right.verified:verified"),
+    Step("right", "graph", "in a CUDA graph", 40, "right.calls:graph"),
+    Step("right", "stream", "on a side stream", 40, "right.calls:stream"),
+    Step("right", "small cache", "a tiny DILKIT_CACHE_BYTES", 40, "right.calls:small_cache"),
+    Step("right", "second device", "on a second device", 40, "right.calls:second_device"),
+    Step("right", "ranks", "two ranks that share the device", 70, "right.ranks:two_ranks"),
+    Step("right", "memcheck", "compute-sanitizer memcheck", 90, "right.sanitizer:sanitized", ("memcheck",)),
+    Step("right", "racecheck", "compute-sanitizer racecheck", 90, "right.sanitizer:sanitized", ("racecheck",)),
+    Step("right", "long", "the longest sequence", 60, "right.calls:longest"),
+    Step("right", "compile mode", "torch.compile", 90, "right.calls:in_compiled_code"),
+    Step("right", "rough times", "rough times", 60, "right.rough:times"),
+    Step("right", "torch", "verify: torch's kernels", 170, "right.verified:verified", ("torch",)),
+)
+FAST = (
+    Step("fast", "bf16 forward", "suite: bf16, forward", 120, "fast.suite:part", ("bfloat16", "bfloat16", "forward")),
+    Step("fast", "bf16 backward", "suite: bf16, backward", 150, "fast.suite:part", ("bfloat16", "bfloat16", "backward")),
+    Step("fast", "launches", "suite: launches", 40, "fast.suite:part", ("float32", "launches")),
+    Step("fast", "fp32 forward", "suite: fp32, forward", 120, "fast.suite:part", ("float32", "float32", "forward")),
+    Step("fast", "views", "strided against contiguous views in torch's kernels", 60, "fast.views:strided"),
+    Step("fast", "memory", "suite: memory", 40, "fast.suite:part", ("float32", "memory")),
+    Step("fast", "lengths", "suite: lengths", 60, "fast.suite:part", ("float32", "seeds")),
+    Step("fast", "longest", "suite: the longest sequence", 60, "fast.suite:part", ("bfloat16", "longest")),
+    Step("fast", "fp32 backward", "suite: fp32, backward", 150, "fast.suite:part", ("float32", "float32", "backward")),
+)
+ROWS = (
+    *(Step("rows", f"sweep {i + 1}", f"sweep, part {i + 1} of {PARTS}", 120, "rows.sweep:part", (str(i),)) for i in range(PARTS)),
+    Step("rows", "tiles", "tall against low tiles", 60, "rows.tiles:heights"),
+    Step("rows", "counters", "counters of the profiler", 90, "rows.counters:counters"),
+)
+
+
+def plan(rehearse: bool) -> tuple[Step, ...]:
+    """All steps, of a GPU or of a rehearsal."""
+    found: list[Step] = []
+    for step in (*RIGHT, *FAST, *ROWS):
+        own = [replace(step, name=f"{step.name} {name}", what=f"{step.what}: {name}", backend=name) for name in _of(rehearse)]
+        found += [replace(one, options=(one.backend,)) for one in own] if step.name in BY_BACKEND else [step]
+    return tuple(found)
+
+
+def _of(rehearse: bool) -> tuple[str, ...]:
+    return REHEARSED if rehearse else OURS

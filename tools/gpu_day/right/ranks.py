@@ -1,0 +1,35 @@
+"""Two ranks that share the device, forward and backward, against one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from dilkit import environment
+from dilkit.comm.launch import processes, task
+from dilkit.device import device_named
+from dilkit.testing.accuracy import shortened
+from dilkit.tools.bench.ranks.tasks import compare
+from dilkit.tools.gpu_day import backends
+from dilkit.tools.gpu_day.step import Context, Item, judged
+
+RANKS, LIMIT = 2, 60.0
+
+
+def two_ranks(context: Context) -> Iterator[Item]:
+    """The results of two ranks put together: beside the oracle, and beside one rank bit for bit."""
+    kind = processes.transports()[0]
+    for name in backends.ours(context):
+        os.environ[environment.BACKEND.name] = name  # which the ranks inherit
+        for dtype in ("float32",) if context.rehearse else ("float32", "bfloat16"):
+            asked = shortened(backends.problem(device_named(context.device), dtype=dtype, requires_grad=True))
+            problems = [replace(asked, is_causal=causal) for causal in (False, True)]
+            found = task.run(kind, RANKS, partial(compare, problems=problems, schedules=("auto",)), limit=LIMIT)
+            ratios = [call.ratio for call in found.calls if call.ratio is not None]
+            worst, same = max(ratios), all(call.bitwise for call in found.calls if call.bitwise is not None)
+            wrong = f"the error is {worst:.2f} of what is allowed" if worst > 1 else ""
+            wrong = wrong or ("" if same else "branch by branch, the bits differ from those of one rank")
+            text = f"the error is {worst:.2f} of what is allowed; branch by branch, the bits of one rank"
+            yield judged(f"{name}, {dtype}, {RANKS} ranks over {kind}", wrong, name, dtype, text)
