@@ -3,7 +3,8 @@
 forward   4 * head_dim * pairs       pairs: of query and key, a key seen by several branches counting each time
 backward  10 * head_dim * pairs      five products of matrices where the forward pass has two
 
-Only shapes are known here, not where packed sequences begin: they count as one sequence, which is at least their work.
+Only shapes are known here, not where packed sequences begin: they count as one sequence, which is at least their work. A
+pattern for fewer tokens than that, such as one with a layout of blocks, counts for as many as it takes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, cal
     """Of a call with tensors of these shapes."""
     pattern, is_causal, _requires_grad = decode_call(call)
     batch, seq, heads, head_dim = query
+    seq = min(seq, pattern.max_seq)
     return pattern.flops(seq, heads, head_dim, batch=batch, kv_heads=key[2], is_causal=is_causal)
 
 

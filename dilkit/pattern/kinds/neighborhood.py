@@ -71,6 +71,10 @@ class Neighborhood(Branch):
         """The cells of the grid."""
         return math.prod(self.shape)
 
+    @property
+    def max_seq(self) -> int:
+        return self.tokens
+
     def check_seq(self, seq: int) -> None:
         if seq != self.tokens:
             shape = " x ".join(map(str, self.shape))
@@ -92,7 +96,6 @@ class Neighborhood(Branch):
         return seen[None]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
-        self.check_seq(seq)
         earlier, own, all_pairs = 0, 1, 1  # pairs whose key comes before the query, is it, and all: from the last dimension on
         for size, width in zip(reversed(self.shape), reversed(self.kernel_size), strict=True):
             earlier = size * (width // 2) * all_pairs + size * earlier

@@ -5,8 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.calls import tensors
+from torch.utils.flop_counter import FlopCounterMode
 
-from dilkit import DilatedSegment, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, dilated_attention, explain
+from dilkit import (
+    BlockSparse,
+    Device,
+    DilatedSegment,
+    GlobalTokens,
+    Limits,
+    Pattern,
+    PatternError,
+    Problem,
+    SlidingWindow,
+    dilated_attention,
+    dilated_attention_varlen,
+    explain,
+)
 from dilkit.comm import packed_cuts, shard_cuts, share_sequences
 from dilkit.registry import backends
 from dilkit.selection import tuned
@@ -86,3 +100,23 @@ def test_a_third_backend_is_never_given_what_it_does_not_name() -> None:
         if not backend.limits.branch_kinds >= KINDS_OF_MIX:
             with pytest.raises(ValueError, match="branch kind"):
                 dilated_attention(q, k, v, MIX, backend=name)
+
+
+FEW = Pattern.of(BlockSparse.local_global(9, 3))
+
+
+@pytest.mark.parametrize("pattern", [FEW, Pattern.natten((5, 5), 3)], ids=str)
+def test_packed_calls_are_prepared_for_more_tokens_than_a_sequence_has(pattern: Pattern) -> None:
+    """Packed sequences are prepared for a power of two that none is longer than: their own lengths are what has to fit."""
+    q, k, v = (x.squeeze(0) for x in tensors(batch=1, seq=50))
+    starts = torch.tensor([0, 25, 50], dtype=torch.int32)
+    with FlopCounterMode(display=False) as counted:
+        out = dilated_attention_varlen(q, k, v, pattern, starts)
+    assert counted.get_total_flops() > 0
+    alone = dilated_attention(q[None, 25:], k[None, 25:], v[None, 25:], pattern)
+    torch.testing.assert_close(out[25:], alone[0])
+    asked = Problem(pattern=pattern, seq=32, heads=4, head_dim=8, varlen=True, device=Device.assume("sm_80"))
+    assert explain(asked).picked == "reference"
+    for refused in ([0, 22, 50], [0, 50]):
+        with pytest.raises(PatternError, match=r"seq=(28|50|22)"):
+            dilated_attention_varlen(q, k, v, pattern, torch.tensor(refused, dtype=torch.int32))
