@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -38,14 +38,14 @@ class Call:
 
     def to_data(self) -> dict[str, Any]:
         """This call as JSON can hold it."""
-        data = asdict(self)
-        data["case"]["pattern"] = json.loads(self.case.pattern.to_json())
-        return data
+        return vars(self) | dict(case=vars(self.case) | dict(pattern=json.loads(self.case.pattern.to_json())))
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Call:
         """What `to_data` gave, whether or not it was JSON in between."""
-        made = dict(pattern=Pattern(**data["case"]["pattern"]), lengths=tuple(data["case"].get("lengths", ())))
+        made = dict(
+            pattern=Pattern.from_json(json.dumps(data["case"]["pattern"])), lengths=tuple(data["case"].get("lengths", ()))
+        )
         case = Case(**{**data["case"], **made})
         return cls(**{**data, "case": case, "layouts": tuple(data["layouts"]), "wants": tuple(data["wants"])})
 

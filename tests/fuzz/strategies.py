@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, OF_PACKED, SAME_VALUES, WAYS, Call
 from fuzz.wrong_calls import ARGUMENTS, BESIDE_OTHERS, OF_PATTERN, TENSOR
-from helpers.strategies import branches, heads_and_groups, patterns
+from helpers.strategies import branches, heads_and_groups, mixes, patterns
 from hypothesis import strategies as st
 
 from dilkit import Pattern
@@ -29,16 +29,16 @@ many_branches = st.lists(branches(), min_size=4, max_size=40).map(lambda chosen:
 
 
 @st.composite
-def cases(draw: st.DrawFn, longest: int = 90) -> Case:
-    """A problem of up to `longest` tokens; `variant` seeds its numbers."""
+def cases(draw: st.DrawFn, longest: int, of_any_kind: bool) -> Case:
+    """A problem of up to `longest` tokens; `variant` seeds its numbers. `of_any_kind`: of its branches, now and then."""
     heads, kv_heads = draw(heads_and_groups())
+    kinds = [*[patterns(heads, kv_heads)] * 6, st.just(Pattern.dense()), many_branches]
+    kinds += [mixes(heads, kv_heads, longest)] if of_any_kind else []
     values = draw(st.sampled_from(VALUES))
     return Case(
         feature="fuzz",
         variant=str(draw(st.integers(0, 99))),
-        pattern=draw(
-            st.sampled_from([patterns(heads, kv_heads)] * 6 + [st.just(Pattern.dense()), many_branches]).flatmap(lambda x: x)
-        ),
+        pattern=draw(st.sampled_from(kinds).flatmap(lambda x: x)),
         seq=draw(st.integers(1, 20) | st.integers(1, longest)),
         heads=heads,
         kv_heads=kv_heads,
@@ -54,15 +54,15 @@ def cases(draw: st.DrawFn, longest: int = 90) -> Case:
 
 
 @st.composite
-def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COMPILED) -> Data:
+def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COMPILED, of_any_kind: bool = True) -> Data:
     """A call of any backend, in any layout, by one of `ways`."""
-    case = draw(cases(longest))
+    case = draw(cases(longest, of_any_kind))
     if case.mask == "none" and ways == RARELY_COMPILED and draw(st.booleans()):
         lengths = tuple(draw(st.lists(st.integers(0, 3) | st.integers(0, 40), min_size=1, max_size=12).filter(any)))
         case, ways = replace(case, lengths=lengths, seq=sum(lengths), batch=1), OF_PACKED
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
     way = draw(st.sampled_from(ways))
-    backend = draw(st.sampled_from(BACKENDS)) if computes_all(case.pattern) else "native"
+    backend = draw(st.sampled_from(able(case.pattern)))
     one = Call(
         case=case,
         layouts=(draw(layout), draw(layout), draw(layout), draw(layout)),
@@ -76,12 +76,14 @@ def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COM
     return one.to_data()
 
 
-def computes_all(pattern: Pattern) -> bool:
-    """Whether every backend computes this pattern: `sdpa` refuses keys that several branches share and count once."""
-    return pattern.overlap == "count" or len(pattern.segment_lengths) == 1
+def able(pattern: Pattern) -> tuple[str, ...]:
+    """The backends that compute this pattern: `sdpa` refuses keys that several branches share and count once."""
+    if not pattern.only_segments:
+        return ("reference",)
+    return BACKENDS if pattern.overlap == "count" or len(pattern.branches) == 1 else ("native",)
 
 
-plain_calls = calls(longest=30, ways=("function",))
+plain_calls = calls(longest=30, ways=("function",), of_any_kind=False)
 wrong_arguments = st.sampled_from([(name, how) for name, changes in ARGUMENTS.items() for how in changes])
 wrong_on_a_rank = wrong_arguments.filter(lambda wrong: wrong[0] in ("query", "key", "value", "pattern", "key_padding_mask"))
 wrong_tensors = st.sampled_from([name for name in (*TENSOR, *BESIDE_OTHERS) if name != "meta"])
@@ -98,7 +100,7 @@ settings = st.sampled_from(
 @st.composite
 def calls_with_cuts(draw: st.DrawFn) -> tuple[Data, list[int]]:
     """A call, and where its sequence is cut into shards, of one row or more."""
-    call = draw(calls(longest=60, ways=("function",)).filter(lambda call: call["case"]["seq"] > 1))
+    call = draw(calls(longest=60, ways=("function",), of_any_kind=False).filter(lambda call: call["case"]["seq"] > 1))
     seq = call["case"]["seq"]
     inner = draw(st.lists(st.integers(1, seq - 1), min_size=1, max_size=min(4, seq - 1), unique=True))
     return call, [0, *sorted(inner), seq]

@@ -52,10 +52,10 @@ def patterns_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
 
 
 @st.composite
-def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int) -> Branch:
+def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int, tokens: int) -> Branch:
     """A branch for so many query heads: windows and strides shorter and longer than the sequences of tests, even and odd.
 
-    Layouts of blocks are for 30 tokens at least, of which the last block may have fewer than the others.
+    Layouts of blocks are for `tokens` at least, of which the last block may have fewer than the others.
     """
     starts = st.integers(0, heads - 1)
     served = draw(st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads))))
@@ -64,25 +64,31 @@ def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int) -> Branch:
         draw(st.integers(1, 24)),
     )
     if kind is GlobalTokens:
-        tokens = draw(st.integers(1, 4) | st.lists(st.integers(0, 20), min_size=1, max_size=4, unique=True))
-        return GlobalTokens(tokens, draw(st.sampled_from(["both", "read"])), heads=served)
+        chosen = draw(st.integers(1, 4) | st.lists(st.integers(0, 20), min_size=1, max_size=4, unique=True))
+        return GlobalTokens(chosen, draw(st.sampled_from(["both", "read"])), heads=served)
     if kind is Strided:
         return Strided(size, heads=served)
     if kind is BlockSparse:
         block_size = draw(st.integers(3, 17))
-        shape = draw(st.sampled_from([1, in_model])), -(-30 // block_size), -(-30 // block_size)
+        shape = draw(st.sampled_from([1, in_model])), -(-tokens // block_size), -(-tokens // block_size)
         random = np.random.default_rng(draw(st.integers(0, 99)))
         return BlockSparse(random.random(shape) < draw(st.sampled_from([0.2, 0.7])), block_size, heads=served)
     return kind(size, draw(st.integers(1, min(size, 6))), heads=served)
 
 
 @st.composite
-def mixes_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
-    """A pattern of branches of any kinds, together with the heads it is meant for."""
-    heads, kv_heads = draw(heads_and_groups())
+def mixes(draw: st.DrawFn, heads: int, kv_heads: int, tokens: int = 30) -> Pattern:
+    """A pattern of branches of any kinds for these heads and sequences of up to `tokens` tokens."""
     shard = draw(st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda pair: (pair[0], sum(pair) + kv_heads)))
     in_model = heads // kv_heads * (kv_heads if shard is None else shard[1])
-    chosen = draw(st.lists(branches_of_any_kind(heads, in_model), min_size=1, max_size=4))
+    chosen = draw(st.lists(branches_of_any_kind(heads, in_model, tokens), min_size=1, max_size=4))
     overlap, tail = draw(st.sampled_from([("count", "exact"), ("count", "zeros"), ("once", "exact")]))
     rules = dict(offset=draw(st.sampled_from(["modulo", "block"])), head_shard=shard)
-    return Pattern.of(*chosen, overlap=overlap, tail=tail, **rules), (heads, kv_heads)
+    return Pattern.of(*chosen, overlap=overlap, tail=tail, **rules)
+
+
+@st.composite
+def mixes_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
+    """A pattern of branches of any kinds, together with the heads it is meant for."""
+    heads = draw(heads_and_groups())
+    return draw(mixes(*heads)), heads
