@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dilkit import Pattern
 from dilkit.orders.checks import CURVES
 from dilkit.problem import DTYPES
+from dilkit.registry import backends
 from dilkit.testing.problems import Case
 
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
@@ -62,7 +63,7 @@ def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COM
         case, ways = replace(case, lengths=lengths, seq=sum(lengths), batch=1), OF_PACKED
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
     way = draw(st.sampled_from(ways))
-    backend = draw(st.sampled_from(able(case.pattern)))
+    backend = draw(st.sampled_from(able(case)))
     one = Call(
         case=case,
         layouts=(draw(layout), draw(layout), draw(layout), draw(layout)),
@@ -76,11 +77,10 @@ def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COM
     return one.to_data()
 
 
-def able(pattern: Pattern) -> tuple[str, ...]:
-    """The backends that compute this pattern: `sdpa` refuses keys that several branches share and count once."""
-    if not pattern.only_segments:
-        return ("reference",)
-    return BACKENDS if pattern.overlap == "count" or len(pattern.branches) == 1 else ("native",)
+def able(case: Case) -> list[str]:
+    """The backends that do not refuse the case."""
+    known, problem = backends(), case.problem()
+    return [name for name in BACKENDS if not known[name].refusals(problem)]
 
 
 plain_calls = calls(longest=30, ways=("function",), of_any_kind=False)
