@@ -171,8 +171,8 @@ KINDS = {
         PatternError,
         ("SlidingWindow(3)", "ranks"),
     ),
-    "a window on the CPU kernel": Case(
-        lambda: dilated_attention(Q, Q, Q, WINDOW, backend="native"),
+    "a window of torch's kernels": Case(
+        lambda: dilated_attention(Q, Q, Q, WINDOW, backend="sdpa"),
         NoBackendError,
         ("branch kind sliding_window", "supports dilated_segment", "reference"),
     ),
