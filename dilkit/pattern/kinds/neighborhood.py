@@ -66,6 +66,9 @@ class Neighborhood(Branch):
             object.__setattr__(self, name, value)
         self._settle()
 
+    def call(self) -> str:
+        return super().call().replace(f", dilation={(1,) * len(self.shape)!r}", "")
+
     @property
     def tokens(self) -> int:
         """The cells of the grid."""
