@@ -21,7 +21,7 @@ LANGUAGE = ("-x", "c", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unus
 # Products and sums are rounded apart, so that equal arithmetic gives equal bits in kernels compiled with different macros.
 FLAGS = (*LANGUAGE, "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-Werror=frame-larger-than=65536")
 SANITIZED = ("-fsanitize=thread", "-fsanitize=bounds", "-fsanitize=signed-integer-overflow")
-CHECKED = ("-DHOST_CHECKED", "-g", *SANITIZED, "--param=tsan-instrument-func-entry-exit=0")
+CHECKED = ("-DHOST_CHECKED", "-g", "-fno-tree-sra", *SANITIZED, "--param=tsan-instrument-func-entry-exit=0")
 WEEK = 7 * 24 * 3600
 
 Macros = tuple[tuple[str, int], ...]

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ class Range(ctypes.Structure):
     _fields_ = [("low", ctypes.c_size_t), ("bytes", ctypes.c_int64), ("name", ctypes.c_char_p), ("constant", ctypes.c_int64)]
 
 
+class CodePlace(ctypes.Structure):
+    """`CodePlace` of `tests/backends/cuda/host/block.h`."""
+
+    _fields_ = [("site", ctypes.c_uint32), ("bytes", ctypes.c_uint32), ("accesses", ctypes.c_int64), ("turns", ctypes.c_int64)]
+
+
+MAX_PLACES = 512
+
+
 class Launch(ctypes.Structure):
     """`Launch` of `tests/backends/cuda/host/block.h`."""
 
@@ -40,6 +50,7 @@ class Launch(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("shared_bytes", "range_count", "array_count")),
         *((name, ctypes.POINTER(Range)) for name in ("ranges", "arrays")),
         ("error", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("matrices", "conflicts")),
     ]
 
@@ -53,11 +64,14 @@ class HostLauncher:
 
     `matrices`: how many the kernels have loaded so far; `conflicts`: how many turns that took beyond one for each.
     `checked`: every single access to memory is checked, for bounds of arrays in shared memory and for races; ten times slower.
+    `turns`: then, by place in the code and bytes of a lane, how many instructions have touched shared memory, and how many turns
+    that took beyond those without which it is not possible.
     """
 
     def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False) -> None:
         self.order, self.seed, self.checked = ORDERS[order], seed, checked
         self.matrices = self.conflicts = 0
+        self.turns: dict[tuple[str, int], tuple[int, int]] = {}
         self._counter = np.zeros(1, np.int32)
         self.workers = workers or min(4, len(os.sched_getaffinity(0)))
 
@@ -89,19 +103,28 @@ class HostLauncher:
         ranges, arrays = _ranges(spans), _ranges((*x, False) for x in host_compile.arrays(path))
         count = min(self.workers, blocks)
         error = [ctypes.create_string_buffer(ERROR_BYTES) for _ in range(count)]
+        places = [(CodePlace * MAX_PLACES)() for _ in range(count)]
         sizes = kernel.shared_bytes, len(ranges), len(arrays), ranges, arrays
-        parts = [Launch(blocks, i, count, self.order, self.seed + i, *sizes, ctypes.addressof(error[i])) for i in range(count)]
+        written = [(ctypes.addressof(error[i]), ctypes.addressof(places[i])) for i in range(count)]
+        parts = [Launch(blocks, i, count, self.order, self.seed + i, *sizes, *written[i]) for i in range(count)]
         functions = [getattr(host_compile.library(*built, i), f"host_launch_{kernel.name}") for i in range(count)]
         with _ALONE, ThreadPoolExecutor(count) as pool:
             for _ in pool.map(lambda f, part: f(ctypes.c_void_p(arguments.ctypes.data), ctypes.byref(part)), functions, parts):
                 pass
         self.matrices += sum(part.matrices for part in parts)
         self.conflicts += sum(part.conflicts for part in parts)
+        self._add_turns(path, [place for own in places for place in own if place.accesses])
         for text in error:
             if text.value:
                 raise KernelError(host_compile.with_lines(text.value.decode(), path))
         if memory is None and arguments["counter"] and (left := ctypes.c_int32.from_address(int(arguments["counter"])).value):
             raise KernelError(f"{kernel.name}: it leaves its counter at {left}")
+
+    def _add_turns(self, path: Path, places: Iterable[CodePlace]) -> None:
+        for place in places:
+            key = host_compile.with_lines(f"@{place.site:x}", path), place.bytes
+            accesses, turns = self.turns.get(key, (0, 0))
+            self.turns[key] = accesses + place.accesses, turns + place.turns
 
 
 def _ranges(spans: Iterable[Span]) -> Any:

@@ -285,10 +285,13 @@ DEVICE void write_gradient(HeadRows to, float (*sum)[2 * STEPS][4], float factor
             continue;
         int live = (!lse || LOAD(lse + position) != NEG_INF) && (!mask || !LOAD(mask + position * args->mask_row));
         Storage *there = to.data + position * to.row + chunk * 8;
-        float sums[8];
+        const float4 *from = (const float4 *)floats + swizzled(row, chunk) * 2;
+        int second = thread / 4 % 2; /* of eight lanes, four read the second half first: all banks at once */
+        float4 one = from[second], other = from[!second], low = second ? other : one, high = second ? one : other;
+        float sums[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            sums[e] = live ? floats[swizzled(row, chunk) * 8 + e] : 0.0f;
+            sums[e] = live ? sums[e] : 0.0f;
         if (!args->first)
             add_chunk(sums, there, count);
         write_chunk(there, sums, count);

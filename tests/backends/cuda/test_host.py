@@ -148,6 +148,19 @@ def test_turns_of_rows_in_the_same_banks_are_counted(stride: int, turns: int) ->
     assert launcher.conflicts == launcher.matrices * (turns - 1)
 
 
+@pytest.mark.parametrize(
+    ("apart", "turns"), [(1, (0, 0, 0)), (2, (1, 2, 4)), (4, (3, 6, 12)), (32, (31, 30, 28)), (33, (0, 0, 0)), (0, (0, 0, 0))]
+)
+def test_turns_of_words_in_the_same_banks_are_counted(apart: int, turns: tuple[int, ...]) -> None:
+    """Of one number by a whole warp, of two by half a warp, of four by a quarter."""
+    launcher = HostLauncher(checked=True)
+    run("spacing", apart, launcher)
+    lines = (SHIM / "trials.cu").read_text().splitlines()
+    reads = [str(number) for number, line in enumerate(lines, 1) if "* apart %" in line]
+    found = [(size, more / n) for (where, size), (n, more) in launcher.turns.items() if where.rpartition(":")[2] in reads]
+    assert sorted(found) == list(zip((4, 8, 16), turns, strict=True))
+
+
 def test_a_call_says_what_memory_is_its_own() -> None:
     problem = Problem(pattern=Pattern.dense(), batch=2, seq=5, heads=4, kv_heads=2, head_dim=3)
     packed, out, mask = torch.zeros(2, 5, 8, 3, dtype=torch.float16), torch.zeros(2, 5, 4, 3), torch.zeros(2, 7, dtype=torch.bool)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 from helpers.cuda_fakes import FakeCupy, RecordingLauncher, cupy
 from helpers.project import ROOT
@@ -16,7 +15,6 @@ from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once
 from dilkit.backends.cuda.table import CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.problem import Problem
-from dilkit.tools.bench.kernels import builds, compiled
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.kinds.kernels import KernelsResult, KernelUse
 
@@ -65,15 +63,6 @@ def test_as_many_blocks_run_as_the_table_says_by_the_reports_in_the_docs() -> No
     fewer = [kernel for kernel in tall if occupancy(kernel) < by_table(kernel)]
     assert not fewer
     assert all(by_table(kernel) == kernel.blocks for kernel in tall), "neither threads nor shared memory are short"
-
-
-@pytest.mark.kernels
-def test_as_many_blocks_run_as_the_table_says_by_this_compiler() -> None:
-    pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
-    found = [kernel for build in builds([(8, 0), (9, 0)], [64, 128], ["bfloat16"], [True]) for kernel in compiled(build)]
-    tall = [kernel for kernel in found if kernel.tile_rows == MOST_ROWS]
-    assert tall
-    assert all(occupancy(kernel) >= by_table(kernel) for kernel in tall)
 
 
 def test_threads_and_shared_memory_limit_as_well() -> None:

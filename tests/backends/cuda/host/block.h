@@ -13,6 +13,15 @@ typedef struct {
     int64_t constant;
 } Range;
 
+enum { MAX_PLACES = 512 };
+
+/* A place in the code that touches shared memory, `bytes` a lane: how many instructions did, and how many turns more than one for each
+   128 bytes that took. */
+typedef struct {
+    uint32_t site, bytes;
+    int64_t accesses, turns;
+} CodePlace;
+
 /* What the launcher says. This copy of the library computes blocks first_block, first_block + block_step, ... below `blocks`. */
 typedef struct {
     int blocks, first_block, block_step, order;
@@ -20,6 +29,7 @@ typedef struct {
     int64_t shared_bytes, range_count, array_count;
     const Range *ranges, *arrays;
     char *error;
+    CodePlace *places; /* written, MAX_PLACES of them: only with HOST_CHECKED */
     int64_t matrices, conflicts; /* written: matrices that were loaded, and how many turns more than one each that took */
 } Launch;
 
@@ -74,6 +84,7 @@ static void host_forget_range(void);
 static void host_barrier_passed(void);
 static void host_warp_barrier_passed(int warp);
 static void host_check_starts(void);
+static void host_count_touches(void);
 
 /* Writes what went wrong, and leaves the block for good if one of its threads is running. */
 static __attribute__((format(printf, 1, 2))) void host_fail(const char *format, ...) {
@@ -132,6 +143,7 @@ UNCHECKED static void host_release(int first, int count) {
 UNCHECKED static int host_warp_meets(int warp) {
     int first = warp * WARP, count = host_lanes(warp);
     host_demand_same(first, count);
+    host_count_touches();
     Lane *lane = &host.lane[first];
     if (lane->waits == &BLOCK_BARRIER || lane->waits == &FINISHED)
         return 0;

@@ -104,6 +104,7 @@ UNCHECKED static void host_touch_shared(const char *p, int64_t bytes, int writes
     int64_t at = p - __start_shared;
     if (CHECK.owner[at] == GAP || CHECK.owner[at + bytes - 1] != CHECK.owner[at])
         host_outside(p, bytes, writes ? "writes" : "reads", site);
+    host_note_touch(p, bytes, site);
     Access now = {CHECK.barriers, CHECK.warp_barriers[host.current / WARP], (uint16_t)host.current, 15, site};
     for (int64_t word = at / 4; word * 4 < at + bytes; word++) {
         int64_t skipped = at - word * 4, kept = at + bytes - word * 4;

@@ -31,6 +31,7 @@ extern char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attri
 #include "fiber.h"
 #include "block.h"
 #include "memory.h"
+#include "banks.h"
 #include "check.h"
 #include "numbers.h"
 #include "warp.h"

@@ -101,12 +101,17 @@ HOST_VECTOR(uint4, unsigned, 16, HOST_4)
 HOST_VECTOR(float2, float, 8, HOST_2)
 HOST_VECTOR(float4, float, 16, HOST_4)
 
-#define make_int2(...) ((int2){__VA_ARGS__})
-#define make_int4(...) ((int4){__VA_ARGS__})
-#define make_uint2(...) ((uint2){__VA_ARGS__})
-#define make_uint4(...) ((uint4){__VA_ARGS__})
-#define make_float2(...) ((float2){__VA_ARGS__})
-#define make_float4(...) ((float4){__VA_ARGS__})
+/* Functions: a compound literal would be written number by number. */
+#define HOST_MAKE_2(type, element)                                                                                                 \
+    UNCHECKED static type make_##type(element x, element y) { return (type){x, y}; }
+#define HOST_MAKE_4(type, element)                                                                                                 \
+    UNCHECKED static type make_##type(element x, element y, element z, element w) { return (type){x, y, z, w}; }
+HOST_MAKE_2(int2, int)
+HOST_MAKE_4(int4, int)
+HOST_MAKE_2(uint2, unsigned)
+HOST_MAKE_4(uint4, unsigned)
+HOST_MAKE_2(float2, float)
+HOST_MAKE_4(float4, float)
 
 #define load_words(pointer) LOAD((const uint4 *)(pointer))
 #define store_words(pointer, words) STORE((uint4 *)(pointer), words)

@@ -185,6 +185,19 @@ KERNEL(striding) {
     STORE(args.out + block_index() * THREADS + thread_index(), (float)got[0]);
 }
 
+/* Every thread reads numbers of shared memory that are `what` of them apart: one, two or four at a time. */
+KERNEL(spacing) {
+    SHARED float4 numbers[THREADS * 4];
+    int t = thread_index(), apart = args.what;
+    for (int i = t; i < THREADS * 4; i += THREADS)
+        numbers[i] = make_float4(0, 0, 0, 0);
+    synchronize();
+    float one = ((float *)numbers)[t * apart % (THREADS * 16)];
+    float2 two = ((float2 *)numbers)[t * apart % (THREADS * 8)];
+    float4 four = numbers[t * apart % (THREADS * 4)];
+    STORE(args.out + block_index() * THREADS + t, one + two.x + two.y + four.x + four.y + four.z + four.w);
+}
+
 /* More local variables than a thread of the shim has room for. */
 #ifdef HOARDING
 KERNEL(hoarding) {

@@ -28,25 +28,20 @@ static void host_join(Lane *lanes, const Together *together) {
     host_warp_barrier_passed((int)(lanes - host.lane) / WARP);
 }
 
-/* The banks of shared memory are 128 bytes wide: rows that are different but the same in this respect take turns. */
-UNCHECKED static void host_count_turns(const Lane *lanes) {
-    int turns[8] = {0}, most = 0;
-    for (int i = 0; i < 8; i++) {
-        int again = 0;
-        for (int j = 0; j < i; j++)
-            again |= lanes[i].in[0] == lanes[j].in[0];
-        int own = turns[(uintptr_t)lanes[i].in[0] / VECTOR_BYTES % 8] += !again;
-        most = own > most ? own : most;
-    }
+/* The 8 rows of a matrix are served together. */
+UNCHECKED static void host_count_matrix(const Lane *lanes) {
+    uint32_t address[8];
+    for (int i = 0; i < 8; i++)
+        address[i] = (uint32_t)(uintptr_t)lanes[i].in[0];
     host.launch.matrices++;
-    host.launch.conflicts += most - 1;
+    host.launch.conflicts += host_turns(address, 8, VECTOR_BYTES);
 }
 
 /* `count` matrices of 8 x 8 elements of 2 bytes; lane i points at row i % 8 of matrix i / 8. Of each, a lane gets the two elements
    of row lane / 4 from column lane % 4 * 2 on; transposed, of column lane / 4 from that row on. */
 UNCHECKED static void host_load_matrices(Lane *lanes, const Together *together) {
     for (int m = 0; m < together->count; m++) {
-        host_count_turns(lanes + m * 8);
+        host_count_matrix(lanes + m * 8);
         for (int i = 0; i < WARP; i++) {
             uint16_t pair[2];
             for (int e = 0; e < 2; e++) {

@@ -1,0 +1,88 @@
+"""Shared memory is read and written without conflicts of banks, but for what is listed here with its reason."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from helpers.host_compile import KERNELS
+from helpers.host_launcher import HostLauncher
+from helpers.on_host import FP32, TENSOR_CORES, OnHost
+
+from dilkit import Pattern
+from dilkit.device import Capability
+from dilkit.problem import Problem
+
+KNOWN: dict[str, dict[str, tuple[int, str]]] = {
+    "fp32_forward.cu": {
+        "positions[mine + key_in_column(piece * SWEEP)]": (1, "one number of four that a thread prefetches"),
+        "positions[1][key_in_column(r)] =": (1, "once a tile"),
+    },
+    "fp32_backward.cu": {"*row_term(": (3, "in the padding of the weights; once for 64 of the others, or once a tile")},
+    "mma_forward.cu": {
+        "total[f][h]": (3, "of one thread next to each other: once a tile, or where maxima rise"),
+        "totals[f][h]": (3, "the same, once a tile"),
+        "total[f][0] += added[f][0], total[f][1] += added[f][1]": (3, "joined to one access of 16 bytes by NVRTC"),
+    },
+    "mma_backward.cu": {
+        "terms[2 * slot] = shift, terms[2 * slot + 1] = delta": (1, "joined to one access of 8 bytes by NVRTC"),
+        "pair[0] = factor * sum[m][n][2 * h], pair[1] =": (1, "joined to one access of 8 bytes by NVRTC"),
+    },
+}
+"""By file, what a line says, the most turns that an instruction there takes beyond those it needs, and why that is so."""
+
+
+def conflicts(launcher: HostLauncher) -> dict[str, float]:
+    """Turns of an instruction beyond those it needs, by place in the code."""
+    return {f"{bytes} bytes at {where}": turns / n for (where, bytes), (n, turns) in launcher.turns.items() if turns}
+
+
+def excused(place: str, turns: float) -> str | None:
+    """The part of `KNOWN` that a place and its turns fall under."""
+    name, number = re.findall(r"([\w.]+):(\d+)", place)[0]
+    line = (KERNELS / name).read_text().splitlines()[int(number) - 1]
+    return next((text for text, (most, _) in KNOWN.get(name, {}).items() if text in line and turns <= most), None)
+
+
+def run(capability: Capability, dtype: str, head_dim: int) -> HostLauncher:
+    """What forward and gradients of one full tile after another have done."""
+    launcher = HostLauncher(workers=1, checked=True)
+    backend = OnHost(capability)
+    backend.launcher = launcher
+    sizes: dict[str, Any] = dict(seq=256, heads=1, head_dim=head_dim, dtype=dtype, is_causal=True, requires_grad=True)
+    problem = Problem(pattern=Pattern([256], [1]), **sizes)
+    x = torch.linspace(-1, 1, 256 * head_dim).view(1, 256, 1, head_dim).to(getattr(torch, dtype))
+    out, lse = backend.forward(x, x, x, problem)
+    backend.backward(x, x, x, x, out, lse, problem)
+    return launcher
+
+
+AT_LENGTH = [
+    pytest.param(capability, dtype, head_dim, marks=pytest.mark.kernels)
+    for capability, dtype in (
+        (FP32, "float32"),
+        (FP32, "float16"),
+        ((7, 5), "float16"),
+        (TENSOR_CORES, "bfloat16"),
+        ((9, 0), "float16"),
+    )
+    for head_dim in (16, 32, 64, 96, 128)
+]
+
+
+@pytest.mark.parametrize(("capability", "dtype", "head_dim"), [(FP32, "float32", 32), (TENSOR_CORES, "float16", 64), *AT_LENGTH])
+def test_no_kernel_has_conflicts_that_are_not_known(capability: Capability, dtype: str, head_dim: int) -> None:
+    launcher = run(capability, dtype, head_dim)
+    found = conflicts(launcher)
+    assert {place: turns for place, turns in found.items() if not excused(place, turns)} == {}
+    assert launcher.conflicts == 0, "matrices for tensor cores"
+    assert len(launcher.turns) > 50
+    assert (launcher.matrices > 0) == (capability != FP32)
+
+
+def test_what_is_known_is_there() -> None:
+    for name, lines in KNOWN.items():
+        source = (KERNELS / name).read_text()
+        assert [text for text in lines if text not in source] == []
