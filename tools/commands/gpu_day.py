@@ -23,12 +23,13 @@ check and measure everything on a GPU that is new to dilkit, within half an hour
 Three stages of at most nine minutes each: is it right (all kernels compiled, loaded and launched; the problem list; graphs,
 streams, torch.compile, sanitizers, two ranks), how fast is it (the gpu suite), and which rows of the preference table are wrong
 (a sweep of 128 problems). What is found wrong is not timed. Each step is a process with a deadline, and is written down when it
-ends: the same command goes on where it was ended, and repeats a step where code, driver or device are others. Writes
-gpu-day.json, gpu-day.md and gpu-day.png into --out. `dilkit tune --take gpu-day.json` makes the automatic choice go by it.
-Exit code 1 when anything was wrong or did not end."""
+ends: the same command goes on where it was ended, and repeats a step where code, driver or device are others. The GPU is the
+first; CUDA_VISIBLE_DEVICES puts another one there. Writes gpu-day.json, gpu-day.md and gpu-day.png into --out. With
+`dilkit tune --take gpu-day.json` the automatic choice goes by the sweep. Exit code 1 when anything was wrong or did not end."""
 
 STAGES = ("right", "fast", "rows")
 MINUTES = 9.0
+DEVICE = "cuda:0"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("dilkit-gpu-day"), metavar="DIR", help="folder of the results (default %(default)s)"
     )
-    parser.add_argument("--device", default="cuda:0", help="cuda:0, cuda:1, ... (default %(default)s)")
     minutes = "minutes that a stage may take (default %(default)g)"
     parser.add_argument("--minutes", type=arguments.positive, default=MINUTES, metavar="M", help=minutes)
     parser.add_argument("--again", action="store_true", help="run every step anew, whatever is in --out")
@@ -75,9 +75,9 @@ def _context(args: Namespace) -> Context:
     if args.rehearse:
         return Context("cpu", rehearse=True)
     try:
-        return Context(arguments.device_here(args.device))
+        return Context(arguments.device_here(DEVICE))
     except argparse.ArgumentTypeError as error:
-        raise ValueError(f"--device: {error}; --rehearse shows on the CPU what would be done") from None
+        raise ValueError(f"{error}; --rehearse shows on the CPU what would be done") from None
 
 
 def _run_stages(args: Namespace, context: Context) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dilkit import Pattern, Problem, environment, registry
+from dilkit import Pattern, Problem, registry
 from dilkit.backend import Backend
 from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.device import Device, device_named
@@ -46,7 +46,7 @@ def _proven(backend: object, asked: Problem) -> bool:
 
 @contextmanager
 def every_one(context: Context) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Within the block each of torch's kernels is a backend of its own, and kernels need no proof: "ours" and "torch"."""
+    """Within the block each of torch's kernels is a backend of its own: the names of "ours" and of "torch"."""
     mine = tuple(ours(context))
-    with environment.without_proofs(), one_kernel_backends(context.kind) as kernels:
+    with one_kernel_backends(context.kind) as kernels:
         yield dict(ours=mine, torch=tuple(name for name in (*able(context), *kernels) if name not in mine))

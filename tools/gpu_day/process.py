@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from dilkit import environment
 from dilkit.comm.launch import processes
 from dilkit.threads import usable_cores
 from dilkit.tools.gpu_day.step import Context, Step, added
@@ -79,14 +80,15 @@ def _last_line(text: str) -> str:
 
 
 def main(folder: Path) -> int:
-    """Do the step; what it raises is shown as Python does."""
+    """Do the step, in which kernels need no proof: they are checked here. What it raises is shown as Python does."""
     asked = decode(_Request, json.loads((folder / REQUEST).read_text()))
     if asked.seconds > BEFORE:
         faulthandler.dump_traceback_later(asked.seconds - BEFORE)
     found = Found()
-    for item in asked.step.items(asked.context):
-        found = added(found, item)
-        write_text(folder / FOUND, json.dumps(encode(found), allow_nan=False))
+    with environment.without_proofs():
+        for item in asked.step.items(asked.context):
+            found = added(found, item)
+            write_text(folder / FOUND, json.dumps(encode(found), allow_nan=False))
     faulthandler.cancel_dump_traceback_later()
     return 0
 

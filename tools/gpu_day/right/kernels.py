@@ -127,16 +127,15 @@ def launched(context: Context, name: str) -> Iterator[Item]:
     if name not in backends.ours(context):
         yield absent(f"launch of {name}", "cannot compute here: `dilkit info` says why")
         return
-    with environment.without_proofs():
-        for dtype in dtypes:
-            right = 0
-            for dim, kind in product(dims, kinds):
-                for case in cases(dtype, dim, gradients=True, **kind):
-                    result = check(name, case, context.device)
-                    right += result.verdict == "passed"
-                    if result.verdict in ("failed", "broken"):
-                        yield judged(f"{name}, {dtype} x {dim}, {case.variant}", "; ".join(result.reasons), name, dtype)
-            yield noted(f"{name}, {dtype}", f"{right} small problems right, forward and gradients")
+    for dtype in dtypes:
+        right = 0
+        for dim, kind in product(dims, kinds):
+            for case in cases(dtype, dim, gradients=True, **kind):
+                result = check(name, case, context.device)
+                right += result.verdict == "passed"
+                if result.verdict in ("failed", "broken"):
+                    yield judged(f"{name}, {dtype} x {dim}, {case.variant}", "; ".join(result.reasons), name, dtype)
+        yield noted(f"{name}, {dtype}", f"{right} small problems right, forward and gradients")
 
 
 def first_call(context: Context) -> Iterator[Item]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
@@ -67,7 +66,6 @@ def read(lines: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def main(device: str) -> int:
     """A forward and a backward pass in bf16 and in fp32, of a pattern whose branches share tiles."""
-    os.environ["DILKIT_GPU_PROOF"] = "off"
     for dtype in ("bfloat16", "float32"):
         asked = replace(backends.problem(device_named(device), dtype=dtype, requires_grad=True), seq=SEQ)
         inputs = Tensors.random(asked)
