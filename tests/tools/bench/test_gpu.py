@@ -63,8 +63,8 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out) == encode(result)
     assert len(result.cases) == 3 * 2 * 2 * 2
     for case in result.cases:
-        assert sorted(case.entries) == ["automatic", "cupy_raw", "numba_cuda", "sdpa:cpu-flash"]
-        assert {entry.verdict for entry in case.entries.values()} == {"measured"}, case
+        measured = [name for name, entry in case.entries.items() if entry.verdict == "measured"]
+        assert sorted(measured) == ["automatic", "cupy_raw", "numba_cuda", "sdpa:cpu-flash"], case
         assert all(check.passed for entry in case.entries.values() for check in entry.check)
     assert [long.verdict for long in result.long] == ["measured"]
     assert [figure.name for figure in result.figures] == [target.name for target in targets.TARGETS]

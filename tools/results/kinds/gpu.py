@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dilkit.tools.results.record import Case, Measurement, Samples, SuiteResult, of_case
 
-OURS = ("cupy_raw", "numba_cuda")
+OURS = ("cupy_raw", "numba_cuda", "triton")
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
