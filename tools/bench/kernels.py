@@ -32,6 +32,9 @@ CAPABILITIES: tuple[Capability, ...] = (
 """One of each kind of GPU that kernels are made for."""
 
 
+FORMS = "plain", "elements", "packed", "dropout", "packed-dropout"
+"""For what kernels are compiled apart: rows that are not read 16 bytes at a time, packed sequences, dropout."""
+
 SHARED_KIB: dict[Capability, int] = {
     (7, 0): 96,
     (7, 5): 64,
@@ -55,28 +58,31 @@ class Build:
     capability: Capability
     dtype: str
     head_dim: int
-    vector: bool
+    form: str
 
     @property
     def name(self) -> str:
         """Unique among all builds, and fit for a test's id."""
         sizes = str(self.head_dim), f"{self.kernel.tile_rows}rows"
-        words = "-".join(self.names), self.dtype, *sizes, "sm_{}{}".format(*self.capability)
-        return "-".join(words if self.vector else (*words, "elements"))
+        return "-".join(("-".join(self.names), self.dtype, *sizes, "sm_{}{}".format(*self.capability), self.form))
 
 
 def builds(
     capabilities: Iterable[Capability] = CAPABILITIES,
     head_dims: Iterable[int] = HEAD_DIMS,
     dtypes: Iterable[str] = tuple(STORAGE),
-    vectors: Iterable[bool] = (True, False),
+    forms: Iterable[str] = FORMS,
 ) -> list[Build]:
-    """Every compilation that launches ask for, those for equal devices, dtypes and sizes next to each other."""
+    """Every compilation that launches ask for, but for rows that are read by the element in others than plain calls. Those for
+    equal devices, dtypes and sizes are next to each other."""
     found: dict[Any, dict[str, CudaKernel]] = {}
     heights = MOST_ROWS, LOW_ROWS
-    for capability, dtype, head_dim, vector, role, rows in product(capabilities, dtypes, head_dims, vectors, ROLES, heights):
-        kernel = kernel_for(role, dtype, head_dim, capability, vector, rows)
-        alike = kernel.source, tuple(kernel.macros.items()), capability, dtype, head_dim, vector
+    for capability, dtype, head_dim, form, role, rows in product(capabilities, dtypes, head_dims, forms, ROLES, heights):
+        packed, dropout = "packed" in form, "dropout" in form
+        if role == "dots" and (packed or dropout):
+            continue  # the kernel of plain calls
+        kernel = kernel_for(role, dtype, head_dim, capability, form != "elements", rows, packed, dropout)
+        alike = kernel.source, tuple(kernel.macros.items()), capability, dtype, head_dim, form
         found.setdefault(alike, {})[kernel.name] = kernel
     return [Build(tuple(own), next(iter(own.values())), *key[2:]) for key, own in found.items()]
 
@@ -85,7 +91,7 @@ def compiled(build: Build) -> list[KernelUse]:
     """What the compiler reports of the kernels of a build."""
     kernel = build.kernel
     usages = cuda_report.usages(cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, build.capability))[1])
-    sizes: dict[str, Any] = dict(dtype=build.dtype, head_dim=build.head_dim, vector=int(build.vector))
+    sizes: dict[str, Any] = dict(dtype=build.dtype, head_dim=build.head_dim, form=build.form)
     sizes |= dict(threads=kernel.threads, blocks=kernel.blocks, tile_rows=kernel.tile_rows, dynamic=kernel.shared_bytes)
     return [KernelUse(**asdict(usages[name]), **sizes) for name in build.names]
 
@@ -95,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dilkit.tools.bench.kernels", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
-    parser.add_argument("--quick", action="store_true", help="only head_dim 64, rows read 16 bytes at a time")
+    parser.add_argument("--quick", action="store_true", help="only head_dim 64, plain calls")
     args = parser.parse_args(argv)
-    kernels = list(_compiled(builds(head_dims=[64], vectors=[True]) if args.quick else builds(), args.jobs))
+    kernels = list(_compiled(builds(head_dims=[64], forms=["plain"]) if args.quick else builds(), args.jobs))
     version = ".".join(map(str, cuda_compile.compiler_version()))
     rows = tuple(kernel.row() for kernel in kernels)
     write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, quick=args.quick, rows=rows), args.out)

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
-from dilkit.backends.cuda.table import STORAGE, TABLE
-from dilkit.tools.bench.kernels import CAPABILITIES, Build, builds, compiled, complaints
+from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE
+from dilkit.tools.bench.kernels import CAPABILITIES, FORMS, Build, builds, compiled, complaints
 from dilkit.tools.results.kinds.kernels import KernelUse
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
-EVERYWHERE = builds(head_dims=[64], dtypes=["float32"], vectors=[True])
-TENSOR_CORES = builds([(7, 5)], [64], ["float16"], [True]) + builds(
-    [c for c in CAPABILITIES if c >= (8, 0)], [64], ["bfloat16"], [True]
-)
-WIDE = [
-    build
-    for capability in ((6, 1), (9, 0))
-    for dtype in ("float32", "float16")
-    for build in builds([capability], [128], [dtype], [capability == (9, 0)])
-]
-USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES]))
+EVERYWHERE = builds(head_dims=[64], dtypes=["float32"], forms=["plain"])
+NEWER = [c for c in CAPABILITIES if c >= (8, 0)]
+TENSOR_CORES = builds([(7, 5)], [64], ["float16"], ["plain"]) + builds(NEWER, [64], ["bfloat16"], ["plain"])
+WIDE = builds([(6, 1)], [128], ["float32", "float16"], ["elements"]) + builds([(9, 0)], [128], ["float32", "float16"], ["plain"])
+DROPPING = builds([(9, 0)], [64, 128], ["float16"], ["dropout", "packed-dropout"])
+USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES, *DROPPING]))
 
 
 def chosen(builds: list[Build]) -> list[Any]:
-    """By default, a file is compiled for the first and the last kind of GPU, and for one between; other files for another one."""
+    """By default, the first and the last build of a file are compiled, and one between; of other files another one."""
     files = {names: [build for build in builds if build.names == names] for names in dict.fromkeys(b.names for b in builds)}
     usual = [one[i] for at, one in enumerate(files.values()) for i in {0, 1 + at % max(1, len(one) - 2), len(one) - 1}]
     return [pytest.param(build, marks=[] if build in usual else [pytest.mark.kernels]) for build in builds]
@@ -46,11 +42,11 @@ def test_a_kernel_compiles_and_fits(build: Build) -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
-    kernel = KernelUse.read("name sm_75 float16 64 1 128 2 64 40000 25000 99 0 0")
-    start = "name sm_75 float16 64 1:"
+    kernel = KernelUse.read("name sm_75 float16 64 plain 128 2 64 40000 25000 99 0 0")
+    start = "name sm_75 float16 64 plain:"
     assert complaints(kernel) == []
     (older,) = complaints(replace(kernel, architecture="sm_61"))
-    assert older == "name sm_61 float16 64 1: 25000 + 40000 bytes of shared memory, at most 48 KiB"
+    assert older == "name sm_61 float16 64 plain: 25000 + 40000 bytes of shared memory, at most 48 KiB"
     assert complaints(replace(kernel, dynamic=41_000)) == [f"{start} 25000 + 41000 bytes of shared memory, at most 64 KiB"]
     assert complaints(replace(kernel, spills=8, stack=16)) == [f"{start} 8 bytes of spills", f"{start} 16 bytes of stack"]
 
@@ -60,6 +56,7 @@ def test_every_kernel_is_compiled_for_every_kind_of_gpu_that_it_is_for() -> None
         serves = {build.capability for build in USUAL if entry.name in build.names}
         first = min(entry.dtypes.values())
         assert serves >= {capability for capability in CAPABILITIES if capability >= first}, entry.name
-    assert {(build.dtype, build.head_dim, build.vector) for build in builds()} == {
-        (dtype, head_dim, vector) for dtype in STORAGE for head_dim in (16, 32, 64, 96, 128) for vector in (True, False)
-    }
+    assert {(build.dtype, build.head_dim, build.form) for build in builds()} == set(product(STORAGE, HEAD_DIMS, FORMS))
+    for form in ("packed", "dropout", "packed-dropout"):
+        asked = {tuple(build.kernel.macros.get(name, 0) for name in ("PACKED", "DROPOUT")) for build in builds(forms=[form])}
+        assert asked == {(int("packed" in form), int("dropout" in form))}

@@ -41,10 +41,10 @@ def document(result: KernelsResult) -> Document:
 
 
 def _table(kernels: list[KernelUse], architectures: list[str]) -> Table:
-    """A row for each kernel, dtype, head_dim and height of tiles: the registers on each architecture."""
+    """A row for each kernel, dtype, head_dim and height of tiles: the registers of plain calls on each architecture."""
     groups: dict[tuple[str, str, int, int], dict[str, KernelUse]] = {}
     for one in kernels:
-        if one.vector:
+        if one.form == "plain":
             groups.setdefault((one.name, one.dtype, one.head_dim, one.tile_rows), {})[one.architecture] = one
     rows = []
     for key in sorted(groups, key=lambda key: (key[0], DTYPES.index(key[1]) if key[1] in DTYPES else len(DTYPES), *key[2:])):
@@ -53,7 +53,7 @@ def _table(kernels: list[KernelUse], architectures: list[str]) -> Table:
         shared = _range((one.shared + one.dynamic for one in found.values()), unit=1024)
         registers = (str(found[name].registers) if name in found else "" for name in architectures)
         rows.append((*map(str, key), threads, blocks, f"{shared} KiB", *registers))
-    return Table("Registers of a thread, by architecture", (*COLUMNS, *architectures), tuple(rows))
+    return Table("Registers of a thread in plain calls, by architecture", (*COLUMNS, *architectures), tuple(rows))
 
 
 def _range(values: Iterable[int], unit: int = 1) -> str:

@@ -12,7 +12,8 @@ from dilkit.tools.results.record import Result
 class KernelUse:
     """What a kernel, compiled for one architecture, dtype and head_dim, needs: one row of the file.
 
-    `vector`: 1 where rows are read 16 bytes at a time. `dynamic` and `shared` are bytes of shared memory, asked for at launch
+    `form`: "elements" where rows are read by the element, else 16 bytes at a time: of "plain" calls, or "packed", "dropout" or
+    "packed-dropout". `dynamic` and `shared` are bytes of shared memory, asked for at launch
     and declared; `registers` are those of a thread, `spills` and `stack` bytes of it.
     """
 
@@ -20,7 +21,7 @@ class KernelUse:
     architecture: str
     dtype: str
     head_dim: int
-    vector: int
+    form: str
     threads: int
     blocks: int
     tile_rows: int
@@ -34,10 +35,10 @@ class KernelUse:
     def read(cls, row: str) -> KernelUse:
         """The row of a file. Raises ValueError."""
         words = row.split()
-        if len(words) != len(FIELDS) or not all(word.isdecimal() for word in words[3:]):
+        if len(words) != len(FIELDS) or not all(word.isdecimal() for word in (words[3], *words[5:])):
             raise ValueError(f"rows: {row[:40]!r} where {', '.join(FIELDS)} are needed")
-        name, architecture, dtype, *numbers = words
-        return cls(name, architecture, dtype, *map(int, numbers))
+        name, architecture, dtype, head_dim, form, *numbers = words
+        return cls(name, architecture, dtype, int(head_dim), form, *map(int, numbers))
 
     def row(self) -> str:
         """As files hold it."""
