@@ -233,8 +233,11 @@ DEVICE void load_columns(const float *row, int column, float x[COLUMNS]) {
 #endif
 }
 
-/* sum += weights^T other, of the slice's rows. */
-DEVICE void multiply_along(const float4 *weight, const float *other, int column, float sum[8][COLUMNS]) {
+/* What is no number stays none. */
+DEVICE float not_negative(float x) { return x < 0.0f ? 0.0f : x; }
+
+/* sum += weights^T other, of the slice's rows; negative weights are 0, if `kept`. */
+DEVICE void multiply_along(const float4 *weight, int kept, const float *other, int column, float sum[8][COLUMNS]) {
 #pragma unroll
     for (int k = 0; k < SLICE; k++) {
         float x[COLUMNS];
@@ -242,6 +245,8 @@ DEVICE void multiply_along(const float4 *weight, const float *other, int column,
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float4 w = weight[k * WEIGHTS + half * 8];
+            if (kept)
+                w = make_float4(not_negative(w.x), not_negative(w.y), not_negative(w.z), not_negative(w.w));
 #pragma unroll
             for (int e = 0; e < COLUMNS; e++) {
                 sum[half * 4][e] += w.x * x[e];
@@ -316,54 +321,34 @@ DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
 }
 
 #if DROPOUT
-/* Of the weights of a thread, a bit for each that dropout keeps. */
-DEVICE unsigned kept_weights(const Args *args, int buffer) {
+/* Makes the weights negative that dropout drops: P is read from them as it was, and 0 where only what is kept counts. */
+DEVICE void mark_dropped(const Args *args, int buffer) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
-    unsigned kept = 0;
 #pragma unroll 1
     for (int n = 0; n < 32; n++) {
         int own = own_position(&work.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
-        kept |= keeps(args, &keys, OF_KEYS ? other : own, OF_KEYS ? own : other) << n;
-    }
-    return kept;
-}
-
-/* Gradients of the weights that are kept times their factor, 0 in place of the others. */
-DEVICE void drop_gradients(const Args *args, unsigned kept, float gradient[8][4]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            gradient[i][j] = kept >> (i * 4 + j) & 1 ? gradient[i][j] * args->keep_scale : 0.0f;
-}
-
-/* The weights in shared memory, of which a thread keeps its own in `whole`: 0 in place of those that are dropped; or, if
-   `restore`, whole again. */
-DEVICE void drop_weights(unsigned kept, float whole[8][4], int restore) {
-    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float *weight = (float *)weights + (column + 16 * j) * (4 * WEIGHTS) + row;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (!restore)
-                whole[i][j] = weight[8 * i];
-            weight[8 * i] = restore || kept >> (i * 4 + j) & 1 ? whole[i][j] : 0.0f;
-        }
+        float *weight = (float *)weights + (column + n % 4 * 16) * (4 * WEIGHTS) + row + n / 4 * 8;
+        if (!keeps(args, &keys, OF_KEYS ? other : own, OF_KEYS ? own : other))
+            *weight = -*weight;
     }
 }
 #endif
 
 /* dS in place of P, from the gradients of P. */
-DEVICE void compute_score_gradients(int buffer, float gradient[8][4]) {
+DEVICE void compute_score_gradients(const Args *args, int buffer, float gradient[8][4]) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            weight[8 * i] *= gradient[i][j] - (OF_KEYS ? *row_term(other, DELTA + buffer) : *row_term(row + 8 * i, DELTA));
+        for (int i = 0; i < 8; i++) {
+            float own = weight[8 * i], delta = OF_KEYS ? *row_term(other, DELTA + buffer) : *row_term(row + 8 * i, DELTA);
+#if DROPOUT
+            gradient[i][j] = own < 0.0f ? 0.0f : gradient[i][j] * args->keep_scale;
+#endif
+            weight[8 * i] = fabsf(own) * (gradient[i][j] - delta);
+        }
     }
 }
 
@@ -390,9 +375,9 @@ DEVICE void score_tile(float result[8][4], Stream *stream, const Args *args, int
     }
 }
 
-/* sum += weights^T other[pair], of `left` others. At the end the first slice of pair `next` is being loaded, of the others of
-   buffer `then`, if that is not negative. */
-DEVICE void accumulate(float sum[8][COLUMNS], Stream *stream, const Args *args, int pair, int buffer, int left,
+/* sum += weights^T other[pair], of `left` others; negative weights are 0, if `kept`. At the end the first slice of pair `next` is
+   being loaded, of the others of buffer `then`, if that is not negative. */
+DEVICE void accumulate(float sum[8][COLUMNS], int kept, Stream *stream, const Args *args, int pair, int buffer, int left,
                        int next, int then) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), finish_load = min_of(left, 64);
 #pragma unroll 1
@@ -402,7 +387,7 @@ DEVICE void accumulate(float sum[8][COLUMNS], Stream *stream, const Args *args, 
             load_along(stream, args, pair, from + SLICE, buffer);
         else if (then >= 0)
             start_across(stream, args, next, then);
-        multiply_along(weights + from * WEIGHTS + row, (const float *)(slices + stream->slice), column, sum);
+        multiply_along(weights + from * WEIGHTS + row, kept, (const float *)(slices + stream->slice), column, sum);
     }
 }
 
@@ -420,26 +405,16 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float first[8][COL
         score_tile(result, stream, args, OF_KEYS ? ALONG : ACROSS, 1, buffer);
         compute_weights(args, buffer, result);
 #if DROPOUT
-        unsigned kept = kept_weights(args, buffer);
-#endif
-#if DROPOUT && OF_KEYS
-        float whole[8][4];
-        drop_weights(kept, whole, 0);
+        mark_dropped(args, buffer);
 #endif
 #if OF_KEYS
-        accumulate(second, stream, args, 1, buffer, left, 1, buffer);
+        accumulate(second, DROPOUT, stream, args, 1, buffer, left, 1, buffer);
 #endif
         score_tile(result, stream, args, ALONG, 0, buffer);
         if (left > 64)
             locate_others(args, keys.total - left + 64, buffer ^ 1);
-#if DROPOUT && OF_KEYS
-        drop_weights(kept, whole, 1);
-#endif
-#if DROPOUT
-        drop_gradients(args, kept, result);
-#endif
-        compute_score_gradients(buffer, result);
-        accumulate(first, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
+        compute_score_gradients(args, buffer, result);
+        accumulate(first, 0, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
 }
 
