@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from dilkit import Backend, Limits, register_backend, unregister_backend
@@ -38,4 +39,5 @@ def family(cupy: bool = True) -> dict[str, Backend]:
     raw = Fake("cupy_raw", 15, limits)
     raw.requires, raw.extra = () if cupy else ("cupy",), "cuda"  # type: ignore[misc]
     readable = Fake("numba_cuda", 5, Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32"})))
-    return {backend.name: backend for backend in (Native(), SDPA(), Reference(), raw, readable)}
+    triton = Fake("triton", 4, replace(limits, min_capability=(8, 0)))
+    return {backend.name: backend for backend in (Native(), SDPA(), Reference(), raw, readable, triton)}

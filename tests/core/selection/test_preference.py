@@ -70,8 +70,8 @@ def test_float32_runs_torch_where_that_has_tensor_cores_for_it(device: str) -> N
         ("sm_80", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
         ("sm_86", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
         ("sm_89", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
-        ("sm_90", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
-        ("sm_100", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
+        ("sm_90", "sdpa", "sdpa", "sdpa", "sdpa", "triton"),
+        ("sm_100", "sdpa", "sdpa", "sdpa", "sdpa", "triton"),
         ("sm_120", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
     ],
 )
@@ -266,7 +266,7 @@ def test_named_backends_share_out_their_priorities(
 def test_measured_orders_come_first_and_the_table_orders_the_rest() -> None:
     posed = problem("sm_61", "float32")
     wanted = measured_first((("numba_cuda", 0.002), ("sdpa", 0.0031)), table_preference(posed))
-    assert wanted.order == ("numba_cuda", "sdpa", "cupy_raw", "reference")
+    assert wanted.order == ("numba_cuda", "sdpa", "cupy_raw", "triton", "reference")
     decided = trace(posed, family(), (), wanted)
     assert (decided.picked, decided.why) == ("numba_cuda", "measured by `dilkit tune`: numba_cuda 2 ms, sdpa 3.1 ms")
     assert "not among those measured by `dilkit tune`" in str(wanted.why("cupy_raw"))

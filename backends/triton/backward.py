@@ -1,0 +1,134 @@
+"""The kernels of the gradients in Triton: `delta`, the gradient of queries, the gradients of keys and values.
+
+    P = 2 ** (score - lse * log2(e))        dS = P * (dout . v - delta)         delta = dout . out, row by row
+    dq = scale * sum_k dS k        dk = scale * sum_q dS q        dv = sum_q P dout
+
+    dquery, over tiles of queries                         dkeyvalue, over tiles of keys, one query head after another
+      strip --> keys   -- . queries --> P ---+              strip --> queries -- . keys   --> P ---+--> . douts   --> dvalue
+            --> values -- . douts   --> dS <-+                    --> douts   -- . values --> dS <-+
+                          dS . keys --> dquery                                    dS . queries --> dkey
+
+A program computes one tile for one element of the batch, sums its gradients in registers and writes them once: no atomics. With
+the `lse` of the whole softmax every part of a gradient is exact by itself, so later groups add to what earlier ones have written.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dilkit.backends.triton.tiles import by_row, load_rows, load_sums, not_ignored, store_rows, strip_at, tile_at
+
+
+@triton.jit(do_not_specialize=["seq", "heads"])
+def dots(dout, out, delta, seq, heads, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Write `delta`, `(batch, heads, seq)`: a program for `ROWS` rows of one head."""
+    blocks = tl.cdiv(seq, ROWS)
+    rows = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
+    head, batch = tl.program_id(0) // blocks % heads, tl.program_id(0) // blocks // heads
+    there = rows < seq
+    left = load_rows(dout, batch, head, rows, there, DIM, SIZE).to(tl.float32)
+    right = load_rows(out, batch, head, rows, there, DIM, SIZE).to(tl.float32)
+    tl.store(by_row(delta, batch, head, heads, seq) + rows, tl.sum(left * right, 1), mask=there)
+
+
+@triton.jit
+def add_keys(
+    sums, queries, douts, lses, deltas, rows, key, value, mask, table, begin, end, batch, head, base, scale2,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradient of queries what comes from the keys of the strips `begin .. end - 1`."""
+    for number in range(begin, end):
+        positions, there, bias = strip_at(table, number, base, COLUMNS)
+        if MASKED:
+            there = not_ignored(mask, batch, positions, there)
+            bias = tl.where(there, bias, -float("inf"))
+        keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
+        values = load_rows(value, batch, head, positions, there, DIM, SIZE)
+        scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
+        if CAUSAL:
+            scores = tl.where(positions[None, :] <= rows[:, None], scores, -float("inf"))
+        weights = tl.exp2(scores - lses[:, None])
+        products = tl.dot(douts, values.T, input_precision=PRECISION) - deltas[:, None]
+        sums = tl.dot((weights * products).to(keys.dtype), keys, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit(do_not_specialize=["batches", "seq", "heads", "group"])
+def dquery(
+    query, key, value, dout, lse, delta, dquery, mask, table, batches, seq, heads, group, scale, scale2,
+    FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of queries, or add to it unless `FIRST`."""
+    tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
+    rows, there, head, base = tile_at(table, tile, ROWS)
+    queries = load_rows(query, batch, head, rows, there, DIM, SIZE)
+    douts = load_rows(dout, batch, head, rows, there, DIM, SIZE)
+    lses, deltas = load_sums(lse, delta, batch, head, heads, seq, rows, there)
+    spans = table.spans + tile * 4
+    sums = add_keys(
+        tl.zeros([ROWS, SIZE], tl.float32), queries, douts, lses, deltas, rows, key, value, mask, table, tl.load(spans),
+        tl.load(spans + 1), batch, head // group, base, scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+    )  # fmt: skip
+    if CAUSAL:
+        sums = add_keys(
+            sums, queries, douts, lses, deltas, rows, key, value, mask, table, tl.load(spans + 2), tl.load(spans + 3), batch,
+            head // group, base, scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        )  # fmt: skip
+    store_rows(dquery, batch, head, rows, there, sums * scale, not FIRST, DIM, SIZE)
+
+
+@triton.jit
+def add_queries(
+    key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, begin, end, batch, head, heads, seq, base, scale2,
+    CAUSAL: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradients of keys and values what comes from the queries of the strips `begin .. end - 1`."""
+    for number in range(begin, end):
+        positions, there, bias = strip_at(table, number, base, COLUMNS)
+        lses, deltas = load_sums(lse, delta, batch, head, heads, seq, positions, there)
+        queries = load_rows(query, batch, head, positions, there, DIM, SIZE)
+        douts = load_rows(dout, batch, head, positions, there, DIM, SIZE)
+        scores = tl.dot(keys, queries.T, input_precision=PRECISION) * scale2 + (bias - lses)[None, :]
+        if CAUSAL:
+            scores = tl.where(rows[:, None] <= positions[None, :], scores, -float("inf"))
+        weights = tl.exp2(scores)
+        value_sums = tl.dot(weights.to(douts.dtype), douts, value_sums, input_precision=PRECISION)
+        products = tl.dot(values, douts.T, input_precision=PRECISION) - deltas[None, :]
+        key_sums = tl.dot((weights * products).to(queries.dtype), queries, key_sums, input_precision=PRECISION)
+    return key_sums, value_sums
+
+
+@triton.jit(do_not_specialize=["batches", "seq", "heads", "group"])
+def dkeyvalue(
+    query, key, value, dout, lse, delta, dkey, dvalue, mask, table, batches, seq, heads, group, scale, scale2,
+    FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of keys and values, or add to them unless `FIRST`. Those of ignored keys are zero."""
+    tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
+    rows, there, kv_head, base = tile_at(table, tile, ROWS)
+    real = there
+    if MASKED:
+        real = not_ignored(mask, batch, rows, there)
+    keys = load_rows(key, batch, kv_head, rows, real, DIM, SIZE)
+    values = load_rows(value, batch, kv_head, rows, real, DIM, SIZE)
+    key_sums, value_sums = tl.zeros([ROWS, SIZE], tl.float32), tl.zeros([ROWS, SIZE], tl.float32)
+    for i in range(group):
+        head, spans = kv_head * group + i, table.spans + (tile * group + i) * 4
+        key_sums, value_sums = add_queries(
+            key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, tl.load(spans), tl.load(spans + 1), batch,
+            head, heads, seq, base, scale2, False, DIM, SIZE, COLUMNS, PRECISION,
+        )  # fmt: skip
+        if CAUSAL:
+            key_sums, value_sums = add_queries(
+                key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, tl.load(spans + 2),
+                tl.load(spans + 3), batch, head, heads, seq, base, scale2, True, DIM, SIZE, COLUMNS, PRECISION,
+            )  # fmt: skip
+    if MASKED:  # their rows of zeros have weights all the same
+        key_sums = tl.where(real[:, None], key_sums, 0.0)
+        value_sums = tl.where(real[:, None], value_sums, 0.0)
+    store_rows(dkey, batch, kv_head, rows, there, key_sums * scale, not FIRST, DIM, SIZE)
+    store_rows(dvalue, batch, kv_head, rows, there, value_sums, not FIRST, DIM, SIZE)

@@ -1,0 +1,81 @@
+"""The forward kernel in Triton: attention of one tile of queries, by one online softmax over the keys of all branches.
+
+    score = scale * log2(e) * q . k + log2(multiplicity)        out = sum_k 2 ** (score - maximum) * v / total
+                                                                lse = (maximum + log2(total)) * ln(2)
+
+    rows of the tile --> queries ---+
+    strip --> positions --> keys ---+--> scores --> online softmax --> weights --+
+                       +--> values ----------------------------------------------+--> sums --> out
+                       +--> biases (of multiplicity, and -inf for none)
+
+One program computes one tile for one element of the batch. It goes over the strips of keys that all its rows see, then over those
+that causality cuts. Later groups of branches start from what earlier ones have left in `out` and `lse`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dilkit.backends.triton.tiles import LN2, LOG2E, by_row, load_rows, not_ignored, store_rows, strip_at, tile_at
+
+
+@triton.jit
+def attend(
+    maximum, total, sums, queries, rows, key, value, mask, table, begin, end, batch, head, base, scale2,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over the strips `begin .. end - 1`."""
+    for number in range(begin, end):
+        positions, there, bias = strip_at(table, number, base, COLUMNS)
+        if MASKED:
+            there = not_ignored(mask, batch, positions, there)
+            bias = tl.where(there, bias, -float("inf"))
+        keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
+        scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
+        if CAUSAL:
+            scores = tl.where(positions[None, :] <= rows[:, None], scores, -float("inf"))
+        highest = tl.maximum(maximum, tl.max(scores, 1))
+        finite = tl.where(highest == -float("inf"), 0.0, highest)
+        weights = tl.exp2(scores - finite[:, None])
+        rescale = tl.exp2(maximum - finite)
+        total = total * rescale + tl.sum(weights, 1)
+        values = load_rows(value, batch, head, positions, there, DIM, SIZE)
+        sums = tl.dot(weights.to(values.dtype), values, sums * rescale[:, None], input_precision=PRECISION)
+        maximum = highest
+    return maximum, total, sums
+
+
+@triton.jit(do_not_specialize=["batches", "seq", "heads", "group"])
+def forward(
+    query, key, value, out, lse, mask, table, batches, seq, heads, group, scale2,
+    FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write `out` and `lse`. `group`: query heads that share a key/value head. `FIRST`: no earlier group has written."""
+    tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
+    rows, there, head, base = tile_at(table, tile, ROWS)
+    sums_at = by_row(lse, batch, head, heads, seq) + rows
+    queries = load_rows(query, batch, head, rows, there, DIM, SIZE)
+    if FIRST:
+        maximum = tl.full([ROWS], -float("inf"), tl.float32)
+        sums = tl.zeros([ROWS, SIZE], tl.float32)
+    else:
+        maximum = tl.load(sums_at, mask=there, other=-float("inf")) * LOG2E
+        sums = load_rows(out, batch, head, rows, there, DIM, SIZE).to(tl.float32)
+    total = tl.where(maximum == -float("inf"), 0.0, 1.0)
+    spans = table.spans + tile * 4
+    maximum, total, sums = attend(
+        maximum, total, sums, queries, rows, key, value, mask, table, tl.load(spans), tl.load(spans + 1), batch, head // group,
+        base, scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+    )  # fmt: skip
+    if CAUSAL:
+        maximum, total, sums = attend(
+            maximum, total, sums, queries, rows, key, value, mask, table, tl.load(spans + 2), tl.load(spans + 3), batch,
+            head // group, base, scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        )  # fmt: skip
+    seen = total > 0
+    whole = tl.where(seen, total, 1.0)
+    tl.store(sums_at, tl.where(seen, (maximum + tl.log2(whole)) * LN2, -float("inf")), mask=there)
+    store_rows(out, batch, head, rows, there, sums / whole[:, None], False, DIM, SIZE)

@@ -1,0 +1,81 @@
+"""How the kernels in Triton divide their work, by role, dtype, head_dim and GPU: one table, first match wins.
+
+Every size is a guess until it is measured. They are chosen so that no kernel for halves spills on any of the architectures.
+
+Products in fp32 run on CUDA cores (`input_precision="ieee"`). Three products of TF32 on tensor cores would hold the tolerance if
+sums were rounded; a tensor core that cuts them off instead, as is assumed here, has an error beyond it that grows with the keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dilkit.backends.tiles.schedule import LOW_ROWS
+from dilkit.device import Capability
+
+HEAD_DIMS = (16, 32, 64, 128)
+"""What kernels are compiled for; a head_dim between two of them is padded to the larger."""
+
+OLDEST: Capability = (8, 0)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A kernel's score tile of `rows` by `columns`, the warps that compute it, and how many strips are on their way at a time."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: `sizes` for a role, halves or not, and `head_dims`, on devices from `since` on."""
+
+    role: str
+    halves: bool
+    head_dims: tuple[int, ...]
+    sizes: Sizes
+    since: Capability = OLDEST
+
+
+SMALL = (16, 32, 64)
+TABLE = (
+    Row("forward", True, SMALL, Sizes(128, 32, 8, 3), since=(12, 0)),
+    Row("forward", True, HEAD_DIMS, Sizes(64, 32, 4, 2), since=(12, 0)),
+    Row("forward", True, (128,), Sizes(128, 32, 8, 3), since=(9, 0)),
+    Row("forward", True, (128,), Sizes(64, 32, 8, 2), since=(10, 0)),
+    Row("forward", True, (128,), Sizes(128, 64, 8, 2)),
+    Row("forward", True, SMALL, Sizes(128, 64, 8, 3)),
+    Row("forward", True, SMALL, Sizes(64, 64, 4, 2)),
+    Row("forward", True, (128,), Sizes(64, 32, 4, 2)),
+    Row("dquery", True, SMALL, Sizes(64, 32, 4, 2), since=(12, 0)),
+    Row("dquery", True, SMALL, Sizes(64, 64, 4, 2)),
+    Row("dquery", True, (128,), Sizes(64, 32, 4, 2)),
+    Row("dkeyvalue", True, (64,), Sizes(64, 32, 4, 2)),
+    Row("dkeyvalue", True, HEAD_DIMS, Sizes(64, 32, 8, 2)),
+    Row("forward", False, HEAD_DIMS, Sizes(32, 32, 8, 1)),
+    Row("dquery", False, HEAD_DIMS, Sizes(32, 16, 8, 1)),
+    Row("dkeyvalue", False, SMALL, Sizes(32, 16, 4, 1)),
+    Row("dkeyvalue", False, (128,), Sizes(16, 16, 4, 1)),
+    *(Row("dots", halves, HEAD_DIMS, Sizes(64, 0, 4, 1)) for halves in (True, False)),
+)
+"""Tall tiles before low ones. The kernel of `rowsum(dout * out)` has no score tile."""
+
+
+def padded(head_dim: int) -> int:
+    """The least of `HEAD_DIMS` that holds `head_dim`. Raises ValueError where none does."""
+    for size in HEAD_DIMS:
+        if head_dim <= size:
+            return size
+    raise ValueError(f"head_dim={head_dim}: kernels are made for at most {HEAD_DIMS[-1]}; use another backend")
+
+
+def sizes_for(role: str, dtype: str, head_dim: int, capability: Capability, low: bool = False) -> Sizes:
+    """The first of `TABLE` that fits, with tiles of at most `LOW_ROWS` rows if `low`. Raises ValueError where none does."""
+    for row in TABLE:
+        fits = row.role == role and row.halves == (dtype != "float32") and padded(head_dim) in row.head_dims
+        if fits and row.since <= capability and not (low and row.sizes.rows > LOW_ROWS):
+            return row.sizes
+    raise ValueError(f"{role} of {dtype} on capability {capability}: no kernel in Triton; use another backend")

@@ -1,0 +1,119 @@
+"""What the kernels in Triton share: a tile's place, a strip of what it sees, rows of a tensor, scores.
+
+    tile     rows (positions) = row + step * (0 .. rows - 1), of one head: the rows of one softmax
+    strip    positions = base + first + step * (0 .. count - 1), of what the tile sees: the columns of one step of the loop
+    scores   [row, column] = scale2 * rows . columns + bias[column], -inf where causality hides the key
+
+`dilkit.backends.triton.tables` makes tiles and strips on the host; a strip's biases are log2 of how often each column counts. All
+scores are to the base 2: `scale2 = scale * log2(e)`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class View(NamedTuple):
+    """A tensor `(batch, seq, heads, head_dim)`, and the strides of all axes but the last, whose stride is 1."""
+
+    data: Tensor
+    batch: int
+    row: int
+    head: int
+
+
+class MaskView(NamedTuple):
+    """A mask `(batch, seq)` in bytes, 1 = ignored, and its strides."""
+
+    data: Tensor
+    batch: int
+    row: int
+
+
+class TableView(NamedTuple):
+    """The tables of one launch, as `tables.Tables` defines them."""
+
+    tiles: Tensor
+    spans: Tensor
+    strips: Tensor
+    biases: Tensor
+
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+FAR: tl.constexpr = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def tile_at(table, number, ROWS: tl.constexpr):
+    """Positions of the rows of a tile, whether they are there, its head, and where the positions of its strips begin."""
+    record = table.tiles + number * 5
+    row, rows, step, head = tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
+    i = tl.arange(0, ROWS)
+    there = i < rows
+    return tl.where(there, row + i * step, row), there, head, tl.load(record + 4)
+
+
+@triton.jit
+def strip_at(table, number, base, COLUMNS: tl.constexpr):
+    """Positions of the columns of a strip, whether they are there, and their biases, -inf for none."""
+    record = table.strips + number * 4
+    first, step, count, bias = tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
+    i = tl.arange(0, COLUMNS)
+    there = i < count
+    positions = tl.where(there, base + first + i * step, base + first)
+    return positions, there, tl.load(table.biases + bias + i, mask=there, other=-float("inf"))
+
+
+@triton.jit
+def addresses(view, batch, head, positions, SIZE: tl.constexpr):
+    """Where the rows of one head at `positions` are."""
+    start = view.data + batch.to(tl.int64) * view.batch + head.to(tl.int64) * view.head
+    return start + positions.to(tl.int64)[:, None] * view.row + tl.arange(0, SIZE)[None, :]
+
+
+@triton.jit
+def inside(there, DIM: tl.constexpr, SIZE: tl.constexpr):
+    """Which numbers of rows, padded from `DIM` to `SIZE`, are there."""
+    columns = tl.arange(0, SIZE)[None, :]
+    return there[:, None] & (columns < DIM)
+
+
+@triton.jit
+def load_rows(view, batch, head, positions, there, DIM: tl.constexpr, SIZE: tl.constexpr):
+    """The rows of one head at `positions`; zeros where none is."""
+    return tl.load(addresses(view, batch, head, positions, SIZE), mask=inside(there, DIM, SIZE), other=0.0)
+
+
+@triton.jit
+def store_rows(view, batch, head, positions, there, sums, add: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
+    """Write `sums` to the rows of one head at `positions`, or add them to what is there."""
+    places, real = addresses(view, batch, head, positions, SIZE), inside(there, DIM, SIZE)
+    if add:
+        sums += tl.load(places, mask=real, other=0.0).to(tl.float32)
+    tl.store(places, sums.to(view.data.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def not_ignored(mask, batch, positions, there):
+    """Which keys are there and not ignored by the mask."""
+    flags = tl.load(mask.data + batch.to(tl.int64) * mask.batch + positions.to(tl.int64) * mask.row, mask=there, other=1)
+    return there & (flags == 0)
+
+
+@triton.jit
+def by_row(numbers, batch, head, heads, seq):
+    """Where the numbers of one head begin in `lse` or `delta`, `(batch, heads, seq)`."""
+    return numbers + (batch.to(tl.int64) * heads + head) * seq
+
+
+@triton.jit
+def load_sums(lse, delta, batch, head, heads, seq, positions, there):
+    """Of the queries at `positions`: `lse` to the base 2, inf where nothing is seen, and delta."""
+    sums = tl.load(by_row(lse, batch, head, heads, seq) + positions, mask=there, other=-float("inf"))
+    deltas = tl.load(by_row(delta, batch, head, heads, seq) + positions, mask=there, other=0.0)
+    return tl.where(sums == -float("inf"), float("inf"), sums * LOG2E), deltas

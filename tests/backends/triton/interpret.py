@@ -1,0 +1,127 @@
+"""Runs the kernels in Triton on the CPU, in Triton's interpreter, over cases of the problem list, in fp32 and fp16.
+
+    python tests/backends/triton/interpret.py [--share I/N] [--all]
+
+By default a case of each feature, cut to few rows, in one of the dtypes; with --all, every case. Exit code 1 if one fails. The
+interpreter has to be chosen before the kernels are imported, hence a process of its own. It multiplies the bits of bf16 as if
+they were whole numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+warnings.simplefilter("error")
+
+import torch  # noqa: E402
+
+from dilkit import Pattern, register_backend  # noqa: E402
+from dilkit.backends.triton.backend import TritonTiles, kernel  # noqa: E402
+from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, sizes_for  # noqa: E402
+from dilkit.problem import Problem  # noqa: E402
+from dilkit.testing.conformance import Result, check, repeats_that_differ  # noqa: E402
+from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
+
+DTYPES = ("float32", "float16")
+AS_ON_GPUS = "sizes"
+SOME_ROWS, FEW_ROWS = 15, 20
+TOGETHER: dict[str, dict[str, Any]] = {
+    "nested grouped": dict(pattern=Pattern([32, 64], [1, 2]), seq=64, heads=2, kv_heads=1),
+    "nested causal": dict(pattern=Pattern([64, 128], [1, 2]), seq=75, heads=2, is_causal=True),
+    "ragged mask": dict(pattern=Pattern([35, 50], [2, 1]), seq=50, heads=1, mask="random"),
+    "once causal": dict(pattern=Pattern([30, 45], [2, 3], overlap="once"), seq=45, heads=1, is_causal=True),
+}
+"""Branches of one group: those of the list have segments too short for the rows of a tile."""
+
+
+class InterpretingLauncher:
+    """The kernels with tiles that suit short sequences. Features named `AS_ON_GPUS` have the sizes that GPUs have."""
+
+    as_on_gpus = False
+
+    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        return sizes_for(role, problem.dtype, problem.head_dim, (8, 0), low) if self.as_on_gpus else Sizes(16, 16, 4, 1)
+
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        kernel(role)[(programs,)](*arguments, **constants)
+
+    def capturing(self, device: torch.device) -> bool:
+        return False
+
+
+class Interpreted(TritonTiles):
+    """The backend as it is, for tensors on the CPU."""
+
+    name = "triton_interpreted"
+    limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), dtypes=frozenset(DTYPES), min_capability=None)
+
+
+def main() -> int:
+    """0 when no case failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--share", default="1/1", help="which of how many shares of the cases to run")
+    parser.add_argument("--all", action="store_true", help="every case, which takes long")
+    args = parser.parse_args()
+    number, shares = map(int, args.share.split("/"))
+    launcher = InterpretingLauncher()
+    register_backend(Interpreted(launcher))
+    cases = [*together(), *(every() if args.all else smallest())]
+    results = []
+    for case in cases[number - 1 :: shares]:
+        launcher.as_on_gpus = case.feature == AS_ON_GPUS
+        results.append(run(case))
+    failed = [result.case.name for result in results if result.verdict != "passed"]
+    if repeats_that_differ(Interpreted.name, cases[0], "cpu", 1):
+        failed.append("repeated")
+    print(f"{len(results) - len(failed)} of {len(results)} cases passed {' '.join(failed)}")
+    return bool(failed or not results)
+
+
+def together() -> Iterator[Case]:
+    """Cases of groups of several branches, in both dtypes."""
+    for i, (variant, fields) in enumerate(TOGETHER.items()):
+        yield Case(feature="branches together", variant=variant, batch=1, dtype=DTYPES[i // 2 % 2], **fields)
+
+
+def every() -> Iterator[Case]:
+    """The whole list, and more rows and columns than one tile has for each head_dim of the kernels."""
+    for size in HEAD_DIMS:
+        for dtype in DTYPES:
+            fields: dict[str, Any] = dict(seq=150, heads=1, batch=1, head_dim=size - 1, dtype=dtype)
+            yield Case(feature=AS_ON_GPUS, variant=str(size), pattern=Pattern([150, 150], [1, 2]), is_causal=True, **fields)
+    yield from (case for case in PROBLEMS if case.dtype in DTYPES)
+
+
+def smallest() -> Iterator[Case]:
+    """Of each feature the case with the fewest operations, and one token."""
+    cheapest: dict[str, Case] = {}
+    for case in PROBLEMS:
+        if case.dtype == "float32" and case.seq >= SOME_ROWS:
+            known = cheapest.setdefault(case.feature, case)
+            cheapest[case.feature] = min(known, case, key=lambda c: c.problem().flops() * (1 + 2 * c.gradients))
+    for i, (feature, case) in enumerate(cheapest.items()):
+        small = replace(case, dtype=DTYPES[i // 2 % 2], seq=min(case.seq, FEW_ROWS))
+        yield small if feature == "batch" else replace(small, batch=1)
+    yield next(case for case in PROBLEMS if case.seq == 1 and case.dtype == "float32")
+
+
+def run(case: Case) -> Result:
+    """Check one case and print what became of it."""
+    start = time.process_time()
+    result = check(Interpreted.name, case)
+    seconds = time.process_time() - start
+    ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items())
+    print(f"{result.verdict} {case.name} ({seconds:.1f} s): {ratios} {'; '.join(result.reasons)}", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The backend of the kernels in Triton, by a launcher that records; Triton itself is not needed for most of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from helpers.project import ROOT, succeed
+from torch import Tensor
+
+from dilkit import Pattern, backend, explain
+from dilkit.backends.triton.backend import TritonTiles
+from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, padded, sizes_for
+from dilkit.device import Device
+from dilkit.problem import Problem
+
+CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+
+
+class Recorder:
+    """A launcher on the CPU that runs nothing."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[str, Sizes, int, tuple[Any, ...], dict[str, Any]]] = []
+
+    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        return sizes_for(role, problem.dtype, problem.head_dim, (9, 0), low)
+
+    def launch(self, *given: Any) -> None:
+        self.launches.append(given)
+
+    def capturing(self, device: torch.device) -> bool:
+        return False
+
+
+def pose(**fields: Any) -> Problem:
+    """A problem of two groups of one branch each."""
+    sizes = dict(seq=500, heads=4, kv_heads=2, head_dim=64, batch=2)
+    return Problem(**{**dict(pattern=Pattern([256, 512], [1, 64])), **sizes, **fields})
+
+
+def tensors(problem: Problem) -> list[Tensor]:
+    heads = problem.heads, problem.kv_heads, problem.kv_heads
+    return [torch.zeros(problem.batch, problem.seq, n, problem.head_dim, dtype=getattr(torch, problem.dtype)) for n in heads]
+
+
+def test_each_group_is_one_launch_and_later_ones_continue() -> None:
+    pytest.importorskip("triton", reason="triton is made for Linux on x86-64 and aarch64 alone, or was left out: make test")
+    recorder, problem = Recorder(), pose(dtype="bfloat16")
+    q, k, v = tensors(problem)
+    made = TritonTiles(recorder)
+    out, lse = made.forward(q, k, v, problem, torch.zeros(2, 500, dtype=torch.bool))
+    assert (out.shape, lse.shape) == (q.shape, (2, 4, 500))
+    made.backward(out, q, k, v, out, lse, problem)
+    roles = [role for role, *_ in recorder.launches]
+    assert roles == ["forward", "forward", "dots", "dquery", "dquery", "dkeyvalue", "dkeyvalue"]
+    constants = [given[-1] for given in recorder.launches if given[0] != "dots"]
+    assert [x["FIRST"] for x in constants] == [True, False] * 3
+    assert [x["MASKED"] for x in constants] == [True, True, False, False, False, False]
+    for _, sizes, programs, arguments, given in recorder.launches:
+        assert given["ROWS"] == sizes.rows
+        assert programs > 0
+        assert all(x.data.data_ptr() for x in arguments if hasattr(x, "batch"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (dict(device=Device.assume("cpu")), "device cpu: runs on cuda"),
+        (dict(device=Device.assume("sm_75")), "capability 7.5: at least 8.0 is needed"),
+        (dict(varlen=True, batch=1), "varlen yes: not supported"),
+        (dict(dropout_p=0.1), "dropout_p 0.1: drops no weights (dropout_p=0, or another backend)"),
+        (dict(head_dim=160), "head_dim 160: at most 128"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], reason: str) -> None:
+    problem = pose(**{**dict(device=Device.assume("sm_90"), dtype="bfloat16"), **fields})
+    assert reason in map(str, TritonTiles().refusals(problem))
+
+
+def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_installed", lambda module: module != "triton")
+    problem = pose(device=Device.assume("sm_90"), dtype="bfloat16")
+    assert [str(x) for x in TritonTiles().refusals(problem)] == ["module triton: not installed (pip install triton)"]
+    decided = next(x for x in explain(problem, "triton").decisions if x.name == "triton")
+    assert decided.verdict == "refused"
+
+
+def test_nothing_imports_triton_before_a_launch() -> None:
+    code = "import sys, dilkit; dilkit.list_backends(); assert 'triton' not in sys.modules; print(dilkit.list_backends())"
+    assert "'triton'" in succeed(sys.executable, "-c", code, cwd=ROOT)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_role_has_sizes_for_every_head_dim(capability: tuple[int, int]) -> None:
+    for role in ("forward", "dots", "dquery", "dkeyvalue"):
+        for dtype in ("float32", "float16", "bfloat16"):
+            for head_dim in (1, *HEAD_DIMS, 48, 80, 96):
+                low = sizes_for(role, dtype, head_dim, capability, low=True)
+                assert low.rows <= 64
+                assert sizes_for(role, dtype, head_dim, capability).rows >= low.rows
+
+
+def test_what_there_are_no_sizes_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="no kernel in Triton"):
+        sizes_for("forward", "float16", 64, (7, 5))
+    with pytest.raises(ValueError, match="head_dim=129: kernels are made for at most 128"):
+        padded(129)
+
+
+def test_it_tells_what_it_computes_with() -> None:
+    posed = pose(device=Device.assume("sm_90"), head_dim=96, dtype="bfloat16")
+    assert TritonTiles().detail(posed) == "tensor cores; head_dim 96 computed as 128: 1.33 times the multiplications"
+    assert TritonTiles().detail(pose(device=Device.assume("sm_90"))) == "fp32 on CUDA cores"
+    assert TritonTiles(Recorder()).proof_facts(posed) == ()

@@ -1,0 +1,71 @@
+"""The kernels in Triton: run in Triton's interpreter, and compiled with no GPU at hand."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.project import ROOT, succeed
+
+pytest.importorskip("triton", reason="triton is made for Linux on x86-64 and aarch64 alone, or was left out: make test")
+
+from helpers.triton_compile import compile_kernel
+
+from dilkit.backends.triton.sizes import HEAD_DIMS, sizes_for
+
+ROLES = ("forward", "dquery", "dkeyvalue")
+HALVES = ("float16", "bfloat16")
+CAPABILITIES = (80, 90, 100, 120)
+PRODUCTS = {80: r"mma\.sync", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma", 120: r"mma\.sync"}
+"""By capability, the instruction in PTX that multiplies halves on tensor cores."""
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""By capability, the shared memory that a block may have."""
+
+
+def interpret(*options: str) -> str:
+    return succeed(sys.executable, str(ROOT / "tests/backends/triton/interpret.py"), *options, cwd=ROOT, OMP_NUM_THREADS="1")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("share", ["1/2", pytest.param("2/2", marks=pytest.mark.slow)])
+def test_kernels_agree_with_the_oracle_in_the_interpreter(share: str) -> None:
+    """A case of every other feature, or of the others, forward and gradients; the run tells of each."""
+    print(interpret("--share", share))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("share", [f"{i}/8" for i in range(1, 9)])
+def test_kernels_agree_with_the_oracle_on_every_case(share: str) -> None:
+    print(interpret("--all", "--share", share))
+
+
+def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path) -> None:
+    """Kernels for halves do not spill, tall or low, and multiply on tensor cores."""
+    for low in (False, True):
+        sizes = sizes_for(role, dtype, head_dim, (capability // 10, capability % 10), low)
+        found = compile_kernel(role, dtype, head_dim, capability, sizes, folder)
+        where = f"{role} {dtype} {head_dim} sm_{capability} {sizes}"
+        assert dtype == "float32" or (found.spills, found.stack) == (0, 0), f"{where}: {found.registers} registers"
+        assert found.shared <= SHARED_BYTES[capability], where
+        assert bool(re.search(PRODUCTS[capability], found.ptx)) == (dtype != "float32"), where
+        assert "atom" not in found.ptx, where
+
+
+@pytest.mark.parametrize(
+    ("role", "dtype", "head_dim", "capability"),
+    [("forward", "bfloat16", 64, 90), ("dquery", "float16", 128, 80), ("dkeyvalue", "float16", 16, 120)],
+)
+def test_kernels_compile_without_a_gpu(role: str, dtype: str, head_dim: int, capability: int, tmp_path: Path) -> None:
+    check_code(role, dtype, head_dim, capability, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 80, 96])
+@pytest.mark.parametrize("dtype", [*HALVES, "float32"])
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_kernel_compiles_without_a_gpu(role: str, dtype: str, head_dim: int, capability: int, tmp_path: Path) -> None:
+    check_code(role, dtype, head_dim, capability, tmp_path)

@@ -1,0 +1,82 @@
+"""The tables of the kernels in Triton against the count: every tile sees every key as often as it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.strategies import patterns
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilkit import Pattern
+from dilkit.backends.tiles.device import KEYS, QUERIES
+from dilkit.backends.tiles.schedule import schedule
+from dilkit.backends.triton import tables
+from dilkit.backends.triton.tables import Tables, make_tables
+from dilkit.problem import Problem
+
+SIZES = dict(heads=4, kv_heads=2, head_dim=8)
+
+
+def seen(problem: Problem, made: Tables, kind: str, columns: int) -> np.ndarray[Any, Any]:
+    """How often the tiles of a launch show each query each key, `(heads, seq, seq)`, computed as the kernels do it."""
+    count = np.zeros((problem.heads, problem.seq, problem.seq))
+    per_head = problem.heads // problem.kv_heads if kind == KEYS else 1
+    for number, (row, rows, step, head, base) in enumerate(made.tiles.tolist()):
+        own = row + step * np.arange(rows)
+        for h in range(per_head):
+            spans = made.spans[number * per_head + h].tolist()
+            for begin, end, cut in ((*spans[:2], False), (*spans[2:], True)):
+                for first, distance, length, bias in made.strips[begin:end].tolist():
+                    assert 0 < length <= columns
+                    others = base + first + distance * np.arange(length)
+                    weights = np.tile(2.0 ** made.biases[bias : bias + length], (rows, 1))
+                    query, key = (others[None], own[:, None]) if kind == KEYS else (own[:, None], others[None])
+                    weights *= (key <= query) if cut else 1
+                    place = count[head * per_head + h]
+                    if kind == KEYS:
+                        place[np.ix_(others, own)] += weights.T
+                    else:
+                        place[np.ix_(own, others)] += weights
+    return count
+
+
+def check(problem: Problem, rows: int, columns: int) -> None:
+    want = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal).numpy()
+    for kind in (QUERIES, KEYS):
+        count = np.zeros(want.shape)
+        for group in schedule(problem, rows).groups:
+            count += seen(problem, make_tables(problem, group, kind, columns), kind, columns)
+        assert np.allclose(count, want)
+
+
+@given(patterns(heads=4, kv_heads=2), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
+def test_strips_show_the_count(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
+    check(Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES), rows, 4)
+
+
+@pytest.mark.parametrize("rates", [(6, 4, 3), (4, 6, 2), (1, 2, 4)])
+@pytest.mark.parametrize("overlap", ["count", "once"])
+def test_keys_that_several_branches_show_are_listed_once(rates: tuple[int, ...], overlap: str) -> None:
+    check(Problem(pattern=Pattern([72, 72, 72], rates, overlap=overlap), seq=72, **SIZES), 16, 16)
+
+
+def test_strips_do_not_grow_with_the_sequence() -> None:
+    pattern = Pattern([2048, 4096, 8192], [1, 2, 4])
+    short, long = (Problem(pattern=pattern, seq=seq, **SIZES) for seq in (2**14, 2**17))
+    made = [make_tables(problem, schedule(problem, 64).groups[0], QUERIES, 64) for problem in (short, long)]
+    assert len(made[0].strips) == len(made[1].strips)
+    assert 8 * len(made[0].tiles) == len(made[1].tiles)
+
+
+def test_tables_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(pattern=Pattern([72, 72], [5, 7], overlap="once", offset="block"), seq=72, **SIZES)
+    group = schedule(problem, 4).groups[0]
+    monkeypatch.setattr(tables, "MOST_BYTES", 100)
+    with pytest.raises(ValueError, match="strips need more than 100 bytes; use another backend"):
+        make_tables(problem, group, QUERIES, 4)
+    monkeypatch.setattr(tables, "MOST_BYTES", 20)
+    with pytest.raises(ValueError, match="repeat after 35 tokens"):
+        make_tables(problem, group, QUERIES, 4)

@@ -1,0 +1,106 @@
+"""The kernels in Triton as a launch would compile them for a GPU, without one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from dilkit import Pattern
+from dilkit.backends.triton.backend import TritonTiles, compiling, kernel
+from dilkit.backends.triton.sizes import Sizes
+from dilkit.problem import Problem
+
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+ANY_SIZES = Sizes(16, 16, 4, 1)
+
+
+class FakeDriver:
+    """What Triton asks a driver when it binds the arguments of a launch and compiles the kernel."""
+
+    utils = SimpleNamespace(get_device_properties=lambda device: dict(max_shared_mem=227 * 1024))
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # so that what is compiled for one is not taken for another
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, name: str) -> str:
+        return name
+
+
+class CompilingLauncher:
+    """Compiles what is launched, on tensors of the CPU, with `chosen` sizes for `role`."""
+
+    def __init__(self, role: str, chosen: Sizes) -> None:
+        self.role, self.chosen, self.compiled = role, chosen, []
+
+    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        return self.chosen if role == self.role else ANY_SIZES
+
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        if role == self.role:
+            self.compiled.append(kernel(role).warmup(*arguments, **constants, **compiling(sizes), grid=(programs,)))
+
+    def capturing(self, device: torch.device) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a kernel: its PTX, its machine code as text, registers of a thread, bytes of stack, and spills."""
+
+    ptx: str
+    sass: str
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+
+
+def compile_kernel(role: str, dtype: str, head_dim: int, capability: int, sizes: Sizes, folder: Path) -> Compiled:
+    """The kernel of `role` with all that makes it larger: causal, masked, grouped heads, in a later group of branches."""
+    launcher = CompilingLauncher(role, sizes)
+    fields: dict[str, Any] = dict(seq=320, heads=4, kv_heads=2, head_dim=head_dim, batch=2, dtype=dtype, is_causal=True)
+    problem = Problem(pattern=Pattern([320, 320], [1, 64]), key_padding_mask=True, **fields)
+    q, k, v = (torch.zeros(2, 320, heads, head_dim, dtype=getattr(torch, dtype)) for heads in (4, 2, 2))
+    mask, backend = torch.zeros(2, 320, dtype=torch.bool), TritonTiles(launcher)
+    driver.set_active(FakeDriver(capability))
+    try:
+        if role == "forward":
+            backend.forward(q, k, v, problem, mask)
+        else:
+            backend.backward(q, q, k, v, q, torch.zeros(2, 4, 320), problem, mask)
+    finally:
+        driver.set_active(None)  # so that the next one asks what there is
+    return _report(launcher.compiled[-1], folder)
+
+
+def _report(made: Any, folder: Path) -> Compiled:
+    code = folder / "kernel.cubin"
+    code.write_bytes(made.asm["cubin"])
+    usage, sass = (
+        subprocess.run([TOOLS / "cuobjdump", option, code], capture_output=True, text=True, check=True).stdout
+        for option in ("--dump-resource-usage", "-sass")
+    )
+    registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
+    spills = len(re.findall(r"\b(?:STL|LDL)\b", sass))
+    return Compiled(made.asm["ptx"], sass, registers, stack, spills, made.metadata.shared)
