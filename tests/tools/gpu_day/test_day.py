@@ -22,6 +22,7 @@ from dilkit.selector import select
 from dilkit.tools import cli
 from dilkit.tools.gpu_day import backends, stage, state
 from dilkit.tools.gpu_day import plan as planned
+from dilkit.tools.gpu_day.fast import suite
 from dilkit.tools.gpu_day.right import kernels, sanitizer
 from dilkit.tools.gpu_day.rows import counters, sweep
 from dilkit.tools.gpu_day.step import Context
@@ -93,6 +94,8 @@ def test_a_wrong_row_is_found_and_tune_makes_the_choice_go_by_it(
 def test_what_is_wrong_is_not_in_the_sweep(tiny_yardsticks: None) -> None:
     wrong = Context("cpu", rehearse=True, wrong=(("native", "float32"), ("sdpa", "bfloat16")))
     assert sorted(sweep.measured(PROBLEM, wrong).entries) == ["sdpa"]
+    (found,) = suite.part(replace(CPU, wrong=(("cupy_raw", ""),)), "bfloat16", "longest")
+    assert (found.verdict, found.found) == ("absent", "cupy_raw, which computes it, is wrong in bfloat16")
     assert len(sweep.problems(probe("cpu"))) == 128
     assert [len({(step.stage, step.name) for step in steps}) - len(steps) for steps in map(planned.plan, (False, True))] == [0, 0]
 
