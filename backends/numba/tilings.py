@@ -19,7 +19,8 @@ BACKWARD = (
     Tiling(head_dim=64, rows=32, columns=32, down=8, across=16),
     Tiling(head_dim=128, rows=32, columns=16, down=8, across=16),
 )
-"""Static shared memory is at most 48 KB a block, which holds fewer rows where two tensors of a tile stay in it."""
+"""Static shared memory is at most 48 KB a block, which holds fewer rows where two tensors of a tile stay in it. All sizes are
+guesses until they are measured on a GPU."""
 
 TABLE = {"forward": FORWARD, "dots": FORWARD, "dquery": BACKWARD, "dkeyvalue": BACKWARD}
 

@@ -85,8 +85,8 @@ typedef struct {
     int low, length, rate, branch;
 } Segment;
 
-/* Where dropout finds the weights of a head in the whole: that of rows i and j of the call is there that of rows query + step i and
-   key + step j, of sequence `number` and head `head`. */
+/* Where dropout finds the weights of a head in the whole: that of rows i and j of the call is there that of rows query + step i
+   and key + step j, of sequence `number` and head `head`. */
 typedef struct {
     long long query, key, step;
     unsigned number, head;
@@ -287,8 +287,8 @@ DEVICE void find_place(Keys *keys, const Args *args, int batch, int head) {
     keys->place = place;
 }
 
-/* Whether dropout keeps the weight of row `query` with row `key`, for the rows of the tile of `keys`: Philox 4x32 of seven rounds,
-   whose four words are those of four neighbouring keys. */
+/* Whether dropout keeps the weight of row `query` with row `key`, for the rows of the tile of `keys`: Philox 4x32 of seven
+   rounds, whose four words are those of four neighbouring keys. */
 DEVICE unsigned keeps(const Args *args, const Keys *keys, int query, int key) {
     unsigned long long i = keys->place.query + keys->place.step * query, j = keys->place.key + keys->place.step * key;
     unsigned x0 = (unsigned)(j >> 2), x1 = (unsigned)i, x2 = keys->place.number;

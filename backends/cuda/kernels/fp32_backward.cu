@@ -14,6 +14,14 @@
            ALONG slices of other[0] --> shared;             first gradient (registers) += dS^T other[0]
        gradients --> global memory, written or, for later groups, added
 
+   Shared memory from one `next_slice` to the next, each of which has a barrier:
+
+                          | slice s is there                                          | slice s + 1 is there
+       slices, one half   | read: products                                            | slice s + 2 is being copied
+       the other half     | slice s + 1 is being copied, or passes through registers  | read: products
+       weights            | after the ACROSS slices each thread writes its own; from the next barrier on all are read
+       others             | located 64 ahead, in the other of two buffers, while the second pair is multiplied
+
    "Own" rows are those of the tile, "others" the rows that they see, 64 at a time. All matrices pass through shared memory in
    thin slices, in two buffers: one slice is computed with while the next one is on its way from global memory. A thread has sums
    of 8 rows by HEAD_DIM / 16 columns; P, then dS in its place, is the only matrix that is whole in shared memory.

@@ -10,7 +10,13 @@
        accumulator / total --> out;    maximum, total --> lse
 
    There are two slots. While one is read, each thread prefetches a few numbers of the next slice into registers, and writes them
-   to the other slot at the end: one barrier a slice, and two or three blocks fit where there are 64 to 96 KB.
+   to the other slot at the end: one barrier a slice, and two or three blocks fit where there are 64 to 96 KB. Between barriers:
+
+                          | barrier: slice s is in slot 0                             | barrier: slice s + 1 is in slot 1
+       slot 0             | read: products                                            | written at the end: slice s + 2
+       slot 1             | written at the end: slice s + 1, from registers           | read: products
+       located keys       | of this key tile read; of the next one written, once a key tile, to the other of two buffers
+       weights            | of a warp alone: written and read between barriers of the warp
 
        HEAD_DIM     16, 32, 64     96, 128
        THREADS      64             128

@@ -13,6 +13,13 @@
                gradients (registers) += P, dS . column fragments, transposed
        gradients --> `buffer` (shared) --> global memory, written or, for later groups, added
 
+   Shared memory while half h of `buffer` is computed with, from one barrier to the next:
+
+                          | barrier: half h is there, nobody reads the other          | barrier: the other half is there
+       buffer, half h     | read: SCORE_COLUMNS after SCORE_COLUMNS                   | free
+       the other half     | the next COLUMNS are being copied ----------------------> | read
+       window of columns  | read: of half h and of the next; written: those after     | ...
+
    The rows of a tile are the m of every product, 16 or 32 of them a warp's. There is one barrier for each half of the buffer. A
    product q.k leaves its sums just where the next product needs its left operand, so P and dS never leave the registers.
 
@@ -348,8 +355,8 @@ DEVICE void mask_future(float (*weight)[2][4], const Columns *columns, int slot,
 }
 
 #if DROPOUT
-/* Of the weights of rows and columns, a bit for each that dropout keeps, numbered as `drop` does: keys are rows (sign 1) or columns
-   (sign -1). One after the other: each takes many registers. */
+/* Of the weights of rows and columns, a bit for each that dropout keeps, numbered as `drop` does: keys are rows (sign 1) or
+   columns (sign -1). One after the other: each takes many registers. */
 DEVICE unsigned kept_weights(const Columns *columns, int slot, int sign, const Args *args, const Keys *keys, const Tile *tile) {
     unsigned thread = this_thread(), kept = 0;
 #pragma unroll 1

@@ -18,6 +18,16 @@
    far beyond m, that key tile is computed again, relative to a new m: no maximum is computed otherwise. Key tiles whose keys all
    count once need no bias, those before a warp's rows need no comparison of positions, and those after its rows are left out.
 
+   Shared memory in iteration j, with SLOTS 3, between its barrier, that after the wait for values j, and the next iteration's:
+
+                                  | barrier: keys j are there        | barrier: values j are there   | barrier of j + 1
+       keys, slot j % 2           | read: scores                     | free                          | free
+       keys, slot (j + 1) % 2     | keys j + 1 are being copied ------------------------------------> | read
+       values                     | values j are being copied -----> | read: sums                    | free
+       located keys, ring of 4    | read: j, j + 1; written, if j is even: j + 2, j + 3              | read: j + 1, j + 2
+
+   With SLOTS 2 keys j + 1 are copied from the second barrier on, to the slot of keys j, which nobody reads any more.
+
    Dynamic shared memory, in rows of HEAD_DIM elements: SLOTS * KEY_TILE, and TILE_ROWS more unless HELD.
 
        HEAD_DIM   capability                  TILE_ROWS   THREADS   BLOCKS   SLOTS   HELD   dynamic bytes
