@@ -11,6 +11,7 @@ SUITES = {
     "cpu": "dilkit.tools.bench.cpu.suite:CpuSuite",
     "gpu": "dilkit.tools.bench.gpu.suite:GpuSuite",
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
+    "patterns": "dilkit.tools.bench.patterns.suite:PatternsSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
     "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",
     "serving": "dilkit.tools.bench.serving.suite:ServingSuite",

@@ -96,7 +96,7 @@ def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device
     some, whole = (x.to(device) for x in _blocks(problem))
     partial = some & ~whole
     return BlockMask.from_kv_blocks(
-        *_listed(partial), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
+        *listed(partial), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
     )
 
 
@@ -122,13 +122,13 @@ def _blocks(problem: Problem) -> tuple[Tensor, Tensor]:
     return some[None], whole[None]
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks are set in each row, and their columns first."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
-def _compiler() -> str:
+def compiler() -> str:
     """The C++ compiler that torch would call."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
@@ -139,8 +139,8 @@ def _refusals(problem: Problem) -> tuple[str, ...]:
         "key_padding_mask: not supported": problem.key_padding_mask,
         "dtype float64: FlexAttention is not compiled for it": problem.dtype == "float64",
         "backward: FlexAttention has none on the CPU": on_cpu and problem.requires_grad,
-        f"C++ compiler {_compiler()!r}: not found, and torch.compile needs one; install it, or name yours in CXX": on_cpu
-        and not shutil.which(_compiler()),
+        f"C++ compiler {compiler()!r}: not found, and torch.compile needs one; install it, or name yours in CXX": on_cpu
+        and not shutil.which(compiler()),
         "module triton: not installed, and torch.compile needs it on CUDA": not on_cpu and find_spec("triton") is None,
     }
     return tuple(reason for reason, wanted in asked.items() if wanted)

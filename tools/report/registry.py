@@ -20,6 +20,7 @@ from dilkit.tools.report.kinds import (
     llama,
     orders,
     overhead,
+    patterns,
     ranks,
     serving,
     slides,
@@ -36,6 +37,7 @@ from dilkit.tools.results.kinds.kernels import KernelsResult
 from dilkit.tools.results.kinds.llama import LlamaDemoResult
 from dilkit.tools.results.kinds.orders import OrdersResult
 from dilkit.tools.results.kinds.overhead import OverheadResult
+from dilkit.tools.results.kinds.patterns import PatternsResult
 from dilkit.tools.results.kinds.published import PublishedResult
 from dilkit.tools.results.kinds.ranks import RanksResult
 from dilkit.tools.results.kinds.serving import ServingResult
@@ -62,6 +64,7 @@ KINDS = {
         (OrdersResult, orders),
         (SlidesResult, slides),
         (ServingResult, serving),
+        (PatternsResult, patterns),
         (BenchResult, bench),
         (OverheadResult, overhead),
         (DemoResult, demo),

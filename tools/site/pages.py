@@ -45,7 +45,7 @@ BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULT
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
-PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6, "serving": 4, "slides": 4, "demo-llama": 2}
+PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6, "serving": 4, "patterns": 5, "slides": 4, "demo-llama": 2}
 """Results that a page shows a picture of: how many plots of each."""
 _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {
@@ -201,6 +201,13 @@ def serving_suite(root: Path) -> str:
     return _pictured(root, "serving", "Time of a step of decoding, memory of a cache; time of packed sequences and of prefill")
 
 
+def pattern_suite(root: Path) -> str:
+    """The report of the suite of patterns."""
+    return _pictured(
+        root, "patterns", "Time and memory of windows, mixes of kinds and BigBird beside what else computes them; rates"
+    )
+
+
 def slide_suite(root: Path) -> str:
     """The report of the suite of slides."""
     return _pictured(root, "slides", "Time and peak memory of the slide encoder, both ways; the rate of attention by head_dim")
@@ -232,6 +239,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
     "suite-cpu": lambda root: figures.whole(root / "docs" / "results", "cpu"),
     "suite-orders": order_suite,
+    "suite-patterns": pattern_suite,
     "suite-ring": lambda root: figures.whole(root / "docs" / "results", "ring"),
     "suite-seeds": lambda root: figures.whole(root / "docs" / "results", "seeds"),
     "suite-serving": serving_suite,

@@ -29,6 +29,7 @@ BENCH = {
     "lengths": f"--seqs {LENGTHS} --segments 1024,2048,4096 --backend native,sdpa --baseline dense,gather --budget 5 --repeats 5",
     "serving": "--suite serving",
     "slides": "--suite slides",
+    "patterns": "--suite patterns",
     "ring": "--suite ring",
     "cpu": "--suite cpu",
     "seeds": "--suite seeds",

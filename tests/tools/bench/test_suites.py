@@ -10,14 +10,16 @@ import pytest
 import torch
 from helpers.small_suites import entries, make_tiny, run
 
-from dilkit import DilatedCache
+from dilkit import DilatedCache, Pattern, SlidingWindow
 from dilkit.tools.bench import suites
+from dilkit.tools.bench.patterns import ways, window
 from dilkit.tools.bench.serving import decoding, llama
 from dilkit.tools.bench.slides import suite as slides
 from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.report.kinds import cpu
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.kinds.cpu import CpuResult
+from dilkit.tools.results.kinds.patterns import PatternsResult
 from dilkit.tools.results.kinds.serving import ServingResult
 from dilkit.tools.results.kinds.slides import SlidesResult
 
@@ -52,10 +54,19 @@ def look_at_serving(result: ServingResult, page: str) -> None:
     assert "5 sequences of 2-40 tokens, evenly spaced" in page
 
 
-LOOKS = dict(cpu=look_at_cpu, serving=look_at_serving, slides=look_at_slides)
+def look_at_patterns(result: PatternsResult, page: str) -> None:
+    assert [list(case.entries) for case in result.windows] == [["dilkit", "FlexAttention"]] * 2
+    assert all(case.fma and case.entries["dilkit"].memory_bytes for case in result.windows)
+    assert "DilatedSegment(128, 8)" in page
 
 
-@pytest.mark.parametrize(("name", "options"), [("cpu", ()), ("serving", ()), ("slides", ("--full",))])
+LOOKS = dict(cpu=look_at_cpu, patterns=look_at_patterns, serving=look_at_serving, slides=look_at_slides)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("cpu", ()), ("patterns", ()), ("serving", ()), ("slides", ("--full",))],
+)
 def test_a_suite_measures_and_judges_everything(
     name: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -94,6 +105,7 @@ def other(*arguments: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "place", "what", "instead", "lost"),
     [
+        ("patterns", ways, "merged", lambda outs, lses: outs[0], [1]),
         ("slides", slides, "published_embedding", other, [0, 1]),
         ("serving", decoding, "DilatedCache", Forgetful, [2, 3]),
         ("serving", decoding, "DilatedCache", Greedy, []),
@@ -109,3 +121,16 @@ def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
     assert code == 1
     assert [i for i, figure in enumerate(result.figures) if figure.verdict == "not measured"] == lost
     assert {entry.time for entry in entries(result) if entry.verdict == "wrong"} == ({None} if lost else set())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seq", "length"), [(1024, 1), (1024, 128), (1024, 129), (1024, 2000), (1000, 300)])
+def test_the_blocks_given_to_flex_attention_are_those_of_the_window(seq: int, length: int, causal: bool) -> None:
+    some, whole = window._blocks(seq, length, causal)
+    missing = -seq % window.BLOCK
+    count = Pattern.of(SlidingWindow(length)).count(seq, 1, is_causal=causal)
+    cells = (
+        torch.nn.functional.pad(count, (0, missing, 0, missing)).unflatten(1, (-1, window.BLOCK)).unflatten(3, (-1, window.BLOCK))
+    )
+    assert torch.equal(some[0], cells.amax((2, 4)) > 0)
+    assert torch.equal(whole[0], cells.amin((2, 4)) > 0)

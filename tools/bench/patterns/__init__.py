@@ -1,0 +1,7 @@
+"""`dilkit bench --suite patterns`: branches of other kinds than dilated segments.
+
+window.py   the same window by FlexAttention
+ways.py     the ways to compute a pattern, each checked against the definition before it is timed
+suite.py    the measurements: windows, mixes of kinds, rates, block lists, a million tokens
+targets.py  what the figures must be
+"""
