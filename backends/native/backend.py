@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal, missing_modules
 from dilkit.backends.native.branches import BRANCH_KINDS, MOST_WINDOW, branch_arrays, widest_window
+from dilkit.backends.native.once import counts_once
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
     pattern, found = problem.pattern, []
     if (branches := len(pattern.branches)) > MAX_BRANCHES:
         found.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
-    if pattern.overlap == "once" and branches > 1 and not pattern.only_segments:
-        found.append(Refusal("overlap", "once", "only of dilated segments, or of one branch", 'use overlap="count"'))
+    if pattern.overlap == "once" and not counts_once(pattern):
+        limit = "of global tokens with segments, with bands whose rates divide one another, or with one branch of blocks"
+        found.append(Refusal("overlap", "once", limit, 'use overlap="count"'))
     if (window := widest_window(problem)) > MOST_WINDOW:
         found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
     return found

@@ -7,8 +7,10 @@ GlobalTokens, BlockSparse    RUNS       runs of rows, each with the runs of colu
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
+from dilkit.backends.native import once
 from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
 from dilkit.problem import Problem
 
@@ -41,12 +43,14 @@ class RunTable(NamedTuple):
 
 
 class BranchArrays(NamedTuple):
-    """int64, contiguous. `kind`, `length`, `rate` `(branches,)`; `offset` `(heads, branches)`; `columns` `(runs, 2)`."""
+    """int64, contiguous: `kind`, `length`, `rate` `(branches,)`; `offset`, `without`, `beyond` `(heads, branches)`; tables."""
 
     kind: Int64Array
     length: Int64Array
     rate: Int64Array
     offset: Int64Array
+    without: Int64Array
+    beyond: Int64Array
     table: Int64Array
     rows_end: Int64Array
     first_columns: Int64Array
@@ -57,19 +61,27 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     """The arrays of the branches of `problem.pattern`, with an offset or a table for each query head."""
     import numpy as np
 
-    tables: list[RunTable] = []
-    kinds, offsets = [], []
-    for branch in problem.pattern.branches:
-        kinds.append(_kind_length_rate(branch))
-        offsets.append(_offsets(branch, problem, tables))
-    kind, length, rate = (np.array(values, np.int64) for values in zip(*kinds, strict=True))
-    offset = np.ascontiguousarray(np.array(offsets, np.int64).T)
+    branches, heads, tables = problem.pattern.branches, range(problem.heads), list[RunTable]()
+    kind, length, rate = (np.array(values, np.int64) for values in zip(*map(_kind_length_rate, branches), strict=True))
+    offset = np.array([_offsets(branch, problem, tables) for branch in branches], np.int64)
+    without, beyond = np.full_like(offset, -1), np.zeros_like(offset)
+    if problem.pattern.overlap == "once" and not problem.pattern.only_segments:
+        known: dict[tuple[GlobalTokens, ...], int] = {(): -1}
+        for at, head in product(range(len(branches)), heads):
+            left_out = once.globals_before(branches, at, head)
+            if left_out not in known:
+                known[left_out] = len(tables) // 2
+                tables += _tables_of(left_out)
+            without[at, head], beyond[at, head] = known[left_out], once.beyond(branches, at, head)
+        offset[beyond >= length[:, None]] = -1  # another band shows all of it
+    offset, without, beyond = (np.ascontiguousarray(x.T) for x in (offset, without, beyond))
     if not tables:
         none = np.empty(0, np.int64)
-        return BranchArrays(kind, length, rate, offset, none, none, none, none)
+        return BranchArrays(kind, length, rate, offset, without, beyond, none, none, none, none)
     stops, counts, columns = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
     first = np.cumsum([0, *(len(table.stop) for table in tables)], dtype=np.int64)
-    return BranchArrays(kind, length, rate, offset, first, stops, np.concatenate(([0], np.cumsum(counts))), columns.reshape(-1))
+    ends = np.concatenate(([0], np.cumsum(counts)))
+    return BranchArrays(kind, length, rate, offset, without, beyond, first, stops, ends, columns.reshape(-1))
 
 
 def widest_window(problem: Problem) -> int:
@@ -144,6 +156,30 @@ def _global_table(runs: Int64Array, inside: Int64Array, outside: Int64Array) -> 
     stop = np.append(runs.reshape(-1), UNBOUNDED)
     seen = [outside, inside] * len(runs) + [outside]
     return RunTable(stop, np.array([len(columns) for columns in seen]), np.concatenate(seen))
+
+
+def _tables_of(left_out: tuple[GlobalTokens, ...]) -> tuple[RunTable, RunTable]:
+    """The queries that see all by these branches, and the keys that are seen by all: rows that see something in a table."""
+    import numpy as np
+
+    queries = [_runs_of(branch) for branch in left_out if branch.direction == "both"]
+    keys = [_runs_of(branch) for branch in left_out]
+    nothing, something = np.empty((0, 2), np.int64), np.array([[0, UNBOUNDED]])
+    all_queries, all_keys = (_union(np.concatenate([nothing, *runs])) for runs in (queries, keys))
+    return _global_table(all_queries, something, nothing), _global_table(all_keys, something, nothing)
+
+
+def _union(runs: Int64Array) -> Int64Array:
+    """Runs in ascending order, of which none touch, in the place of any."""
+    import numpy as np
+
+    found: list[list[int]] = []
+    for start, stop in sorted(runs.tolist()):
+        if found and start <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], stop)
+        else:
+            found.append([start, stop])
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
 def _runs_of(branch: GlobalTokens) -> Int64Array:

@@ -130,7 +130,7 @@ static void N(attend_keys)(const Task *task, int64_t first, int64_t end, int vec
     }
 }
 
-/* A tile of rows, which see columns before and behind them, with those of the packed tile of columns that some of them sees. */
+/* A tile of rows, of which each sees some columns before or behind it, with those of the packed tile of columns that some of them see. */
 static void N(attend_between)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
     const REAL *column = task->s.column_position;
     int64_t next = first + vectors * N(LANES), last = (next < end ? next : end) - 1, from = 0, to = columns;
@@ -147,7 +147,7 @@ static void N(attend_row_list)(const Task *task, const RowList *list, int64_t co
     int vectors;
     for (int64_t first = list->first, end = first + list->count; first < end; first += vectors * N(LANES)) {
         vectors = N(block_vectors)((end - first + N(LANES) - 1) / N(LANES));
-        if (task->before != UNBOUNDED && task->after != UNBOUNDED)
+        if (task->phase == BACKWARD_KEY ? task->after != UNBOUNDED : task->before != UNBOUNDED)
             N(attend_between)(task, first, end, vectors, columns, bias);
         else if (task->phase == BACKWARD_KEY)
             N(attend_keys)(task, first, end, vectors, columns, bias);
@@ -193,6 +193,7 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
     start_tiles(s->tiles, segments, task->runs ? task->runs : among, task->runs != 0, from, to);
     if (p->mask && task->phase != BACKWARD_KEY)
         s->tiles->mask = p->mask + task->batch * p->mask_batch, s->tiles->mask_row = p->mask_row;
+    s->tiles->runs = &p->runs, s->tiles->without = task->without[1];
     for (ColumnTile *tile; (tile = next_tile(s->tiles));) {
         N(pack_tile)(task, tile);
         for (int i = 0; i < count; i++) {
@@ -243,10 +244,11 @@ static void N(attend_rows)(const Task *task, const Segment *segments, int64_t st
     } while (count == MAX_ROW_LISTS);
 }
 
-/* Whether the mask hides row x, a key. */
+/* Whether row x takes no part: the mask hides it, a key, or it is left out. */
 static int N(hidden)(const Task *task, int64_t x) {
     const Problem *p = task->p;
-    return p->mask && task->phase == BACKWARD_KEY && p->mask[task->batch * p->mask_batch + x * p->mask_row];
+    int masked = p->mask && task->phase == BACKWARD_KEY && p->mask[task->batch * p->mask_batch + x * p->mask_row];
+    return masked || in_table(&p->runs, task->without[0], x);
 }
 
 /* The rows start .. stop - 1, a cell: no segment ends within it. */
@@ -312,6 +314,19 @@ static void N(set_reach)(Task *task, int64_t reach) {
     task->after = causal && !by_key ? 0 : reach;
 }
 
+/* The part of a BAND that is at least `beyond` away: what is before a row, then what is behind it. */
+static void N(attend_beyond)(Task *task, int64_t rate, int64_t beyond) {
+    int64_t before = task->before, after = task->after;
+    if (!beyond)
+        return N(attend_band)(task, rate);
+    task->after = -beyond;
+    if (before)
+        N(attend_band)(task, rate);
+    task->before = -beyond, task->after = after;
+    if (after)
+        N(attend_band)(task, rate);
+}
+
 /* The block of rows through all branches of one query head. */
 static void N(attend_block)(Task *task) {
     const Problem *p = task->p;
@@ -320,13 +335,16 @@ static void N(attend_block)(Task *task) {
         if (!served)
             continue;
         int b = __builtin_ctzll(served);
+        int64_t at = task->head * p->branches + b, table = p->without[at];
+        int by_key = task->phase == BACKWARD_KEY;
+        task->without[0] = table < 0 ? -1 : 2 * table + by_key, task->without[1] = table < 0 ? -1 : 2 * table + !by_key;
         N(set_reach)(task, p->kind[b] == BAND && p->length[b] < p->seq ? p->length[b] - 1 : UNBOUNDED);
         if (p->kind[b] == SEGMENTS)
             N(attend_segments)(task, served);
         else if (p->kind[b] == BAND)
-            N(attend_band)(task, p->rate[b]);
+            N(attend_beyond)(task, p->rate[b], p->beyond[at]);
         else
-            N(attend_runs)(task, 2 * p->offset[task->head * p->branches + b] + (task->phase == BACKWARD_KEY));
+            N(attend_runs)(task, 2 * p->offset[at] + by_key);
     }
 }
 

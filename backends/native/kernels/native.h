@@ -67,6 +67,8 @@ typedef struct {
     int64_t branches;
     const int64_t *kind, *length, *rate; /* (branches,), at most UNBOUNDED */
     const int64_t *offset; /* (heads, branches), for RUNS the number of a table; -1 where a branch does not serve a head */
+    const int64_t *without, *beyond; /* (heads, branches), so that a pair counts once: the number of a table whose rows of any run are
+                                      * left out, or -1; and the distance from which on a BAND begins */
     RunTables runs;
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */

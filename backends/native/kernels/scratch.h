@@ -52,6 +52,7 @@ typedef struct {
     TensorView row_tensor[2], column_tensor[2]; /* what is packed as rows and as columns */
     int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
     int64_t before, after; /* of the branches at hand: a row at x sees columns from x - before to x + after, or UNBOUNDED */
+    int64_t without[2];    /* the tables of the rows and of the columns that these branches leave out, -1 = none */
     uint64_t runs;         /* RUNS: the columns are in these segments, and all rows see them; else 0 */
 } Task;
 

@@ -90,6 +90,14 @@ static inline int64_t run_of_row(const RunTables *t, int64_t table, int64_t x) {
     return low;
 }
 
+/* Whether row `x` sees any column, by a table; no row does by table -1. */
+static inline int in_table(const RunTables *t, int64_t table, int64_t x) {
+    if (table < 0)
+        return 0;
+    int64_t run = run_of_row(t, table, x);
+    return t->first_columns[run + 1] > t->first_columns[run];
+}
+
 /* Rows that the same branches keep, packed in the slots first .. first + count - 1; `first` begins a panel. */
 typedef struct {
     uint64_t set;
@@ -110,15 +118,17 @@ typedef struct {
     int64_t at, from, to; /* the next column, -1 = a branch begins; only columns from .. to - 1 */
     const char *mask;     /* columns that nobody sees, NULL = none */
     int64_t mask_row;
+    const RunTables *runs; /* columns that are left out: those in `without`, -1 = none */
+    int64_t without;
     ColumnTile *returned; /* what was returned last, to be emptied */
     ColumnTile tile[MAX_OPEN_TILES];
 } TileIterator;
 
-/* Iterate over the columns from .. to - 1 of `among`; the mask may be set afterwards. */
+/* Iterate over the columns from .. to - 1 of `among`; what is left out of them may be set afterwards. */
 static inline void start_tiles(TileIterator *s, const Segment *segments, uint64_t among, int disjoint, int64_t from, int64_t to) {
     s->segments = segments, s->among = s->left = among, s->disjoint = disjoint;
     s->at = -1, s->from = from, s->to = to;
-    s->mask = NULL, s->returned = NULL;
+    s->mask = NULL, s->without = -1, s->returned = NULL;
     for (int i = 0; i < MAX_OPEN_TILES; i++)
         s->tile[i].count = 0;
 }
@@ -157,7 +167,7 @@ static ColumnTile *next_tile(TileIterator *s) {
             s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
         for (; s->at < stop; s->at += rate) {
             uint64_t set = s->disjoint ? 1 : branches_keeping(s->segments, s->among, s->at);
-            if ((!s->disjoint && set & before) || (s->mask && s->mask[s->at * s->mask_row]))
+            if ((!s->disjoint && set & before) || (s->mask && s->mask[s->at * s->mask_row]) || in_table(s->runs, s->without, s->at))
                 continue;
             ColumnTile *tile = open_tile(s, set);
             if (!tile || tile->count == TILE_COLUMNS)

@@ -30,6 +30,14 @@ LONG = {
     "dense grouped": dict(pattern=Pattern.dense(), heads=2, kv_heads=1),
     "kinds": dict(pattern=Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70)), heads=2),
     "many runs": dict(pattern=Pattern.of(GlobalTokens(range(1, 700, 3)), GlobalTokens([7], "read"), SlidingWindow(1)), heads=1),
+    "longformer": dict(pattern=Pattern.longformer(60, 5), heads=2, kv_heads=1),
+    "globals once": dict(
+        pattern=Pattern.of(GlobalTokens(3), GlobalTokens([1, 60, 61], "read"), Strided(9), overlap="once"), heads=1
+    ),
+    "bands once": dict(pattern=Pattern.of(*map(SlidingWindow, (9, 9, 40), (1, 1, 4)), Strided(8), overlap="once"), heads=2),
+    "segments once": dict(
+        pattern=Pattern.of(DilatedSegment(150, 2), DilatedSegment(330, 3), GlobalTokens(9), overlap="once"), heads=2
+    ),
     "blocks": dict(pattern=Pattern.of(BlockSparse.bigbird(30, 25, heads=2)), heads=2, kv_heads=1),
     "dropout in a window": dict(pattern=Pattern.of(SlidingWindow(100), GlobalTokens(9)), heads=2, dropout_p=0.3),
     "dropout grouped": dict(pattern=Pattern([150, 330, 512], [1, 2, 4]), heads=2, kv_heads=1, dropout_p=0.3),

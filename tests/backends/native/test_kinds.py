@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit import BlockSparse, GlobalTokens, Pattern, PatternError, Problem, SlidingWindow
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, PatternError, Problem, SlidingWindow, Strided
 from dilkit import dilated_attention as attend
 from dilkit import dilated_attention_varlen as attend_packed
 from dilkit.backends.native.backend import Native
@@ -37,7 +37,8 @@ def problem(pattern: Pattern, seq: int = 4096) -> Problem:
 @pytest.mark.parametrize(
     ("pattern", "seq", "code"),
     [
-        (Pattern.of(SlidingWindow(4), GlobalTokens(2), overlap="once"), 4096, "overlap"),
+        (Pattern.of(SlidingWindow(4), DilatedSegment(64, 2), overlap="once"), 4096, "overlap"),
+        (Pattern.of(SlidingWindow(40, 4), Strided(6), overlap="once"), 4096, "overlap"),
         (Pattern.of(SlidingWindow(MOST_WINDOW + 1)), 2**25, "window"),
         (Pattern.of(*[SlidingWindow(i + 1) for i in range(65)]), 4096, "branches"),
     ],

@@ -1,0 +1,60 @@
+"""How a pair of tokens that branches of several kinds show counts once: each branch leaves out what others have shown.
+
+    GlobalTokens              none of its tokens, as queries or keys that see or are seen by all, takes part in another branch
+    SlidingWindow, Strided    a band begins where a narrower one ends whose rate divides its own
+    DilatedSegment            the kernel scores the segments of all branches together
+
+Other mixes have no such order, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from dilkit.pattern import Branch, GlobalTokens, Pattern, SlidingWindow, Strided
+
+NO_END = 2**62
+"""Of a stride: farther than any two tokens are apart."""
+
+
+def counts_once(pattern: Pattern) -> bool:
+    """Whether the kernel can count each pair of this pattern once."""
+    others = [branch for branch in pattern.branches if not isinstance(branch, GlobalTokens)]
+    bands = [others[i] for i in in_order(others)]
+    if len(bands) == len(others):
+        return all(rate_of(b) % rate_of(a) == 0 for a, b in combinations(bands, 2))
+    return len(others) == 1 or all(branch.kind == "dilated_segment" for branch in others)
+
+
+def globals_before(branches: Sequence[Branch], at: int, head: int) -> tuple[GlobalTokens, ...]:
+    """The branches of global tokens whose pairs branch `at` leaves out for a query head."""
+    found = (
+        branch
+        for i, branch in enumerate(branches)
+        if isinstance(branch, GlobalTokens) and branch.serves(head) and (i < at or not isinstance(branches[at], GlobalTokens))
+    )
+    return tuple(found)
+
+
+def beyond(branches: Sequence[Branch], at: int, head: int) -> int:
+    """The distance from which on a band of `branches` begins for a query head; 0 for what is no band."""
+    order = in_order(branches)
+    earlier = order[: order.index(at)] if at in order else []
+    return max((end_of(branches[i]) for i in earlier if branches[i].serves(head)), default=0)
+
+
+def in_order(branches: Sequence[Branch]) -> list[int]:
+    """The places of the bands among branches, each after those that it leaves out."""
+    places = [i for i, branch in enumerate(branches) if isinstance(branch, (SlidingWindow, Strided))]
+    return sorted(places, key=lambda i: (rate_of(branches[i]), -end_of(branches[i])))
+
+
+def rate_of(band: Branch) -> int:
+    """What the distances of a band are multiples of."""
+    return band.stride if isinstance(band, Strided) else getattr(band, "dilation_rate", 1)
+
+
+def end_of(band: Branch) -> int:
+    """The distance that a band ends before."""
+    return min(getattr(band, "window", NO_END), NO_END)
