@@ -61,19 +61,11 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     """The arrays of the branches of `problem.pattern`, with an offset or a table for each query head."""
     import numpy as np
 
-    branches, heads, tables = problem.pattern.branches, range(problem.heads), list[RunTable]()
+    branches, tables = problem.pattern.branches, list[RunTable]()
     kind, length, rate = (np.array(values, np.int64) for values in zip(*map(_kind_length_rate, branches), strict=True))
     offset = np.array([_offsets(branch, problem, tables) for branch in branches], np.int64)
-    without, beyond = np.full_like(offset, -1), np.zeros_like(offset)
-    if problem.pattern.overlap == "once" and not problem.pattern.only_segments:
-        known: dict[tuple[GlobalTokens, ...], int] = {(): -1}
-        for at, head in product(range(len(branches)), heads):
-            left_out = once.globals_before(branches, at, head)
-            if left_out not in known:
-                known[left_out] = len(tables) // 2
-                tables += _tables_of(left_out)
-            without[at, head], beyond[at, head] = known[left_out], once.beyond(branches, at, head)
-        offset[beyond >= length[:, None]] = -1  # another band shows all of it
+    without, beyond = _left_out(problem, tables)
+    offset[beyond >= length[:, None]] = -1  # another band shows all of it
     offset, without, beyond = (np.ascontiguousarray(x.T) for x in (offset, without, beyond))
     if not tables:
         none = np.empty(0, np.int64)
@@ -117,6 +109,24 @@ def _offsets(branch: Branch, problem: Problem, tables: list[RunTable]) -> list[i
         for head in chosen:
             tables += _block_tables(branch, head)
     return [offset if branch.serves(head) else -1 for head, offset in zip(heads, found, strict=True)]
+
+
+def _left_out(problem: Problem, tables: list[RunTable]) -> tuple[Int64Array, Int64Array]:
+    """What each branch leaves out for each query head so that pairs count once: the number of two tables, and a distance."""
+    import numpy as np
+
+    branches = problem.pattern.branches
+    without, beyond = np.full((len(branches), problem.heads), -1), np.zeros((len(branches), problem.heads), np.int64)
+    if problem.pattern.overlap == "count" or problem.pattern.only_segments:
+        return without, beyond
+    known: dict[tuple[GlobalTokens, ...], int] = {(): -1}
+    for at, head in product(range(len(branches)), range(problem.heads)):
+        left_out = once.globals_before(branches, at, head)
+        if left_out not in known:
+            known[left_out] = len(tables) // 2
+            tables += _tables_of(left_out)
+        without[at, head], beyond[at, head] = known[left_out], once.beyond(branches, at, head)
+    return without, beyond
 
 
 def _block_tables(branch: BlockSparse, head: int) -> tuple[RunTable, RunTable]:

@@ -42,6 +42,8 @@ LONG = (
     Case(
         feature="long", variant="blocks", pattern=Pattern.of(BlockSparse.bigbird(30, 25, heads=2)), seq=701, heads=2, head_dim=24
     ),
+    Case(feature="long", variant="once", pattern=Pattern.longformer(60, 5), seq=701, heads=2, head_dim=17, mask="random"),
+    Case(feature="long", variant="bands once", pattern=Pattern.sparse_transformer(20), seq=501, heads=2, head_dim=8),
     Case(feature="long", variant="scattered", pattern=SCATTERED, seq=501, heads=2, head_dim=16),
 )
 
