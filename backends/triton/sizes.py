@@ -1,6 +1,7 @@
 """How the kernels in Triton divide their work, by role, dtype, head_dim and GPU: one table, first match wins.
 
-Every size is a guess until it is measured. They are chosen so that no kernel for halves spills on any of the architectures.
+Every size is a guess until it is measured. They are chosen so that with Triton 3.9 no forward pass and no gradient of
+halves spills.
 
 Products in fp32 run on CUDA cores (`input_precision="ieee"`). Three products of TF32 on tensor cores would hold the tolerance if
 sums were rounded; a tensor core that cuts them off instead, as is assumed here, has an error beyond it that grows with the keys.
