@@ -28,7 +28,7 @@
    TILE_ROWS   128  128  128   64   64                  64   64   64                  64   32
    BLOCKS        4    3    2    2    2                   4    4    3                   3    3
    mma_dquery has 3 blocks for HEAD_DIM 96 from sm_80 on.
-   No dynamic shared memory, 9 to 41 KB of static: as many blocks as registers allow find room on a multiprocessor.
+   No dynamic shared memory, 9 to 45 KB of static: as many blocks as registers allow find room on a multiprocessor.
    With 32 rows a warp, shared memory is read half as often as with 16, but registers hold no more than 16 beyond HEAD_DIM 64. */
 #include "stored.cuh"
 
@@ -45,9 +45,11 @@
 #define WINDOW (2 * THREADS)
 #define SCORE_COLUMNS 16
 
-/* Fragments of own values, side by side, that mma_dkeyvalue has registers for; the others are in `spare`, in shared memory. */
-#define HELD (FRAGMENTS * STEPS > 7 ? STEPS - 1 : STEPS)
-#define SPARE (STEPS - HELD ? STEPS - HELD : 1)
+/* Fragments of own values, side by side, that mma_dkeyvalue has no registers for: they are in `spare`, in shared memory. */
+#ifndef SPARE
+#define SPARE (FRAGMENTS * STEPS > 7)
+#endif
+#define HELD (STEPS - SPARE)
 
 /* One head of a tensor. */
 typedef struct {
@@ -390,7 +392,7 @@ KERNEL(mma_dkeyvalue) {
     SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
-    SHARED uint4 buffer[4 * COLUMNS * CHUNKS], spare[SPARE * FRAGMENTS * THREADS];
+    SHARED uint4 buffer[4 * COLUMNS * CHUNKS], spare[(SPARE ? SPARE : 1) * FRAGMENTS * THREADS];
     int element;
     Tile found;
     start_tiles(&item);

@@ -19,6 +19,9 @@ NEWER = [c for c in CAPABILITIES if c >= (8, 0)]
 TENSOR_CORES = builds([(7, 5)], [64], ["float16"], ["plain"]) + builds(NEWER, [64], ["bfloat16"], ["plain"])
 WIDE = builds([(6, 1)], [128], ["float32", "float16"], ["elements"]) + builds([(9, 0)], [128], ["float32", "float16"], ["plain"])
 DROPPING = builds([(9, 0)], [64, 128], ["float16"], ["dropout", "packed-dropout"])
+TIGHT = builds([(10, 0)], [64], ["float16"], ["plain"]) + builds([(12, 0)], [32, 64], ["bfloat16"], ["packed-dropout"])
+SHORT = [build for build in TIGHT if "mma_dkeyvalue" in build.names and build.kernel.tile_rows == 128]
+"""Where registers are shortest: some fragments are in shared memory."""
 USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES, *DROPPING]))
 
 
@@ -32,7 +35,7 @@ def chosen(builds: list[Build]) -> list[Any]:
 AT_LENGTH = [pytest.param(build, marks=pytest.mark.kernels) for build in WIDE]
 
 
-@pytest.mark.parametrize("build", [*chosen(USUAL), *AT_LENGTH], ids=lambda build: build.name)
+@pytest.mark.parametrize("build", [*chosen(USUAL), *SHORT, *AT_LENGTH], ids=lambda build: build.name)
 def test_a_kernel_compiles_and_fits(build: Build) -> None:
     """`make kernels` holds every size of every kernel to the same."""
     found = compiled(build)

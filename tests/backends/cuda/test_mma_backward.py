@@ -116,7 +116,7 @@ def test_low_tiles(head_dim: int, capability: tuple[int, int]) -> None:
     judge(case, gradients(case, Way(capability, LOW_ROWS)))
 
 
-@pytest.mark.parametrize(("head_dim", "capability"), [(32, AMPERE), (64, TURING), (128, AMPERE)])
+@pytest.mark.parametrize(("head_dim", "capability"), [(32, AMPERE), (64, TURING), (128, AMPERE), (32, (12, 0)), (64, (12, 0))])
 def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability: tuple[int, int]) -> None:
     sizes = dict(pattern=DEEP, seq=200, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
     case = Case(feature="bits", variant="", is_causal=True, mask="random", **sizes)
