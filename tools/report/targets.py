@@ -48,7 +48,7 @@ def _row(figure: Figure, columns: Sequence[str], aims: bool) -> tuple[str, ...]:
 
 
 def _limit(figure: Figure, value: float | None) -> str:
-    return "-" if value is None else f"{'at most' if figure.lower else 'at least'} {value:,g}{figure.unit}"
+    return "-" if value is None else f"{'at most' if figure.lower else 'at least'} {number(value)}{figure.unit}"
 
 
 def _shown(figure: Figure, value: float | None) -> str:

@@ -129,6 +129,19 @@ def test_both_ends_of_the_longest_sequence_are_checked() -> None:
     assert (found.verdict, found.reasons) == ("wrong", ("the last tokens: 512 results differ",))
 
 
+def test_where_the_longest_sequence_does_not_fit_half_of_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, tried = suite.GpuSuite(quick=True, repeats=1), list[int]()
+
+    def inputs_that_do_not_fit(problem: Any) -> Any:
+        tried.append(problem.seq)
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(suite, "long_inputs", inputs_that_do_not_fit)
+    register_backend(StandIn())
+    assert quick.long().verdict == "failed"
+    assert tried == [suite.LONG // quick.divisor, suite.LONG // quick.divisor // 2]
+
+
 @pytest.mark.kernels
 def test_the_suite_measures_the_kernels_themselves(tmp_path: Path) -> None:
     """From the command to the `.cu` files and back, all but the GPU."""
