@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal, missing_modules
 from dilkit.backends.native.branches import BRANCH_KINDS, MOST_WINDOW, branch_arrays, widest_window
-from dilkit.backends.native.once import counts_once
+from dilkit.backends.once import counts_once
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:

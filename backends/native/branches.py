@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.backends.native import once
+from dilkit.backends import once
+from dilkit.backends.runs import UNBOUNDED, runs_of, union
 from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
 from dilkit.problem import Problem
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     Int64Array = NDArray[np.int64]
 
 SEGMENTS, BAND, RUNS = range(3)
-UNBOUNDED = 2**62
-"""No tensor has as many rows: lengths, rates and positions beyond it are the same."""
 
 MOST_WINDOW = 2**24 - 2**16
 """The kernel compares positions as fp32 numbers, counted from the start of a block of rows: they are exact up to 2**24."""
@@ -150,7 +149,7 @@ def _global_tables(branch: GlobalTokens) -> tuple[RunTable, RunTable]:
     """Queries as rows, and keys as rows: those that are global see, or are seen by, all."""
     import numpy as np
 
-    tokens = _runs_of(branch)
+    tokens = runs_of(branch)
     everything, nothing = np.array([[0, UNBOUNDED]]), np.empty((0, 2), np.int64)
     if branch.direction == "both":
         both = _global_table(tokens, everything, tokens)
@@ -172,32 +171,8 @@ def _tables_of(left_out: tuple[GlobalTokens, ...]) -> tuple[RunTable, RunTable]:
     """The queries that see all by these branches, and the keys that are seen by all: rows that see something in a table."""
     import numpy as np
 
-    queries = [_runs_of(branch) for branch in left_out if branch.direction == "both"]
-    keys = [_runs_of(branch) for branch in left_out]
+    queries = [runs_of(branch) for branch in left_out if branch.direction == "both"]
+    keys = [runs_of(branch) for branch in left_out]
     nothing, something = np.empty((0, 2), np.int64), np.array([[0, UNBOUNDED]])
-    all_queries, all_keys = (_union(np.concatenate([nothing, *runs])) for runs in (queries, keys))
+    all_queries, all_keys = union(*queries), union(*keys)
     return _global_table(all_queries, something, nothing), _global_table(all_keys, something, nothing)
-
-
-def _union(runs: Int64Array) -> Int64Array:
-    """Runs in ascending order, of which none touch, in the place of any."""
-    import numpy as np
-
-    found: list[list[int]] = []
-    for start, stop in sorted(runs.tolist()):
-        if found and start <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], stop)
-        else:
-            found.append([start, stop])
-    return np.array(found, np.int64).reshape(-1, 2)
-
-
-def _runs_of(branch: GlobalTokens) -> Int64Array:
-    """The global tokens as runs `(runs, 2)`."""
-    import numpy as np
-
-    if isinstance(branch.tokens, int):
-        return np.array([[0, min(branch.tokens, UNBOUNDED - 1)]])
-    tokens = np.array(branch.tokens, np.int64)
-    gaps = np.flatnonzero(np.diff(tokens) > 1)
-    return np.stack((tokens[np.append(0, gaps + 1)], tokens[np.append(gaps, len(tokens) - 1)] + 1), axis=1)

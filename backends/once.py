@@ -2,7 +2,7 @@
 
     GlobalTokens              none of its tokens, as queries or keys that see or are seen by all, takes part in another branch
     SlidingWindow, Strided    a band begins where a narrower one ends whose rate divides its own
-    DilatedSegment            the kernel scores the segments of all branches together
+    DilatedSegment            the segments of all branches are scored together
 
 Other mixes have no such order, and are refused.
 """
@@ -19,7 +19,7 @@ NO_END = 2**62
 
 
 def counts_once(pattern: Pattern) -> bool:
-    """Whether the kernel can count each pair of this pattern once."""
+    """Whether each pair of this pattern can be counted once in this order."""
     others = [branch for branch in pattern.branches if not isinstance(branch, GlobalTokens)]
     bands = [others[i] for i in in_order(others)]
     if len(bands) == len(others):
