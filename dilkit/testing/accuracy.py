@@ -25,7 +25,7 @@ from dilkit.oracle import (
     softmax_of_count,
     with_zero_keys,
 )
-from dilkit.pattern import Branch, DilatedSegment
+from dilkit.pattern import Branch, DilatedSegment, Neighborhood
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -227,14 +227,31 @@ def shortened(problem: Problem) -> Problem:
 
     Of many heads and sequences fewer tokens are left, so that the oracle's matrices are no larger than those of `WIDE`. A segment
     keeps `KEYS` of its keys, as far as it has them: of a single key no query would have a gradient. Branches of other kinds stay.
+    A grid is made smaller as a whole; with grids of several shapes, nothing is.
     """
+    grids = [branch for branch in problem.pattern.branches if isinstance(branch, Neighborhood)]
+    if len({grid.shape for grid in grids}) > 1:
+        return problem
     most = SHORT * min(1.0, math.sqrt(WIDE / (problem.batch * problem.heads)))
     divisor = 1 << max(0, math.ceil(math.log2(max(problem.seq, 1) / most)))
-    branches = (_shortened(branch, problem.seq, divisor) for branch in problem.pattern.branches)
-    return replace(problem, seq=problem.seq // divisor, pattern=problem.pattern.with_branches(*branches))
+    shape = _smaller_grid(grids, problem.seq // divisor) if grids else (problem.seq // divisor,)
+    branches = (_shortened(branch, problem.seq, divisor, shape) for branch in problem.pattern.branches)
+    return replace(problem, seq=math.prod(shape), pattern=problem.pattern.with_branches(*branches))
 
 
-def _shortened(branch: Branch, seq: int, divisor: int) -> Branch:
+def _smaller_grid(grids: Sequence[Neighborhood], tokens: int) -> tuple[int, ...]:
+    """The one shape of `grids`, its largest sides halved until there are at most so many `tokens`, or no room for a window."""
+    shape, dimensions = list(grids[0].shape), range(len(grids[0].shape))
+    least = [max(grid.kernel_size[i] * grid.dilation[i] for grid in grids) for i in dimensions]
+    while math.prod(shape) > tokens and (wide := [i for i in dimensions if shape[i] > least[i]]):
+        longest = max(wide, key=lambda i: shape[i])
+        shape[longest] = max(least[longest], shape[longest] // 2)
+    return tuple(shape)
+
+
+def _shortened(branch: Branch, seq: int, divisor: int, shape: tuple[int, ...]) -> Branch:
+    if isinstance(branch, Neighborhood):
+        return replace(branch, shape=shape)
     if not isinstance(branch, DilatedSegment):
         return branch
     w, rate = branch.segment_length, branch.dilation_rate

@@ -101,7 +101,6 @@ def run(args: Namespace) -> int:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))
     problem = arguments.problem_of(Namespace(**{**vars(args), "seq": lengths[-1]}), device_named(args.device))
-    problem.pattern.check_segments("dilkit bench", "dilkit info and dilkit tune take every kind")
     if args.comm:
         _leave_out(args, "does not go with --comm, which compares schedules of exchange", "baseline", "overhead")
         args.schedules = args.schedules or SCHEDULES

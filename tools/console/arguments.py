@@ -13,6 +13,7 @@ from dilkit.device import Device, cuda_count, probe
 from dilkit.pattern import OFFSETS, OVERLAPS, TAILS, Pattern
 from dilkit.problem import DTYPES, Problem
 from dilkit.tools.console.quantities import whole_number
+from dilkit.tools.console.written import PRESETS, written_pattern
 
 DENSE = "dense"
 PICTURES = (".png", ".svg", ".pdf")
@@ -37,10 +38,11 @@ def add_pattern_arguments(
     group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
     group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
     lengths, default = f"segment lengths, or {DENSE} (default {shown})", tuple(segments) if segments else None
-    which = group.add_mutually_exclusive_group()
+    which, names = group.add_mutually_exclusive_group(), ", ".join(PRESETS)
     which.add_argument("--segments", type=_segments, default=default, metavar="W,W", help=lengths)
-    written = "a pattern of any branches as JSON, or a file with it: what Pattern.to_json() writes"
-    which.add_argument("--pattern", type=_written_pattern, metavar="JSON|FILE", help=written)
+    written = f"""branches, as 'SlidingWindow(512), GlobalTokens(4)'; a pattern by name, as 'longformer(512, 16)' ({names});
+    or JSON, which Pattern.to_json() writes, or a file with it"""
+    which.add_argument("--pattern", type=written_pattern, metavar="PATTERN", help=written)
     group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
     group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
     counts = "how a key of several branches counts (default %(default)s)"
@@ -213,15 +215,6 @@ def device_here(text: str) -> str:
 
 def _segments(text: str) -> tuple[int, ...] | str:
     return DENSE if text.strip().lower() == DENSE else numbers(text)
-
-
-def _written_pattern(text: str) -> Pattern:
-    try:
-        return Pattern.from_json(text if text.lstrip().startswith("{") else Path(text).read_text())
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object and cannot be read as a file: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def numbers(text: str) -> tuple[int, ...]:

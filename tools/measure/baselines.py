@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, unflatten
 
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure import fused
@@ -98,7 +98,10 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
         "overlap 'once': counts a key once for each branch": pattern.overlap != "count",
         "tail 'zeros': pads nothing": pattern.tail != "exact",
     }
-    for branch in pattern.segments:
+    for branch in pattern.branches:
+        if not isinstance(branch, DilatedSegment):
+            asked[f"branch {branch.call()}: only dilated segments are gathered"] = True
+            continue
         length, rate = min(branch.segment_length, seq), branch.dilation_rate
         asked[f"seq {seq}: must be a multiple of segment length {length}; it has no short segments"] = bool(seq % length)
         asked[f"dilation rate {rate}: must divide the segment length {length}"] = bool(length % rate)

@@ -12,17 +12,15 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, unflatten
 
-from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import Implementation
+from dilkit.tools.measure.pairs import counter
 
 BLOCK = 128
 """Rows and columns of a block of FlexAttention's mask."""
-
-Counter = Callable[[Any, Any, Any], Any]
 
 
 def flex_attention(inputs: Tensors, problem: Problem) -> Tensor:
@@ -38,7 +36,7 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
     """
     from torch.nn.attention import flex_attention as flex
 
-    count = _counter(problem, device)
+    count = counter(problem, device)
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
         seen = count(h, i, j) > 0
@@ -60,40 +58,18 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
     return torch.compile(own, fullgraph=True, dynamic=False)
 
 
-def _counter(problem: Problem, device: torch.device) -> Counter:
-    """`count(h, i, j)` of tensors of indices: in how many branches query i of head h sees key j."""
-    pattern, branches, group = problem.pattern, problem.pattern.segments, problem.heads // problem.kv_heads
-    lengths = [min(branch.segment_length, problem.seq) for branch in branches]
-
-    def offset(branch: DilatedSegment, head: int) -> int:
-        return pattern.head_offset(branch.dilation_rate, head // group, problem.kv_heads) if branch.serves(head) else -1
-
-    heads = range(problem.heads)
-    offsets = [torch.tensor([offset(b, h) for h in heads], dtype=torch.int32, device=device) for b in branches]
-    rates = [branch.dilation_rate for branch in branches]
-
-    def count(h: Any, i: Any, j: Any) -> Any:
-        total = 0
-        for length, rate, first_of in zip(lengths, rates, offsets, strict=True):
-            first = first_of[h]
-            seen = (i // length == j // length) & (i % length % rate == first) & (j % length % rate == first)
-            total = total + seen.to(torch.int32)
-        return total
-
-    return count
-
-
 def _counts_above_one(problem: Problem) -> bool:
     """Whether a key may be seen more than once: several branches serve the same head."""
-    served = [sum(branch.serves(head) for branch in problem.pattern.segments) for head in range(problem.heads)]
+    served = [sum(branch.serves(head) for branch in problem.pattern.branches) for head in range(problem.heads)]
     return problem.pattern.overlap == "count" and max(served) > 1
 
 
 def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device) -> Any:
-    """The blocks in which any query sees any key, from the rows that each branch keeps: no matrix of `seq**2` is made."""
+    """The blocks in which any query sees any key: no matrix of `seq**2` is made."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    some, whole = (x.to(device) for x in _blocks(problem))
+    blocks = _blocks if problem.pattern.only_segments else _blocks_of_any_kind
+    some, whole = (x.to(device) for x in blocks(problem))
     partial = some & ~whole
     return BlockMask.from_kv_blocks(
         *listed(partial), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
@@ -120,6 +96,17 @@ def _blocks(problem: Problem) -> tuple[Tensor, Tensor]:
     if problem.is_causal:
         some, whole = some.tril(), whole.tril(-1)
     return some[None], whole[None]
+
+
+def _blocks_of_any_kind(problem: Problem) -> tuple[Tensor, Tensor]:
+    """As `_blocks`, from the count of as many rows at a time as a block has."""
+    seq, missing, found = problem.seq, -problem.seq % BLOCK, []
+    for rows in torch.split(torch.arange(seq), BLOCK):
+        seen = problem.pattern.count_rows(rows, seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal) > 0
+        cells = unflatten(torch.nn.functional.pad(seen, (0, missing, 0, BLOCK - len(rows))), 2, (-1, BLOCK))
+        found.append((cells.any(3).any(1), cells.all(3).all(1)))
+    some, whole = (torch.stack(rows, 1)[None] for rows in zip(*found, strict=True))
+    return some, whole
 
 
 def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
+from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 
 _EVERY_TORCH_HAS = ("cpu-flash", "flash", "memory-efficient")
@@ -17,7 +19,8 @@ _EVERY_TORCH_HAS = ("cpu-flash", "flash", "memory-efficient")
 @lru_cache(maxsize=64)
 def kernels(problem: Problem) -> tuple[SdpaKernel, ...]:
     """The kernels of a plain torch that can compute `problem`: the CPU's, or on CUDA flash and memory-efficient."""
-    return tuple(kernel for kernel in KERNELS if kernel.name in _EVERY_TORCH_HAS and not kernel.refusals(problem))
+    dense = replace(problem, pattern=Pattern.dense())  # which it is, whatever has been gathered
+    return tuple(kernel for kernel in KERNELS if kernel.name in _EVERY_TORCH_HAS and not kernel.refusals(dense))
 
 
 def attention_and_lse(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:

@@ -11,11 +11,12 @@ from dilkit.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class PatternFacts:
-    """A pattern in words, and all that it is made of."""
+    """A pattern in words, and all that it is made of: lists of dilated segments, or `branches` of any kinds."""
 
     text: str
-    segment_lengths: tuple[int, ...]
+    segment_lengths: tuple[int, ...] = ()
     dilation_rates: tuple[int, ...] = ()
+    branches: Any = None
     offset: str = "modulo"
     overlap: str = "count"
     heads: Any = None

@@ -13,6 +13,7 @@ from dilkit import (
     DilatedSegment,
     GlobalTokens,
     Limits,
+    Neighborhood,
     Pattern,
     PatternError,
     Problem,
@@ -85,6 +86,15 @@ def test_a_shorter_problem_keeps_other_kinds() -> None:
     assert short.seq < 1 << 20
     assert short.pattern.branches[::2] == MIX.branches[::2]
     assert short.pattern.branches[1].segment_length < 512
+
+
+def test_a_shorter_grid_keeps_its_windows() -> None:
+    window, large = Neighborhood((32, 8192), (3, 5), (1, 30)), GlobalTokens(3)
+    short = shortened(problem(Pattern.of(window, large), seq=window.tokens))
+    assert short.pattern == Pattern.of(Neighborhood((3, 150), (3, 5), (1, 30)), large)
+    assert short.seq == 450
+    two = problem(Pattern.of(Neighborhood((64, 64), 3), Neighborhood((32, 128), 3)))
+    assert shortened(two) == two
 
 
 @pytest.mark.parametrize("attribute", ["segment_lengths", "dilation_rates"])

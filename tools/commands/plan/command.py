@@ -1,4 +1,4 @@
-"""`dilkit plan`: what dilated attention over ranks would move, compute and hold, worked out without running it."""
+"""`dilkit plan`: what a call would compute and hold, and what it moves over ranks, worked out without running it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.pattern import Pattern
 from dilkit.tools.commands.plan.report import Report, document
-from dilkit.tools.console.arguments import add_call_arguments, add_pattern_arguments, pattern_of, problem_of, set_series, whole
+from dilkit.tools.console.arguments import (
+    add_call_arguments,
+    add_pattern_arguments,
+    assumed_device,
+    pattern_of,
+    problem_of,
+    set_series,
+    whole,
+)
 from dilkit.tools.console.quantities import bandwidth, flops
 from dilkit.tools.console.text import print_json
 from dilkit.tools.report.terminal import document_text
@@ -20,17 +28,20 @@ MOST_ENTRIES = 2**21
 LEAST_A_BRANCH = 2**10
 """A branch counts as so many entries at least."""
 HELP = f"""\
-say what dilated attention over ranks would move, compute and hold, without running it
+say what a call would compute and hold, who computes it, and what it moves over ranks, without running it
 
-Bytes and pairs are exact: what `ring_dilated_attention` over these shards counts. Times are a model: nominal FLOPs at --flops and
-the bytes of the busier direction at --bandwidth, rank by rank; the slowest rank is shown. Memory is that of one call: inputs,
-results, gradients, and the rows of other ranks that are kept for the backward pass. --schedule {ALL} compares the schedules."""
+Pairs and FLOPs of each branch, bytes, and who computes it and why, are those of one call on one device: --assume's, or this CPU.
+Over ranks bytes and pairs are exact: what `ring_dilated_attention` over these shards counts. Times are a model: nominal FLOPs at
+--flops and the bytes of the busier direction at --bandwidth, rank by rank; the slowest rank is shown. Memory is that of one call:
+inputs, results, gradients, and the rows of other ranks that are kept for the backward pass. --schedule {ALL} compares the
+schedules."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pattern's and the call's arguments, and those of the job."""
     add_pattern_arguments(parser, seq=2**20, heads=32, segments=None, seq_help="tokens, as 1e9 or 64K (default %(default)s)")
     add_call_arguments(parser, dim=128, dtype="bfloat16", train=False)
+    parser.add_argument("--assume", type=assumed_device, metavar="sm_80", help="the device, a GPU that need not be here, or cpu")
     group = parser.add_argument_group("job")
     group.add_argument("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
     how = "how branches are computed over ranks (default %(default)s)"
@@ -75,7 +86,7 @@ def collect(args: argparse.Namespace) -> Report:
             plan = exchange_plan(pattern, cuts, *shape, is_causal=args.causal, schedule=name)
             found[name] = Forecast(plan, rows, speed)
         except ValueError as error:
-            if args.schedule != ALL or name == SCHEDULES[0]:
+            if args.schedule != ALL or (name == SCHEDULES[0] and pattern.only_segments):
                 raise
             refused[name] = str(error)
-    return Report(problem_of(args), found, refused)
+    return Report(problem_of(args, args.assume), args.world_size, speed, found, refused)

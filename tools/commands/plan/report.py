@@ -9,8 +9,9 @@ from typing import Any
 
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.explain import branch_facts, explanation
-from dilkit.comm.plan.forecast import Forecast, Numbers, baselines
+from dilkit.comm.plan.forecast import Forecast, Numbers, Speed, baselines
 from dilkit.problem import Problem
+from dilkit.tools.commands.plan.call import Call
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, wrapped
 from dilkit.tools.report.document import Document, Table, tables
 
@@ -27,9 +28,11 @@ CALL = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "
 
 @dataclass(frozen=True)
 class Report:
-    """The problem, a forecast for each schedule, and why others are refused."""
+    """The problem, the ranks and their speed, a forecast for each schedule, and why others are refused."""
 
     problem: Problem
+    world_size: int
+    speed: Speed
     schedules: dict[str, Forecast]
     refused: dict[str, str]
 
@@ -41,16 +44,17 @@ class Report:
     @property
     def baselines(self) -> dict[str, tuple[int, float]]:
         """Bytes that others would send, and the seconds that they take."""
-        sent = baselines(self.first.plan, self.first.rows)
-        return {name: (count, count / self.first.speed.bandwidth) for name, count in sent.items()}
+        sent = baselines(self.first.plan, self.first.rows) if self.schedules else {}
+        return {name: (count, count / self.speed.bandwidth) for name, count in sent.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
         call = {name: getattr(self.problem, name) for name in CALL}
         elsewhere = {name: dict(forward_bytes=count, seconds=seconds) for name, (count, seconds) in self.baselines.items()}
         return dict(
-            problem=dict(pattern=str(self.problem.pattern), world_size=self.first.plan.world_size, **call),
-            **vars(self.first.speed),
+            problem=dict(pattern=str(self.problem.pattern), world_size=self.world_size, **call),
+            call=Call(self.problem).to_dict(),
+            **vars(self.speed),
             schedules={name: _plain(one) for name, one in self.schedules.items()},
             refused=self.refused,
             baselines=elsewhere,
@@ -94,20 +98,27 @@ def choice(schedules: Mapping[str, Forecast]) -> str:
 
 def document(report: Report) -> Document:
     """The report for people."""
-    forecasts, first, world_size = list(report.schedules.values()), report.first, report.first.plan.world_size
-    ranks = f"{world_size:,} rank{'s' * (world_size > 1)}"
-    where = f"{ranks}, {first.speed.bandwidth / 1e9:,.4g} GB/s each way, {first.speed.flops / 1e12:,.4g} TFLOP/s"
+    ranks, call = f"{report.world_size:,} rank{'s' * (report.world_size > 1)}", Call(report.problem)
+    where = f"{ranks}, {report.speed.bandwidth / 1e9:,.4g} GB/s each way, {report.speed.flops / 1e12:,.4g} TFLOP/s"
+    by_reason: dict[str, list[str]] = {}
+    for name, why in report.refused.items():
+        by_reason.setdefault(why, []).append(name)
+    refused = (f"{', '.join(names)} is refused: {why}" for why, names in by_reason.items())
+    return Document(
+        headline=tuple(line for text in (str(report.problem), where) for line in wrapped("", text)),
+        tables=(call.table(), *(_over_ranks(report) if report.schedules else ())),
+        notes=(*call.verdicts(), *refused, *filter(None, [choice(report.schedules)])),
+    )
+
+
+def _over_ranks(report: Report) -> tuple[Table, ...]:
+    forecasts, first = list(report.schedules.values()), report.first
     elsewhere = tuple((NAMES[name], in_bytes(count), in_seconds(seconds)) for name, (count, seconds) in report.baselines.items())
     why, names = explanation(first.plan, first.rows), ("", *report.schedules)
-    found = [
+    return tables(
         Table(f"branches, schedule {names[1]}", BRANCHES, tuple(_branches(first)), why),
         Table("a rank, by schedule", names, tuple(_all_ranks(forecasts))),
         Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), elsewhere),
-    ]
-    return Document(
-        headline=tuple(line for text in (str(report.problem), where) for line in wrapped("", text)),
-        tables=tables(*found),
-        notes=(*(f"{name} is refused: {why}" for name, why in report.refused.items()), *filter(None, [choice(report.schedules)])),
     )
 
 

@@ -179,7 +179,7 @@ def _notes(result: BenchResult) -> Iterator[str]:
     if max(fractions, default=0.0) > 1.0:
         yield "faster than the matmul beside it: other programs disturbed this run; measure again on a quiet machine"
     lengths = [case.seq for case in result.lengths]
-    if len(lengths) > 1 and max(result.problem.pattern.segment_lengths) > min(lengths):
+    if len(lengths) > 1 and max(result.problem.pattern.segment_lengths, default=0) > min(lengths):
         yield "a segment longer than the sequence is the sequence: once all segments are shorter, FLOPs ~ tokens^1"
     if result.interrupted:
         yield "interrupted: the lengths shown were measured, later ones were not"
