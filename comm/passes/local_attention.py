@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,11 +14,9 @@ from torch import Tensor
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.partial_results import PartialResults
 from dilkit.comm.plan.exchange_plan import ExchangePlan
-from dilkit.comm.plan.local_segments import local_range
-from dilkit.comm.plan.sharded_segments import segment_tokens
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import backward_op, forward_op
-from dilkit.pattern import Pattern
+from dilkit.pattern import Branch, Pattern
 
 
 class LocalRange(NamedTuple):
@@ -40,24 +37,16 @@ def local_ranges(plan: ExchangePlan, rank: int) -> tuple[LocalRange, ...]:
     """The ranges that a rank computes by itself; none where segments are computed one by one."""
     if not plan.fuse_branches:
         return ()
-    first, last = plan.cuts[rank : rank + 2]
-    branches: dict[tuple[int, int], list[int]] = {}
-    for b, branch in enumerate(plan.exchange_pattern.segments):
-        start, stop = local_range(segment_tokens(branch, plan.seq), first, last, plan.seq)
-        if start < stop:
-            branches.setdefault((start - first, stop - first), []).append(b)
-    every = list(range(len(plan.pattern.branches)))
+    first, branches = plan.cuts[rank], dict[tuple[int, int], list[Branch]]()
+    for b in range(len(plan.exchange_pattern.branches)):
+        if local := plan.local_branch(b, rank):
+            branches.setdefault((local.start, local.stop), []).append(local.branch)
+    # Without the keys that segments are padded with: those are added to whole results.
     return tuple(
-        LocalRange(start, stop, _with_branches(plan.pattern, every if plan.is_joint else which), first + start)
-        for (start, stop), which in branches.items()
+        LocalRange(start - first, stop - first, plan.pattern.with_branches(*every, tail="exact"), start)
+        for (start, stop), some in branches.items()
+        for every in [plan.pattern.branches if plan.is_joint else some]
     )
-
-
-def _with_branches(pattern: Pattern, branches: list[int]) -> Pattern:
-    """A pattern of some of the branches, without the keys that segments are padded with: those are added to whole results."""
-    if len(branches) == len(pattern.branches):
-        return replace(pattern, tail="exact")
-    return pattern.with_branches(*(pattern.branches[b] for b in branches), tail="exact")
 
 
 def local_forward(

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dilkit.comm.passes.kept_rows import KeptRows, RowRun, RowsKey, row_numbers
-from dilkit.pattern import Pattern
+from dilkit.comm.passes.kept_rows import RowRun, row_numbers
+from dilkit.comm.plan.kept_rows import KeptRows, Side, SmallProblem
+from dilkit.pattern import GlobalTokens, Pattern
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,7 @@ class ProblemStack:
         return replace(self, **moved)
 
 
-class SmallProblem(NamedTuple):
-    """Query rows of one head, and the key rows that they attend to."""
-
-    queries: list[KeptRows]
-    keys: list[KeptRows]
-    is_causal: bool
-    pattern: Pattern = Pattern.dense()
-    key_group: int = 0
-    """Problems with the same queries have different key groups: a stack has each of its rows once."""
-
-
-RunsByRows = dict[RowsKey, RowRun]
+RunsByRows = dict[KeptRows, RowRun]
 RunsByRole = dict[str, RunsByRows]
 """Where kept rows lie: "q", "k", "v" in messages of all three; "qq", "kk" in messages of queries or of keys alone."""
 
@@ -99,17 +89,26 @@ class _Tile(NamedTuple):
         return self.key_range[1] - self.key_range[0]
 
     @property
+    def pattern(self) -> Pattern:
+        """What the queries follow. Where they are many more or many fewer than the keys, no more is scored than they see."""
+        if self.problem.pattern is not None:
+            return self.problem.pattern
+        if self.problem.is_causal or 2 * min(self.queries, self.keys) > max(self.queries, self.keys):
+            return Pattern.dense()
+        return Pattern.of(GlobalTokens(self.keys, "read") if self.keys < self.queries else GlobalTokens(self.queries))
+
+    @property
     def place(self) -> tuple[int, int, int, int]:
         """The first query head, the positions of the first query and of the first key, and the step from row to row."""
-        query, key = self.problem.queries[0], self.problem.keys[0]
-        head, rate = query.segment.heads[query.head], query.segment.rate
-        start = query.segment.start + head.offset
-        rows = query.first + self.query_range[0], key.first + self.key_range[0]
-        return head.first, start + rate * rows[0], start + rate * rows[1], rate
+        queries, keys = self.problem.queries, self.problem.keys
+        start, key_start = (
+            side.start + side.stride * at for side, at in ((queries, self.query_range[0]), (keys, self.key_range[0]))
+        )
+        return queries.kept[0].first, start, key_start, queries.stride
 
 
 def _tiles(problem: SmallProblem) -> Iterator[_Tile]:
-    queries, keys = (sum(rows.positions for rows in some) for some in (problem.queries, problem.keys))
+    queries, keys = problem.queries.rows, problem.keys.rows
     side = max(min(queries, keys), SHORT_SIDE)
     for q in range(0, queries, side):
         for k in range(0, keys, side):
@@ -121,10 +120,10 @@ def stack_problems(problems: Iterable[SmallProblem], runs: RunsByRole, batch: in
     alike: dict[tuple[Any, ...], list[_Tile]] = defaultdict(list)
     for problem in problems:
         for tile in _tiles(problem):
-            first = problem.queries[0]
-            apart = (first.segment.branch, problem.key_group, tile.query_range[0], tile.key_range[0])
+            first = problem.queries.kept[0]
+            apart = (first.branch, problem.key_group, tile.query_range[0], tile.key_range[0])
             sizes = (max(tile.queries, tile.keys), first.width, tile.queries == tile.keys)
-            alike[apart, problem.pattern, problem.is_causal, sizes].append(tile)
+            alike[apart, tile.pattern, problem.is_causal, sizes].append(tile)
     for (_, pattern, is_causal, (rows, width, equal)), tiles in alike.items():
         at_once = max(1, most_rows // (rows * width * max(batch, 1)))
         for start in range(0, len(tiles), at_once):
@@ -147,27 +146,28 @@ def _index_tensors(
     return of_queries, of_keys, of_values, of_results, of_flags, real_queries, real_keys
 
 
-def _filled_rows(
-    sides: Sequence[tuple[list[KeptRows], tuple[int, int]]], rows: int, width: int, batch: int, runs: RunsByRows
-) -> Tensor:
+def _filled_rows(sides: Sequence[tuple[Side, tuple[int, int]]], rows: int, width: int, batch: int, runs: RunsByRows) -> Tensor:
     """The row numbers of one side of all tiles, each filled up to `rows` with its first row."""
     numbered: list[RowRun] = []
-    for kept, (first, last) in sides:
-        found = _cut([runs[some.key] for some in kept], width * first, width * last)
+    for side, (first, last) in sides:
+        found = _cut(side, [runs[kept] for kept in side.kept], first, last)
         numbered += found
         if missing := rows - (last - first):
             numbered.append((found[0][0], 0, missing, width, found[0][4]))
     return row_numbers(numbered, batch)
 
 
-def _cut(runs: list[RowRun], first: int, last: int) -> list[RowRun]:
-    """Of runs of one line each, the rows `first .. last - 1`."""
+def _cut(side: Side, runs: list[RowRun], first: int, last: int) -> list[RowRun]:
+    """Of the runs of a side's kept rows, a line for each position, the rows `first .. last - 1` of the side."""
+    if len(runs) == 1:
+        ((start, step, _, width, batch_step),) = runs
+        return [(start + step * (side.first + side.step * first), step * side.step, last - first, width, batch_step)]
     found, before = [], 0
-    for start, step, lines, length, batch_step in runs:
-        low, high = max(first - before, 0), min(last - before, length)
+    for start, step, lines, width, batch_step in runs:
+        low, high = max(side.first + first - before, 0), min(side.first + last - before, lines)
         if low < high:
-            found.append((start + low, step, lines, high - low, batch_step))
-        before += length
+            found.append((start + step * low, step, high - low, width, batch_step))
+        before += lines
     return found
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.local_segments import local_row_counts
+from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import IntArray
 from dilkit.comm.plan.traffic import Rows
 
@@ -34,6 +35,7 @@ def ring_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
 
     Four blocks lie in separate buffers: the rank's own, the one it computes with, the one it sends on, and the one it receives.
     """
-    rings = [c.largest_block for c, route in zip(plan.row_counts, plan.routes, strict=True) if route.kind == "ring"]
+    counted = zip(plan.row_counts, plan.routes, strict=True)
+    rings = [c.largest_block for c, route in counted if route.kind == "ring" and isinstance(c, RowCounts)]
     most: IntArray = np.max([np.zeros(plan.world_size, np.int64), *rings], axis=0)
     return 4 * rows.batch * rows.key_value_bytes * most

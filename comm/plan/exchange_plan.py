@@ -10,13 +10,16 @@ import numpy as np
 
 from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.cuts import checked_cuts
-from dilkit.comm.plan.joint_branches import are_joint, joint_segments, pattern_in_segment
+from dilkit.comm.plan.joint_branches import joint_segments, pattern_in_segment, why_joint
+from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
+from dilkit.comm.plan.kinds.windows import WindowExchange
+from dilkit.comm.plan.local_branches import LocalBranch, local_branch
 from dilkit.comm.plan.routes import SCHEDULES, Route, busiest_ranks, choose_route
 from dilkit.comm.plan.row_counts import RowCounts
-from dilkit.comm.plan.sharded_segments import IntArray, SegmentShards, ShardedSegment, segment_shards
+from dilkit.comm.plan.sharded_segments import IntArray, SegmentShards, ShardedSegment, segment_shards, served_heads
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows, branch_traffic
 from dilkit.comm.plan.work import Pairs, Work, joint_pairs, local_pairs
-from dilkit.pattern import Pattern
+from dilkit.pattern import Branch, Pattern, SlidingWindow
 
 PHASES = ("forward", "backward")
 
@@ -31,7 +34,8 @@ class ExchangePlan:
     `schedule`: "auto" chooses for each branch the route that moves the fewest rows through the busiest rank; "scatter",
     "gather" and "ring" are used wherever a segment is not within one rank. `fuse_branches=False` computes branches and segments
     one by one, so that the result is bitwise the same for every world size: rows are moved, and never summed in another order.
-    "auto" then scatters, and "gather" and "ring", which sum up partial results of ranks, are refused.
+    "auto" then scatters, and "gather" and "ring", which sum up partial results of ranks, are refused. A pattern with branches of
+    other kinds than segments is then computed in one piece, head by head.
 
     Raises ValueError or TypeError for arguments that do not fit: cuts that do not grow from 0, heads that the pattern does not
     serve, a schedule that is not known or that `fuse_branches` or `overlap="once"` rules out.
@@ -65,11 +69,15 @@ class ExchangePlan:
         integer("heads", self.heads, at_least=1)
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
-        self.pattern.check_segments("attention over ranks", "compute it on one rank: dilkit.dilated_attention")
         self.pattern.check_heads(self.heads, integer("kv_heads", self.kv_heads))
+        self.pattern.check_seq(self.seq)
         self._check_countable(Rows(1, "float16"))
         if self.schedule in ("gather", "ring"):
             self._check_partial_results()
+        if self.schedule != "auto" and all(self.exchanges):
+            raise ValueError(
+                f"schedule={self.schedule!r} is for branches with segments or strides, of which the pattern has none; use 'auto'"
+            )
 
     def _check_countable(self, rows: Rows) -> None:
         """Raise ValueError where a rank's bytes would not fit into 64 bits: they are counted in int64."""
@@ -88,19 +96,20 @@ class ExchangePlan:
             )
         if self.is_joint:
             raise ValueError(
-                f"schedule={self.schedule!r} sums up what each branch finds, but with overlap='once' a key counts once over all "
-                "branches; use schedule='scatter' or 'auto'"
+                f"schedule={self.schedule!r} sums up what each branch finds, but {why_joint(self.pattern)}; use "
+                "schedule='scatter' or 'auto'"
             )
 
     @cached_property
     def is_joint(self) -> bool:
-        """Whether a key counts once over all branches, so that a row's whole softmax must be computed in one piece."""
-        return are_joint(self.pattern)
+        """Whether a row's whole softmax must be computed in one piece, such as where a key counts once over all branches."""
+        in_one_piece = not self.fuse_branches and not self.pattern.only_segments
+        return in_one_piece or bool(why_joint(self.pattern))
 
     @cached_property
     def exchange_pattern(self) -> Pattern:
         """The pattern whose rows are exchanged: `pattern`, or for joint branches segments with all their rows."""
-        return joint_segments(self.pattern, self.seq, self.heads) if self.is_joint else self.pattern
+        return joint_segments(self.pattern, self.seq, self.heads, self.kv_heads) if self.is_joint else self.pattern
 
     def segment_pattern(self, kv_head: int) -> Pattern | None:
         """What is computed with the exchanged rows of a segment and the query heads of one key/value head; None: nothing."""
@@ -123,19 +132,42 @@ class ExchangePlan:
     def routes(self) -> tuple[Route, ...]:
         """The route of each branch; of all together where they are joint."""
         facts = (self.world_size, self.is_causal, self._scatter_only)
-        branches = range(len(self.exchange_pattern.branches))
-        return tuple(choose_route(self.schedule, self._shards(b), *facts) for b in branches)
+        return tuple(
+            choose_route(self.schedule, self._shards(b), *facts) if exchange is None else exchange.route
+            for b, exchange in enumerate(self.exchanges)
+        )
+
+    @cached_property
+    def exchanges(self) -> tuple[BranchExchange | None, ...]:
+        """For each branch how its rows travel, if it has no segments."""
+        return tuple(map(self._exchange, range(len(self.exchange_pattern.branches))))
+
+    def _exchange(self, branch: int) -> BranchExchange | None:
+        kind = self.exchange_pattern.branches[branch]
+        facts = branch, self.cuts, served_heads(self.pattern, kind, self.heads, self.kv_heads), self.is_causal
+        return WindowExchange(*facts, kind) if isinstance(kind, SlidingWindow) else None
 
     @cached_property
     def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:
-        """For each branch the segments that several ranks hold."""
-        return tuple(self._shards(b).split(b, route.group_size, self.is_causal) for b, route in enumerate(self.routes))
+        """For each branch the segments that several ranks hold; none of branches without segments."""
+        return tuple(
+            self._shards(b).split(b, route.group_size, self.is_causal) if self.exchanges[b] is None else ()
+            for b, route in enumerate(self.routes)
+        )
 
     @cached_property
-    def row_counts(self) -> tuple[RowCounts, ...]:
-        """For each branch the rows of those segments that each rank sends, receives and computes with."""
+    def row_counts(self) -> tuple[RowCounts | ExchangeCounts, ...]:
+        """For each branch the rows that each rank sends, receives and computes with, beside those that it computes by itself."""
         world_size, is_causal = self.world_size, self.is_causal
-        return tuple(RowCounts(self._shards(b), world_size, r.group_size, is_causal) for b, r in enumerate(self.routes))
+        return tuple(
+            RowCounts(self._shards(b), world_size, route.group_size, is_causal) if exchange is None else exchange.counts
+            for b, (route, exchange) in enumerate(zip(self.routes, self.exchanges, strict=True))
+        )
+
+    def local_branch(self, branch: int, rank: int) -> LocalBranch | None:
+        """What a rank computes of a branch of `exchange_pattern` by itself; None: nothing."""
+        start, stop = self.cuts[rank : rank + 2]
+        return local_branch(self.exchange_pattern.branches[branch], start, stop, self.seq)
 
     @cached_property
     def uses_all_to_all(self) -> bool:
@@ -193,8 +225,10 @@ class ExchangePlan:
     def candidates(self, branch: int) -> Mapping[int, int]:
         """Rows of the busiest rank in a forward pass (sent or received, the larger), by group size, as "auto" compares them.
 
-        The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks.
+        The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks, or that has none.
         """
+        if self.exchanges[branch] is not None:
+            return {}
         return busiest_ranks(self._shards(branch), self.world_size, self.is_causal, self._scatter_only)
 
     def _rank(self, rank: int) -> int:
@@ -211,11 +245,15 @@ class ExchangePlan:
         return segment_shards(self.exchange_pattern, branch, self.cuts, self.heads, self.kv_heads)
 
     def _local_pairs(self, branch: int) -> Pairs:
-        segment, pattern = self.exchange_pattern.segments[branch], self.pattern
-        if not self.is_joint:
-            alone = [segment.segment_length], [segment.dilation_rate], pattern.offset
-            pattern = Pattern(*alone, heads=[segment.heads], head_shard=pattern.head_shard)
-        return local_pairs(pattern, segment, self.cuts, self.heads, self.kv_heads, self.is_causal)
+        nothing = LocalBranch(0, 0, self.exchange_pattern.branches[branch])
+        found = [self.local_branch(branch, rank) or nothing for rank in range(self.world_size)]
+        return local_pairs(
+            [(self._alone(local.branch), local.stop - local.start) for local in found], self.heads, self.kv_heads, self.is_causal
+        )
+
+    def _alone(self, branch: Branch) -> Pattern:
+        """The pattern that a rank follows in a local branch: of all of them where they are joint."""
+        return self.pattern if self.is_joint else self.pattern.with_branches(branch, overlap="count", tail="exact")
 
     def _joint_pairs(self) -> Pairs:
         return joint_pairs(self.sharded_segments[0], self.segment_pattern, self.world_size)

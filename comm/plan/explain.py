@@ -7,10 +7,13 @@ from typing import Any
 
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.routes import Route
+from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.traffic import Rows
+from dilkit.pattern import BlockSparse, Branch, DilatedSegment, SlidingWindow, Strided
 
 ROUTE_TEXTS = {
     "local": "every segment is within one rank: nothing is sent",
+    "halo": "each rank is sent the keys and values within reach of its own queries",
     "scatter": "the ranks of a segment deal out its heads",
     "gather": "each rank is sent the keys and values that its own queries see",
     "hybrid": "groups of ranks deal out the heads of their own queries, and are sent the keys and values that these see",
@@ -21,6 +24,9 @@ ROUTE_TEXTS = {
 @dataclass(frozen=True)
 class BranchFacts:
     """How a branch is computed over ranks. `branch` is None if all branches are joint: every row is moved then.
+
+    `kind` is the kind of the branch, of joint ones that of the segments they are moved in. What is no segment has the length of a
+    window or block, or of the sequence, as its `segment_length`, and 1 or its rate or stride as its `dilation_rate`.
 
     `ranks` is the most ranks that hold one segment, `spread` how many segments are held by several ranks. `rows_moved` counts
     the rows that leave a rank in a forward pass, over all ranks, for a batch of 1. `busiest` says for each route that "auto"
@@ -40,6 +46,7 @@ class BranchFacts:
     forward_bytes: int
     backward_bytes: int
     busiest: dict[int, int]
+    kind: str = DilatedSegment.kind
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the keys of `busiest` as texts."""
@@ -52,41 +59,57 @@ def branch_facts(plan: ExchangePlan, rows: Rows) -> list[BranchFacts]:
 
 
 def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchFacts:
-    counts, segment = plan.row_counts[branch], plan.exchange_pattern.segments[branch]
-    length = min(segment.segment_length, plan.seq)
-    if route.kind == "ring":
+    counts, kind = plan.row_counts[branch], plan.exchange_pattern.branches[branch]
+    length, rate = (min(size, plan.seq) for size in _length_and_rate(kind, plan.seq))
+    if route.kind == "ring" and isinstance(counts, RowCounts):
         moved = 2 * counts.ring_keys_sent
     else:
         moved = counts.queries_sent + counts.queries_received + 2 * counts.keys_sent
     return BranchFacts(
         branch=None if plan.is_joint else branch,
         segment_length=length,
-        dilation_rate=segment.dilation_rate,
+        dilation_rate=rate,
         route=route.kind,
         group_size=route.group_size,
-        ranks=counts.shards.most_ranks,
-        segments=-(-plan.seq // length),
-        spread=len(counts.shards.token_bounds),
+        ranks=counts.shards.most_ranks if isinstance(counts, RowCounts) else plan.world_size,
+        segments=-(-plan.seq // length) if isinstance(counts, RowCounts) else 1,
+        spread=len(counts.shards.token_bounds) if isinstance(counts, RowCounts) else int(route.kind != "local"),
         rows_moved=int(moved.sum()),
         forward_bytes=int(plan.traffic("forward", rows, branch).sent.max()),
         backward_bytes=int(plan.traffic("backward", rows, branch).sent.max()),
         busiest=dict(plan.candidates(branch)),
+        kind=kind.kind,
     )
+
+
+def _length_and_rate(branch: Branch, seq: int) -> tuple[int, int]:
+    if isinstance(branch, DilatedSegment):
+        return branch.segment_length, branch.dilation_rate
+    if isinstance(branch, SlidingWindow):
+        return branch.window, branch.dilation_rate
+    if isinstance(branch, BlockSparse):
+        return branch.block_size, 1
+    return seq, branch.stride if isinstance(branch, Strided) else 1
 
 
 def explanation(plan: ExchangePlan, rows: Rows) -> str:
     """One paragraph a branch."""
-    return "\n".join(_text(facts, plan.schedule, rows) for facts in branch_facts(plan, rows))
+    named = zip(branch_facts(plan, rows), plan.exchange_pattern.branches, strict=True)
+    return "\n".join(_text(facts, branch, plan.schedule, rows) for facts, branch in named)
 
 
-def _text(facts: BranchFacts, schedule: str, rows: Rows) -> str:
+def _text(facts: BranchFacts, branch: Branch, schedule: str, rows: Rows) -> str:
     which = "all branches together" if facts.branch is None else f"branch {facts.branch}"
-    head = f"{which}: segments of {facts.segment_length:,}, rate {facts.dilation_rate:,}: {facts.route}"
+    what, in_segments = str(branch), isinstance(branch, DilatedSegment)
+    if in_segments:
+        what = f"segments of {facts.segment_length:,}, rate {facts.dilation_rate:,}"
+    head = f"{which}: {what}: {facts.route}"
     if facts.route == "local":
-        return f"{head}: {ROUTE_TEXTS['local']}"
+        return f"{head}: {ROUTE_TEXTS['local'] if in_segments else 'no rank needs rows of another: nothing is sent'}"
     among = f", in groups of {facts.group_size:,}" if facts.route == "hybrid" else ""
     sent = f"the rank that sends most sends {facts.forward_bytes:,} bytes forward, {facts.backward_bytes:,} backward"
-    return f"{head} over {facts.ranks:,} ranks{among}: {ROUTE_TEXTS[facts.route]}; {sent} ({rows.dtype}); {why(facts, schedule)}"
+    reason = f"; {why(facts, schedule)}" if facts.busiest else ""
+    return f"{head} over {facts.ranks:,} ranks{among}: {ROUTE_TEXTS[facts.route]}; {sent} ({rows.dtype}){reason}"
 
 
 def why(facts: BranchFacts, schedule: str) -> str:

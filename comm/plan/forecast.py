@@ -105,10 +105,13 @@ class Forecast:
 def baselines(plan: ExchangePlan, rows: Rows) -> dict[str, int]:
     """Bytes that other ways would have the busiest rank send in a forward pass.
 
-    "full_ring": all keys and values go round; "segment_all_gather": LongNet's, of the kept keys and values of each segment.
+    "full_ring": all keys and values go round; "segment_all_gather": LongNet's, of the kept keys and values of each segment, where
+    all branches have segments.
     """
     shard = int(np.diff(np.array(plan.cuts, np.int64)).max()) * plan.kv_heads * rows.batch * rows.key_value_bytes
     pattern, shape = plan.pattern, (plan.cuts, plan.heads, plan.kv_heads)
+    if not pattern.only_segments:
+        return {"full_ring": (plan.world_size - 1) * shard}
     branches = [segment_shards(pattern, branch, *shape) for branch in range(len(pattern.branches))]
     keys = sum(RowCounts(shards, plan.world_size, 1, False).keys_sent for shards in branches)
     sparse = int(np.max(rows.batch * rows.key_value_bytes * keys))

@@ -1,25 +1,36 @@
 """Joint branches: with `overlap="once"` a key counts once over all branches, so that a row's softmax is computed in one piece.
 
-The exchange plan then moves whole segments, long enough that no branch's segment crosses their ends, in place of sparse rows.
+The exchange plan then moves whole segments, long enough that no branch's segment crosses their ends, in place of sparse rows: the
+whole sequence where there are branches of other kinds. So are neighborhoods computed, which no interval of rows holds.
 """
 
 from __future__ import annotations
 
 from math import lcm
 
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, Pattern, SlidingWindow, Strided
+
+IN_PARTS = (DilatedSegment, SlidingWindow, Strided)
+"""Kinds of branches whose pairs of queries and keys several ranks can compute."""
 
 
-def are_joint(pattern: Pattern) -> bool:
-    """Whether a key counts once over several branches."""
-    return pattern.overlap == "once" and len(pattern.branches) > 1
+def why_joint(pattern: Pattern) -> str:
+    """Why a row's whole softmax is computed in one piece; empty if it need not be."""
+    if whole := [branch.kind for branch in pattern.branches if not isinstance(branch, IN_PARTS)]:
+        return f"a branch of kind {whole[0]} is computed in one piece"
+    if pattern.overlap == "once" and len(pattern.branches) > 1:
+        return "with overlap='once' a key counts once over all branches"
+    return ""
 
 
-def joint_segments(pattern: Pattern, seq: int, heads: int) -> Pattern:
+def joint_segments(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Pattern:
     """The segments that joint branches are exchanged in, as a pattern of one branch that keeps every row."""
-    length = lcm(*(min(branch.segment_length, seq) for branch in pattern.segments))
-    ranges = [branch.heads or (0, heads) for branch in pattern.segments]
+    length = lcm(*(min(branch.segment_length, seq) for branch in pattern.segments)) if pattern.only_segments else seq
+    ranges = [branch.heads or (0, heads) for branch in pattern.branches]
     served = min(start for start, _ in ranges), max(stop for _, stop in ranges)
+    if not pattern.only_segments:  # other kinds may count the heads of the model: all query heads of a key/value head travel
+        group = heads // kv_heads
+        served = served[0] // group * group, -(-served[1] // group) * group
     return Pattern([min(length, seq)], [1], heads=[served], head_shard=pattern.head_shard)
 
 
@@ -31,10 +42,7 @@ def pattern_in_segment(pattern: Pattern, served: tuple[int, int], kv_head: int, 
     group = heads // kv_heads
     first, total = pattern.head_shard or (0, kv_heads)
     start, stop = max(kv_head * group, served[0]), min((kv_head + 1) * group, served[1])
-    branches = [branch for branch in pattern.segments if any(map(branch.serves, range(start, stop)))]
+    branches = [part for branch in pattern.branches if (part := branch.within(start, stop))]
     if not branches:
         return None
-    limits = [branch.heads or (start, stop) for branch in branches]
-    ranges = [(max(start, a) - start, min(stop, b) - start) for a, b in limits]
-    lengths, rates = [b.segment_length for b in branches], [b.dilation_rate for b in branches]
-    return Pattern(lengths, rates, pattern.offset, "once", ranges, (first + kv_head, total))
+    return pattern.with_branches(*branches, head_shard=(first + kv_head, total), tail="exact")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import Branch, DilatedSegment, Pattern, Strided
 
 IntArray = NDArray[np.int64]
 
@@ -30,8 +30,9 @@ class ServedHead(NamedTuple):
     offset: int
 
 
-def served_heads(pattern: Pattern, branch: DilatedSegment, heads: int, kv_heads: int) -> tuple[ServedHead, ...]:
+def served_heads(pattern: Pattern, branch: Branch, heads: int, kv_heads: int) -> tuple[ServedHead, ...]:
     """The key/value heads that a branch serves, ascending."""
+    rate = branch.dilation_rate if isinstance(branch, DilatedSegment) else 1  # other kinds have no rows that they leave out
     heads_per_kv = heads // kv_heads
     start, stop = branch.heads or (0, heads)
     return tuple(
@@ -39,7 +40,7 @@ def served_heads(pattern: Pattern, branch: DilatedSegment, heads: int, kv_heads:
             kv,
             max(start, kv * heads_per_kv),
             min(stop, (kv + 1) * heads_per_kv) - max(start, kv * heads_per_kv),
-            pattern.head_offset(branch.dilation_rate, kv, kv_heads),
+            pattern.head_offset(rate, kv, kv_heads),
         )
         for kv in range(start // heads_per_kv, -(-stop // heads_per_kv))
     )
@@ -150,12 +151,19 @@ class SegmentShards:
 
 @lru_cache(maxsize=64)
 def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
-    """The segments of a branch that are not within one rank. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`."""
-    segment, edges = pattern.segments[branch], np.array(cuts, np.int64)
-    length = segment_tokens(segment, cuts[-1])
-    inner = edges[1:-1]
-    starts = np.unique(inner[(inner % length != 0) & (inner < edges[-1])] // length) * length
-    return shards_of_segments(starts, length, segment.dilation_rate, served_heads(pattern, segment, heads, kv_heads), edges)
+    """The segments of a branch that are not within one rank. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
+
+    The residue classes of a stride are segments as well: each from its first token to the end of the sequence.
+    """
+    segment, edges, seq = pattern.branches[branch], np.array(cuts, np.int64), cuts[-1]
+    served, inner = served_heads(pattern, segment, heads, kv_heads), edges[1:-1]
+    if isinstance(segment, Strided):
+        several = bool(((inner > 0) & (inner < seq)).any())
+        return shards_of_segments(np.arange(min(segment.stride, seq) * several), seq, segment.stride, served, edges)
+    assert isinstance(segment, DilatedSegment)
+    length = segment_tokens(segment, seq)
+    starts = np.unique(inner[(inner % length != 0) & (inner < seq)] // length) * length
+    return shards_of_segments(starts, length, segment.dilation_rate, served, edges)
 
 
 def segment_tokens(segment: DilatedSegment, seq: int) -> int:

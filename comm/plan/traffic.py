@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dilkit.checks import boolean, integer, one_of
+from dilkit.comm.plan.kinds.exchange import ExchangeCounts
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import IntArray
 from dilkit.problem import DTYPE_BYTES, DTYPES
@@ -100,7 +101,7 @@ class PhaseTraffic:
         return (self.there + self.back + self.ring).received
 
 
-def branch_traffic(counts: RowCounts, is_ring: bool, backward: bool, rows: Rows) -> PhaseTraffic:
+def branch_traffic(counts: RowCounts | ExchangeCounts, is_ring: bool, backward: bool, rows: Rows) -> PhaseTraffic:
     """The traffic of one branch.
 
     | phase | there | back |
@@ -111,7 +112,7 @@ def branch_traffic(counts: RowCounts, is_ring: bool, backward: bool, rows: Rows)
     Round a ring go keys and values (and flags). In a backward pass their gradients are returned in one hop.
     """
     nothing = PhaseTraffic.none(counts.world_size)
-    if is_ring:
+    if is_ring and isinstance(counts, RowCounts):
         return PhaseTraffic(nothing.there, nothing.back, _ring_traffic(counts, backward, rows) * rows.batch)
     row, key_value, lse = rows.row_bytes, rows.key_value_bytes, rows.lse_bytes
     out, owned = counts.queries_sent, counts.queries_received

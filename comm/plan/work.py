@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.plan.local_segments import local_tokens
 from dilkit.comm.plan.sharded_segments import ShardedSegment
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import Pattern
 
 Pairs = NDArray[Any]
 
@@ -34,13 +33,11 @@ class Work:
         return total
 
 
-def local_pairs(
-    pattern: Pattern, segment: DilatedSegment, cuts: tuple[int, ...], heads: int, kv_heads: int, is_causal: bool
-) -> Pairs:
-    """`(world_size,)`: pairs of `pattern` in the segments like `segment` that lie within each rank's shard."""
-    tokens = local_tokens(segment, cuts)
-    pairs = {n: pattern.flops(n, heads, 1, kv_heads=kv_heads, is_causal=is_causal) // 4 for n in set(tokens)}
-    return np.array([pairs[n] for n in tokens], object)
+def local_pairs(patterns: Sequence[tuple[Pattern, int]], heads: int, kv_heads: int, is_causal: bool) -> Pairs:
+    """`(world_size,)`: pairs of the pattern that each rank applies to so many of its rows by itself."""
+    options: dict[str, Any] = dict(kv_heads=kv_heads, is_causal=is_causal)
+    pairs = {(pattern, n): pattern.flops(n, heads, 1, **options) // 4 for pattern, n in set(patterns)}
+    return np.array([pairs[one] for one in patterns], object)
 
 
 def joint_pairs(segments: Sequence[ShardedSegment], pattern_of: Callable[[int], Pattern | None], world_size: int) -> Pairs:

@@ -88,7 +88,7 @@ def mixes(draw: st.DrawFn, heads: int, kv_heads: int, tokens: int = 30) -> Patte
 
 
 @st.composite
-def mixes_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
-    """A pattern of branches of any kinds, together with the heads it is meant for."""
+def mixes_with_heads(draw: st.DrawFn, tokens: int = 30) -> tuple[Pattern, Heads]:
+    """A pattern of branches of any kinds for up to `tokens` tokens, together with the heads it is meant for."""
     heads = draw(heads_and_groups())
-    return draw(mixes(*heads)), heads
+    return draw(mixes(*heads, tokens)), heads

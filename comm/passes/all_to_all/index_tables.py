@@ -15,15 +15,15 @@ import torch
 
 from dilkit import plan as core_plan
 from dilkit.comm.passes.all_to_all.message_layout import (
-    BranchMessage,
-    BranchMessages,
     MessageLayout,
     MessageSlice,
     ReturnTable,
 )
 from dilkit.comm.passes.kept_rows import HOST, group_kept_rows, kept_rows, row_numbers, row_run
-from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRole, SmallProblem, stack_problems, stack_rows
+from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRole, stack_problems, stack_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.plan.kept_rows import Message, Messages, Side, SmallProblem
+from dilkit.comm.plan.kinds.exchange import BranchExchange
 from dilkit.comm.plan.local_segments import local_segments
 from dilkit.comm.plan.sharded_segments import ShardedSegment
 
@@ -104,9 +104,14 @@ class _TableBuilder:
                 found += [segment for segment in segments if segment.holds(self.rank)]
         return found
 
-    def _outgoing(self) -> BranchMessages:
+    @cached_property
+    def exchanges(self) -> list[BranchExchange]:
+        """Those of branches without segments, in which this rank takes part."""
+        return [exchange for exchange in self.plan.exchanges if exchange is not None and self.rank in exchange.held]
+
+    def _outgoing(self) -> Messages:
         """What this rank sends, itself included: queries to the rank that computes them, keys to all ranks that see them."""
-        messages: BranchMessages = defaultdict(lambda: BranchMessage([], []))
+        messages: Messages = defaultdict(lambda: Message([], []))
         for segment in self.segments:
             me = segment.index_of(self.rank)
             group, computing = int(segment.group_of[me]), segment.compute_ranks
@@ -115,11 +120,12 @@ class _TableBuilder:
                     messages[segment.branch, int(computing[group, head])].queries.append(kept)
                     for other in range(group, len(computing)) if segment.is_causal else range(len(computing)):
                         messages[segment.branch, int(computing[other, head])].keys.append(kept)
-        return dict(messages)
+        sent = {(e.number, peer): e.message(self.rank, peer) for e in self.exchanges for peer in e.peers(self.rank)}
+        return {**messages, **sent}
 
-    def _incoming(self) -> BranchMessages:
+    def _incoming(self) -> Messages:
         """What this rank receives, from itself included."""
-        messages: BranchMessages = defaultdict(lambda: BranchMessage([], []))
+        messages: Messages = defaultdict(lambda: Message([], []))
         for segment, group, head in self._computed_heads():
             seen = int(segment.group_bounds[segment.key_groups(group)[-1] + 1])
             for source in range(seen):
@@ -128,7 +134,8 @@ class _TableBuilder:
                     message.keys.append(kept)
                     if segment.group_of[source] == group:
                         message.queries.append(kept)
-        return dict(messages)
+        received = {(e.number, peer): e.message(peer, self.rank) for e in self.exchanges for peer in e.peers(self.rank)}
+        return {**messages, **received}
 
     def _computed_heads(self) -> Iterator[tuple[ShardedSegment, int, int]]:
         """The heads whose queries this rank computes, by segment: `(segment, its group there, head)`."""
@@ -145,6 +152,8 @@ class _TableBuilder:
                 yield MessageSlice(branch, self.sent[roles].starts[role, branch, rank], rows)
 
     def _problems(self) -> Iterator[SmallProblem]:
+        for exchange in self.exchanges:
+            yield from exchange.problems(self.rank)
         for segment, group, head in self._computed_heads():
             pattern = self.plan.segment_pattern(segment.heads[head].kv_head)
             if pattern is None:
@@ -152,7 +161,8 @@ class _TableBuilder:
             for other in segment.key_groups(group):
                 causal = segment.is_causal and other == group
                 queries, keys = group_kept_rows(segment, head, group), group_kept_rows(segment, head, other)
-                yield SmallProblem(queries, keys, causal, pattern, other)
+                if queries and keys:
+                    yield SmallProblem(Side.whole(queries), Side.whole(keys), causal, pattern, other)
 
     def _received_runs(self) -> RunsByRole:
         """Where kept rows lie in what this rank receives, for each kind of message."""
@@ -164,7 +174,7 @@ class _TableBuilder:
                 at = self.received[roles].starts[role, branch, rank]
                 total = totals[role != "q"]
                 for kept in message.queries if role == "q" else message.keys:
-                    rows = kept.positions * (kept.width if role == "q" else 1)
-                    found[name][kept.key] = (at, 1, 1, rows, total)
-                    at += rows
+                    width = kept.width if role == "q" else 1
+                    found[name][kept] = (at, width, kept.positions, width, total)
+                    at += kept.positions * width
         return found

@@ -12,22 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.kept_rows import KeptRows
-
-
-class BranchMessage(NamedTuple):
-    """What one rank sends another for one branch: kept rows of queries, and of keys (and values)."""
-
-    queries: list[KeptRows]
-    keys: list[KeptRows]
-
-    def rows(self) -> tuple[int, int]:
-        """Rows of queries and of keys, for a batch of 1."""
-        return sum(kept.positions * kept.width for kept in self.queries), sum(kept.positions for kept in self.keys)
-
-
-BranchMessages = dict[tuple[int, int], BranchMessage]
-"""By (branch, other rank)."""
+from dilkit.comm.plan.kept_rows import Messages
 
 
 @dataclass(frozen=True)
@@ -40,7 +25,7 @@ class MessageLayout:
     """By (role, branch, other rank)."""
 
     @classmethod
-    def of(cls, messages: BranchMessages, roles: str, world_size: int, batch: int) -> MessageLayout:
+    def of(cls, messages: Messages, roles: str, world_size: int, batch: int) -> MessageLayout:
         """The layout of messages that hold these roles."""
         counts, starts, at = [0] * world_size, {}, 0
         for branch, rank in sorted(messages, key=lambda key: key[::-1]):

@@ -9,9 +9,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.kept_rows import HOST, KeptRows, kept_rows, row_numbers, row_run
-from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRows, SmallProblem, stack_problems, stack_rows
+from dilkit.comm.passes.kept_rows import HOST, kept_rows, row_numbers, row_run
+from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRows, stack_problems, stack_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.plan.kept_rows import KeptRows, Side, SmallProblem
 from dilkit.comm.plan.sharded_segments import ShardedSegment
 
 
@@ -66,22 +67,22 @@ class RingSegment:
 
     def stacks(self, hop: int) -> Iterator[ProblemStack]:
         """What is computed at a hop: own queries with the keys of the member `hop` before."""
-        queries, keys = self.kept(0), {rows.head: rows for rows in self.kept(-hop)}
+        queries, keys = self.kept(0), {rows.kv_head: rows for rows in self.kept(-hop)}
         causal = self.segment.is_causal and hop == 0
-        problems = [SmallProblem([rows], [keys[rows.head]], causal) for rows in queries if rows.head in keys]
-        query_runs = _runs((rows, rows.positions * rows.width) for rows in queries)
-        key_runs = _runs((rows, rows.positions) for rows in keys.values())
+        pairs = [(rows, keys[rows.kv_head]) for rows in queries if rows.kv_head in keys]
+        problems = [SmallProblem(Side.whole([rows]), Side.whole([seen]), causal) for rows, seen in pairs]
+        query_runs = _runs((rows, rows.width) for rows in queries)
+        key_runs = _runs((rows, 1) for rows in keys.values())
         runs = {"q": query_runs, "qq": query_runs, "k": key_runs, "v": key_runs, "kk": key_runs}
         most_rows = stack_rows(self.batch * len(self.plan.positions(self.rank)) * self.plan.heads)
         return (stack.to(self.device) for stack in stack_problems(problems, runs, self.batch, most_rows))
 
 
-def _runs(sizes: Iterable[tuple[KeptRows, int]]) -> RunsByRows:
-    """Where kept rows lie in a table that has them one after the other, batch by batch."""
-    kept = list(sizes)
-    counts = [count for _, count in kept]
-    starts = accumulate(counts, initial=0)
-    return {rows.key: (at, 1, 1, count, sum(counts)) for (rows, count), at in zip(kept, starts, strict=False)}
+def _runs(widths: Iterable[tuple[KeptRows, int]]) -> RunsByRows:
+    """Where kept rows lie, `width` rows a position, in a table that has them one after the other, batch by batch."""
+    kept = list(widths)
+    *starts, total = accumulate((rows.positions * width for rows, width in kept), initial=0)
+    return {rows: (at, width, rows.positions, width, total) for (rows, width), at in zip(kept, starts, strict=True)}
 
 
 def ring_segments(plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device = HOST) -> list[RingSegment]:

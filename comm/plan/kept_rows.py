@@ -1,0 +1,81 @@
+"""Kept rows: rows that travel together, or are computed with; and the small problems made of them. Values without tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dilkit.pattern import Pattern
+
+
+class KeptRows(NamedTuple):
+    """Rows of one key/value head, or of its query heads, in one rank's shard: the positions `start, start + step, ...`.
+
+    The query heads are `first .. first + width - 1`.
+    """
+
+    branch: int
+    start: int
+    step: int
+    positions: int
+    kv_head: int
+    first: int
+    width: int
+
+    @property
+    def stop(self) -> int:
+        """The position after the last one."""
+        return self.start + self.step * (self.positions - 1) + 1
+
+
+class Message(NamedTuple):
+    """What one rank sends another for one branch: kept rows of queries, and of keys (and values)."""
+
+    queries: list[KeptRows]
+    keys: list[KeptRows]
+
+    def rows(self) -> tuple[int, int]:
+        """Rows of queries and of keys, for a batch of 1."""
+        return sum(kept.positions * kept.width for kept in self.queries), sum(kept.positions for kept in self.keys)
+
+
+Messages = dict[tuple[int, int], Message]
+"""By (branch, other rank)."""
+
+
+class Side(NamedTuple):
+    """The queries or the keys of a small problem: so many of some kept rows, from number `first` on, every `step`-th.
+
+    Kept rows are counted on from one to the next. A negative step goes backwards; steps other than 1 are within one of them.
+    """
+
+    kept: tuple[KeptRows, ...]
+    first: int
+    step: int
+    rows: int
+
+    @classmethod
+    def whole(cls, kept: list[KeptRows]) -> Side:
+        """All of them."""
+        return cls(tuple(kept), 0, 1, sum(rows.positions for rows in kept))
+
+    @property
+    def start(self) -> int:
+        """The position of the first row."""
+        return self.kept[0].start + self.kept[0].step * self.first
+
+    @property
+    def stride(self) -> int:
+        """Positions from row to row."""
+        return self.kept[0].step * self.step
+
+
+class SmallProblem(NamedTuple):
+    """Query rows of one head, and the key rows that they attend to."""
+
+    queries: Side
+    keys: Side
+    is_causal: bool
+    pattern: Pattern | None = Pattern.dense()
+    """None: every query sees every key, with causality those up to its own number; by whatever pattern wastes least."""
+    key_group: int = 0
+    """Problems with the same queries have different key groups: a stack has each of its rows once."""

@@ -1,0 +1,173 @@
+"""Branches of other kinds than segments over ranks: what one process finds, and no more sent than planned."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, uneven_cuts
+from helpers.strategies import Heads, mixes_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dilkit import DilatedSegment, Pattern, SlidingWindow, dilated_attention_varlen, order, ordered_dilated_attention
+from dilkit.comm import (
+    arguments,
+    exchange_plan,
+    ring_dilated_attention,
+    ring_dilated_attention_varlen,
+    run_threads,
+    shard,
+    unshard,
+)
+from dilkit.comm.transports.threads import ThreadComm
+from dilkit.op.dropout import Dropout
+from dilkit.oracle import oracle_attention
+from dilkit.problem import DTYPES
+from dilkit.testing.problems import OTHER_KINDS, Case
+from dilkit.testing.tensors import make_tensors
+
+P, SEED = 0.4, 2**62 + 12345
+CASE = Case(feature="kinds over ranks", variant="window", pattern=Pattern.of(SlidingWindow(7)), seq=61, kv_heads=2)
+LIST = [
+    case
+    for at, case in enumerate(OTHER_KINDS)
+    if not case.lengths and not case.rows and at // len(DTYPES) % len(DTYPES) == at % len(DTYPES)
+]
+"""Each variant in one dtype, the next in the next; packed sequences and last rows have tests of their own."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_a_rank() -> Iterator[None]:
+    """Ranks as threads share the cores already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", LIST, ids=[case.name for case in LIST])
+def test_problem_list(case: Case) -> None:
+    draw = random.Random(zlib.crc32(case.name.encode()))
+    case = replace(case, dropout_p=0.0)  # which weights are dropped is compared below
+    for cuts in (even_cuts(case.seq, draw.randint(2, 4)), uneven_cuts(case.seq, draw.randint(2, 5))):
+        found = of_case(case, cuts)
+        assert_right(case, found)
+        assert_counted(found, make_tensors(case))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [(1, 1), (2, 1), (7, 1), (8, 1), (9, 3), (40, 1), (50, 4), (100, 1)], ids=str)
+def test_windows(window: tuple[int, int], is_causal: bool) -> None:
+    """Of one token, odd, even, dilated, wider than a shard, longer than the sequence."""
+    for world_size in (1, 2, 3, 4):
+        case = replace(CASE, pattern=Pattern.of(SlidingWindow(*window)), is_causal=is_causal, mask="random", variant=str(window))
+        found = of_case(case, uneven_cuts(case.seq, world_size, seed=world_size))
+        assert_right(case, found)
+        assert_counted(found, make_tensors(case))
+
+
+def loss(out: Tensor, lse: Tensor) -> Tensor:
+    return out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixes_with_heads(), st.integers(4, 30), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_any_mix_with_dropout_and_gradients_through_lse(
+    drawn: tuple[Pattern, Heads], seq: int, world_size: int, fuse_branches: bool, is_causal: bool, seed: int
+) -> None:
+    (pattern, heads), cuts = drawn, uneven_cuts(seq, world_size, seed)
+    draw = torch.Generator().manual_seed(seed)
+    whole = [torch.randn((2, seq, h, 4), generator=draw, dtype=torch.float64) for h in (heads[0], heads[1], heads[1])]
+    options: dict[str, Any] = dict(is_causal=is_causal, fuse_branches=fuse_branches, dropout_p=P, return_lse=True)
+
+    def on_rank(comm: ThreadComm) -> list[Tensor]:
+        mine = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].clone().requires_grad_() for x in whole]
+        out, lse = ring_dilated_attention(*mine, pattern, comm, **options)
+        return [out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss(out, lse), mine)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "draw_seed", lambda: torch.tensor(SEED))
+        found = [torch.cat(parts, 1) for parts in zip(*run_threads(world_size, on_rank, timeout=30), strict=True)]
+    leaves = [x.clone().requires_grad_() for x in whole]
+    first = 0 if pattern.head_shard is None else pattern.head_shard[0] * heads[0] // heads[1]
+    out, lse = oracle_attention(*leaves, pattern, is_causal=is_causal, dropout=Dropout(P, SEED, first_head=first))
+    want = [out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss(out, lse), leaves)]
+    for got, right in zip(found, want, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_bytes_of_a_window_do_not_grow_with_the_number_of_ranks(is_causal: bool) -> None:
+    """A rank sends `window - 1` rows of keys and values to each side that sees them, however many ranks there are."""
+    window, kv_heads, row = 65, 2, 16 * 2
+    halo = (window - 1) * kv_heads * 2 * row * (1 if is_causal else 2)
+    for world_size in (4, 8, 64, 512):
+        plan = exchange_plan(Pattern.of(SlidingWindow(window)), even_cuts(64 * 512, world_size), 8, kv_heads, is_causal=is_causal)
+        for phase in ("forward", "backward"):
+            sent = plan.all_bytes(phase, head_dim=16, dtype="bfloat16")
+            assert set(sent[1:-1].tolist()) == {halo}
+            assert sent.max() == halo
+
+
+def test_windows_of_any_length_in_a_plan_for_many_ranks() -> None:
+    """Counted by formula: a billion tokens, and a window over several shards."""
+    pattern = Pattern.of(SlidingWindow(10**7), DilatedSegment(2**20, 16))
+    plan = exchange_plan(pattern, even_cuts(10**9, 1024), 32, 8, is_causal=True)
+    sent = plan.all_bytes("forward", head_dim=128, dtype="bfloat16")
+    assert sent[:-11].min() >= (10**7 - 1) * 8 * 2 * 256  # each row is sent to all shards within reach, the last in part
+    assert sum(map(plan.work, range(1024))) * 4 == pattern.flops(10**9, 32, 1, kv_heads=8, is_causal=True)
+
+
+def test_packed_sequences_restart_windows() -> None:
+    pattern, lengths = Pattern.of(SlidingWindow(9), DilatedSegment(16, 2)), torch.tensor([0, 5, 5, 50, 61], dtype=torch.int32)
+    whole = [torch.randn(61, 4, 8, dtype=torch.float64) for _ in range(3)]
+
+    def on_rank(comm: ThreadComm) -> Tensor:
+        rows = [shard(x, comm, dim=0) for x in whole]
+        return unshard(ring_dilated_attention_varlen(*rows, pattern, comm, lengths, is_causal=True), comm, dim=0)
+
+    want = dilated_attention_varlen(*whole, pattern, lengths, is_causal=True)
+    for out in run_threads(4, on_rank, timeout=30):
+        torch.testing.assert_close(out, want)
+
+
+def test_windows_along_token_orders() -> None:
+    pattern, orders = Pattern.of(SlidingWindow(5), DilatedSegment(12, 3)), [order((6, 8)), order((6, 8), "snake")]
+    whole = [torch.randn(1, 48, 4, 8, dtype=torch.float64) for _ in range(3)]
+
+    def on_rank(comm: ThreadComm) -> Tensor:
+        return unshard(ring_dilated_attention(*(shard(x, comm) for x in whole), pattern, comm, order=orders), comm)
+
+    want = ordered_dilated_attention(*whole, pattern, orders)
+    for out in run_threads(3, on_rank, timeout=30):
+        torch.testing.assert_close(out, want)
+
+
+def test_each_row_in_one_piece_gives_the_same_bits_for_every_world_size() -> None:
+    case = replace(CASE, pattern=Pattern.of(SlidingWindow(7), DilatedSegment(16, 2)), is_causal=True)
+    one = of_case(case, (0, case.seq), fuse_branches=False)
+    assert_right(case, one)
+    for world_size in (2, 3):
+        found = of_case(case, uneven_cuts(case.seq, world_size), fuse_branches=False)
+        for name, x in one.results.items():
+            assert torch.equal(found.results[name], x), name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "schedule", "text"),
+    [
+        (Pattern.of(SlidingWindow(4)), "ring", r"schedule='ring' is for branches with segments or strides.*use 'auto'"),
+        (Pattern.natten((4, 4), 3), "gather", r"a branch of kind neighborhood is computed in one piece; use schedule='scatter'"),
+        (Pattern.sparse_transformer(4), "ring", r"with overlap='once' a key counts once"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(pattern: Pattern, schedule: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        exchange_plan(pattern, (0, 8, 16), 4, schedule=schedule)
