@@ -38,3 +38,47 @@ def union(*sets: Runs) -> Runs:
         else:
             found.append([start, stop])
     return np.array(found, np.int64).reshape(-1, 2)
+
+
+def complement(runs: Runs, seq: int) -> Runs:
+    """The positions below `seq` that are not in `runs`."""
+    import numpy as np
+
+    ends = np.concatenate(([0], np.minimum(runs, seq).reshape(-1), [seq])).reshape(-1, 2)
+    return ends[ends[:, 0] < ends[:, 1]]
+
+
+def difference(runs: Runs, without: Runs, seq: int) -> Runs:
+    """The positions of `runs` below `seq` that are not in `without`."""
+    return complement(union(complement(runs, seq), without), seq)
+
+
+def progressions(runs: Runs) -> Runs:
+    """The positions as arithmetic progressions `(n, 3)`: first, step, count. Single positions at equal distances are one."""
+    import numpy as np
+
+    lengths = runs[:, 1] - runs[:, 0]
+    longer, single = runs[lengths > 1], runs[lengths == 1, 0].tolist()
+    found = np.stack((longer[:, 0], np.ones(len(longer), np.int64), longer[:, 1] - longer[:, 0]), axis=1).tolist()
+    at = 0
+    while at < len(single):
+        step = single[at + 1] - single[at] if at + 1 < len(single) else 1
+        stop = at + 1
+        while stop < len(single) and single[stop] == single[stop - 1] + step:
+            stop += 1
+        found.append([single[at], step, stop - at])
+        at = stop
+    return np.array(sorted(found), np.int64).reshape(-1, 3)
+
+
+def classes(runs: Runs, rate: int) -> Runs:
+    """The positions as `progressions`: of each run those that are a multiple of `rate` apart."""
+    import numpy as np
+
+    if rate == 1:
+        return progressions(runs)
+    lengths = runs[:, 1] - runs[:, 0]
+    residues = np.minimum(lengths, rate)
+    of = np.repeat(np.arange(len(runs)), residues)
+    residue = np.arange(len(of)) - np.repeat(np.cumsum(residues) - residues, residues)
+    return np.stack((runs[of, 0] + residue, np.full(len(of), rate), (lengths[of] - residue - 1) // rate + 1), axis=1)

@@ -8,8 +8,9 @@ rows are 2 apart, for only the branch of rate 1 keeps them. All rows of a tile s
 keep counts m times, so it is scored once, with `+ log m`. A pattern is symmetric in queries and keys, so the tiles for the
 gradients of keys and values are made alike, by key/value head.
 
-Branches whose rates are too large for the shortest segment of the others make a group of their own. Each group is one launch, and
-a later one merges its partial results with those that earlier ones left in `out` and `lse`.
+Branches whose rates are too large for the shortest segment of the others make a group of their own, and so does each relation
+that branches of other kinds show (`dilkit.backends.tiles.relations`). Each group is one launch, and a later one merges its
+partial results with those that earlier ones left in `out` and `lse`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ from numpy.typing import NDArray
 
 from dilkit import plan
 from dilkit.backend import Refusal
+from dilkit.backends.once import counts_once
 from dilkit.backends.tiles import _tiles
-from dilkit.pattern import Branch, DilatedSegment
+from dilkit.backends.tiles.relation_tiles import relation_tiles
+from dilkit.backends.tiles.relations import FAR, KINDS, Relation, relations
+from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
+
+BRANCH_KINDS = frozenset({DilatedSegment.kind}) | KINDS
+"""The kinds of branches that there are tiles for."""
 
 MAX_BRANCHES = 32
 """Branches of one group, at most: a set of them is the bits of a word."""
 
-MAX_SEQ = 2**30
+MAX_SEQ = FAR
 """Tokens of a sequence, at most: row numbers, and sums of two of them, are 32-bit."""
 
 MOST_ROWS, LOW_ROWS = 128, 64
@@ -46,7 +53,10 @@ BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The branches and tiles of one launch. All arrays are read-only."""
+    """The branches and tiles of one launch: those of a relation have no segments. All arrays are read-only.
+
+    Query i sees no key before `i - back` and none after `i + ahead`.
+    """
 
     branches: NDArray[np.void]
     """`BRANCH`, shortest segment first: segment length, dilation rate, and the query heads `head_start .. head_stop - 1`."""
@@ -55,6 +65,10 @@ class Group:
     that no branch keeps with an empty `set`; in later ones only rows that a branch keeps."""
     key_tiles: NDArray[np.void]
     """`TILE`: `head` is a key/value head, `set` holds the branches that serve any query head of it."""
+    back: int = FAR
+    ahead: int = FAR
+    relation: Relation | None = None
+    """With one, `set` of a tile holds the part that its rows are in."""
 
     @property
     def nbytes(self) -> int:
@@ -76,13 +90,17 @@ class Schedule:
 
 def schedule_refusals(problem: Problem) -> list[Refusal]:
     """Why there is no schedule for `problem`, in the words of a backend; empty where there is one."""
-    found, branches = [], len(problem.pattern.branches)
+    pattern, found = problem.pattern, []
+    segments = sum(isinstance(branch, DilatedSegment) for branch in pattern.branches)
     if problem.seq > MAX_SEQ:
         found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
     if problem.heads > MAX_HEADS:
         found.append(Refusal("heads", str(problem.heads), f"at most {MAX_HEADS}"))
-    if problem.pattern.overlap == "once" and branches > MAX_BRANCHES:
-        found.append(Refusal("branches", str(branches), f'at most {MAX_BRANCHES} with overlap="once"'))
+    if pattern.overlap == "once" and segments > MAX_BRANCHES:
+        found.append(Refusal("branches", str(segments), f'at most {MAX_BRANCHES} with overlap="once"'))
+    if pattern.overlap == "once" and not pattern.only_segments and (segments or not counts_once(pattern)):
+        limit = "of segments alone, or of global tokens and of bands whose rates divide one another"
+        found.append(Refusal("overlap", "once", limit, 'use overlap="count", or backend="native"'))
     return found
 
 
@@ -90,7 +108,7 @@ def schedule(problem: Problem, tile_rows: int) -> Schedule:
     """The tiles of `problem`, of at most `tile_rows` rows each; made once and kept in the cache.
 
     Raises ValueError for more than `MAX_SEQ` tokens, or more than `MAX_BRANCHES` branches that must be scored together
-    (`overlap="once"`); TypeError for a kind of branch that is not known here.
+    (`overlap="once"`); TypeError for a kind of branch that neither segments nor relations show.
     """
     sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal
     return plan.cached(("tiles", problem.pattern.to_json(), sizes, tile_rows), partial(_schedule, problem, tile_rows))
@@ -99,9 +117,11 @@ def schedule(problem: Problem, tile_rows: int) -> Schedule:
 def _schedule(problem: Problem, tile_rows: int) -> Schedule:
     if problem.seq > MAX_SEQ:
         raise ValueError(f"seq={problem.seq} exceeds {MAX_SEQ}, the most tokens whose numbers fit; use another backend")
-    branches = [_clipped(branch, problem) for branch in problem.pattern.branches]
-    groups = list(_grouped(branches, problem, tile_rows))
-    return Schedule(tuple(_group(own, problem, tile_rows, first=i == 0) for i, own in enumerate(groups)))
+    branches = [_clipped(branch, problem) for branch in problem.pattern.branches if isinstance(branch, DilatedSegment)]
+    groups = [_group(own, problem, tile_rows, first=i == 0) for i, own in enumerate(_grouped(branches, problem, tile_rows))]
+    for relation in relations(problem):
+        groups.append(_group_of_relation(relation, problem, tile_rows, first=not groups))
+    return Schedule(tuple(groups))
 
 
 @dataclass(frozen=True)
@@ -113,10 +133,8 @@ class _Branch:
     """The offset of each key/value head."""
 
 
-def _clipped(branch: Branch, problem: Problem) -> _Branch:
+def _clipped(branch: DilatedSegment, problem: Problem) -> _Branch:
     """The branch with segment length, rate and offsets cut to the sequence."""
-    if not isinstance(branch, DilatedSegment):
-        raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; tiles are known for {DilatedSegment.kind!r} only")
     pattern, kv_heads, most = problem.pattern, problem.kv_heads, max(problem.seq, 1)
     offsets = (pattern.head_offset(branch.dilation_rate, head, kv_heads) for head in range(kv_heads))
     return _Branch(
@@ -146,7 +164,8 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
             yield group
             group = []
         group.append(branch)
-    yield group
+    if group:
+        yield group
 
 
 def _equal(group: list[_Branch], branch: _Branch) -> bool:
@@ -166,9 +185,19 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
     keys = _tiles.tiles(rows, offsets, key_heads, per_head, per_head, *sizes)
     query_tiles, key_tiles = (_most_keys_first(*x) for x in (queries, keys))
     key_tiles["head"] //= per_head
-    for array in (table, query_tiles, key_tiles):
+    return _read_only(Group(table, query_tiles, key_tiles, ahead=0 if problem.is_causal else FAR))
+
+
+def _group_of_relation(relation: Relation, problem: Problem, tile_rows: int, first: bool) -> Group:
+    found = (relation_tiles(relation, problem, of_keys, tile_rows, first) for of_keys in (False, True))
+    query_tiles, key_tiles = (_most_keys_first(*x) for x in found)
+    return _read_only(Group(np.zeros(0, BRANCH), query_tiles, key_tiles, relation.back, relation.ahead, relation))
+
+
+def _read_only(group: Group) -> Group:
+    for array in (group.branches, group.query_tiles, group.key_tiles):
         array.setflags(write=False)
-    return Group(table, query_tiles, key_tiles)
+    return group
 
 
 def _steps(period: int) -> NDArray[np.int64]:

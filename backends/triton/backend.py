@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dilkit.backend import Limits
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, tall_tiles
-from dilkit.backends.tiles.schedule import LOW_ROWS
-from dilkit.backends.triton.device import device_tables
+from dilkit.backends.tiles.schedule import BRANCH_KINDS, LOW_ROWS
+from dilkit.backends.triton.device import DeviceGroup, device_tables
 from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded, sizes_for
 from dilkit.device import Capability
 from dilkit.problem import Problem
@@ -92,6 +92,7 @@ class TritonTiles(TiledBackend):
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
+        branch_kinds=BRANCH_KINDS,
     )
     priority = 4
 
@@ -131,19 +132,21 @@ class TritonTiles(TiledBackend):
         role: str,
         given: tuple[Any, ...],
         mask: Tensor | None,
-        group: tuple[Tensor, ...],
+        group: DeviceGroup,
         problem: Problem,
         sizes: Sizes,
         first: bool,
     ) -> None:
         from dilkit.backends.triton.tiles import TableView
 
-        numbers = problem.batch, problem.seq, problem.heads, problem.heads // problem.kv_heads
+        tables, back, ahead = group
+        numbers = problem.batch, problem.seq, problem.heads, problem.heads // problem.kv_heads, back, ahead
         scales = (problem.scale * math.log2(math.e),) if role == "forward" else (problem.scale, problem.scale * math.log2(math.e))
-        arguments = *given, _mask(mask, group[0]), TableView(*group), *numbers, *scales
-        constants = dict(FIRST=first, CAUSAL=problem.is_causal, MASKED=mask is not None, PRECISION="ieee")
+        arguments = *given, _mask(mask, tables[0]), TableView(*tables), *numbers, *scales
+        bounded = min(back, ahead) < problem.seq - 1
+        constants = dict(FIRST=first, BOUNDED=bounded, MASKED=mask is not None, PRECISION="ieee")
         constants |= dict(DIM=problem.head_dim, SIZE=padded(problem.head_dim), ROWS=sizes.rows, COLUMNS=sizes.columns)
-        self._launch(role, problem, sizes, len(group[0]) * problem.batch, arguments, constants)
+        self._launch(role, problem, sizes, len(tables[0]) * problem.batch, arguments, constants)
 
     def _launch(
         self, role: str, problem: Problem, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]

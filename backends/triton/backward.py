@@ -8,6 +8,8 @@
             --> values -- . douts   --> dS <-+                    --> douts   -- . values --> dS <-+
                           dS . keys --> dquery                                    dS . queries --> dkey
 
+Row i of a tile sees the columns from `i - back` to `i + ahead`: for keys the two have changed places.
+
 A program computes one tile for one element of the batch, sums its gradients in registers and writes them once: no atomics. With
 the `lse` of the whole softmax every part of a gradient is exact by itself, so later groups add to what earlier ones have written.
 """
@@ -17,7 +19,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dilkit.backends.triton.tiles import by_row, load_rows, load_sums, not_ignored, store_rows, strip_at, tile_at
+from dilkit.backends.triton.tiles import (
+    by_row,
+    load_rows,
+    load_sums,
+    not_ignored,
+    span_at,
+    store_rows,
+    strip_at,
+    strip_of_turn,
+    tile_at,
+    turns,
+    within,
+)
 
 
 @triton.jit(do_not_specialize=["seq", "heads"])
@@ -34,31 +48,32 @@ def dots(dout, out, delta, seq, heads, DIM: tl.constexpr, SIZE: tl.constexpr, RO
 
 @triton.jit
 def add_keys(
-    sums, queries, douts, lses, deltas, rows, key, value, mask, table, begin, end, batch, head, base, scale2,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    sums, queries, douts, lses, deltas, rows, key, value, mask, table, span, batch, head, base, back, ahead, scale2,
+    CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradient of queries what comes from the keys of the strips `begin .. end - 1`."""
-    for number in range(begin, end):
-        positions, there, bias = strip_at(table, number, base, COLUMNS)
+    """Add to the gradient of queries what comes from keys: strips of a span that a bound has `CUT`, or the others."""
+    first, end = turns(span, CUT)
+    for turn in range(first, end):
+        positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
         if MASKED:
             there = not_ignored(mask, batch, positions, there)
             bias = tl.where(there, bias, -float("inf"))
         keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
         values = load_rows(value, batch, head, positions, there, DIM, SIZE)
         scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
-        if CAUSAL:
-            scores = tl.where(positions[None, :] <= rows[:, None], scores, -float("inf"))
+        if CUT:
+            scores = within(scores, rows, positions, back, ahead)
         weights = tl.exp2(scores - lses[:, None])
         products = tl.dot(douts, values.T, input_precision=PRECISION) - deltas[:, None]
         sums = tl.dot((weights * products).to(keys.dtype), keys, sums, input_precision=PRECISION)
     return sums
 
 
-@triton.jit(do_not_specialize=["batches", "seq", "heads", "group"])
+@triton.jit(do_not_specialize=["batches", "seq", "heads", "group", "back", "ahead"])
 def dquery(
-    query, key, value, dout, lse, delta, dquery, mask, table, batches, seq, heads, group, scale, scale2,
-    FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    query, key, value, dout, lse, delta, dquery, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
+    FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of queries, or add to it unless `FIRST`."""
@@ -67,33 +82,34 @@ def dquery(
     queries = load_rows(query, batch, head, rows, there, DIM, SIZE)
     douts = load_rows(dout, batch, head, rows, there, DIM, SIZE)
     lses, deltas = load_sums(lse, delta, batch, head, heads, seq, rows, there)
-    spans = table.spans + tile * 4
+    span, sums = span_at(table, tile), tl.zeros([ROWS, SIZE], tl.float32)
     sums = add_keys(
-        tl.zeros([ROWS, SIZE], tl.float32), queries, douts, lses, deltas, rows, key, value, mask, table, tl.load(spans),
-        tl.load(spans + 1), batch, head // group, base, scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        sums, queries, douts, lses, deltas, rows, key, value, mask, table, span, batch, head // group, base, back, ahead, scale2,
+        False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
     )  # fmt: skip
-    if CAUSAL:
+    if BOUNDED:
         sums = add_keys(
-            sums, queries, douts, lses, deltas, rows, key, value, mask, table, tl.load(spans + 2), tl.load(spans + 3), batch,
-            head // group, base, scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+            sums, queries, douts, lses, deltas, rows, key, value, mask, table, span, batch, head // group, base, back, ahead,
+            scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
         )  # fmt: skip
     store_rows(dquery, batch, head, rows, there, sums * scale, not FIRST, DIM, SIZE)
 
 
 @triton.jit
 def add_queries(
-    key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, begin, end, batch, head, heads, seq, base, scale2,
-    CAUSAL: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base, back, ahead,
+    scale2, CUT: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradients of keys and values what comes from the queries of the strips `begin .. end - 1`."""
-    for number in range(begin, end):
-        positions, there, bias = strip_at(table, number, base, COLUMNS)
+    """Add to the gradients of keys and values what comes from queries, in the same way."""
+    first, end = turns(span, CUT)
+    for turn in range(first, end):
+        positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
         lses, deltas = load_sums(lse, delta, batch, head, heads, seq, positions, there)
         queries = load_rows(query, batch, head, positions, there, DIM, SIZE)
         douts = load_rows(dout, batch, head, positions, there, DIM, SIZE)
         scores = tl.dot(keys, queries.T, input_precision=PRECISION) * scale2 + (bias - lses)[None, :]
-        if CAUSAL:
-            scores = tl.where(rows[:, None] <= positions[None, :], scores, -float("inf"))
+        if CUT:
+            scores = within(scores, rows, positions, back, ahead)
         weights = tl.exp2(scores)
         value_sums = tl.dot(weights.to(douts.dtype), douts, value_sums, input_precision=PRECISION)
         products = tl.dot(values, douts.T, input_precision=PRECISION) - deltas[None, :]
@@ -101,10 +117,10 @@ def add_queries(
     return key_sums, value_sums
 
 
-@triton.jit(do_not_specialize=["batches", "seq", "heads", "group"])
+@triton.jit(do_not_specialize=["batches", "seq", "heads", "group", "back", "ahead"])
 def dkeyvalue(
-    query, key, value, dout, lse, delta, dkey, dvalue, mask, table, batches, seq, heads, group, scale, scale2,
-    FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    query, key, value, dout, lse, delta, dkey, dvalue, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
+    FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of keys and values, or add to them unless `FIRST`. Those of ignored keys are zero."""
@@ -117,15 +133,15 @@ def dkeyvalue(
     values = load_rows(value, batch, kv_head, rows, real, DIM, SIZE)
     key_sums, value_sums = tl.zeros([ROWS, SIZE], tl.float32), tl.zeros([ROWS, SIZE], tl.float32)
     for i in range(group):
-        head, spans = kv_head * group + i, table.spans + (tile * group + i) * 4
+        head, span = kv_head * group + i, span_at(table, tile * group + i)
         key_sums, value_sums = add_queries(
-            key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, tl.load(spans), tl.load(spans + 1), batch,
-            head, heads, seq, base, scale2, False, DIM, SIZE, COLUMNS, PRECISION,
+            key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base, back,
+            ahead, scale2, False, DIM, SIZE, COLUMNS, PRECISION,
         )  # fmt: skip
-        if CAUSAL:
+        if BOUNDED:
             key_sums, value_sums = add_queries(
-                key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, tl.load(spans + 2),
-                tl.load(spans + 3), batch, head, heads, seq, base, scale2, True, DIM, SIZE, COLUMNS, PRECISION,
+                key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base,
+                back, ahead, scale2, True, DIM, SIZE, COLUMNS, PRECISION,
             )  # fmt: skip
     if MASKED:  # their rows of zeros have weights all the same
         key_sums = tl.where(real[:, None], key_sums, 0.0)

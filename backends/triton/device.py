@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dilkit import plan
 from dilkit.backends.tiles import captured
-from dilkit.backends.tiles.schedule import schedule
+from dilkit.backends.tiles.device import KEYS
+from dilkit.backends.tiles.schedule import Group, schedule
 from dilkit.backends.triton.sizes import Sizes
-from dilkit.backends.triton.tables import Tables, make_tables
+from dilkit.backends.triton.tables import make_tables
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -18,22 +19,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class DeviceGroup(NamedTuple):
+    """`tiles`, `spans`, `strips` and `biases`, as `Tables` has them, and that row i of a tile sees `i - back .. i + ahead`."""
+
+    tables: tuple[Tensor, ...]
+    back: int
+    ahead: int
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceTables:
-    """Of each group of branches, in the order of launches: `tiles`, `spans`, `strips` and `biases`, as `Tables` has them."""
+    """The tables of each group of branches, in the order of launches."""
 
-    groups: tuple[tuple[Tensor, ...], ...]
+    groups: tuple[DeviceGroup, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return sum(x.nbytes for group in self.groups for x in group)
+        return sum(x.nbytes for group in self.groups for x in group.tables)
 
     def keep_while_used(self) -> None:
         """Keep the memory until the kernels that are now queued have ended, even if the cache drops the tables before."""
         import torch
 
-        for x in (x for group in self.groups for x in group):
+        for x in (x for group in self.groups for x in group.tables):
             if x.is_cuda:
                 x.record_stream(torch.cuda.current_stream(x.device))
 
@@ -59,12 +68,13 @@ def _copied(problem: Problem, sizes: Sizes, kind: str, device: torch.device, cap
             "same call once before (if you did, DILKIT_CACHE_BYTES is too small to keep them)"
         )
     captured.let_go()
-    made = (make_tables(problem, group, kind, sizes.columns) for group in schedule(problem, sizes.rows).groups)
-    return DeviceTables(tuple(_on(device, tables) for tables in made))
+    return DeviceTables(tuple(_on(device, problem, group, kind, sizes) for group in schedule(problem, sizes.rows).groups))
 
 
-def _on(device: torch.device, tables: Tables) -> tuple[Tensor, ...]:
+def _on(device: torch.device, problem: Problem, group: Group, kind: str, sizes: Sizes) -> DeviceGroup:
     import torch
 
-    arrays = tables.tiles, tables.spans, tables.strips, tables.biases
-    return tuple(torch.from_numpy(x).to(device) for x in arrays)
+    made = make_tables(problem, group, kind, sizes.columns)
+    tables = tuple(torch.from_numpy(x).to(device) for x in (made.tiles, made.spans, made.strips, made.biases))
+    bounds = (group.ahead, group.back) if kind == KEYS else (group.back, group.ahead)
+    return DeviceGroup(tables, *bounds)

@@ -9,7 +9,8 @@
                        +--> biases (of multiplicity, and -inf for none)
 
 One program computes one tile for one element of the batch. It goes over the strips of keys that all its rows see, then over those
-that causality cuts. Later groups of branches start from what earlier ones have left in `out` and `lse`.
+that a bound cuts: query i sees the keys from `i - back` to `i + ahead`. Later groups of branches start from what earlier ones
+have left in `out` and `lse`.
 """
 
 from __future__ import annotations
@@ -17,25 +18,39 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dilkit.backends.triton.tiles import LN2, LOG2E, by_row, load_rows, not_ignored, store_rows, strip_at, tile_at
+from dilkit.backends.triton.tiles import (
+    LN2,
+    LOG2E,
+    by_row,
+    load_rows,
+    not_ignored,
+    span_at,
+    store_rows,
+    strip_at,
+    strip_of_turn,
+    tile_at,
+    turns,
+    within,
+)
 
 
 @triton.jit
 def attend(
-    maximum, total, sums, queries, rows, key, value, mask, table, begin, end, batch, head, base, scale2,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    maximum, total, sums, queries, rows, key, value, mask, table, span, batch, head, base, back, ahead, scale2,
+    CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over the strips `begin .. end - 1`."""
-    for number in range(begin, end):
-        positions, there, bias = strip_at(table, number, base, COLUMNS)
+    """The online softmax over the strips of a span that a bound has `CUT`, or over the others."""
+    first, end = turns(span, CUT)
+    for turn in range(first, end):
+        positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
         if MASKED:
             there = not_ignored(mask, batch, positions, there)
             bias = tl.where(there, bias, -float("inf"))
         keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
         scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
-        if CAUSAL:
-            scores = tl.where(positions[None, :] <= rows[:, None], scores, -float("inf"))
+        if CUT:
+            scores = within(scores, rows, positions, back, ahead)
         highest = tl.maximum(maximum, tl.max(scores, 1))
         finite = tl.where(highest == -float("inf"), 0.0, highest)
         weights = tl.exp2(scores - finite[:, None])
@@ -47,10 +62,10 @@ def attend(
     return maximum, total, sums
 
 
-@triton.jit(do_not_specialize=["batches", "seq", "heads", "group"])
+@triton.jit(do_not_specialize=["batches", "seq", "heads", "group", "back", "ahead"])
 def forward(
-    query, key, value, out, lse, mask, table, batches, seq, heads, group, scale2,
-    FIRST: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    query, key, value, out, lse, mask, table, batches, seq, heads, group, back, ahead, scale2,
+    FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write `out` and `lse`. `group`: query heads that share a key/value head. `FIRST`: no earlier group has written."""
@@ -65,15 +80,15 @@ def forward(
         maximum = tl.load(sums_at, mask=there, other=-float("inf")) * LOG2E
         sums = load_rows(out, batch, head, rows, there, DIM, SIZE).to(tl.float32)
     total = tl.where(maximum == -float("inf"), 0.0, 1.0)
-    spans = table.spans + tile * 4
+    span = span_at(table, tile)
     maximum, total, sums = attend(
-        maximum, total, sums, queries, rows, key, value, mask, table, tl.load(spans), tl.load(spans + 1), batch, head // group,
-        base, scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        maximum, total, sums, queries, rows, key, value, mask, table, span, batch, head // group, base, back, ahead, scale2,
+        False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
     )  # fmt: skip
-    if CAUSAL:
+    if BOUNDED:
         maximum, total, sums = attend(
-            maximum, total, sums, queries, rows, key, value, mask, table, tl.load(spans + 2), tl.load(spans + 3), batch,
-            head // group, base, scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+            maximum, total, sums, queries, rows, key, value, mask, table, span, batch, head // group, base, back, ahead, scale2,
+            True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
         )  # fmt: skip
     seen = total > 0
     whole = tl.where(seen, total, 1.0)

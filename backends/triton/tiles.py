@@ -2,7 +2,8 @@
 
     tile     rows (positions) = row + step * (0 .. rows - 1), of one head: the rows of one softmax
     strip    positions = base + first + step * (0 .. count - 1), of what the tile sees: the columns of one step of the loop
-    scores   [row, column] = scale2 * rows . columns + bias[column], -inf where causality hides the key
+    span     strips from .. to, of which all rows see those in the middle as a whole; before and after it, a bound cuts them
+    scores   [row, column] = scale2 * rows . columns + bias[column], -inf beyond the bounds row - back .. row + ahead
 
 `dilkit.backends.triton.tables` makes tiles and strips on the host; a strip's biases are log2 of how often each column counts. All
 scores are to the base 2: `scale2 = scale * log2(e)`.
@@ -45,7 +46,6 @@ class TableView(NamedTuple):
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-FAR: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -59,6 +59,27 @@ def tile_at(table, number, ROWS: tl.constexpr):
 
 
 @triton.jit
+def span_at(table, number):
+    """The span of a tile, or of one query head of a tile: strips from, whole from, whole to, and to."""
+    record = table.spans + number * 4
+    return tl.load(record), tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
+
+
+@triton.jit
+def turns(span, CUT: tl.constexpr):
+    """The first turn of the loop over the strips of a span that are cut, or over the others, and the end of it."""
+    if CUT:
+        return span[0], span[3] - (span[2] - span[1])
+    return span[1], span[2]
+
+
+@triton.jit
+def strip_of_turn(span, turn, CUT: tl.constexpr):
+    """Which strip a turn is for: one that is cut lies before or after the whole ones."""
+    return turn + tl.where(turn < span[1], 0, span[2] - span[1]) if CUT else turn
+
+
+@triton.jit
 def strip_at(table, number, base, COLUMNS: tl.constexpr):
     """Positions of the columns of a strip, whether they are there, and their biases, -inf for none."""
     record = table.strips + number * 4
@@ -67,6 +88,13 @@ def strip_at(table, number, base, COLUMNS: tl.constexpr):
     there = i < count
     positions = tl.where(there, base + first + i * step, base + first)
     return positions, there, tl.load(table.biases + bias + i, mask=there, other=-float("inf"))
+
+
+@triton.jit
+def within(scores, rows, positions, back, ahead):
+    """The scores of rows, `-inf` where a position is beyond their bounds."""
+    apart = positions[None, :] - rows[:, None]
+    return tl.where((apart >= -back) & (apart <= ahead), scores, -float("inf"))
 
 
 @triton.jit

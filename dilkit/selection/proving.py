@@ -1,6 +1,6 @@
 """`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print what was wrong; nothing if all was right.
 
-REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout.
+REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds.
 """
 
 from __future__ import annotations
@@ -11,17 +11,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from dilkit import environment
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 
 NESTED = Pattern([32, 64, 128], [1, 2, 4])
 RAGGED = Pattern([100, 150, 330], [1, 3, 5])
 ONCE = Pattern([16, 48, 96], [1, 2, 6], overlap="once")
+KINDS = Pattern.of(
+    DilatedSegment(64, 2),
+    SlidingWindow(90),
+    SlidingWindow(100, 3),
+    Strided(37),
+    GlobalTokens([0, 1, 77, 200]),
+    GlobalTokens(2, "read"),
+)
+KINDS_ONCE = Pattern.of(SlidingWindow(150, 2), SlidingWindow(40), GlobalTokens([0, 1, 77], heads=(1, 4)), overlap="once")
 
 
-def cases(dtype: str, head_dim: int, gradients: bool, varlen: bool = False, dropout: bool = False) -> Iterator[Case]:
-    """A few problems with every feature that kernels are used with: each takes a GPU less than a millisecond."""
+def cases(
+    dtype: str, head_dim: int, gradients: bool, varlen: bool = False, dropout: bool = False, kinds: bool = False
+) -> Iterator[Case]:
+    """A few problems with every feature that kernels are used with: each takes a GPU less than a millisecond.
+
+    `kinds`: with branches of other kinds than segments, too.
+    """
     sizes: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=head_dim, dtype=dtype, gradients=gradients)
     sizes |= dict(dropout_p=0.3) if dropout else {}
     if varlen:
@@ -29,6 +43,8 @@ def cases(dtype: str, head_dim: int, gradients: bool, varlen: bool = False, drop
         yield Case(
             feature="proof", variant="packed causal", pattern=RAGGED, seq=420, batch=1, lengths=(7, 413), is_causal=True, **sizes
         )
+        if kinds:
+            yield Case(feature="proof", variant="packed kinds", pattern=KINDS, seq=420, batch=1, lengths=(7, 0, 413), **sizes)
         return
     yield Case(feature="proof", variant="full", pattern=NESTED, seq=500, **sizes)
     yield Case(feature="proof", variant="causal", pattern=RAGGED, seq=333, is_causal=True, **sizes)
@@ -37,12 +53,16 @@ def cases(dtype: str, head_dim: int, gradients: bool, varlen: bool = False, drop
     yield Case(feature="proof", variant="once, strided", pattern=ONCE, seq=200, layout="sliced", **sizes)
     many = sizes | dict(heads=32, kv_heads=16, batch=16)  # enough tiles for those kernels that are chosen by how many there are
     yield Case(feature="proof", variant="many tiles", pattern=Pattern([128], [1]), seq=128, **many)
+    if kinds:
+        yield Case(feature="proof", variant="kinds", pattern=KINDS, seq=500, **sizes)
+        yield Case(feature="proof", variant="kinds causal", pattern=KINDS, seq=333, is_causal=True, mask="random", **sizes)
+        yield Case(feature="proof", variant="kinds once", pattern=KINDS_ONCE, seq=300, layout="sliced", **sizes)
 
 
 def main(request: str) -> int:
     """Print what is wrong with each case that is not right, or that none was computed."""
     asked = json.loads(request)
-    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], asked["varlen"], asked["dropout"])
+    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], asked["varlen"], asked["dropout"], asked["kinds"])
     with environment.without_proofs():
         results = [check(asked["backend"], case, asked["device"]) for case in chosen]
     texts = " | ".join(f"{r.case.variant}: {'; '.join(r.reasons)}" for r in results if r.verdict in ("failed", "broken"))

@@ -23,12 +23,14 @@ warnings.simplefilter("error")
 
 import torch  # noqa: E402
 
-from dilkit import Pattern, register_backend  # noqa: E402
+from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, register_backend  # noqa: E402
+from dilkit.backend import Refusal  # noqa: E402
+from dilkit.backends.tiles.schedule import schedule_refusals  # noqa: E402
 from dilkit.backends.triton.backend import TritonTiles, kernel  # noqa: E402
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, sizes_for  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
 from dilkit.testing.conformance import Result, check, repeats_that_differ  # noqa: E402
-from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
+from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, Case  # noqa: E402
 
 DTYPES = ("float32", "float16")
 AS_ON_GPUS = "sizes"
@@ -38,8 +40,13 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "nested causal": dict(pattern=Pattern([64, 128], [1, 2]), seq=75, heads=2, is_causal=True),
     "ragged mask": dict(pattern=Pattern([35, 50], [2, 1]), seq=50, heads=1, mask="random"),
     "once causal": dict(pattern=Pattern([30, 45], [2, 3], overlap="once"), seq=45, heads=1, is_causal=True),
+    "kinds mask": dict(
+        pattern=Pattern.of(DilatedSegment(16, 4), SlidingWindow(5), GlobalTokens(2)), seq=35, heads=2, kv_heads=1, mask="random"
+    ),
 }
-"""Branches of one group: those of the list have segments too short for the rows of a tile."""
+"""Branches of one group, and of several kinds: those of the list have segments too short for the rows of a tile."""
+OTHERS = ("dilated window causal", "global tokens", "window and global", "window and sinks")
+"""Of the cases of other kinds, those that are not left for --all."""
 
 
 class InterpretingLauncher:
@@ -73,7 +80,7 @@ def main() -> int:
     number, shares = map(int, args.share.split("/"))
     launcher = InterpretingLauncher()
     register_backend(Interpreted(launcher))
-    cases = [*together(), *(every() if args.all else smallest())]
+    cases = [*together(), *(every() if args.all else smallest()), *other_kinds(args.all)]
     results = []
     for case in cases[number - 1 :: shares]:
         launcher.as_on_gpus = case.feature == AS_ON_GPUS
@@ -86,7 +93,7 @@ def main() -> int:
 
 
 def together() -> Iterator[Case]:
-    """Cases of groups of several branches, in both dtypes."""
+    """Cases of several branches, in both dtypes."""
     for i, (variant, fields) in enumerate(TOGETHER.items()):
         yield Case(feature="branches together", variant=variant, batch=1, dtype=DTYPES[i // 2 % 2], **fields)
 
@@ -111,6 +118,23 @@ def smallest() -> Iterator[Case]:
         small = replace(case, dtype=DTYPES[i // 2 % 2], seq=min(case.seq, FEW_ROWS))
         yield small if feature == "batch" else replace(small, batch=1)
     yield next(case for case in PROBLEMS if case.seq == 1 and case.dtype == "float32")
+
+
+def other_kinds(everything: bool) -> Iterator[Case]:
+    """Cases of windows, strides and global tokens, alone and in mixes, and two more that count once."""
+    for i, case in enumerate(case for case in OTHER_KINDS if case.dtype in DTYPES):
+        if (everything or (case.variant in OTHERS and case.dtype == DTYPES[i // 2 % 2])) and not refusals(case):
+            yield case if everything else replace(case, batch=1, seq=min(case.seq, 2 * FEW_ROWS))
+    if everything:
+        kinds = SlidingWindow(24, 2), SlidingWindow(7), GlobalTokens([0, 9, 11, 33]), GlobalTokens(3, "read", heads=(1, 3))
+        for causal in (False, True):
+            pattern = Pattern.of(*kinds, overlap="once")
+            yield Case(feature="kinds", variant=f"once {causal}", pattern=pattern, seq=61, kv_heads=2, is_causal=causal)
+
+
+def refusals(case: Case) -> tuple[Refusal, ...]:
+    """Why the kernels do not compute a case."""
+    return Interpreted.limits.refusals(case.problem()) + tuple(schedule_refusals(case.problem()))
 
 
 def run(case: Case) -> Result:

@@ -10,7 +10,7 @@ import torch
 from helpers.project import ROOT, succeed
 from torch import Tensor
 
-from dilkit import Pattern, backend, explain
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, backend, explain
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, padded, sizes_for
 from dilkit.device import Device
@@ -65,6 +65,16 @@ def test_each_group_is_one_launch_and_later_ones_continue() -> None:
         assert all(x.data.data_ptr() for x in arguments if hasattr(x, "batch"))
 
 
+def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> None:
+    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    recorder = Recorder()
+    problem = pose(pattern=Pattern.of(GlobalTokens(3), SlidingWindow(9, 2), DilatedSegment(64, 2), SlidingWindow(1000)))
+    TritonTiles(recorder).forward(*tensors(problem), problem)
+    constants = [given[-1] for given in recorder.launches]
+    assert [x["FIRST"] for x in constants] == [True, False, False, False]
+    assert [x["BOUNDED"] for x in constants] == [False, False, True, False]
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -73,6 +83,10 @@ def test_each_group_is_one_launch_and_later_ones_continue() -> None:
         (dict(varlen=True, batch=1), "varlen yes: not supported"),
         (dict(dropout_p=0.1), "dropout_p 0.1: drops no weights (dropout_p=0, or another backend)"),
         (dict(head_dim=160), "head_dim 160: at most 128"),
+        (
+            dict(pattern=Pattern.of(BlockSparse([[[True]]], 500))),
+            "branch kind block_sparse: supports dilated_segment, global_tokens, sliding_window, strided",
+        ),
     ],
 )
 def test_refusals(fields: dict[str, Any], reason: str) -> None:

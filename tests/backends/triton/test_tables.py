@@ -6,40 +6,42 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.strategies import patterns
+from helpers.strategies import mixes, patterns
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import Pattern
 from dilkit.backends.tiles.device import KEYS, QUERIES
-from dilkit.backends.tiles.schedule import schedule
-from dilkit.backends.triton import tables
+from dilkit.backends.tiles.schedule import BRANCH_KINDS, Group, schedule, schedule_refusals
+from dilkit.backends.triton import strips
 from dilkit.backends.triton.tables import Tables, make_tables
 from dilkit.problem import Problem
 
 SIZES = dict(heads=4, kv_heads=2, head_dim=8)
 
 
-def seen(problem: Problem, made: Tables, kind: str, columns: int) -> np.ndarray[Any, Any]:
+def seen(problem: Problem, made: Tables, group: Group, kind: str, columns: int) -> np.ndarray[Any, Any]:
     """How often the tiles of a launch show each query each key, `(heads, seq, seq)`, computed as the kernels do it."""
     count = np.zeros((problem.heads, problem.seq, problem.seq))
     per_head = problem.heads // problem.kv_heads if kind == KEYS else 1
     for number, (row, rows, step, head, base) in enumerate(made.tiles.tolist()):
         own = row + step * np.arange(rows)
         for h in range(per_head):
-            spans = made.spans[number * per_head + h].tolist()
-            for begin, end, cut in ((*spans[:2], False), (*spans[2:], True)):
-                for first, distance, length, bias in made.strips[begin:end].tolist():
-                    assert 0 < length <= columns
-                    others = base + first + distance * np.arange(length)
-                    weights = np.tile(2.0 ** made.biases[bias : bias + length], (rows, 1))
-                    query, key = (others[None], own[:, None]) if kind == KEYS else (own[:, None], others[None])
-                    weights *= (key <= query) if cut else 1
-                    place = count[head * per_head + h]
-                    if kind == KEYS:
-                        place[np.ix_(others, own)] += weights.T
-                    else:
-                        place[np.ix_(own, others)] += weights
+            begin, whole, cut, end = made.spans[number * per_head + h].tolist()
+            assert begin <= whole <= cut <= end
+            for strip, (first, distance, length, bias) in enumerate(made.strips[begin:end].tolist(), begin):
+                assert 0 < length <= columns
+                others = base + first + distance * np.arange(length)
+                weights = np.tile(2.0 ** made.biases[bias : bias + length], (rows, 1))
+                query, key = (others[None], own[:, None]) if kind == KEYS else (own[:, None], others[None])
+                within = (query - group.back <= key) & (key <= query + group.ahead)
+                assert not whole <= strip < cut or within.all()
+                weights *= within
+                place = count[head * per_head + h]
+                if kind == KEYS:
+                    place[np.ix_(others, own)] += weights.T
+                else:
+                    place[np.ix_(own, others)] += weights
     return count
 
 
@@ -48,13 +50,20 @@ def check(problem: Problem, rows: int, columns: int) -> None:
     for kind in (QUERIES, KEYS):
         count = np.zeros(want.shape)
         for group in schedule(problem, rows).groups:
-            count += seen(problem, make_tables(problem, group, kind, columns), kind, columns)
+            count += seen(problem, make_tables(problem, group, kind, columns), group, kind, columns)
         assert np.allclose(count, want)
 
 
 @given(patterns(heads=4, kv_heads=2), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_strips_show_the_count(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
     check(Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES), rows, 4)
+
+
+@given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
+def test_strips_show_the_count_of_every_kind(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
+    problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
+    if not schedule_refusals(problem) and {branch.kind for branch in pattern.branches} <= BRANCH_KINDS:
+        check(problem, rows, 4)
 
 
 @pytest.mark.parametrize("rates", [(6, 4, 3), (4, 6, 2), (1, 2, 4)])
@@ -74,9 +83,9 @@ def test_strips_do_not_grow_with_the_sequence() -> None:
 def test_tables_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(pattern=Pattern([72, 72], [5, 7], overlap="once", offset="block"), seq=72, **SIZES)
     group = schedule(problem, 4).groups[0]
-    monkeypatch.setattr(tables, "MOST_BYTES", 100)
+    monkeypatch.setattr(strips, "MOST_BYTES", 100)
     with pytest.raises(ValueError, match="strips need more than 100 bytes; use another backend"):
         make_tables(problem, group, QUERIES, 4)
-    monkeypatch.setattr(tables, "MOST_BYTES", 20)
+    monkeypatch.setattr(strips, "MOST_BYTES", 20)
     with pytest.raises(ValueError, match="repeat after 35 tokens"):
         make_tables(problem, group, QUERIES, 4)

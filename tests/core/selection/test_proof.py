@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 from helpers.fakes import Fake, registered
 
-from dilkit import Device, Limits, Pattern, Problem, explain
+from dilkit import Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
 from dilkit.backends.reference import Reference
+from dilkit.pattern import Branch
 from dilkit.selection import proof, proving
 from dilkit.selector import NoBackendError, select
+from dilkit.testing.conformance import check
 from dilkit.tools import cli
 
 GPU = Device("cuda", "Some GPU", (9, 0), torch_code=True)
@@ -70,7 +73,8 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
-    assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", gradients=False, varlen=False, dropout=False, head_dim=32)]  # noqa: E501  # fmt: skip
+    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False)
+    assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", head_dim=32, **flags)]
     in_a_new_process()
     with registered(Proven()):
         select(problem(seq=1024))
@@ -191,13 +195,13 @@ def test_a_program_that_is_not_there() -> None:
 
 
 REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, head_dim=20)
-REQUEST |= dict(varlen=False, dropout=False)
+REQUEST |= dict(varlen=False, dropout=False, kinds=False)
 
 
 def test_the_whole_way_on_a_backend_that_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    packed = json.dumps(REQUEST | dict(varlen=True))
+    packed = json.dumps(REQUEST | dict(varlen=True, kinds=True))
     assert proof.outcome([sys.executable, "-m", "dilkit.selection.proving", packed]) == ""
-    proving.main(json.dumps(REQUEST))
+    proving.main(json.dumps(REQUEST | dict(kinds=True)))
     proving.main(json.dumps(REQUEST | dict(dropout=True)))
     assert capsys.readouterr().out.strip() == ""
 
@@ -264,3 +268,24 @@ def test_gradients_that_are_wrong_on_purpose_fail(capsys: pytest.CaptureFixture[
         assert "dv: the error is" in capsys.readouterr().out
         proving.main(json.dumps(REQUEST | dict(backend="wrong", gradients=False)))
         assert capsys.readouterr().out.strip() == ""
+
+
+def wider(branch: Branch) -> Branch:
+    return replace(branch, window=branch.window + branch.dilation_rate) if isinstance(branch, SlidingWindow) else branch
+
+
+def without_reading(branch: Branch) -> Branch:
+    return GlobalTokens(branch.tokens, "read") if isinstance(branch, GlobalTokens) else branch
+
+
+@pytest.mark.parametrize("fault", [wider, without_reading])
+def test_other_kinds_are_proven_where_they_are_asked_for(fault: Callable[[Branch], Branch]) -> None:
+    class Wrong(Reference):
+        def forward(self, query: Any, key: Any, value: Any, problem: Problem, key_padding_mask: Any = None) -> Any:
+            changed = problem.pattern.with_branches(*map(fault, problem.pattern.branches))
+            return super().forward(query, key, value, replace(problem, pattern=changed), key_padding_mask)
+
+    every, segments = (set(proving.cases("float32", 20, gradients=False, kinds=kinds)) for kinds in (True, False))
+    assert segments < every
+    with registered(Wrong(name="wrong")):
+        assert {check("wrong", case).verdict for case in every - segments} == {"failed"}

@@ -1,0 +1,69 @@
+"""The tiles of a relation: of each part the rows that are `rate` apart, as many at a time as a tile has.
+
+part --> classes of its rows, `rate` apart --> tiles of a class, for each head that the relation serves
+rows of no part, other heads               --> tiles with an empty `set`, where every row must be in one
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.backends.runs import classes, complement, union
+from dilkit.backends.tiles.relations import Part, Relation
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from dilkit.backends.runs import Runs
+
+    Ints = NDArray[np.int64]
+
+
+def relation_tiles(
+    relation: Relation, problem: Problem, of_keys: bool, tile_rows: int, every_row: bool
+) -> tuple[NDArray[np.int32], Ints]:
+    """`(tiles, keys)` as `_tiles.tiles` gives them: of queries, or of keys by key/value head. Part p is the bit `1 << p`."""
+    heads, per_head = problem.heads, problem.heads // problem.kv_heads
+    start, stop = relation.heads
+    if of_keys:
+        heads, start, stop = problem.kv_heads, start // per_head, -(-stop // per_head)
+    parts = relation.keys if of_keys else relation.queries
+    bounds = (relation.ahead, relation.back) if of_keys else (relation.back, relation.ahead)
+    served = [_tiles_of(part, 1 << p, relation.rate, bounds, tile_rows, problem.seq) for p, part in enumerate(parts)]
+    if every_row:
+        in_none = complement(union(*(part.rows for part in parts)), problem.seq)
+        served.append(_without_keys(in_none, tile_rows, problem.seq))
+    found = [_by_head(served, range(start, stop))]
+    if every_row:
+        whole = [_without_keys(np.array([[0, problem.seq]]), tile_rows, problem.seq)]
+        found.append(_by_head(whole, [head for head in range(heads) if not start <= head < stop]))
+    tiles = np.concatenate(found)
+    return np.ascontiguousarray(tiles[:, :4].astype(np.int32)), tiles[:, 4]
+
+
+def _without_keys(rows: Runs, tile_rows: int, seq: int) -> Ints:
+    return _tiles_of(Part(rows, np.zeros((0, 2), np.int64)), 0, 1, (0, 0), tile_rows, seq)
+
+
+def _tiles_of(part: Part, number: int, rate: int, bounds: tuple[int, int], tile_rows: int, seq: int) -> Ints:
+    """Of each tile of one head: first row, set, step, how many rows, and about how many columns it sees."""
+    first, step, count = classes(part.rows, rate).T
+    tiles = -(-count // tile_rows)
+    of = np.repeat(np.arange(len(first)), tiles)
+    before = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_rows
+    row, rows = first[of] + before * step[of], np.minimum(count[of] - before, tile_rows)
+    low, high = np.maximum(row - bounds[0], 0), np.minimum(row + (rows - 1) * step[of] + bounds[1] + 1, seq)
+    columns = (part.columns[:, 1] - part.columns[:, 0]).sum()
+    seen = np.clip(high - low, 0, columns) // rate
+    return np.stack((row, np.full(len(of), number), step[of], rows, seen), axis=1)
+
+
+def _by_head(tiles: list[Ints], heads: range | list[int]) -> Ints:
+    """The tiles of one head, for each of the heads: `TILE`s as numbers, and how many columns they see."""
+    of_one = np.concatenate([np.zeros((0, 5), np.int64), *tiles])
+    head = np.repeat(np.asarray(heads, np.int64), len(of_one))
+    row, chosen, step, rows, seen = np.tile(of_one, (len(heads), 1)).T
+    packed = (head | rows << 16).astype(np.uint32).view(np.int32)
+    return np.stack((row, chosen, step, packed, seen), axis=1)

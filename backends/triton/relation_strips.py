@@ -1,0 +1,43 @@
+"""What a relation shows, strip by strip: a list for each part and residue modulo its rate, from the first token to the last.
+
+Tiles of all heads and rows share the lists: between the bounds of its rows each tile sees a span of one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.backends.runs import classes
+from dilkit.backends.tiles.relations import Part, Relation
+from dilkit.backends.triton.strips import Ints, Strips, cut, in_order
+from dilkit.problem import Problem
+
+
+def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.void], of_keys: bool, columns: int) -> Strips:
+    """The strips of these tiles of `relation`, of queries or `of_keys`."""
+    parts, rate = relation.keys if of_keys else relation.queries, relation.rate
+    strips = [_strips(part, p * rate, rate, columns) for p, part in enumerate(parts)]
+    nothing = len(parts) * rate
+    chosen, number = tiles["set"].astype(np.int64), np.full(len(tiles), nothing)
+    for p in range(len(parts)):
+        number = np.where(chosen >> p & 1, p * rate + tiles["row"] % rate, number)
+    if of_keys:
+        number = np.where(_serves(relation, problem, tiles), number[:, None], nothing).reshape(-1)
+    found = in_order(np.concatenate([np.zeros((0, 5), np.int64), *strips]))
+    return Strips(found, np.zeros(columns, np.float32), number, np.zeros(len(tiles), np.int64))
+
+
+def _strips(part: Part, first_list: int, rate: int, columns: int) -> Ints:
+    first, step, count = classes(part.columns, rate).T
+    run, done = cut(count, columns)
+    lists, nothing = first_list + first[run] % rate, np.zeros(len(run), np.int64)
+    return np.stack((lists, first[run] + done * step[run], step[run], np.minimum(count[run] - done, columns), nothing), axis=1)
+
+
+def _serves(relation: Relation, problem: Problem, tiles: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Whether the relation serves each query head of each tile of keys."""
+    per_head = problem.heads // problem.kv_heads
+    heads = tiles["head"].astype(np.int64)[:, None] * per_head + np.arange(per_head)
+    start, stop = relation.heads
+    return (start <= heads) & (heads < stop)

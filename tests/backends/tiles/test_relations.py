@@ -1,0 +1,79 @@
+"""The tiles of windows, strides and global tokens. That they show the count is tested with the tables in Triton."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.strategies import mixes
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.backends import runs
+from dilkit.backends.tiles.schedule import BRANCH_KINDS, schedule, schedule_refusals
+from dilkit.problem import Problem
+
+SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)
+
+
+@given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(0, 40), st.sampled_from([1, 4, 16]), st.booleans())
+def test_every_row_is_in_one_tile_of_the_first_group(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
+    problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
+    assume({branch.kind for branch in pattern.branches} <= BRANCH_KINDS and not schedule_refusals(problem))
+    for i, group in enumerate(schedule(problem, rows).groups):
+        for tiles, heads in ((group.query_tiles, 4), (group.key_tiles, 2)):
+            taken = np.zeros((heads, seq), int)
+            for tile in tiles:
+                assert 1 <= tile["rows"] <= rows
+                taken[tile["head"], tile["row"] + np.arange(tile["rows"]) * tile["step"]] += 1
+            assert (taken == 1).all() if i == 0 else (taken <= 1).all()
+
+
+@pytest.mark.parametrize("branch", [SlidingWindow(2**16), SlidingWindow(5000, 8), Strided(500), GlobalTokens([0, 9, 70, 4000])])
+def test_tiles_are_as_many_as_the_rows_need(branch: Any) -> None:
+    groups = [schedule(Problem(pattern=Pattern.of(branch), seq=seq, **SIZES), 64).groups for seq in (2**15, 2**18)]
+    short, long = (sum(len(group.query_tiles) for group in own) for own in groups)
+    assert len(groups[0]) == len(groups[1]) == 1
+    assert long < 8.5 * short
+
+
+def test_a_window_of_one_has_tall_tiles_whatever_its_rate() -> None:
+    [group] = schedule(Problem(pattern=Pattern.of(SlidingWindow(7, 7)), seq=64, **SIZES), 64).groups
+    assert set(group.query_tiles["rows"]) == {64}
+
+
+@pytest.mark.parametrize(
+    ("branches", "refused"),
+    [
+        ((SlidingWindow(40, 4), Strided(6)), True),
+        ((SlidingWindow(40), DilatedSegment(16, 2)), True),
+        ((GlobalTokens(2), DilatedSegment(16, 2)), True),
+        ((SlidingWindow(40, 4), SlidingWindow(9, 2), GlobalTokens(2)), False),
+    ],
+)
+def test_mixes_that_count_once_are_refused_where_branches_have_no_order(branches: Any, refused: bool) -> None:
+    found = schedule_refusals(Problem(pattern=Pattern.of(*branches, overlap="once"), seq=64, **SIZES))
+    assert [x.code for x in found] == ["overlap"] * refused
+    assert not refused or found[0].hint == 'use overlap="count", or backend="native"'
+
+
+def test_kinds_that_are_no_relations_are_an_error() -> None:
+    problem = Problem(pattern=Pattern.of(BlockSparse([[[True]]], 64)), seq=64, **SIZES)
+    with pytest.raises(TypeError, match="of kind 'block_sparse'; tiles are known for global_tokens, sliding_window, strided"):
+        schedule(problem, 16)
+
+
+def positions(found: Any) -> set[int]:
+    return {first + i * step for first, step, count in found.tolist() for i in range(count)}
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(0, 31), st.integers(1, 5))
+def test_sets_of_positions(one: set[int], other: set[int], seq: int, rate: int) -> None:
+    a, b = (runs.union(*(np.array([[x, x + 1]]) for x in sorted(chosen))) for chosen in (one, other))
+    below = set(range(seq))
+    assert positions(runs.progressions(a)) == one
+    assert positions(runs.classes(runs.union(a, b), rate)) == one | other
+    assert positions(runs.progressions(runs.complement(a, seq))) == below - one
+    assert positions(runs.progressions(runs.difference(a, b, seq))) == (one - other) & below
