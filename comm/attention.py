@@ -136,6 +136,7 @@ class RankAttention:
         given, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
         options: dict[str, Any] = dict(is_causal=given.is_causal, schedule=given.schedule, fuse_branches=given.fuse_branches)
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
+        plan.check_dropout(given.dropout_p)
         head = first_head(pattern) * (heads[0] // heads[1])
         op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head)
         context = PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse)

@@ -122,27 +122,28 @@ def stack_problems(problems: Iterable[SmallProblem], runs: RunsByRole, batch: in
         for tile in _tiles(problem):
             first = problem.queries.kept[0]
             apart = (first.branch, problem.key_group, tile.query_range[0], tile.key_range[0])
-            sizes = (max(tile.queries, tile.keys), first.width, tile.queries == tile.keys)
+            whole = tile.queries == tile.keys and not (problem.hidden_queries or problem.hidden_keys)
+            sizes = (max(tile.queries, tile.keys), first.width, whole)
             alike[apart, tile.pattern, problem.is_causal, sizes].append(tile)
-    for (_, pattern, is_causal, (rows, width, equal)), tiles in alike.items():
+    for (_, pattern, is_causal, (rows, width, whole)), tiles in alike.items():
         at_once = max(1, most_rows // (rows * width * max(batch, 1)))
         for start in range(0, len(tiles), at_once):
             some = tiles[start : start + at_once]
             places = np.array([(number, *tile.place) for number in range(batch) for tile in some], np.int64).reshape(-1, 5)
-            yield ProblemStack(pattern, rows, width, is_causal, places, *_index_tensors(some, runs, rows, width, batch, equal))
+            yield ProblemStack(pattern, rows, width, is_causal, places, *_index_tensors(some, runs, rows, width, batch, whole))
 
 
 def _index_tensors(
-    tiles: Sequence[_Tile], runs: RunsByRole, rows: int, width: int, batch: int, equal: bool
+    tiles: Sequence[_Tile], runs: RunsByRole, rows: int, width: int, batch: int, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The tensors of a stack in the order of its fields."""
     queries, keys = [(t.problem.queries, t.query_range) for t in tiles], [(t.problem.keys, t.key_range) for t in tiles]
     of_queries, of_results = (_filled_rows(queries, rows, width, batch, runs[name]) for name in ("q", "qq"))
     of_keys, of_values, of_flags = (_filled_rows(keys, rows, 1, batch, runs[name]) for name in ("k", "v", "kk"))
-    if equal:
+    if whole:
         return of_queries, of_keys, of_values, of_results, of_flags, None, None
-    real_queries = _real([tile.queries for tile in tiles], rows, width, batch)
-    real_keys = _real([tile.keys for tile in tiles], rows, 1, batch)
+    real_queries = _real(queries, [tile.problem.hidden_queries for tile in tiles], rows, width, batch)
+    real_keys = _real(keys, [tile.problem.hidden_keys for tile in tiles], rows, 1, batch)
     return of_queries, of_keys, of_values, of_results, of_flags, real_queries, real_keys
 
 
@@ -171,11 +172,13 @@ def _cut(side: Side, runs: list[RowRun], first: int, last: int) -> list[RowRun]:
     return found
 
 
-def _real(counts: list[int], rows: int, width: int, batch: int) -> Tensor:
-    """Which rows of a stack are real: the first `counts[i]` of problem i."""
-    return (
-        (torch.arange(rows, device="cpu") < torch.tensor(counts, device="cpu")[:, None])
-        .repeat(batch, 1)
-        .repeat_interleave(width, 1)
-        .view(-1)
-    )
+def _real(
+    sides: Sequence[tuple[Side, tuple[int, int]]], hidden: Sequence[tuple[int, ...]], rows: int, width: int, batch: int
+) -> Tensor:
+    """Which rows of one side of all tiles are real: those that fill it up are not, nor those at hidden positions."""
+    real = np.zeros((len(sides), rows), np.bool_)
+    for line, (side, (first, last)), edges in zip(real, sides, hidden, strict=True):
+        line[: last - first] = True
+        if edges:
+            line[: last - first] = np.searchsorted(edges, side.positions[first:last], "right") % 2 == 0
+    return torch.from_numpy(real).repeat(batch, 1).repeat_interleave(width, 1).view(-1)

@@ -12,6 +12,8 @@ from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.cuts import checked_cuts
 from dilkit.comm.plan.joint_branches import joint_segments, pattern_in_segment, why_joint
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
+from dilkit.comm.plan.kinds.hidden import Hidden
+from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.plan.kinds.windows import WindowExchange
 from dilkit.comm.plan.local_branches import LocalBranch, local_branch
 from dilkit.comm.plan.routes import SCHEDULES, Route, busiest_ranks, choose_route
@@ -19,7 +21,7 @@ from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import IntArray, SegmentShards, ShardedSegment, segment_shards, served_heads
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows, branch_traffic
 from dilkit.comm.plan.work import Pairs, Work, joint_pairs, local_pairs
-from dilkit.pattern import Branch, Pattern, SlidingWindow
+from dilkit.pattern import Branch, GlobalTokens, Pattern, SlidingWindow
 
 PHASES = ("forward", "backward")
 
@@ -145,7 +147,9 @@ class ExchangePlan:
     def _exchange(self, branch: int) -> BranchExchange | None:
         kind = self.exchange_pattern.branches[branch]
         facts = branch, self.cuts, served_heads(self.pattern, kind, self.heads, self.kv_heads), self.is_causal
-        return WindowExchange(*facts, kind) if isinstance(kind, SlidingWindow) else None
+        if isinstance(kind, SlidingWindow):
+            return WindowExchange(*facts, kind, Hidden.of(self.pattern, branch))
+        return TokenExchange(*facts, kind, Hidden.of(self.pattern, branch)) if isinstance(kind, GlobalTokens) else None
 
     @cached_property
     def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:
@@ -173,6 +177,14 @@ class ExchangePlan:
     def uses_all_to_all(self) -> bool:
         """Whether rows travel by all-to-all: on some route other than the ring, or because segments are computed one by one."""
         return not self.fuse_branches or any(route.kind not in ("local", "ring") for route in self.routes)
+
+    def check_dropout(self, dropout_p: float) -> None:
+        """Raise ValueError where weights are to be dropped of rows that do not lie at equal steps."""
+        if dropout_p and any(isinstance(exchange, TokenExchange) and exchange.is_scattered for exchange in self.exchanges):
+            raise ValueError(
+                f"dropout_p={dropout_p}: over ranks, weights are dropped of global tokens that follow each other, but a rank has "
+                "several runs of them; use fuse_branches=False, which computes head by head, or dropout_p=0"
+            )
 
     def positions(self, rank: int) -> range:
         """The positions in the sequence of the rows that a rank holds."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from math import lcm
 
-from dilkit.pattern import DilatedSegment, Pattern, SlidingWindow, Strided
+from dilkit.comm.plan.kinds.hidden import is_separable
+from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 
-IN_PARTS = (DilatedSegment, SlidingWindow, Strided)
+IN_PARTS = (DilatedSegment, SlidingWindow, GlobalTokens, Strided)
 """Kinds of branches whose pairs of queries and keys several ranks can compute."""
 
 
@@ -18,7 +19,7 @@ def why_joint(pattern: Pattern) -> str:
     """Why a row's whole softmax is computed in one piece; empty if it need not be."""
     if whole := [branch.kind for branch in pattern.branches if not isinstance(branch, IN_PARTS)]:
         return f"a branch of kind {whole[0]} is computed in one piece"
-    if pattern.overlap == "once" and len(pattern.branches) > 1:
+    if pattern.overlap == "once" and len(pattern.branches) > 1 and not is_separable(pattern):
         return "with overlap='once' a key counts once over all branches"
     return ""
 

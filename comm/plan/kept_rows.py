@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from dilkit.comm.plan.sharded_segments import IntArray
 from dilkit.pattern import Pattern
 
 
@@ -64,6 +67,12 @@ class Side(NamedTuple):
         return self.kept[0].start + self.kept[0].step * self.first
 
     @property
+    def positions(self) -> IntArray:
+        """The position of each row, int64 `(rows,)`."""
+        every = np.concatenate([rows.start + rows.step * np.arange(rows.positions) for rows in self.kept])
+        return every[self.first + self.step * np.arange(self.rows)]
+
+    @property
     def stride(self) -> int:
         """Positions from row to row."""
         return self.kept[0].step * self.step
@@ -79,3 +88,6 @@ class SmallProblem(NamedTuple):
     """None: every query sees every key, with causality those up to its own number; by whatever pattern wastes least."""
     key_group: int = 0
     """Problems with the same queries have different key groups: a stack has each of its rows once."""
+    hidden_queries: tuple[int, ...] = ()
+    hidden_keys: tuple[int, ...] = ()
+    """The positions `start .. stop - 1` of `(start, stop, start, stop, ...)`, which take no part."""

@@ -16,7 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import DilatedSegment, Pattern, SlidingWindow, dilated_attention_varlen, order, ordered_dilated_attention
+from dilkit import (
+    DilatedSegment,
+    GlobalTokens,
+    Pattern,
+    SlidingWindow,
+    dilated_attention_varlen,
+    order,
+    ordered_dilated_attention,
+)
 from dilkit.comm import (
     arguments,
     exchange_plan,
@@ -26,6 +34,7 @@ from dilkit.comm import (
     shard,
     unshard,
 )
+from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.op.dropout import Dropout
 from dilkit.oracle import oracle_attention
@@ -73,6 +82,31 @@ def test_windows(window: tuple[int, int], is_causal: bool) -> None:
         assert_counted(found, make_tensors(case))
 
 
+TOKENS = {
+    "first": GlobalTokens(3),
+    "first on several ranks": GlobalTokens(40),
+    "scattered": GlobalTokens([0, 7, 8, 30, 59]),
+    "some beyond the end": GlobalTokens([4, 900]),
+    "read": GlobalTokens(5, "read"),
+    "read, scattered": GlobalTokens([3, 20, 60], "read"),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_global_tokens(tokens: str, is_causal: bool) -> None:
+    """Alone, beside a window, and in mixes that count once: with one window, and with several branches of tokens."""
+    beside = [SlidingWindow(7)], [GlobalTokens([2, 3, 31]), SlidingWindow(20, 3), GlobalTokens(4, "read")]
+    mixes = ([], "count"), (beside[0], "count"), (beside[0], "once"), (beside[1], "once")
+    for world_size, (others, overlap) in zip((3, 2, 4, 3), mixes, strict=True):
+        pattern = Pattern.of(TOKENS[tokens], *others, overlap=overlap)
+        case = replace(CASE, pattern=pattern, is_causal=is_causal, mask="random", variant=f"{tokens} {overlap} {len(others)}")
+        found = of_case(case, uneven_cuts(case.seq, world_size, seed=world_size))
+        assert {route.kind for route in found.plan.routes} <= {"local", "halo", "broadcast"}
+        assert_right(case, found)
+        assert_counted(found, make_tensors(case))
+
+
 def loss(out: Tensor, lse: Tensor) -> Tensor:
     return out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
 
@@ -85,7 +119,10 @@ def test_any_mix_with_dropout_and_gradients_through_lse(
     (pattern, heads), cuts = drawn, uneven_cuts(seq, world_size, seed)
     draw = torch.Generator().manual_seed(seed)
     whole = [torch.randn((2, seq, h, 4), generator=draw, dtype=torch.float64) for h in (heads[0], heads[1], heads[1])]
-    options: dict[str, Any] = dict(is_causal=is_causal, fuse_branches=fuse_branches, dropout_p=P, return_lse=True)
+    options: dict[str, Any] = dict(is_causal=is_causal, fuse_branches=fuse_branches)
+    if any(isinstance(e, TokenExchange) and e.is_scattered for e in exchange_plan(pattern, cuts, *heads, **options).exchanges):
+        options["fuse_branches"] = False
+    options |= dict(dropout_p=P, return_lse=True)
 
     def on_rank(comm: ThreadComm) -> list[Tensor]:
         mine = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].clone().requires_grad_() for x in whole]
@@ -123,6 +160,31 @@ def test_windows_of_any_length_in_a_plan_for_many_ranks() -> None:
     sent = plan.all_bytes("forward", head_dim=128, dtype="bfloat16")
     assert sent[:-11].min() >= (10**7 - 1) * 8 * 2 * 256  # each row is sent to all shards within reach, the last in part
     assert sum(map(plan.work, range(1024))) * 4 == pattern.flops(10**9, 32, 1, kv_heads=8, is_causal=True)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_bytes_of_global_tokens(is_causal: bool) -> None:
+    """Each rank is sent them once, and they meet the keys of each rank: what the others send does not grow with the ranks."""
+    tokens, heads, kv_heads, row = 16, 8, 2, 32
+    for world_size in (4, 8, 64):
+        plan = exchange_plan(Pattern.of(GlobalTokens(tokens)), even_cuts(8192, world_size), heads, kv_heads, is_causal=is_causal)
+        forward, backward = (plan.all_bytes(phase, head_dim=16, dtype="bfloat16") for phase in ("forward", "backward"))
+        queries = 0 if is_causal else heads * tokens
+        assert forward[0] == (world_size - 1) * (kv_heads * tokens * 2 * row + queries * row)
+        assert set(forward[1:].tolist()) == {queries * (row + 4)}
+        assert backward[0] == (world_size - 1) * queries * (2 * row + 4)
+        assert set(backward[1:].tolist()) == {kv_heads * tokens * 2 * row + queries * row}
+
+
+def test_dropout_of_scattered_tokens_is_refused() -> None:
+    tokens = torch.randn(1, 12, 2, 8)
+
+    def on_rank(comm: ThreadComm) -> None:
+        rows, pattern = shard(tokens, comm), Pattern.of(GlobalTokens([0, 3]))
+        with pytest.raises(ValueError, match=r"dropout_p=0.5: .* several runs of them; use fuse_branches=False"):
+            ring_dilated_attention(rows, rows, rows, pattern, comm, dropout_p=0.5)
+
+    run_threads(2, on_rank, timeout=30)
 
 
 def test_packed_sequences_restart_windows() -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dilkit.comm.plan.kept_rows import KeptRows, Message, Side, SmallProblem
 from dilkit.comm.plan.kinds.bands import pieces_after, pieces_before
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
+from dilkit.comm.plan.kinds.hidden import Hidden
 from dilkit.comm.plan.sharded_segments import IntArray
 from dilkit.pattern import SlidingWindow
 
@@ -29,6 +30,7 @@ class WindowExchange(BranchExchange):
     """The halo of a sliding window."""
 
     window: SlidingWindow
+    hidden: Hidden
 
     @property
     def kind(self) -> str:
@@ -85,6 +87,7 @@ class WindowExchange(BranchExchange):
         rate, after = self.window.dilation_rate, queries.start >= keys.stop
         ranges = [(-((residue - x) // rate) for x in (rows.start, rows.stop)) for rows in (queries, keys)]
         (v0, v1), (u0, u1) = ranges
+        hidden = self.hidden.queries_among(queries.start, queries.stop), self.hidden.keys_among(keys.start, keys.stop)
         pieces = (pieces_after if after else pieces_before)((v0, v1), (u0, u1), self.reach // rate)
         for of_queries, of_keys, triangle in pieces:
             step = -rate if after and triangle else rate
@@ -92,7 +95,7 @@ class WindowExchange(BranchExchange):
                 Side((kept,), residue - kept.start + rate * (first + (rows - 1) * (step < 0)), step, rows)
                 for kept, (first, rows) in ((queries, of_queries), (keys, of_keys))
             )
-            yield SmallProblem(of_query, of_key, triangle, None, source)
+            yield SmallProblem(of_query, of_key, triangle, None, source, *hidden)
 
     @cached_property
     def counts(self) -> ExchangeCounts:

@@ -1,0 +1,102 @@
+"""Global tokens over ranks: their keys and values go to all ranks, their queries to the keys of all ranks.
+
+    rank              0          1          2          3
+    global tokens  |**-------|---------|---------|---------|
+    keys, values     `-------> to each rank, whose own queries see them
+    queries          `-------> to each rank, which computes them with its own keys; (out, lse) come back, and are merged
+
+With causality keys go to the ranks after their own alone, and queries to those before. Two global tokens see each other where the
+query is at home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dilkit.comm.plan.kept_rows import KeptRows, Message, Side, SmallProblem
+from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
+from dilkit.comm.plan.kinds.hidden import Hidden, token_runs
+from dilkit.comm.plan.sharded_segments import ServedHead
+from dilkit.pattern import GlobalTokens
+
+
+@dataclass(frozen=True, eq=False)
+class TokenExchange(BranchExchange):
+    """What is sent of global tokens."""
+
+    tokens: GlobalTokens
+    hidden: Hidden
+
+    @property
+    def kind(self) -> str:
+        return "broadcast"
+
+    @cached_property
+    def holders(self) -> list[int]:
+        """The ranks that hold global tokens."""
+        return [rank for rank in self.held if self._runs(rank)]
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether the tokens of a rank are more than one run of rows."""
+        return any(len(self._runs(rank)) > 1 for rank in self.holders)
+
+    def _runs(self, rank: int) -> tuple[tuple[int, int], ...]:
+        return token_runs((self.tokens,), *self.shard(rank))
+
+    def peers(self, rank: int) -> Iterable[int]:
+        return self.held if rank in self.holders else [*self.holders, rank]
+
+    def _seen(self, source: int, target: int) -> bool:
+        """Whether queries of `target` see global tokens of `source` by its message."""
+        return source in self.holders and (source < target if self.is_causal else source != target)
+
+    def _sees(self, source: int, target: int) -> bool:
+        """Whether global tokens of `source` see keys of `target` there."""
+        earlier = target < source if self.is_causal else source != target
+        return self.tokens.direction == "both" and source in self.holders and earlier
+
+    def message(self, source: int, target: int) -> Message:
+        if source == target:
+            own = [self.kept(head, *self.shard(source)) for head in self.heads]
+            queries, keys = (any(has(other, source) for other in self.holders) for has in (self._seen, self._sees))
+            return Message(own if queries else [], own if keys else [])
+        kept = [rows for head in self.heads for rows in self._of_tokens(head, source)]
+        return Message(kept if self._sees(source, target) else [], kept if self._seen(source, target) else [])
+
+    def _of_tokens(self, head: ServedHead, rank: int) -> list[KeptRows]:
+        return [self.kept(head, *run) for run in self._runs(rank)]
+
+    def problems(self, rank: int) -> Iterator[SmallProblem]:
+        start, stop = self.shard(rank)
+        for source in self.holders:
+            first, last = self.shard(source)
+            for head in self.heads:
+                own, tokens = Side.whole([self.kept(head, start, stop)]), Side.whole(self._of_tokens(head, source))
+                if self._seen(source, rank):
+                    hidden = self.hidden.queries_among(start, stop), self.hidden.keys_among(first, last)
+                    yield SmallProblem(own, tokens, False, None, source, *hidden)
+                if self._sees(source, rank):
+                    not_global = self.hidden.with_keys(self.tokens).keys_among(start, stop)
+                    yield SmallProblem(tokens, own, False, None, source, self.hidden.queries_among(first, last), not_global)
+
+    @cached_property
+    def counts(self) -> ExchangeCounts:
+        rows, ranks = np.diff(self.edges), np.arange(len(self.held))
+        tokens = np.array([sum(stop - start for start, stop in self._runs(rank)) for rank in self.held], np.int64)
+        through, others, both = np.cumsum(tokens), len(ranks) - 1, self.tokens.direction == "both"
+        if self.is_causal:
+            keys, queries, to_keys, to_queries = through - tokens, through[-1] - through, ranks, others - ranks
+        else:
+            keys, to_keys = through[-1] - tokens, others + 0 * ranks
+            queries, to_queries = keys, to_keys
+        queries, to_keys = queries * both, to_keys * both
+        heads, width = len(self.heads), self.width
+        there = width * tokens * to_keys, width * queries, width * (queries + rows * (keys > 0))
+        back = heads * tokens * to_queries, heads * keys, heads * (keys + rows * (queries > 0))
+        pairs = (rows.astype(object) * keys + queries.astype(object) * (rows - tokens)) * width
+        return ExchangeCounts(*(self.by_rank(x) for x in (*there, *back, pairs)))
