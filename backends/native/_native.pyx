@@ -16,6 +16,8 @@ cdef extern from "native.h":
         const int64_t *rows_end
         const int64_t *first_columns
         const int64_t (*columns)[2]
+    ctypedef struct Grid:
+        int64_t[3] size, kernel, step
     ctypedef struct Problem:
         int64_t batch, seq, heads, kv_heads, dim
         int dtype, causal, once
@@ -28,6 +30,7 @@ cdef extern from "native.h":
         const int64_t *without
         const int64_t *beyond
         RunTables runs
+        const Grid *grid
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
@@ -50,6 +53,7 @@ cdef extern from "native.h":
         void (*exp)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
     const InstructionSet native_generic
+    int GRID
     int FORWARD, BACKWARD_QUERY, BACKWARD_KEY
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t native_rounds(const Problem *problem) nogil
@@ -114,6 +118,17 @@ cdef const int64_t *numbers_of(const int64_t[::1] array) noexcept:
     return &array[0] if array.shape[0] else NULL
 
 
+cdef int check_grids(const Problem *p, int64_t seq) except -1:
+    """Raise ValueError where a sequence has other tokens than a grid has cells."""
+    cdef int64_t b, cells
+    for b in range(p.branches):
+        if p.kind[b] == GRID:
+            cells = p.grid[b].size[0] * p.grid[b].size[1] * p.grid[b].size[2]
+            if seq != cells:
+                raise ValueError(f"a sequence has {seq} tokens; the {cells} of a grid are needed, or the kernel would read beyond the tensors")
+    return 0
+
+
 cdef class EncodedProblem:
     """A problem's sizes and branches as the C kernel reads them, without tensors: made once, used by many calls.
 
@@ -137,8 +152,10 @@ cdef class EncodedProblem:
         p.runs.table, p.runs.rows_end = numbers_of(arrays.table), numbers_of(arrays.rows_end)
         p.runs.first_columns = numbers_of(arrays.first_columns)
         p.runs.columns = <const int64_t (*)[2]>numbers_of(arrays.columns)
+        p.grid = <const Grid *>numbers_of(arrays.grid)
         self.arrays = arrays
         if p.seq:
+            check_grids(p, p.seq)
             choose_blocks(p)
 
     @property
@@ -176,6 +193,8 @@ cdef int set_sequences(Problem *p, starts, q) except -1:
     for i in range(p.batch):
         if p.starts[i] > p.starts[i + 1]:
             raise ValueError(f"starts decreases at index {i + 1}; the kernel would read beyond the tensors")
+        if p.starts[i] < p.starts[i + 1]:
+            check_grids(p, p.starts[i + 1] - p.starts[i])
     if p.starts[0] != 0 or p.starts[p.batch] != rows:
         raise ValueError(f"starts goes from {p.starts[0]} to {p.starts[p.batch]}; from 0 to the {rows} rows is needed")
     p.lse_head = rows
@@ -237,6 +256,7 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
     for i in range(p.batch):
         if not p.seq <= p.lengths[i] <= capacity:
             raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.seq} rows to the {capacity} of the cache are needed")
+        check_grids(&p, p.lengths[i])
     run(code_of(isa), &p, FORWARD, threads)
 
 

@@ -151,9 +151,10 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
 
 
 def _check_lengths(problem: Problem, lengths: Tensor) -> None:
-    """Raise `PatternError` where a sequence is longer than the pattern allows: its length is in the tensors alone."""
-    if not problem.pattern.only_segments and len(lengths):
-        problem.pattern.check_seq(int(lengths.max()))
+    """Raise `PatternError` where the pattern is for no sequence of a length: lengths are in the tensors alone."""
+    if not problem.pattern.only_segments:
+        for length in sorted(set(lengths.tolist()) - {0}):
+            problem.pattern.check_seq(length)
 
 
 def _gradients(

@@ -3,6 +3,7 @@
 DilatedSegment               SEGMENTS   length, rate, an offset for each head
 SlidingWindow, Strided       BAND       length and rate; a stride is a band without end
 GlobalTokens, BlockSparse    RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
+Neighborhood                 GRID       sizes, kernel sizes and dilations of three dimensions; length of the last
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dilkit.backends import once
 from dilkit.backends.runs import UNBOUNDED, runs_of, union
-from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
+from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, Neighborhood, SlidingWindow, Strided
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
     Int64Array = NDArray[np.int64]
 
-SEGMENTS, BAND, RUNS = range(3)
+SEGMENTS, BAND, RUNS, GRID = range(4)
 
 MOST_WINDOW = 2**24 - 2**16
 """The kernel compares positions as fp32 numbers, counted from the start of a block of rows: they are exact up to 2**24."""
 
-BRANCH_KINDS = frozenset(cls.kind for cls in (DilatedSegment, SlidingWindow, Strided, GlobalTokens, BlockSparse))
+BRANCH_KINDS = frozenset(cls.kind for cls in (DilatedSegment, SlidingWindow, Strided, GlobalTokens, BlockSparse, Neighborhood))
 
 
 class RunTable(NamedTuple):
@@ -42,11 +43,12 @@ class RunTable(NamedTuple):
 
 
 class BranchArrays(NamedTuple):
-    """int64, contiguous: `kind`, `length`, `rate` `(branches,)`; `offset`, `without`, `beyond` `(heads, branches)`; tables."""
+    """int64, contiguous: `kind`, `length`, `rate` `(branches,)`, `grid` 9 each; `offset`, ... `(heads, branches)`; tables."""
 
     kind: Int64Array
     length: Int64Array
     rate: Int64Array
+    grid: Int64Array
     offset: Int64Array
     without: Int64Array
     beyond: Int64Array
@@ -62,17 +64,19 @@ def branch_arrays(problem: Problem) -> BranchArrays:
 
     branches, tables = problem.pattern.branches, list[RunTable]()
     kind, length, rate = (np.array(values, np.int64) for values in zip(*map(_kind_length_rate, branches), strict=True))
+    grid = np.array([_grid(branch) for branch in branches], np.int64).reshape(-1)
     offset = np.array([_offsets(branch, problem, tables) for branch in branches], np.int64)
     without, beyond = _left_out(problem, tables)
     offset[beyond >= length[:, None]] = -1  # another band shows all of it
     offset, without, beyond = (np.ascontiguousarray(x.T) for x in (offset, without, beyond))
+    of_branches = kind, length, rate, grid, offset, without, beyond
     if not tables:
         none = np.empty(0, np.int64)
-        return BranchArrays(kind, length, rate, offset, without, beyond, none, none, none, none)
+        return BranchArrays(*of_branches, none, none, none, none)
     stops, counts, columns = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
     first = np.cumsum([0, *(len(table.stop) for table in tables)], dtype=np.int64)
     ends = np.concatenate(([0], np.cumsum(counts)))
-    return BranchArrays(kind, length, rate, offset, without, beyond, first, stops, ends, columns.reshape(-1))
+    return BranchArrays(*of_branches, first, stops, ends, columns.reshape(-1))
 
 
 def widest_window(problem: Problem) -> int:
@@ -88,7 +92,15 @@ def _kind_length_rate(branch: Branch) -> tuple[int, int, int]:
         return BAND, min(branch.window, UNBOUNDED), min(branch.dilation_rate, UNBOUNDED)
     if isinstance(branch, Strided):
         return BAND, UNBOUNDED, min(branch.stride, UNBOUNDED)
+    if isinstance(branch, Neighborhood):
+        return GRID, min(branch.shape[-1], UNBOUNDED), 1
     return RUNS, branch.block_size if isinstance(branch, BlockSparse) else UNBOUNDED, 1
+
+
+def _grid(branch: Branch) -> list[int]:
+    """Sizes, kernel sizes and dilations of three dimensions; those that a grid has not are the first ones, of size 1."""
+    given = (branch.shape, branch.kernel_size, branch.dilation) if isinstance(branch, Neighborhood) else ((), (), ())
+    return [min(size, UNBOUNDED) for sizes in given for size in (*(1,) * (3 - len(sizes)), *sizes)]
 
 
 def _offsets(branch: Branch, problem: Problem, tables: list[RunTable]) -> list[int]:

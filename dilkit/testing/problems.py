@@ -260,6 +260,15 @@ _OTHER_KINDS: dict[str, Fields] = {
     "neighborhood in a line causal": dict(pattern=Pattern.natten((43,), 7, 3), seq=43, is_causal=True),
     "neighborhood in space": dict(pattern=Pattern.natten((3, 4, 5), 3), seq=60, kv_heads=2),
     "neighborhood and global": dict(pattern=Pattern.of(Neighborhood((6, 8), 3, (2, 1)), GlobalTokens(1)), seq=48, sink="random"),
+    "neighborhood packed": dict(pattern=Pattern.natten((3, 8), 3), batch=1, lengths=(24, 24), seq=48, is_causal=True),
+    "neighborhood last rows": dict(
+        pattern=Pattern.natten((3, 8), 3), lengths=(24, 24), seq=48, rows=5, is_causal=True, gradients=False
+    ),
+    "neighborhoods by heads": dict(
+        pattern=Pattern.of(Neighborhood((7, 6), 3, 2, heads=(0, 3)), Neighborhood((2, 21), (1, 9), heads=(2, 4))),
+        seq=42,
+        dropout_p=0.3,
+    ),
     "window and global": dict(pattern=Pattern.of(SlidingWindow(4), GlobalTokens(2)), seq=59),
     "window and sinks": dict(pattern=Pattern.of(SlidingWindow(6), GlobalTokens(4, "read"), overlap="once"), is_causal=True),
     "mixed": dict(pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3, mask="random"),

@@ -9,10 +9,10 @@ from typing import Any
 
 from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, OF_PACKED, SAME_VALUES, WAYS, Call
 from fuzz.wrong_calls import ARGUMENTS, BESIDE_OTHERS, OF_PATTERN, TENSOR
-from helpers.strategies import branches, heads_and_groups, mixes, patterns
+from helpers.strategies import branches, heads_and_groups, mixes, neighborhoods, patterns
 from hypothesis import strategies as st
 
-from dilkit import Pattern
+from dilkit import Neighborhood, Pattern
 from dilkit.orders.checks import CURVES
 from dilkit.problem import DTYPES
 from dilkit.registry import backends
@@ -34,13 +34,14 @@ def cases(draw: st.DrawFn, longest: int, of_any_kind: bool) -> Case:
     """A problem of up to `longest` tokens; `variant` seeds its numbers. `of_any_kind`: of its branches, now and then."""
     heads, kv_heads = draw(heads_and_groups())
     kinds = [*[patterns(heads, kv_heads)] * 6, st.just(Pattern.dense()), many_branches]
-    kinds += [mixes(heads, kv_heads, longest)] if of_any_kind else []
+    kinds += [mixes(heads, kv_heads, longest), neighborhoods(heads, longest)] if of_any_kind else []
     values = draw(st.sampled_from(VALUES))
+    pattern = draw(st.sampled_from(kinds).flatmap(lambda x: x))
     return Case(
         feature="fuzz",
         variant=str(draw(st.integers(0, 99))),
-        pattern=draw(st.sampled_from(kinds).flatmap(lambda x: x)),
-        seq=draw(st.integers(1, 20) | st.integers(1, longest)),
+        pattern=pattern,
+        seq=pattern.max_seq if on_a_grid(pattern) else draw(st.integers(1, 20) | st.integers(1, longest)),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([1, 3, 8, 16, 17, 24, 40, 64, 128, 200])),
@@ -59,7 +60,8 @@ def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COM
     """A call of any backend, in any layout, by one of `ways`."""
     case = draw(cases(longest, of_any_kind))
     if case.mask == "none" and ways == RARELY_COMPILED and draw(st.booleans()):
-        lengths = tuple(draw(st.lists(st.integers(0, 3) | st.integers(0, 40), min_size=1, max_size=12).filter(any)))
+        length = st.just(case.seq) if on_a_grid(case.pattern) else st.integers(0, 3) | st.integers(0, 40)
+        lengths = tuple(draw(st.lists(length, min_size=1, max_size=12).filter(any)))
         case, ways = replace(case, lengths=lengths, seq=sum(lengths), batch=1), OF_PACKED
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
     way = draw(st.sampled_from(ways))
@@ -75,6 +77,11 @@ def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COM
         mask_layout=draw(st.sampled_from(list(MASK_LAYOUTS))),
     )
     return one.to_data()
+
+
+def on_a_grid(pattern: Pattern) -> bool:
+    """Whether a pattern is for sequences of one length alone."""
+    return any(isinstance(branch, Neighborhood) for branch in pattern.branches)
 
 
 def able(case: Case) -> list[str]:

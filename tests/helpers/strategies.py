@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
 from dilkit.pattern import Branch
 
 Heads = tuple[int, int]
@@ -92,3 +92,17 @@ def mixes_with_heads(draw: st.DrawFn, tokens: int = 30) -> tuple[Pattern, Heads]
     """A pattern of branches of any kinds for up to `tokens` tokens, together with the heads it is meant for."""
     heads = draw(heads_and_groups())
     return draw(mixes(*heads, tokens)), heads
+
+
+@st.composite
+def neighborhoods(draw: st.DrawFn, heads: int, tokens: int = 90) -> Pattern:
+    """A neighborhood on a grid of at most `tokens` cells, by itself or beside a window."""
+    shape, left = [], tokens
+    for _ in range(draw(st.integers(1, 3))):
+        shape.append(draw(st.integers(1, left)))
+        left //= shape[-1]
+    sizes = [2 * draw(st.integers(0, min((size - 1) // 2, 5))) + 1 for size in shape]
+    steps = [draw(st.integers(1, min(size // width, 4))) for size, width in zip(shape, sizes, strict=True)]
+    served = draw(st.sampled_from([None, (0, 1), (0, heads)]))
+    branch = Neighborhood(shape, sizes, steps, heads=served)
+    return Pattern.of(branch, *draw(st.sampled_from([(), (SlidingWindow(3),), (branch,)])))

@@ -2,8 +2,8 @@
  *
  *     run_task                      one task of a phase: start_task, then blocks of rows, then results.h
  *       attend_chunks                 fused gradients: every key block of a chunk, against the queries of another chunk
- *       attend_block                  for each group of branches that share scores: attend_segments, attend_band or attend_runs
- *         attend_cell                   for each cell: rows of the block between two ends of segments
+ *       attend_block                  for each group of branches that share scores, as branches.h says
+ *         attend_segments, ...          for each cell: rows of the block between two ends of segments
  *           collect_rows                  rows by set of branches      -> row lists, slot_line
  *           attend_row_lists              up to MAX_ROW_LISTS at once; pack_rows                -> packed_rows
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
@@ -28,6 +28,7 @@
 #include "matmul.h"
 #endif
 #include "online_softmax.h"
+#include "relation.h"
 #include "scratch.h"
 #include "results.h"
 #include "packing.h"
@@ -46,6 +47,8 @@ static void N(attend_tile)(
     for (int r = 0; r < TILE_ROWS; r++)
         max[r] = -(REAL)INFINITY, rescale[r] = 1;
     N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, scale, bias);
+    for (int i = 0; i < task->relations; i++)
+        masked |= N(mask_relation)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
     if (p->dropout)
         N(mask_tile)(task, first, vectors, from, to);
     if (task->phase == FORWARD) {
@@ -169,6 +172,8 @@ static void N(load_slots)(const Task *task, int64_t slots, int64_t *low, int64_t
         s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : -(REAL)INFINITY;
         if (row < p->block_rows)
             *low = row < *low ? row : *low, *high = row > *high ? row : *high;
+        for (int n = 0; n < task->relations; n++)
+            N(relate_row)(&s->relation[n], task->phase == BACKWARD_KEY, i, row < p->block_rows ? task->start + row : task->start);
     }
     N(pack_rows)(task, 0, slots);
     if (task->phase != FORWARD)
@@ -207,146 +212,7 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
     N(merge_slots)(task, slots);
 }
 
-/* Collect the rows of the first set that is left in the cell in the slots from `first` on; return the next free slot. */
-static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, int64_t first, RowList *list) {
-    const Scratch *s = &task->s;
-    const int64_t heads = task->p->shared_heads;
-    *list = (RowList){.first = first};
-    for (int64_t x = start; x < stop; x++) {
-        uint64_t *set = &s->branch_set[x - start];
-        if (!list->set)
-            list->set = *set;
-        if (!*set || *set != list->set)
-            continue;
-        for (int64_t head = 0; head < heads; head++)
-            s->slot_line[first + list->count++] = (x - task->start) * heads + head;
-        *set = 0;
-    }
-    int64_t end = first + round_up(list->count, N(LANES));
-    for (int64_t i = first + list->count; i < end; i++)
-        s->slot_line[i] = N(lines)(task->p);
-    return end;
-}
-
-/* The rows start .. stop - 1, whose sets of branches are in branch_set. */
-static void N(attend_rows)(const Task *task, const Segment *segments, int64_t start, int64_t stop) {
-    RowList lists[MAX_ROW_LISTS];
-    int count;
-    do {
-        int64_t slots = 0;
-        for (count = 0; count < MAX_ROW_LISTS; count++) {
-            slots = N(collect_rows)(task, start, stop, slots, &lists[count]);
-            if (!lists[count].count)
-                break;
-        }
-        if (count)
-            N(attend_row_lists)(task, segments, lists, count, slots);
-    } while (count == MAX_ROW_LISTS);
-}
-
-/* Whether row x takes no part: the mask hides it, a key, or it is left out. */
-static int N(hidden)(const Task *task, int64_t x) {
-    const Problem *p = task->p;
-    int masked = p->mask && task->phase == BACKWARD_KEY && p->mask[task->batch * p->mask_batch + x * p->mask_row];
-    return masked || in_table(&p->runs, task->without[0], x);
-}
-
-/* The rows start .. stop - 1, a cell: no segment ends within it. */
-static void N(attend_cell)(const Task *task, const Segment *segments, uint64_t served, int64_t start, int64_t stop) {
-    for (int64_t x = start; x < stop; x++)
-        task->s.branch_set[x - start] = N(hidden)(task, x) ? 0 : branches_keeping(segments, served, x);
-    N(attend_rows)(task, segments, start, stop);
-}
-
-/* The branches of a group of SEGMENTS. */
-static void N(attend_segments)(const Task *task, uint64_t served) {
-    Segment segments[MAX_BRANCHES];
-    for (int64_t at = task->start; at < task->stop;) {
-        int64_t stop = segments_around(task->p, served, task->head, at, task->stop, segments);
-        uint64_t overlapping = branches_overlapping(segments, served, task->first_column, task->last_column);
-        N(attend_cell)(task, segments, overlapping, at, stop);
-        at = stop;
-    }
-}
-
-/* A branch of BAND: the rows by their remainder modulo the rate, MAX_BRANCHES remainders at a time; bit i of a set is a remainder. */
-static void N(attend_band)(const Task *task, int64_t rate) {
-    Segment segments[MAX_BRANCHES];
-    int64_t rows = task->stop - task->start;
-    for (int64_t done = 0; done < lesser(rate, rows); done += MAX_BRANCHES) {
-        int64_t count = lesser(lesser(rate, rows) - done, MAX_BRANCHES);
-        for (int64_t i = 0; i < count; i++)
-            segments[i] = (Segment){(task->start + done + i) % rate, task->p->seq, rate};
-        for (int64_t x = 0; x < rows; x++) {
-            int64_t i = x % rate - done;
-            task->s.branch_set[x] = i >= 0 && i < count && !N(hidden)(task, task->start + x) ? (uint64_t)1 << i : 0;
-        }
-        N(attend_rows)(task, segments, task->start, task->stop);
-    }
-}
-
-/* A branch of RUNS: each run of rows with the runs of columns that it sees, MAX_BRANCHES of these at a time. */
-static void N(attend_runs)(Task *task, int64_t table) {
-    const RunTables *t = &task->p->runs;
-    Segment segments[MAX_BRANCHES];
-    int64_t at = task->start;
-    for (int64_t run = run_of_row(t, table, at); at < task->stop && run < t->table[table + 1]; run++) {
-        int64_t stop = greater(lesser(t->rows_end[run], task->stop), at);
-        for (int64_t first = t->first_columns[run], end = t->first_columns[run + 1]; first < end; first += MAX_BRANCHES) {
-            int64_t count = lesser(end - first, MAX_BRANCHES);
-            for (int64_t i = 0; i < count; i++)
-                segments[i] = (Segment){t->columns[first + i][0], lesser(t->columns[first + i][1], task->p->seq), 1};
-            task->runs = branches_overlapping(segments, ~(uint64_t)0 >> (64 - count), task->first_column, task->last_column);
-            for (int64_t x = at; task->runs && x < stop; x++)
-                task->s.branch_set[x - at] = !N(hidden)(task, x);
-            if (task->runs)
-                N(attend_rows)(task, segments, at, stop);
-        }
-        at = stop;
-    }
-    task->runs = 0;
-}
-
-/* How far a row sees: `reach` on both sides, queries under causality nothing behind them, and keys nothing before. */
-static void N(set_reach)(Task *task, int64_t reach) {
-    int by_key = task->phase == BACKWARD_KEY, causal = task->p->causal;
-    task->before = causal && by_key ? 0 : reach;
-    task->after = causal && !by_key ? 0 : reach;
-}
-
-/* The part of a BAND that is at least `beyond` away: what is before a row, then what is behind it. */
-static void N(attend_beyond)(Task *task, int64_t rate, int64_t beyond) {
-    int64_t before = task->before, after = task->after;
-    if (!beyond)
-        return N(attend_band)(task, rate);
-    task->after = -beyond;
-    if (before)
-        N(attend_band)(task, rate);
-    task->before = -beyond, task->after = after;
-    if (after)
-        N(attend_band)(task, rate);
-}
-
-/* The block of rows through all branches of one query head. */
-static void N(attend_block)(Task *task) {
-    const Problem *p = task->p;
-    for (int64_t g = 0; g < p->groups; g++) {
-        uint64_t served = branches_serving(p, p->branch_group[g], task->head);
-        if (!served)
-            continue;
-        int b = __builtin_ctzll(served);
-        int64_t at = task->head * p->branches + b, table = p->without[at];
-        int by_key = task->phase == BACKWARD_KEY;
-        task->without[0] = table < 0 ? -1 : 2 * table + by_key, task->without[1] = table < 0 ? -1 : 2 * table + !by_key;
-        N(set_reach)(task, p->kind[b] == BAND && p->length[b] < p->seq ? p->length[b] - 1 : UNBOUNDED);
-        if (p->kind[b] == SEGMENTS)
-            N(attend_segments)(task, served);
-        else if (p->kind[b] == BAND)
-            N(attend_beyond)(task, p->rate[b], p->beyond[at]);
-        else
-            N(attend_runs)(task, 2 * p->offset[at] + by_key);
-    }
-}
+#include "branches.h"
 
 /* A block of keys through all query heads that share them. */
 static void N(attend_key_block)(Task *task, int64_t start) {
@@ -395,6 +261,7 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
         N(write_gradient)(&task, &p->dq, 0, task.head, (REAL)p->scale);
 }
 
+#undef Relation
 #undef Scratch
 #undef Task
 #undef Words

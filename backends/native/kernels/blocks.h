@@ -14,6 +14,7 @@ enum {
     BLOCK_NUMBERS = 1 << 17, /* rows times dim of a block, at most: what the cache of a core holds */
     MIN_TASKS = 64,          /* shorter problems are cut into about as many blocks, so that every core gets some, */
     SHORT_BLOCK_ROWS = 192,  /* but not into blocks of fewer rows: packing the keys takes longer then */
+    SHORT_BLOCK_LINES = 8,   /* nor of fewer lines of a grid: patches of rows are as high as wide then */
     MAX_CHUNKS = 16,
     PARALLEL_TASKS = 32, /* chunks times key/value heads that can run side by side, even if that takes shorter chunks */
     MIN_SHARED_ROWS = 32 /* rows that a branch keeps, at least, of a segment of those that it shares scores with */
@@ -25,6 +26,9 @@ static inline int64_t parts_of(int64_t count, int64_t part) { return (count + pa
  * ones, or an equal part of one; those that end at no segment's end have a multiple of the widest tile's rows. */
 static inline int64_t choose_block_rows(const Problem *p) {
     int64_t rows = greater(p->batch * p->heads * p->seq / MIN_TASKS, SHORT_BLOCK_ROWS), segment = p->seq;
+    for (int64_t b = 0; b < p->branches; b++)
+        if (p->kind[b] == GRID && p->length[b] < p->seq)
+            rows = greater(rows, lesser(SHORT_BLOCK_LINES, p->seq / p->length[b]) * p->length[b]);
     rows = greater(lesser(lesser(rows, p->most_block_rows), BLOCK_NUMBERS / p->dim), 1);
     for (int64_t b = 0; b < p->branches; b++)
         segment = p->kind[b] == BAND ? segment : lesser(segment, p->length[b]);
@@ -95,6 +99,9 @@ static inline void choose_blocks(Problem *p) {
     p->block_rows = choose_block_rows(p);
     choose_chunks(p);
     choose_branch_groups(p);
+    p->relations = 0;
+    for (int64_t b = 0; b < p->branches; b++)
+        p->relations |= p->kind[b] == GRID;
 }
 
 #endif

@@ -11,6 +11,7 @@
  */
 #include "native.h"
 #include "visibility.h"
+#include "grid.h"
 #include "load_store.h"
 
 #include <float.h>

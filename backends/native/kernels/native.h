@@ -31,8 +31,9 @@ enum { FORWARD, BACKWARD_QUERY, BACKWARD_KEY };
  *     SEGMENTS  both are kept, and are in one segment              `length` of a segment, `rate`, and the offset of each head
  *     BAND      |i - j| < length and (i - j) mod rate == 0         a sliding window, strided attention
  *     RUNS      a run of consecutive queries sees runs of keys     global tokens, blocks: `tables`
+ *     GRID      a cell of a grid sees those around it              neighborhoods: `grid`
  */
-enum { SEGMENTS, BAND, RUNS };
+enum { SEGMENTS, BAND, RUNS, GRID };
 #define UNBOUNDED ((int64_t)1 << 62) /* a `length` that no sequence reaches */
 
 static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -59,6 +60,11 @@ typedef struct {
     const int64_t (*columns)[2]; /* start, stop */
 } RunTables;
 
+/* A row-major grid, of as many cells as the sequence has tokens; dimensions that it has not are the first ones, of size 1. */
+typedef struct {
+    int64_t size[3], kernel[3], step[3];
+} Grid;
+
 typedef struct {
     int64_t batch, seq, heads, kv_heads, dim;
     int64_t first_row; /* of each sequence: only rows from here on are computed; other than 0 in FORWARD only */
@@ -70,10 +76,12 @@ typedef struct {
     const int64_t *without, *beyond; /* (heads, branches), so that a pair counts once: the number of a table whose rows of any run are
                                       * left out, or -1; and the distance from which on a BAND begins */
     RunTables runs;
+    const Grid *grid; /* (branches,), of GRID */
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
-    int64_t block_rows, groups; /* these six are chosen by blocks.h */
+    int64_t block_rows, groups; /* these seven are chosen by blocks.h */
+    int64_t relations; /* how many of them a branch needs, at most; see relation.h */
     int64_t chunks, chunk_rows; /* of the fused gradients, see native_tasks; chunks 0: not fused */
     int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */

@@ -118,6 +118,8 @@ static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
         s->column_position[k] = (REAL)INFINITY, s->column_lse[k] = s->column_delta[k] = 0; /* beyond what any row sees */
     for (int64_t k = 0; k < tile->count; k++) {
         s->column_position[k] = (REAL)(tile->column[k] - task->start);
+        for (int n = 0; n < task->relations; n++)
+            N(relate_column)(&s->relation[n], k, tile->column[k]);
         if (task->phase == BACKWARD_KEY) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
             s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];

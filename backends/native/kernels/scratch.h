@@ -39,6 +39,8 @@ typedef struct {
     REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD_KEY */
     REAL *row_max, *row_sum;   /* (lines + 1,): running maximum and sum between tiles of different cells */
     int64_t *slot_line;        /* (slots,): the line of a slot */
+    Relation *relation;        /* (relations,): of the branch at hand */
+    INTEGER *row_bounds, *column_places; /* (relations, 3, 2, slots + TILE_ROWS) and (relations, 3, TILE_COLUMNS): their numbers */
     uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell, 0 when it has been collected */
     TileIterator *tiles;
 } Scratch;
@@ -53,7 +55,8 @@ typedef struct {
     int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
     int64_t before, after; /* of the branches at hand: a row at x sees columns from x - before to x + after, or UNBOUNDED */
     int64_t without[2];    /* the tables of the rows and of the columns that these branches leave out, -1 = none */
-    uint64_t runs;         /* RUNS: the columns are in these segments, and all rows see them; else 0 */
+    uint64_t runs;         /* RUNS, GRID: the columns are in these segments, and all rows see them; else 0 */
+    int relations;         /* those that say which pairs are seen */
 } Task;
 
 static inline int64_t N(element_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
@@ -98,9 +101,23 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->column_position = RESERVE(TILE_COLUMNS, REAL);
     s->column_lse = RESERVE(TILE_COLUMNS, REAL), s->column_delta = RESERVE(TILE_COLUMNS, REAL);
     s->row_max = RESERVE(lines + 1, REAL), s->row_sum = RESERVE(lines + 1, REAL);
+    s->relation = RESERVE((size_t)p->relations, Relation);
+    s->row_bounds = RESERVE((size_t)p->relations * 6 * (slots + TILE_ROWS), INTEGER);
+    s->column_places = RESERVE((size_t)p->relations * 3 * TILE_COLUMNS, INTEGER);
     s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
 #undef RESERVE
     return (size_t)(at - memory);
+}
+
+/* Where the numbers of the relations are. */
+static void N(place_relations)(const Problem *p, Scratch *s) {
+    const int64_t slots = N(slot_count)(p) + TILE_ROWS;
+    for (int64_t i = 0; i < p->relations; i++)
+        for (int d = 0; d < 3; d++) {
+            s->relation[i].first[d] = s->row_bounds + (6 * i + 2 * d) * slots;
+            s->relation[i].last[d] = s->row_bounds + (6 * i + 2 * d + 1) * slots;
+            s->relation[i].place[d] = s->column_places + (3 * i + d) * TILE_COLUMNS;
+        }
 }
 
 /* The tensors, head and sizes of a task; its accumulators are 0. */
@@ -112,6 +129,7 @@ static void N(start_task)(Task *task, void *scratch) {
     task->row_bytes = p->dim * N(element_bytes)(p);
     task->accumulators = by_key ? 2 : 1;
     N(lay_out_scratch)(p, task->phase, &task->s, scratch);
+    N(place_relations)(p, &task->s);
     for (int a = 0; a < task->accumulators && !task->fused; a++)
         memset(task->s.accumulator[a], 0, (size_t)((N(lines)(p) + 1) * task->padded_dim) * sizeof(REAL));
     if (task->fused)
@@ -129,4 +147,15 @@ static void N(start_block)(Task *task, int64_t start) {
     task->stop = start + p->block_rows < p->seq ? start + p->block_rows : p->seq;
     for (int64_t r = 0; r <= N(lines)(p); r++)
         task->s.row_max[r] = -(REAL)INFINITY, task->s.row_sum[r] = 0;
+}
+
+/* Relation `at` of the scratch becomes that of a grid; an axis of one cell relates all. */
+static void N(relate_grid)(const Scratch *s, int at, const Grid *grid) {
+    Relation *relation = &s->relation[at];
+    Axis axes[3];
+    set_axes(grid, axes);
+    relation->axes = 0;
+    for (int d = 0; d < 3; d++)
+        if (axes[d].size > 1)
+            relation->axis[relation->axes++] = axes[d];
 }

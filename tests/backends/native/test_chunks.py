@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.pairwise import every_pair
 
-from dilkit import Pattern, plan
+from dilkit import Neighborhood, Pattern, SlidingWindow, plan
 from dilkit.backends.native.backend import _encoded
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -17,6 +17,7 @@ PATTERNS = {
     "not nested": Pattern([30, 77, 200], [1, 2, 3], offset="block"),
     "once": Pattern([16, 100], [1, 4], overlap="once"),
     "dense": Pattern.dense(),
+    "neighborhood": Pattern.of(Neighborhood((6, 43), (3, 9), (1, 2)), SlidingWindow(5)),
 }
 
 
@@ -40,7 +41,7 @@ def short_chunks(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     every_pair(PATTERNS, BLOCK_ROWS, ["none", "random"], [False, True], ["float32", "float64"]),
 )
 def test_gradients_of_many_chunks(pattern: str, mask: str, is_causal: bool, dtype: str) -> None:
-    sizes = dict(seq=257, heads=4, kv_heads=2, head_dim=20, batch=2)
+    sizes = dict(seq=258, heads=4, kv_heads=2, head_dim=20, batch=2)
     case = Case(feature="chunks", variant="many", pattern=PATTERNS[pattern], mask=mask, is_causal=is_causal, dtype=dtype, **sizes)
     assert _encoded(case.problem()).chunks >= 4
     result = check("native", case)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.pairwise import every_pair
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided, dilated_attention
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
 from dilkit.environment import BF16_SETS
@@ -39,6 +39,12 @@ LONG = {
         pattern=Pattern.of(DilatedSegment(150, 2), DilatedSegment(330, 3), GlobalTokens(9), overlap="once"), heads=2
     ),
     "blocks": dict(pattern=Pattern.of(BlockSparse.bigbird(30, 25, heads=2)), heads=2, kv_heads=1),
+    "neighborhood": dict(pattern=Pattern.natten((18, 39), (5, 9)), seq=702, heads=2, kv_heads=1),
+    "neighborhood in a line": dict(pattern=Pattern.natten((701,), 151, 3), heads=1),
+    "neighborhood in space": dict(
+        pattern=Pattern.of(Neighborhood((10, 9, 8), (5, 3, 3), (2, 1, 2)), SlidingWindow(9)), seq=720, heads=2
+    ),
+    "dropout in a neighborhood": dict(pattern=Pattern.natten((27, 26), 7), seq=702, heads=2, dropout_p=0.3),
     "dropout in a window": dict(pattern=Pattern.of(SlidingWindow(100), GlobalTokens(9)), heads=2, dropout_p=0.3),
     "dropout grouped": dict(pattern=Pattern([150, 330, 512], [1, 2, 4]), heads=2, kv_heads=1, dropout_p=0.3),
 }
@@ -64,7 +70,7 @@ def test_every_instruction_set_agrees_with_the_oracle(isa: str, case: Case) -> N
 
 @pytest.mark.parametrize(("name", "is_causal", "dtype"), every_pair(LONG, [False, True], ["float32", "float64", "bfloat16"]))
 def test_sequences_of_many_tiles(isa: str, name: str, is_causal: bool, dtype: str) -> None:
-    fields = dict(seq=701, batch=1, is_causal=is_causal, dtype=dtype, **LONG[name])
+    fields = dict(seq=701, batch=1, is_causal=is_causal, dtype=dtype) | LONG[name]
     result = check("native", Case(feature="long", variant=f"{name} tiles", **fields))
     assert result.verdict == "passed", "; ".join(result.reasons)
 

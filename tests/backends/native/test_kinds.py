@@ -1,17 +1,23 @@
-"""Windows, strides, global tokens and blocks in the CPU kernel: what their tables hold, and what is refused."""
+"""Windows, strides, global tokens, blocks and neighborhoods in the CPU kernel: what their tables hold, and what is refused."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from helpers.strategies import neighborhoods
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, PatternError, Problem, SlidingWindow, Strided
 from dilkit import dilated_attention as attend
 from dilkit import dilated_attention_varlen as attend_packed
-from dilkit.backends.native.backend import Native
+from dilkit.backends.native import _native
+from dilkit.backends.native.backend import Native, encode_problem
 from dilkit.backends.native.branches import MOST_WINDOW, branch_arrays
 from dilkit.oracle import oracle_attention
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
 
 
 def tensors(seq: int, heads: int = 2, dim: int = 16) -> list[Tensor]:
@@ -28,6 +34,34 @@ def test_a_window_of_a_long_sequence_is_that_of_its_surroundings() -> None:
         expected, _ = oracle_attention(*(x[:, near] for x in (query, key, value)), pattern)
         own = slice(first - near.start, first - near.start + 100)
         torch.testing.assert_close(out[:, first : first + 100].double(), expected[:, own], rtol=0, atol=1e-5)
+
+
+def test_a_neighborhood_of_a_large_grid_is_that_of_its_surroundings() -> None:
+    query, key, value = tensors(2500 * 40, heads=1, dim=8)
+    out = attend(query, key, value, Pattern.natten((2500, 40), (5, 3)), backend="native")
+    near = [slice(40 * line, 40 * (line + 9)) for line in (0, 1200, 2491)]
+    for lines, own in zip(near, (slice(0, 3), slice(4, 5), slice(6, 9)), strict=True):
+        expected, _ = oracle_attention(*(x[:, lines] for x in (query, key, value)), Pattern.natten((9, 40), (5, 3)))
+        found = out[:, lines].unflatten(1, (9, 40))[:, own]
+        torch.testing.assert_close(found.double(), expected.unflatten(1, (9, 40))[:, own], rtol=0, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(neighborhoods(heads=2), st.booleans(), st.sampled_from(["none", "random"]))
+def test_neighborhoods_on_random_grids(pattern: Pattern, is_causal: bool, mask: str) -> None:
+    sizes = dict(seq=pattern.max_seq, heads=2, kv_heads=1, batch=1, head_dim=5, dtype="float64")
+    result = check("native", Case(feature="grid", variant="random", pattern=pattern, is_causal=is_causal, mask=mask, **sizes))
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+def test_sequences_that_are_no_whole_grid_are_an_error() -> None:
+    query, key, value = (x[0] for x in tensors(20))
+    starts = torch.tensor([0, 12, 20], dtype=torch.int32)
+    with pytest.raises(PatternError, match="seq=8: the neighborhood is of a grid of 3 x 4, 12 tokens"):
+        attend_packed(query, key, value, Pattern.natten((3, 4), 3), starts, backend="native")
+    sizes, *others = encode_problem(problem(Pattern.natten((3, 4), 3), seq=12))
+    with pytest.raises(ValueError, match="a sequence has 13 tokens; the 12 of a grid are needed"):
+        _native.EncodedProblem((1, 13, *sizes[2:]), *others)
 
 
 def problem(pattern: Pattern, seq: int = 4096) -> Problem:

@@ -1,0 +1,172 @@
+/* The branches of one query head, kind by kind: which rows of the block go with which columns. Included once for each KIND.
+ *
+ *     SEGMENTS   attend_segments       cell by cell, rows of a list by the set of branches that keep them
+ *     BAND       attend_beyond         rows by their remainder, which see columns from a first to a last position
+ *     RUNS       attend_runs           each run of rows with its runs of columns
+ *     GRID       attend_neighborhood   patch by patch of the grid, each with the box around it (neighborhood.h)
+ *                        |
+ *                        v
+ *                    row lists, Segments of columns  --->  attend_row_lists
+ */
+
+/* Row x of the sequence goes into a list, once for each head that shares the block. */
+static void N(add_row)(const Task *task, RowList *list, int64_t x) {
+    const int64_t heads = task->p->shared_heads;
+    for (int64_t head = 0; head < heads; head++)
+        task->s.slot_line[list->first + list->count++] = (x - task->start) * heads + head;
+}
+
+/* Fill a list up to whole vectors with the spare line; return the next free slot. */
+static int64_t N(end_list)(const Task *task, const RowList *list) {
+    int64_t end = list->first + round_up(list->count, N(LANES));
+    for (int64_t i = list->first + list->count; i < end; i++)
+        task->s.slot_line[i] = N(lines)(task->p);
+    return end;
+}
+
+/* Collect the rows of the first set that is left in the cell in the slots from `first` on; return the next free slot. */
+static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, int64_t first, RowList *list) {
+    *list = (RowList){.first = first};
+    for (int64_t x = start; x < stop; x++) {
+        uint64_t *set = &task->s.branch_set[x - start];
+        if (!list->set)
+            list->set = *set;
+        if (!*set || *set != list->set)
+            continue;
+        N(add_row)(task, list, x);
+        *set = 0;
+    }
+    return N(end_list)(task, list);
+}
+
+/* The rows start .. stop - 1, whose sets of branches are in branch_set. */
+static void N(attend_rows)(const Task *task, const Segment *segments, int64_t start, int64_t stop) {
+    RowList lists[MAX_ROW_LISTS];
+    int count;
+    do {
+        int64_t slots = 0;
+        for (count = 0; count < MAX_ROW_LISTS; count++) {
+            slots = N(collect_rows)(task, start, stop, slots, &lists[count]);
+            if (!lists[count].count)
+                break;
+        }
+        if (count)
+            N(attend_row_lists)(task, segments, lists, count, slots);
+    } while (count == MAX_ROW_LISTS);
+}
+
+/* Whether row x takes no part: the mask hides it, a key, or it is left out. */
+static int N(hidden)(const Task *task, int64_t x) {
+    const Problem *p = task->p;
+    int masked = p->mask && task->phase == BACKWARD_KEY && p->mask[task->batch * p->mask_batch + x * p->mask_row];
+    return masked || in_table(&p->runs, task->without[0], x);
+}
+
+#include "neighborhood.h"
+
+/* The rows start .. stop - 1, a cell: no segment ends within it. */
+static void N(attend_cell)(const Task *task, const Segment *segments, uint64_t served, int64_t start, int64_t stop) {
+    for (int64_t x = start; x < stop; x++)
+        task->s.branch_set[x - start] = N(hidden)(task, x) ? 0 : branches_keeping(segments, served, x);
+    N(attend_rows)(task, segments, start, stop);
+}
+
+/* The branches of a group of SEGMENTS. */
+static void N(attend_segments)(const Task *task, uint64_t served) {
+    Segment segments[MAX_BRANCHES];
+    for (int64_t at = task->start; at < task->stop;) {
+        int64_t stop = segments_around(task->p, served, task->head, at, task->stop, segments);
+        uint64_t overlapping = branches_overlapping(segments, served, task->first_column, task->last_column);
+        N(attend_cell)(task, segments, overlapping, at, stop);
+        at = stop;
+    }
+}
+
+/* A branch of BAND: the rows by their remainder modulo the rate, MAX_BRANCHES remainders at a time; bit i of a set is a remainder. */
+static void N(attend_band)(const Task *task, int64_t rate) {
+    Segment segments[MAX_BRANCHES];
+    int64_t rows = task->stop - task->start;
+    for (int64_t done = 0; done < lesser(rate, rows); done += MAX_BRANCHES) {
+        int64_t count = lesser(lesser(rate, rows) - done, MAX_BRANCHES);
+        for (int64_t i = 0; i < count; i++)
+            segments[i] = (Segment){(task->start + done + i) % rate, task->p->seq, rate};
+        for (int64_t x = 0; x < rows; x++) {
+            int64_t i = x % rate - done;
+            task->s.branch_set[x] = i >= 0 && i < count && !N(hidden)(task, task->start + x) ? (uint64_t)1 << i : 0;
+        }
+        N(attend_rows)(task, segments, task->start, task->stop);
+    }
+}
+
+/* A branch of RUNS: each run of rows with the runs of columns that it sees, MAX_BRANCHES of these at a time. */
+static void N(attend_runs)(Task *task, int64_t table) {
+    const RunTables *t = &task->p->runs;
+    Segment segments[MAX_BRANCHES];
+    int64_t at = task->start;
+    for (int64_t run = run_of_row(t, table, at); at < task->stop && run < t->table[table + 1]; run++) {
+        int64_t stop = greater(lesser(t->rows_end[run], task->stop), at);
+        for (int64_t first = t->first_columns[run], end = t->first_columns[run + 1]; first < end; first += MAX_BRANCHES) {
+            int64_t count = lesser(end - first, MAX_BRANCHES);
+            for (int64_t i = 0; i < count; i++)
+                segments[i] = (Segment){t->columns[first + i][0], lesser(t->columns[first + i][1], task->p->seq), 1};
+            task->runs = branches_overlapping(segments, ~(uint64_t)0 >> (64 - count), task->first_column, task->last_column);
+            for (int64_t x = at; task->runs && x < stop; x++)
+                task->s.branch_set[x - at] = !N(hidden)(task, x);
+            if (task->runs)
+                N(attend_rows)(task, segments, at, stop);
+        }
+        at = stop;
+    }
+    task->runs = 0;
+}
+
+/* How far a row sees: `reach` on both sides, queries under causality nothing behind them, and keys nothing before. */
+static void N(set_reach)(Task *task, int64_t reach) {
+    int by_key = task->phase == BACKWARD_KEY, causal = task->p->causal;
+    task->before = causal && by_key ? 0 : reach;
+    task->after = causal && !by_key ? 0 : reach;
+}
+
+/* The part of a BAND that is at least `beyond` away: what is before a row, then what is behind it. */
+static void N(attend_beyond)(Task *task, int64_t rate, int64_t beyond) {
+    int64_t before = task->before, after = task->after;
+    if (!beyond)
+        return N(attend_band)(task, rate);
+    task->after = -beyond;
+    if (before)
+        N(attend_band)(task, rate);
+    task->before = -beyond, task->after = after;
+    if (after)
+        N(attend_band)(task, rate);
+}
+
+/* A branch of GRID, whose pairs are those of a relation. */
+static void N(attend_grid)(Task *task, const Grid *grid) {
+    task->relations = 1;
+    N(relate_grid)(&task->s, 0, grid);
+    N(attend_neighborhood)(task, grid);
+    task->relations = 0;
+}
+
+/* The block of rows through all branches of one query head. */
+static void N(attend_block)(Task *task) {
+    const Problem *p = task->p;
+    for (int64_t g = 0; g < p->groups; g++) {
+        uint64_t served = branches_serving(p, p->branch_group[g], task->head);
+        if (!served)
+            continue;
+        int b = __builtin_ctzll(served);
+        int64_t at = task->head * p->branches + b, table = p->without[at];
+        int by_key = task->phase == BACKWARD_KEY;
+        task->without[0] = table < 0 ? -1 : 2 * table + by_key, task->without[1] = table < 0 ? -1 : 2 * table + !by_key;
+        N(set_reach)(task, p->kind[b] == BAND && p->length[b] < p->seq ? p->length[b] - 1 : UNBOUNDED);
+        if (p->kind[b] == SEGMENTS)
+            N(attend_segments)(task, served);
+        else if (p->kind[b] == BAND)
+            N(attend_beyond)(task, p->rate[b], p->beyond[at]);
+        else if (p->kind[b] == RUNS)
+            N(attend_runs)(task, 2 * p->offset[at] + by_key);
+        else
+            N(attend_grid)(task, &p->grid[b]);
+    }
+}
