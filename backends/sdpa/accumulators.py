@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def has_parts(problem: Problem) -> bool:
+    """Whether a row may have several partial results: of several branches, or of the tiles of one."""
+    return len(problem.pattern.branches) > 1 or not problem.pattern.only_segments
+
+
 class OutputAccumulator:
-    """`out` and `lse` of the partial results added so far. Halves are merged in fp32 when there is more than one branch."""
+    """`out` and `lse` of the partial results added so far. Halves are merged in fp32 where a row has more than one of them."""
 
     def __init__(self, query: Tensor, problem: Problem) -> None:
         import torch
@@ -31,7 +36,7 @@ class OutputAccumulator:
         kind = torch.float64 if query.dtype == torch.float64 else torch.float32
         self.lse = query.new_full((batch, heads, seq), -math.inf, dtype=kind)
         self.like = query
-        self.dtype = kind if len(problem.pattern.branches) > 1 else query.dtype
+        self.dtype = kind if has_parts(problem) else query.dtype
         self.out: Tensor | None = None
 
     def add(self, call: StridedCall, out: Tensor, lse: Tensor) -> None:
@@ -63,7 +68,7 @@ class GradientAccumulator:
     def __init__(self, like: Tensor, problem: Problem, kv: bool = False) -> None:
         import torch
 
-        several = len(problem.pattern.branches) > 1 or (kv and problem.heads > problem.kv_heads)
+        several = has_parts(problem) or (kv and problem.heads > problem.kv_heads)
         self.like, self.kv = like, kv
         self.dtype = torch.promote_types(like.dtype, torch.float32) if several else like.dtype
         self.total: Tensor | None = None

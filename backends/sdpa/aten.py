@@ -1,9 +1,10 @@
 """Calls of torch's fused attention operators: a forward and a backward function for each.
 
-A forward function takes `q, k, v` `(batch, heads, rows, head_dim)`, whose last dimension is contiguous, and a contiguous bool
-`mask` `(batch, heads, rows)` of ignored keys or None; it returns `out` and `lse` `(batch, heads, rows)`. A backward function
-takes `dout` first, and the `out` and `lse` of the whole softmax, of which the keys of this call may be a part; `lse` is
-contiguous, and +inf in rows that see nothing. It returns dq, dk and dv.
+A forward function takes `q` `(batch, heads, rows, head_dim)` and `k, v` `(batch, heads, keys, head_dim)`, whose last dimension is
+contiguous, and a contiguous bool `mask` `(batch, heads, keys)` of ignored keys or None; with `causal`, there are as many keys as
+rows. It returns `out` and `lse` `(batch, heads, rows)`. A backward function takes `dout` first, and the `out` and `lse` of the
+whole softmax, of which the keys of this call may be a part; `lse` is contiguous, and +inf in rows that see nothing. It returns
+dq, dk and dv.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _aten(name: str) -> Any:
 
 
 def _bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
-    """-inf where `mask`, else 0: `(batch, heads, 1, rows)`."""
+    """-inf where `mask`, else 0: `(batch, heads, 1, keys)`."""
     if mask is None:
         return None
     return mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(mask, -float("inf")).unsqueeze(2)
@@ -86,10 +87,10 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, sca
 def flash_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float
 ) -> Gradients:
-    rows = q.shape[2]
+    rows, keys = q.shape[2], k.shape[2]
     random = _no_dropout(q, "uint64", 2), _no_dropout(q, "uint64")
     run = _aten("_scaled_dot_product_flash_attention_backward")
-    dq, dk, dv = run(dout, q, k, v, out, lse, None, None, rows, rows, 0.0, causal, *random, scale=scale)
+    dq, dk, dv = run(dout, q, k, v, out, lse, None, None, rows, keys, 0.0, causal, *random, scale=scale)
     return dq, dk, dv
 
 
@@ -101,11 +102,11 @@ def cudnn_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, sca
 def cudnn_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float
 ) -> Gradients:
-    rows = q.shape[2]
+    rows, keys = q.shape[2], k.shape[2]
     random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
     run = _aten("_scaled_dot_product_cudnn_attention_backward")
     no_bias_or_ranges = None, None, None
-    dq, dk, dv = run(dout, q, k, v, out, lse.unsqueeze(-1), *random, *no_bias_or_ranges, rows, rows, 0.0, causal, scale=scale)
+    dq, dk, dv = run(dout, q, k, v, out, lse.unsqueeze(-1), *random, *no_bias_or_ranges, rows, keys, 0.0, causal, scale=scale)
     return dq, dk, dv
 
 
@@ -114,13 +115,13 @@ _ALIGNED_KEYS = 16
 _ALIGNED_LSE = 32
 
 
-def _padded_bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
-    """`_bias` with aligned rows, expanded over the queries to `(batch, heads, rows, rows)` without copies."""
+def _padded_bias(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """`_bias` with aligned rows, expanded over the queries to `(batch, heads, rows, keys)` without copies."""
     if mask is None:
         return None
-    *sizes, rows = mask.shape
-    room = mask.new_zeros((*sizes, _up(rows, _ALIGNED_KEYS)), dtype=dtype).narrow(-1, 0, rows)
-    return room.masked_fill_(mask, -float("inf")).unsqueeze(2).expand(-1, -1, rows, -1)
+    *sizes, keys = mask.shape
+    room = mask.new_zeros((*sizes, _up(keys, _ALIGNED_KEYS)), dtype=q.dtype).narrow(-1, 0, keys)
+    return room.masked_fill_(mask, -float("inf")).unsqueeze(2).expand(-1, -1, q.shape[2], -1)
 
 
 def _up(size: int, step: int) -> int:
@@ -128,7 +129,7 @@ def _up(size: int, step: int) -> int:
 
 
 def efficient_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    bias = _padded_bias(mask, q.dtype)
+    bias = _padded_bias(mask, q)
     out, lse, *_ = _aten("_scaled_dot_product_efficient_attention")(q, k, v, bias, True, 0.0, causal, scale=scale)
     return out, lse.narrow(-1, 0, q.shape[2])
 
@@ -136,7 +137,7 @@ def efficient_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
 def efficient_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Gradients:
-    bias, rows = _padded_bias(mask, q.dtype), q.shape[2]
+    bias, rows = _padded_bias(mask, q), q.shape[2]
     padded = lse.new_full((*lse.shape[:2], _up(rows, _ALIGNED_LSE)), float("inf"))
     padded.narrow(-1, 0, rows).copy_(lse)
     random = _no_dropout(q, "int64"), _no_dropout(q, "int64")

@@ -2,7 +2,7 @@
 
     lse = logsumexp_b lse_b        out = sum_b exp(lse_b - lse) * out_b
 
-A branch is a few grids of equal small attention problems (`problem_grid`), which a kernel computes in a few calls
+A branch is a few grids of equal small attention problems (`grids`), which a kernel computes in a few calls
 (`strided_calls`). The partial results of the calls merge exactly into `out` and `lse` (`accumulators`), on CUDA by one kernel a
 call (`fused_accumulators`). In the backward pass the kernel gets the `out` and `lse` of the whole softmax, so its gradients are
 exact and need only be added up.
@@ -21,10 +21,11 @@ from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator
 from dilkit.backends.sdpa.fused_accumulators import FusedGradient, FusedOutput, RowKernels
 from dilkit.backends.sdpa.fusing import row_kernels, why_eager
+from dilkit.backends.sdpa.grids import BRANCH_KINDS
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.backends.sdpa.last_rows import last_rows
-from dilkit.backends.sdpa.overlap import overlap_refusals
 from dilkit.backends.sdpa.packed import packed_backward, packed_forward
+from dilkit.backends.sdpa.refused import NO_VIEW, kind_refusals, overlap_refusals
 from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides, strided_calls
 from dilkit.problem import Problem
 
@@ -38,17 +39,19 @@ class SDPA(Backend):
 
     name = "sdpa"
     summary = (
-        'torch\'s fused attention on strided views: CPU, CUDA from 5.0 on; `overlap="once"` only where no branches share a row'
+        "torch's fused attention on strided views: CPU, CUDA from 5.0 on; windows and global tokens as tiles; "
+        '`overlap="once"` only where no branches share a row'
     )
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True)
+    limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True, branch_kinds=BRANCH_KINDS)
     priority = 10
 
     def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS, row_kernels: RowKernels | None = None) -> None:
         self.kernels, self.row_kernels = kernels, row_kernels
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        common = (*super().refusals(problem), *overlap_refusals(problem))
+        limits = (replace(r, hint=NO_VIEW) if r.code == "branch kind" else r for r in super().refusals(problem))
+        common = (*limits, *overlap_refusals(problem), *kind_refusals(problem))
         if common or problem.kv_cache:  # which takes no kernel
             return common
         kernel, passed_over = self._choose_kernel(problem)
@@ -79,7 +82,8 @@ class SDPA(Backend):
             for call in _calls(problem, (q,), (k, v), fused=merging is not None):
                 ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 views = call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
-                total.add(call, *_partial(kernel, views, ignored, problem.is_causal, scale))
+                rows = tuple(map(call.in_order, views))
+                total.add(call, *map(call.in_order, _partial(kernel, rows, ignored, call.is_causal, scale)))
         return total.result()
 
     def backward(
@@ -111,9 +115,9 @@ class SDPA(Backend):
                 ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 queries = call.kernel_view(do), call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
                 whole = call.kernel_view(out), call.view(by_token).reshape(call.shape).contiguous()
-                parts = kernel.backward(*queries, *whole, ignored, problem.is_causal, scale)
+                parts = kernel.backward(*map(call.in_order, (*queries, *whole)), ignored, call.is_causal, scale)
                 for total, part in zip(totals, parts, strict=True):
-                    total.add(call, part)
+                    total.add(call, call.in_order(part))
                 del parts, part  # before the next ones are computed
         dq, dk, dv = (total.result() for total in totals)
         return _times(sign, dq), dk, dv
@@ -170,7 +174,7 @@ def _partial(
     out, lse = kernel.forward(*views, ignored, is_causal, scale)
     if ignored is None:
         return out, lse
-    empty = _rows_without_keys(ignored, is_causal)
+    empty = _rows_without_keys(ignored, is_causal, lse.shape[2])
     return out.masked_fill_(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -math.inf)
 
 
@@ -191,7 +195,8 @@ def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ..
     strides = (*(TensorStrides.of(x) for x in queries), *(TensorStrides.of(x, kv=True) for x in keys))
     if fused:
         strides = (*strides, TensorStrides.contiguous(queries[0]), TensorStrides.contiguous(keys[0], kv=True))
-    return strided_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, strides)
+    sizes = problem.seq, problem.heads, problem.kv_heads, problem.batch
+    return strided_calls(problem.pattern, *sizes, strides, problem.is_causal)
 
 
 def _sign_and_factor(scale: float) -> tuple[int, float]:
@@ -206,17 +211,17 @@ def _times(sign: int, x: Tensor) -> Tensor:
 
 
 def _ignored_keys(call: StridedCall, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
-    """The ignored keys of a call, contiguous bool `(batch, heads, rows)`; None without a mask."""
+    """The ignored keys of a call, contiguous bool `(batch, heads, keys)` in its order; None without a mask."""
     if key_padding_mask is None:
         return None
     by_head = key_padding_mask.unsqueeze(-1).unsqueeze(-1).expand(-1, -1, heads, 1)
-    return call.view(by_head).reshape(call.shape).contiguous()
+    return call.in_order(call.view(by_head, kv=True).reshape(call.key_shape)).contiguous()
 
 
-def _rows_without_keys(ignored: Tensor, is_causal: bool) -> Tensor:
-    """The rows of a call that see no key, shaped like `ignored`: kernels return different things there."""
+def _rows_without_keys(ignored: Tensor, is_causal: bool, rows: int) -> Tensor:
+    """The rows of a call that see no key, `(batch, heads, rows)`: kernels return different things there."""
     import torch
 
     if is_causal:
         return ignored.cumprod(-1, dtype=torch.uint8).bool()
-    return ignored.all(-1, keepdim=True).expand_as(ignored)
+    return ignored.all(-1, keepdim=True).expand(-1, -1, rows)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.sdpa import aten
+from dilkit.backends.sdpa.grids import BRANCH_KINDS, branch_grids
 from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
-from dilkit.backends.sdpa.problem_grid import branch_grids
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def _flash_refusals(problem: Problem) -> list[Refusal]:
 def _cudnn_refusals(problem: Problem) -> list[Refusal]:
     """cuDNN takes no single key, and its backward pass sums in no fixed order."""
     found, torch = [], sys.modules.get("torch")
-    grids = branch_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads)
-    if any(grid.rows == 1 for branch in grids for grid in branch):
-        found.append(Refusal("rows", "1", "at least 2 rows are needed in every segment"))
+    grids = branch_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal)
+    if any(min(grid.rows, grid.keys) == 1 for branch in grids for grid in branch):
+        found.append(Refusal("rows", "1", "at least 2 rows are needed in every call"))
     if problem.head_dim > 128 and problem.device.capability != (9, 0):
         found.append(Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU"))
     if torch is not None and problem.requires_grad and torch.are_deterministic_algorithms_enabled():
@@ -159,6 +159,7 @@ _FLASH = Limits(
     head_dim_multiple=8,
     key_padding_mask=False,
     varlen=True,
+    branch_kinds=BRANCH_KINDS,
 )
 _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_attention_impl, 2.11 or newer"
 
@@ -167,7 +168,7 @@ _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_atte
 KERNELS = (
     SdpaKernel(
         "cpu-flash",
-        Limits(varlen=True),
+        Limits(varlen=True, branch_kinds=BRANCH_KINDS),
         aten.cpu_forward,
         aten.cpu_backward,
         more_refusals=_cpu_refusals,
@@ -203,7 +204,13 @@ KERNELS = (
     SdpaKernel("flash", _FLASH, aten.flash_forward, aten.flash_backward, more_refusals=_flash_refusals, layout=cuda_layout),
     SdpaKernel(
         "memory-efficient",
-        Limits(devices=frozenset({"cuda"}), dtypes=_HALF | {"float32"}, min_capability=(5, 0), varlen=True),
+        Limits(
+            devices=frozenset({"cuda"}),
+            dtypes=_HALF | {"float32"},
+            min_capability=(5, 0),
+            varlen=True,
+            branch_kinds=BRANCH_KINDS,
+        ),
         aten.efficient_forward,
         aten.efficient_backward,
         more_refusals=_efficient_refusals,

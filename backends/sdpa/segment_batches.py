@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.backends.sdpa.problem_grid import rectangles
+from dilkit.backends.sdpa.grids.problem_grid import rectangles
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS
 from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem

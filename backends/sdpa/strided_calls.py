@@ -1,6 +1,7 @@
 """The problems of a pattern in the fewest calls of a kernel that takes `(batch, heads, rows, head_dim)`.
 
-Two axes of a grid of problems become the kernel's batch and heads, the others are looped over. A call takes views, never copies.
+Two axes of a grid of problems become the kernel's batch and heads, the others are looped over. A call takes views; only one whose
+queries see the later keys takes copies in reverse order, of few problems at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.backends.sdpa.problem_grid import GridAxis, ProblemGrid, branch_grids
+from dilkit.backends.sdpa.grids import branch_grids
+from dilkit.backends.sdpa.grids.problem_grid import GridAxis, ProblemGrid
 from dilkit.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_PROBLEMS_PER_AXIS = 65535
 """The largest batch, and the most heads, that CUDA grids and with them the library kernels take."""
+ROWS_REVERSED = 2**16
+"""Rows of a tensor, of all its heads, that are copied in reverse order at once, about."""
 
 
 class TensorStrides(NamedTuple):
@@ -59,13 +63,27 @@ class StridedCall:
     grid_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The sizes of the axes."""
     shape: tuple[int, int, int] = field(init=False, repr=False, compare=False)
-    """`(batch, heads, rows)` of the kernel's tensors."""
+    """`(batch, heads, rows)` of the kernel's queries and results."""
 
     def __post_init__(self) -> None:
         sizes = prod(axis.size for axis in self.batch_axes), prod(axis.size for axis in self.head_axes)
         object.__setattr__(self, "axes", self.batch_axes + self.head_axes)
         object.__setattr__(self, "grid_sizes", tuple(axis.size for axis in self.axes))
         object.__setattr__(self, "shape", (*sizes, self.grid.rows))
+
+    @property
+    def key_shape(self) -> tuple[int, int, int]:
+        """`(batch, heads, keys)` of the kernel's keys and values."""
+        return (*self.shape[:2], self.grid.keys)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the kernel is to leave out keys after the query, of rows that are `in_order`."""
+        return self.grid.seen != "all"
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """Rows `(batch, heads, rows, ...)` as the kernel takes and returns them: in reverse where queries see later keys."""
+        return x.flip(2) if self.grid.seen == "later" else x
 
     def steps(self, strides: TensorStrides) -> tuple[int, ...]:
         """The strides of a view `(*grid_sizes, rows)` of a tensor of these `strides`."""
@@ -74,15 +92,16 @@ class StridedCall:
     def view(self, x: Tensor, kv: bool = False) -> Tensor:
         """The rows of `x` `(batch, seq, heads, d)` that the call reads or writes, as a view `(*grid_sizes, rows, d)`.
 
-        `kv`: the heads of `x` are key/value heads.
+        `kv`: the heads of `x` are key/value heads, and its rows are the keys of the call.
         """
-        strides = TensorStrides.of(x, kv)
-        size = (*self.grid_sizes, self.grid.rows, x.shape[3])
-        return x.as_strided(size, (*self.steps(strides), x.stride(3)), x.storage_offset() + _stride(self.start, strides))
+        strides, grid = TensorStrides.of(x, kv), self.grid
+        size = (*self.grid_sizes, grid.keys if kv else grid.rows, x.shape[3])
+        start = _stride(self.start, strides) + (grid.key_shift * strides.row if kv else 0)
+        return x.as_strided(size, (*self.steps(strides), x.stride(3)), x.storage_offset() + start)
 
     def kernel_view(self, x: Tensor, kv: bool = False) -> Tensor:
         """`view` as `(batch, heads, rows, d)`; a view too."""
-        return self.view(x, kv).view(*self.shape, x.shape[3])
+        return self.view(x, kv).view(*(self.key_shape if kv else self.shape), x.shape[3])
 
 
 def _stride(axis: GridAxis, strides: TensorStrides) -> int:
@@ -92,7 +111,7 @@ def _stride(axis: GridAxis, strides: TensorStrides) -> int:
 
 @lru_cache(maxsize=256)
 def strided_calls(
-    pattern: Pattern, seq: int, heads: int, kv_heads: int, batch: int, tensors: tuple[TensorStrides, ...]
+    pattern: Pattern, seq: int, heads: int, kv_heads: int, batch: int, tensors: tuple[TensorStrides, ...], is_causal: bool = False
 ) -> tuple[StridedCall, ...]:
     """The fewest kernel calls that compute all grids, branch after branch, for tensors of these strides.
 
@@ -100,20 +119,32 @@ def strided_calls(
     The smallest of the others are looped over.
     """
     found: list[StridedCall] = []
-    for grids in branch_grids(pattern, seq, heads, kv_heads):
+    for grids in branch_grids(pattern, seq, heads, kv_heads, is_causal):
         for grid in grids:
             axes = ((GridAxis(batch, batch=1),) if batch > 1 else ()) + grid.axes
             origin = GridAxis(1, grid.row, grid.head, grid.kv_head)
-            for start, part in _within_limits(origin, axes):
+            for start, part in _within_limits(origin, axes, _most_problems(grid, axes)):
                 found += _calls_of_grid(grid, start, part, tensors)
     return tuple(found)
 
 
-def _within_limits(start: GridAxis, axes: tuple[GridAxis, ...]) -> Iterator[tuple[GridAxis, tuple[GridAxis, ...]]]:
-    """The grid cut into grids of at most `MAX_PROBLEMS_PER_AXIS` an axis."""
-    limit = MAX_PROBLEMS_PER_AXIS
-    for first in product(*(range(0, axis.size, limit) for axis in axes)):
-        sizes = (min(limit, axis.size - i) for axis, i in zip(axes, first, strict=True))
+def _most_problems(grid: ProblemGrid, axes: tuple[GridAxis, ...]) -> tuple[int, ...]:
+    """How many problems a call may have along each axis; where rows are copied, few along the longest one."""
+    sizes = [axis.size for axis in axes]
+    limits = [MAX_PROBLEMS_PER_AXIS] * len(axes)
+    if grid.seen == "later" and sizes:
+        longest = sizes.index(max(sizes))
+        others = prod(sizes) // sizes[longest]
+        limits[longest] = min(limits[longest], max(1, ROWS_REVERSED // (others * grid.rows)))
+    return tuple(limits)
+
+
+def _within_limits(
+    start: GridAxis, axes: tuple[GridAxis, ...], limits: tuple[int, ...]
+) -> Iterator[tuple[GridAxis, tuple[GridAxis, ...]]]:
+    """The grid cut into grids of at most so many problems along each axis."""
+    for first in product(*(range(0, axis.size, limit) for axis, limit in zip(axes, limits, strict=True))):
+        sizes = (min(limit, axis.size - i) for axis, i, limit in zip(axes, first, limits, strict=True))
         yield _after_steps(start, axes, first), tuple(a._replace(size=size) for a, size in zip(axes, sizes, strict=True))
 
 

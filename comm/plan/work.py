@@ -36,7 +36,7 @@ class Work:
 def local_pairs(patterns: Sequence[tuple[Pattern, int]], heads: int, kv_heads: int, is_causal: bool) -> Pairs:
     """`(world_size,)`: pairs of the pattern that each rank applies to so many of its rows by itself."""
     options: dict[str, Any] = dict(kv_heads=kv_heads, is_causal=is_causal)
-    pairs = {(pattern, n): pattern.flops(n, heads, 1, **options) // 4 for pattern, n in set(patterns)}
+    pairs = {(pattern, n): pattern.flops(n, heads, 1, **options) // 4 if n else 0 for pattern, n in set(patterns)}
     return np.array([pairs[one] for one in patterns], object)
 
 

@@ -10,7 +10,7 @@ from helpers.strategies import Heads
 from torch import Tensor
 
 from dilkit import Pattern
-from dilkit.backends.sdpa.problem_grid import ProblemGrid
+from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.device import Device
 from dilkit.problem import Problem
 

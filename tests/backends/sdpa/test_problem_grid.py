@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilkit import Pattern
-from dilkit.backends.sdpa.problem_grid import branch_grids
+from dilkit.backends.sdpa.grids import branch_grids
 
 
 @given(patterns_with_heads(), st.integers(1, 50))
@@ -38,11 +38,5 @@ def test_a_million_tokens_are_a_handful_of_grids() -> None:
 
 
 def test_an_unknown_kind_of_branch_is_refused() -> None:
-    pattern = Pattern([4], [1])
-
-    class Other:
-        kind = "window"
-
-    pattern.__dict__["branches"] = (Other(),)
-    with pytest.raises(TypeError, match="window"):
-        branch_grids.__wrapped__(pattern, 8, 1, 1)
+    with pytest.raises(TypeError, match=r"neighborhood.*global_tokens, sliding_window, strided only"):
+        branch_grids(Pattern.natten((2, 4), (1, 3)), 8, 1, 1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilkit import Pattern
-from dilkit.backends.sdpa.problem_grid import branch_grids
+from dilkit.backends.sdpa.grids import branch_grids
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS, StridedCall, TensorStrides, strided_calls
 
 

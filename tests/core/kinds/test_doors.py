@@ -50,7 +50,7 @@ def test_the_automatic_choice_is_who_takes_them_and_says_why_not_others() -> Non
     assert "branch_kinds" not in str(trace)
     assert backends()[trace.picked].limits.branch_kinds >= KINDS_OF_MIX
     reasons = {d.name: " ".join(d.reasons) for d in trace.decisions if d.verdict == "refused"}
-    assert "branch kind global_tokens, sliding_window" in reasons["sdpa"]
+    assert "branch kind global_tokens, sliding_window" in reasons["numba_cuda"]
     (reference,) = (d for d in trace.decisions if d.name == "reference")
     assert "every pair of tokens is scored" in reference.detail
 

@@ -1,0 +1,75 @@
+"""What cannot be computed branch by branch on views: `overlap="once"` where branches share a row, and what is no view."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from dilkit.backend import Refusal
+from dilkit.backends.sdpa.grids import BRANCH_KINDS, token_runs
+from dilkit.pattern import DilatedSegment, GlobalTokens
+from dilkit.problem import Problem
+
+
+@lru_cache(maxsize=256)
+def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
+    """`overlap="once"` is refused where two branches share a row: each of them scores that row with itself.
+
+    Of other kinds than segments, two branches of a head are thought to share one.
+    """
+    pattern, group = problem.pattern, problem.heads // problem.kv_heads
+    if pattern.overlap == "count":
+        return ()
+    if not pattern.only_segments:
+        several = any(sum(branch.serves(h) for branch in pattern.branches) > 1 for h in range(problem.heads))
+        return (Refusal("overlap", "'once'", "two branches see the same key", _HINT),) if several else ()
+    served = {
+        tuple(
+            (branch.segment_length, branch.dilation_rate, pattern.head_offset(branch.dilation_rate, h // group, problem.kv_heads))
+            for branch in pattern.segments
+            if branch.serves(h)
+        )
+        for h in range(problem.heads)
+    }
+    for branches in served:
+        if len(branches) > 1 and (why := _why_not_once(branches, problem.seq)):
+            return (Refusal("overlap", "'once'", why, _HINT),)
+    return ()
+
+
+def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
+    """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
+    kinds = {branch.kind for branch in problem.pattern.branches} & BRANCH_KINDS
+    found, others = [], ", ".join(sorted(kinds - {DilatedSegment.kind}))
+    if others and (problem.varlen or problem.kv_cache):
+        where = "packed sequences" if problem.varlen else "a cache"
+        found.append(Refusal("branch kind", others, f"of {where}, {DilatedSegment.kind} alone", "another backend"))
+    for branch in problem.pattern.branches:
+        if isinstance(branch, GlobalTokens) and (places := len(token_runs(branch, problem.seq))) > MOST_PLACES:
+            hint = "move them next to each other, or another backend"
+            found.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
+    return tuple(found)
+
+
+NO_VIEW = "another backend: what blocks and neighborhoods see is no strided view"
+MOST_PLACES = 8
+"""Runs of global tokens: with n of them a branch takes about n * n calls."""
+_HINT = 'overlap="count", or another backend'
+_MOST_ROWS, _BLOCK = 2**26, 2**20
+"""Rows that are looked at, most of all and at once."""
+
+
+def _why_not_once(branches: tuple[tuple[int, int, int], ...], seq: int) -> str:
+    """Why branches `(segment_length, dilation_rate, offset)` cannot be computed one by one; empty where no two share a row."""
+    repeats = math.lcm(*(length if length < seq else rate for length, rate, _ in branches))
+    rows = min(seq, repeats)
+    if rows > _MOST_ROWS:
+        return f"whether two branches see the same key shows after {rows:,} rows only, more than {_MOST_ROWS:,}"
+    for start in range(0, rows, _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, rows))
+        taken = sum((block % length % rate == offset).astype(np.int8) for length, rate, offset in branches)
+        if np.max(taken) > 1:
+            return "two branches see the same key, and what is left is not evenly spaced"
+    return ""

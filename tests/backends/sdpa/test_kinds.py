@@ -1,0 +1,165 @@
+"""Windows, strides and global tokens by the sdpa backend: their tiles against the definition, and what their calls cost."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.live_bytes import LiveBytes
+from helpers.row_kernels import TorchRows
+from helpers.sdpa import problem, tensors
+from helpers.strategies import Heads, mixes_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilkit import (
+    BlockSparse,
+    DilatedSegment,
+    GlobalTokens,
+    Pattern,
+    SlidingWindow,
+    Strided,
+    register_backend,
+    unregister_backend,
+)
+from dilkit.backends.sdpa.backend import SDPA
+from dilkit.backends.sdpa.grids import BRANCH_KINDS, branch_grids
+from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
+from dilkit.backends.sdpa.strided_calls import ROWS_REVERSED, TensorStrides, strided_calls
+from dilkit.oracle import oracle_attention
+from dilkit.problem import Problem
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import OTHER_KINDS, Case
+
+views_of_heads = mixes_with_heads().filter(lambda drawn: {b.kind for b in drawn[0].branches} <= BRANCH_KINDS)
+
+
+def seen_by(grid: ProblemGrid) -> Any:
+    """(query head, key/value head, queries, keys, which of the pairs are seen) of every problem of a grid."""
+    kept = np.ones((grid.rows, grid.keys), dtype=bool)
+    kept = {"all": kept, "earlier": np.tril(kept), "later": np.triu(kept)}[grid.seen]
+    for index in product(*(range(axis.size) for axis in grid.axes)):
+        row, head, kv_head = (
+            getattr(grid, field) + sum(i * getattr(axis, field) for i, axis in zip(index, grid.axes, strict=True))
+            for field in ("row", "head", "kv_head")
+        )
+        rows, keys = (first + np.arange(n) * grid.row_step for first, n in ((row, grid.rows), (row + grid.key_shift, grid.keys)))
+        yield head, kv_head, rows, keys, kept
+
+
+@settings(max_examples=150, deadline=None)
+@given(views_of_heads, st.integers(1, 40), st.booleans())
+def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
+    pattern, (heads, kv_heads) = drawn
+    pattern = pattern.with_branches(*pattern.branches, overlap="count", tail="exact")
+    count, pairs = np.zeros((heads, seq, seq), dtype=int), 0
+    for grids in branch_grids(pattern, seq, heads, kv_heads, is_causal):
+        for grid in grids:
+            pairs += grid.pairs
+            for head, kv_head, rows, keys, kept in seen_by(grid):
+                assert kv_head == head // (heads // kv_heads)
+                assert min(rows[0], keys[0]) >= 0
+                count[head, rows[:, None], keys] += kept
+    assert np.array_equal(count, pattern.count(seq, heads, kv_heads=kv_heads, is_causal=is_causal).numpy())
+    assert 4 * pairs == pattern.flops(seq, heads, 1, kv_heads=kv_heads, is_causal=is_causal)
+
+
+@settings(max_examples=40, deadline=None)
+@given(views_of_heads, st.integers(1, 33), st.booleans(), st.booleans(), st.integers(1, 2), st.integers(0, 99))
+@pytest.mark.parametrize("backend", [SDPA(), SDPA(row_kernels=TorchRows())], ids=["cpu", "fused"])
+def test_any_mix_agrees_with_the_oracle(
+    backend: SDPA, drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, batch: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    pattern, heads = drawn[0].with_branches(*drawn[0].branches, tail="exact"), drawn[1]
+    q, k, v, dout = tensors(seq, heads, batch=batch)
+    mask = torch.rand(batch, seq) < 0.6 if masked else None
+    posed = Problem.of(q, k, pattern, is_causal=is_causal, key_padding_mask=masked, requires_grad=True)
+    if backend.refusals(posed):
+        assert pattern.overlap == "once"
+        return
+    out, lse = backend.forward(q, k, v, posed, mask)
+    found = backend.backward(dout, q, k, v, out, lse, posed, mask)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    want, want_lse = oracle_attention(*leaves, pattern, is_causal=is_causal, key_padding_mask=mask)
+    torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(found, torch.autograd.grad(want, leaves, dout), rtol=1e-10, atol=1e-12)
+
+
+@pytest.fixture
+def fused() -> Any:
+    register_backend(backend := SDPA(row_kernels=TorchRows()))
+    yield backend.name
+    unregister_backend(backend.name)
+
+
+@pytest.mark.parametrize("case", [case for case in OTHER_KINDS if case.dtype == "bfloat16"], ids=lambda case: case.name)
+def test_halves_that_are_rounded_at_each_merge_are_right(fused: str, case: Case) -> None:
+    result = check(fused, case)
+    assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
+
+
+def number_of_calls(pattern: Pattern, seq: int, is_causal: bool, heads: int = 8) -> int:
+    strides = TensorStrides.contiguous(torch.empty(1, seq, heads, 64, device="meta"))
+    of_keys = strides._replace(kv=True)
+    return len(strided_calls(pattern, seq, heads, heads, 1, (strides, of_keys, of_keys), is_causal))
+
+
+def test_a_window_takes_few_calls() -> None:
+    """Within blocks, then the blocks before and after; what is copied in reverse order, some at a time."""
+    window, tokens = Pattern.of(SlidingWindow(1024)), 2**20
+    reversed_parts = -(-1023 // (ROWS_REVERSED // (8 * 1023)))
+    assert number_of_calls(window, tokens, is_causal=True) == 1 + reversed_parts
+    assert number_of_calls(window, tokens, is_causal=False) == 2 + reversed_parts
+    assert number_of_calls(Pattern.of(GlobalTokens(64)), tokens, is_causal=True) == 2
+    assert number_of_calls(Pattern.of(Strided(1024)), tokens, is_causal=True) == 1
+    assert number_of_calls(Pattern.of(SlidingWindow(2**40)), tokens, is_causal=True) == 1
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_memory_is_a_few_outputs(is_causal: bool) -> None:
+    q, k, v, dout = tensors(16_384, (4, 4), torch.float32, width=16)
+    pattern = Pattern.of(SlidingWindow(128), GlobalTokens(16))
+    posed, backend = Problem.of(q, k, pattern, is_causal=is_causal, requires_grad=True), SDPA()
+    with LiveBytes(q, k, v) as live:
+        out, lse = backend.forward(q, k, v, posed)
+    assert live.peak <= 6 * (out.nbytes + lse.nbytes)
+    with LiveBytes(q, k, v, dout, out, lse) as live:
+        backend.backward(dout, q, k, v, out, lse, posed)
+    assert live.peak <= 12 * out.nbytes
+
+
+REFUSED = {
+    "blocks": (Pattern.of(BlockSparse.local_global(8, 32)), {}, "block_sparse.*no strided view"),
+    "grid": (Pattern.natten((16, 16), 3), {}, "neighborhood.*no strided view"),
+    "once": (Pattern.longformer(32, 2), {}, "overlap 'once': two branches see the same key"),
+    "places": (Pattern.of(GlobalTokens(range(0, 20, 2))), {}, "global tokens in 10 places: at most 8"),
+    "packed": (Pattern.of(SlidingWindow(9)), dict(varlen=True), "sliding_window: of packed sequences, dilated_segment alone"),
+    "cache": (Pattern.of(Strided(9)), dict(kv_cache=True), "strided: of a cache, dilated_segment alone"),
+}
+
+
+@pytest.mark.parametrize(("pattern", "options", "reason"), REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize("device", ["cpu", "sm_90"])
+def test_what_is_no_view_is_refused(pattern: Pattern, options: dict[str, Any], reason: str, device: str) -> None:
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    found = SDPA().refusals(problem(device, dtype, pattern=pattern, is_causal=True, **options))
+    assert re.search(reason, "; ".join(map(str, found)))
+
+
+def test_heads_with_a_branch_each_may_count_once() -> None:
+    branches = SlidingWindow(9, heads=(0, 4)), Strided(5, heads=(4, 8))
+    assert not SDPA().refusals(problem(pattern=Pattern.of(*branches, overlap="once")))
+    shared = (*branches, DilatedSegment(8, 2, heads=(7, 8)))
+    assert SDPA().refusals(problem(pattern=Pattern.of(*shared, overlap="once")))
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("sm_61", "float32"), ("sm_80", "bfloat16"), ("sm_90", "float16")])
+def test_kernels_for_gpus_take_windows(device: str, dtype: str) -> None:
+    pattern = Pattern.of(SlidingWindow(16, 2), GlobalTokens([0, 9]))
+    for is_causal in (False, True):
+        assert not SDPA().refusals(problem(device, dtype, pattern=pattern, is_causal=is_causal, requires_grad=True))
