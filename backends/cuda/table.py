@@ -90,8 +90,8 @@ MMA_FORWARD = (
     Config((16, 32, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = (
-    Config((32,), 128, 3, 128, defines=(("SPARE", 1),), since=(12, 0)),
-    Config((64,), 128, 2, 128, defines=(("SPARE", 2),), since=(10, 0)),
+    Config((32,), 128, 3, 128, defines=(("SPARE", 1),), since=(10, 0)),
+    Config((64,), 128, 2, 128, defines=(("SPARE", 2),), since=(9, 0)),
     *(Config((16,), 128, 4, 128), Config((32,), 128, 3, 128), Config((64,), 128, 2, 128, since=AMPERE)),
     *(
         Config((16, 32), 128, 4, 64),

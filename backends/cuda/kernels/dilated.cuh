@@ -4,7 +4,7 @@
                                                               |
        Branch table (global) --> find_keys, by one thread --> Keys (shared): runs of positions          once a tile
                                                               |
-                                  key_position, key_bias --> position and log2(multiplicity) of a key   each key
+              locate_key: key_position, key_bias --> position and log2(multiplicity) of a key   each key
        places (Args) -------------> find_place, by one thread --> Place (shared)                         once a tile, if DROPOUT
        seed (Args), Place --------> keeps --> whether a weight is kept                                   each weight, if DROPOUT
 
@@ -34,6 +34,7 @@
 #define NEG_INF (-INFINITY)
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
+#define MAX_POSITION 0x7fffffff
 
 typedef struct {
     int row, set, step;
@@ -151,6 +152,9 @@ DEVICE int packed_tile(const Args *args, int item, Tile *tile) {
 /* The position of row r of the tile; beyond the last row, that of the last: the product would not fit. */
 DEVICE int own_position(const Tile *tile, int r) { return tile->row + min_of(r, tile->rows - 1) * tile->step; }
 
+/* Where a head's part of lse and delta begins. */
+DEVICE long long line_of(const Args *args, int batch, int head) { return ((long long)batch * args->heads + head) * args->seq; }
+
 /* A block calls it before its first `next_tile`. `item` is in the block's shared memory. */
 DEVICE void start_tiles(int *item) {
     if (thread_index() == 0)
@@ -267,6 +271,18 @@ DEVICE float key_bias(const Keys *keys, int position, int branch, int once) {
         before |= shows && segment.branch < branch;
     }
     return before ? NEG_INF : once ? 0.0f : log2f((float)count);
+}
+
+/* Where key number `index` of the tile is, of an element of the batch, and *bias, what its score needs: -1 and NEG_INF beyond the
+   last key, for a key that is ignored, and for one that is listed before. */
+DEVICE int locate_key(const Keys *keys, const Args *args, int batch, int index, float *bias) {
+    *bias = NEG_INF;
+    if (index >= keys->total)
+        return -1;
+    int branch, position = key_position(keys, index, &branch);
+    if (!args->mask || !LOAD(args->mask + batch * args->mask_batch + position * args->mask_row))
+        *bias = key_bias(keys, position, branch, args->once);
+    return *bias == NEG_INF ? -1 : position;
 }
 
 #if DROPOUT

@@ -121,17 +121,8 @@ DEVICE void store_values(float4 *slot, const Quad *prefetched) {
 
 /* Where the keys from number `first` on are, and log2 of how often each counts: -1 and NEG_INF for those to leave out. */
 DEVICE void locate_keys(int *positions, float *bias, const Keys *keys, const Args *args, int batch, int first) {
-    for (int k = thread_index(); k < KEY_TILE; k += THREADS) {
-        int position = -1, branch;
-        float weight = NEG_INF;
-        if (first + k < keys->total) {
-            position = key_position(keys, first + k, &branch);
-            if (!args->mask || !LOAD(args->mask + batch * args->mask_batch + position * args->mask_row))
-                weight = key_bias(keys, position, branch, args->once);
-        }
-        positions[k] = weight == NEG_INF ? -1 : position;
-        bias[k] = weight;
-    }
+    for (int k = thread_index(); k < KEY_TILE; k += THREADS)
+        positions[k] = locate_key(keys, args, batch, first + k, bias + k);
 }
 
 DEVICE void load_vector(float *into, const float4 *from) {

@@ -20,30 +20,21 @@
        the other half     | the next COLUMNS are being copied ----------------------> | read
        window of columns  | read: of half h and of the next; written: those after     | ...
 
-   The rows of a tile are the m of every product, 16 or 32 of them a warp's. There is one barrier for each half of the buffer. A
-   product q.k leaves its sums just where the next product needs its left operand, so P and dS never leave the registers.
+   A warp has 16 or 32 rows of the tile; `mma.cuh` draws how it multiplies them. There is one barrier for each half of the buffer.
 
    HEAD_DIM     16   32   64   96  128      low tiles    16   32   64      on sm_75    64  128
    THREADS     128  128  128  128  128                 128  128  128                 128   64
    TILE_ROWS   128  128  128   64   64                  64   64   64                  64   32
    BLOCKS        4    3    2    2    2                   4    4    3                   3    3
    mma_dquery has 3 blocks for HEAD_DIM 96 from sm_80 on.
-   No dynamic shared memory, 9 to 45 KB of static: as many blocks as registers allow find room on a multiprocessor.
+   No dynamic shared memory, 8 to 45 KB of static: as many blocks as registers allow find room on a multiprocessor.
    With 32 rows a warp, shared memory is read half as often as with 16, but registers hold no more than 16 beyond HEAD_DIM 64. */
-#include "stored.cuh"
-
-/* Rows of a warp, and 16 x 16 fragments of them: one below another, and side by side (STEPS). Chunks of 8 elements in a row. */
-#define ROWS (TILE_ROWS / (THREADS / 32))
-#define FRAGMENTS (ROWS / 16)
-#define STEPS (HEAD_DIM / 16)
-#define CHUNKS (HEAD_DIM / 8)
-
-/* Columns of half a buffer, and the window of those that are located ahead: THREADS at a time, while those of two halves are
-   still needed, so THREADS is at least TILE_ROWS. The whole buffer holds the tile's rows of two tensors, or one gradient of them
-   in fp32. Scores are in registers for SCORE_COLUMNS columns. */
 #define COLUMNS (TILE_ROWS / 2)
-#define WINDOW (2 * THREADS)
 #define SCORE_COLUMNS 16
+#include "mma.cuh"
+
+/* Half of the buffer holds COLUMNS of two tensors; the whole of it the tile's rows of them, or one gradient of these in fp32. */
+#define HALF (2 * COLUMNS * CHUNKS)
 
 /* Fragments of own values, side by side, that mma_dkeyvalue has no registers for: they are in `spare`, in shared memory. */
 #ifndef SPARE
@@ -51,197 +42,59 @@
 #endif
 #define HELD (STEPS - SPARE)
 
-/* One head of a tensor. */
-typedef struct {
-    Storage *data;
-    long long row;
-} HeadRows;
-
-/* The window of columns, by number modulo WINDOW: their positions (-1: none, to be read as 0), and two terms of each: what is
-   added to its scores, and delta. lowest, highest: of the positions of 32 columns, if causal. biased: a bit for each of them that
-   has a bias. */
-typedef struct {
-    int position[WINDOW], lowest[WINDOW / 32], highest[WINDOW / 32];
-    unsigned biased[WINDOW / 32];
-    float4 terms[WINDOW / 2];
-} Columns;
-
-DEVICE HeadRows rows_of(View view, int batch, int head) {
-    HeadRows rows = {(Storage *)view.data + batch * view.batch + head * view.head, view.row};
-    return rows;
-}
-
-/* The number of this thread, opaque, so that nothing that follows from it stays in registers beyond its use. */
-DEVICE unsigned this_thread(void) { return (unsigned)opaque(thread_index()); }
-
 /* Query heads of a key head. */
 DEVICE int group_of(const Args *args) { return args->heads / opaque(args->kv_heads); }
-
-/* Where a head's part of lse and delta begins. */
-DEVICE long long line_of(const Args *args, int batch, int head) { return ((long long)batch * args->heads + head) * args->seq; }
-
-/* Where a chunk of 8 elements lies in shared memory: chunks of the same number of 8 rows are in different banks. */
-DEVICE int swizzled(int row, int chunk) {
-    int twist = HEAD_DIM % 64 == 0 ? row & 7 : HEAD_DIM % 32 == 0 ? row >> 1 & 3 : row >> 2 & 1;
-    return row * CHUNKS + (chunk ^ twist);
-}
-
-/* Where a thread's part of a fragment begins: the lanes have rows 0-7 and 8-15 of the left half, then of the right half; or, of a
-   fragment of columns, which lie as rows, the halves of rows 0-7, then of 8-15. */
-DEVICE int row_fragment(unsigned thread) { return swizzled(thread % 16, thread % 32 / 16); }
-DEVICE int column_fragment(unsigned thread) { return swizzled(thread % 32 / 16 * 8 + thread % 8, thread / 8 % 2); }
-
-/* The same of the fragment that is `step` fragments to the right. */
-DEVICE int fragment_right(int from, int step) {
-    int within = HEAD_DIM % 64 == 0 ? 7 : HEAD_DIM % 32 == 0 ? 3 : 1;
-    return (from ^ (2 * step & within)) + (2 * step & ~within);
-}
-
-/* Starts copying a chunk of the row at `position` to `to`; 0 for a position of -1 and beyond head_dim. */
-DEVICE void copy_chunk(uint4 *to, HeadRows from, int position, int chunk, int head_dim) {
-    const Storage *source = row_at(from.data, max_of(position, 0), from.row) + chunk * 8;
-#if VECTOR
-    int present = position >= 0 && chunk * 8 < head_dim;
-    copy_async_or_zero(to, present ? source : from.data, present);
-#else
-    unsigned words[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        unsigned low = 0, high = 0;
-        if (position >= 0 && chunk * 8 + 2 * i < head_dim)
-            low = LOAD(source + 2 * i);
-        if (position >= 0 && chunk * 8 + 2 * i + 1 < head_dim)
-            high = LOAD(source + 2 * i + 1);
-        words[i] = low | high << 16;
-    }
-    *to = make_uint4(words[0], words[1], words[2], words[3]);
-#endif
-}
-
-/* Rows of the tile: the first of a thread's warp; the one in half `h` of a thread's sums of fragment m. */
-DEVICE int first_row(unsigned thread) { return thread / 32 * ROWS; }
-DEVICE int own_row(unsigned thread, int m, int h) { return first_row(thread) + m * 16 + h * 8 + thread % 32 / 4; }
 
 /* Loads the fragments of this warp's rows of a head of two tensors, through `buffer`, which is free before and after. */
 DEVICE void load_row_fragments(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch,
                                int head, const Args *args, const Tile *tile) {
-    unsigned thread = this_thread();
-    HeadRows from_a = rows_of(of_a, batch, head), from_b = rows_of(of_b, batch, head);
-#pragma unroll 4
-    for (unsigned i = thread; i < TILE_ROWS * CHUNKS; i += THREADS) {
-        int row = i / CHUNKS, chunk = i % CHUNKS, position = row < tile->rows ? own_position(tile, row) : -1;
-        copy_chunk(buffer + swizzled(row, chunk), from_a, position, chunk, args->head_dim);
-        copy_chunk(buffer + TILE_ROWS * CHUNKS + swizzled(row, chunk), from_b, position, chunk, args->head_dim);
-    }
-    copy_async_commit();
+    copy_tile(buffer, rows_of(of_a, batch, head), tile, args->head_dim);
+    copy_tile(buffer + HALF, rows_of(of_b, batch, head), tile, args->head_dim);
     copy_async_wait(0);
     synchronize();
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
-            int own = fragment_right((first_row(thread) + m * 16) * CHUNKS + row_fragment(thread), k);
-            load_matrices_4(a[m][k], buffer + own);
-            load_matrices_4(b[m][k], buffer + TILE_ROWS * CHUNKS + own);
-        }
+    load_fragments(a, buffer), load_fragments(b, buffer + HALF);
     synchronize();
 }
 
 /* Where the half of the buffer begins that the columns from number `column` on pass through. */
-DEVICE int half_of(int column) { return column / COLUMNS % 2 * (2 * COLUMNS * CHUNKS); }
+DEVICE int half_of(int column) { return column / COLUMNS % 2 * HALF; }
 
 /* Starts copying the columns from number `column` on, of a head of two tensors. */
-DEVICE void copy_columns(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head,
-                         int head_dim) {
-    unsigned thread = this_thread();
-    HeadRows a = rows_of(of_a, batch, opaque(head)), b = rows_of(of_b, batch, opaque(head));
+DEVICE void copy_pair(uint4 *buffer, const Columns *columns, int column, View of_a, View of_b, int batch, int head,
+                      int head_dim) {
     uint4 *half = buffer + half_of(column);
-#pragma unroll
-    for (unsigned n = 0; n < COLUMNS * CHUNKS; n += THREADS) {
-        int row = (n + thread) / CHUNKS, chunk = (n + thread) % CHUNKS;
-        if (COLUMNS * CHUNKS % THREADS && row >= COLUMNS)
-            continue;
-        int position = columns->position[(column + row) % WINDOW];
-        copy_chunk(half + swizzled(row, chunk), a, position, chunk, head_dim);
-        copy_chunk(half + COLUMNS * CHUNKS + swizzled(row, chunk), b, position, chunk, head_dim);
-    }
-    copy_async_commit();
-}
-
-/* Puts column number `index` into the window. All threads call it, each for a column. */
-DEVICE void put_column(Columns *columns, int index, int position, float bias, float shift, float delta, int causal) {
-    int slot = index % WINDOW;
-    float *terms = (float *)columns->terms;
-    columns->position[slot] = position;
-    terms[2 * slot] = shift, terms[2 * slot + 1] = delta;
-    unsigned biased = ballot(bias != 0.0f);
-    if (slot % 32 == 0)
-        columns->biased[slot / 32] = biased;
-    if (!causal)
-        return;
-    int low = warp_min(position < 0 ? 0x7fffffff : position), high = warp_max(position);
-    if (slot % 32 == 0)
-        columns->lowest[slot / 32] = low, columns->highest[slot / 32] = high;
+    copy_columns(half, rows_of(of_a, batch, opaque(head)), columns, column, head_dim);
+    copy_columns(half + HALF / 2, rows_of(of_b, batch, opaque(head)), columns, column, head_dim);
 }
 
 /* Where a thread keeps what it has no registers for: fragment k >= HELD of its rows m. */
 DEVICE int spare_slot(int m, int k) { return ((k - HELD) * FRAGMENTS + m) * THREADS + this_thread(); }
 
-/* sum[m][column / 8] = own rows times the columns at `columns_at`: products over head_dim. Fragments from number `held` on are in
-   `spare`. */
-DEVICE void score_tile(float (*sum)[2][4], unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *columns_at) {
+/* score = own rows times the columns at `columns_at`. Fragments from number `held` on are in `spare`. */
+DEVICE void score_tile(Scores score, unsigned (*own)[STEPS][4], int held, const uint4 *spare, const uint4 *columns_at) {
     int first = column_fragment(this_thread());
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            sum[m][0][e] = sum[m][1][e] = 0.0f;
+    clear_scores(score);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        unsigned right[4];
-        load_matrices_4(right, columns_at + fragment_right(first, k));
+        unsigned left[FRAGMENTS][4];
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++) {
-            unsigned left[4] = {own[m][k][0], own[m][k][1], own[m][k][2], own[m][k][3]};
-            if (k >= held) {
-                uint4 kept = spare[spare_slot(m, k)];
-                left[0] = kept.x, left[1] = kept.y, left[2] = kept.z, left[3] = kept.w;
-            }
-            mma(sum[m][0], left, right);
-            mma(sum[m][1], left, right + 2);
+            uint4 kept = k < held ? make_uint4(own[m][k][0], own[m][k][1], own[m][k][2], own[m][k][3]) : spare[spare_slot(m, k)];
+            left[m][0] = kept.x, left[m][1] = kept.y, left[m][2] = kept.z, left[m][3] = kept.w;
         }
+        multiply_across(score, left, columns_at, first, k);
     }
 }
 
-/* sum[m][element / 8] += weights, rounded, times the columns at `columns_at`: products over the columns. */
-DEVICE void accumulate(float (*sum)[2 * STEPS][4], float (*weight)[2][4], const uint4 *columns_at) {
+/* sum += weights, rounded, times the columns at `columns_at`. */
+DEVICE void accumulate(Sums sum, Scores weight, const uint4 *columns_at) {
     unsigned left[FRAGMENTS][4];
-    int first = row_fragment(this_thread());
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             left[m][i] = pack(weight[m][i / 2][i % 2 * 2], weight[m][i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-    for (int n = 0; n < STEPS; n++) {
-        unsigned right[4];
-        load_matrices_4_transposed(right, columns_at + fragment_right(first, n));
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; m++) {
-            mma(sum[m][2 * n], left[m], right);
-            mma(sum[m][2 * n + 1], left[m], right + 2);
-        }
-    }
-}
-
-DEVICE void clear(float (*sum)[2 * STEPS][4]) {
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int n = 0; n < 2 * STEPS; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sum[m][n][e] = 0.0f;
+    multiply_along(sum, left, columns_at, row_fragment(this_thread()));
 }
 
 /* Adds the chunk of a gradient that is in memory to `sums`. */
@@ -273,14 +126,14 @@ DEVICE void write_chunk(Storage *to, const float *sums, int count) {
 
 /* Writes a gradient of the tile's rows, factor * sum, through `buffer`, which is free before and after; or adds it to what is
    there. 0 in rows that see nothing by `lse` (of the head) or `mask` (of the batch element), either of which may be null. */
-DEVICE void write_gradient(HeadRows to, float (*sum)[2 * STEPS][4], float factor, uint4 *buffer, const float *lse,
-                           const unsigned char *mask, const Args *args, const Tile *tile) {
+DEVICE void write_gradient(HeadRows to, Sums sum, float factor, uint4 *buffer, const float *lse, const unsigned char *mask,
+                           const Args *args, const Tile *tile) {
     unsigned thread = this_thread();
     float *floats = (float *)buffer;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
-        for (int n = 0; n < 2 * STEPS; n++)
+        for (int n = 0; n < CHUNKS; n++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float *pair = floats + swizzled(own_row(thread, m, h), n) * 8 + thread % 4 * 2;
@@ -308,8 +161,8 @@ DEVICE void write_gradient(HeadRows to, float (*sum)[2 * STEPS][4], float factor
     synchronize();
 }
 
-/* Locates column number `index`, a query that sees the tile's keys. */
-DEVICE void locate_query(Columns *columns, const Keys *keys, const Args *args, int batch, int head, int index) {
+/* Locates column number `index`, a query that sees the tile's keys, with its terms: what is added to its scores, and delta. */
+DEVICE void locate_query(Columns *columns, float2 *terms, const Keys *keys, const Args *args, int batch, int head, int index) {
     long long line = line_of(args, batch, opaque(head));
     int position = -1;
     float shift = NEG_INF, dot = 0.0f;
@@ -321,14 +174,15 @@ DEVICE void locate_query(Columns *columns, const Keys *keys, const Args *args, i
         if (shift != NEG_INF)
             position = at, dot = LOAD(args->delta + line + at);
     }
-    put_column(columns, index, position, 0.0f, shift, dot, args->causal);
+    terms[index % WINDOW] = make_float2(shift, dot);
+    put_column(columns, index, position, 0.0f, args->causal);
 }
 
 /* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the window on). */
-DEVICE void key_score_gradients(float (*p)[2][4], float (*ds)[2][4], const Columns *columns, int slot, float scale2) {
+DEVICE void key_score_gradients(Scores p, Scores ds, const float2 *column_terms, float scale2) {
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        float4 terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
+        float4 terms = ((const float4 *)column_terms)[n * 4 + this_thread() % 4];
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
@@ -340,7 +194,7 @@ DEVICE void key_score_gradients(float (*p)[2][4], float (*ds)[2][4], const Colum
 }
 
 /* 0 in `weight` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
-DEVICE void mask_future(float (*weight)[2][4], const Columns *columns, int slot, int sign, const Tile *tile) {
+DEVICE void mask_future(Scores weight, const Columns *columns, int slot, int sign, const Tile *tile) {
     unsigned thread = this_thread();
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
@@ -371,7 +225,7 @@ DEVICE unsigned kept_weights(const Columns *columns, int slot, int sign, const A
 }
 
 /* Those that are kept times `factor`, 0 in place of the others. */
-DEVICE void drop(float (*x)[2][4], unsigned kept, float factor) {
+DEVICE void drop(Scores x, unsigned kept, float factor) {
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
@@ -392,13 +246,14 @@ KERNEL(mma_dkeyvalue) {
     SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
-    SHARED uint4 buffer[4 * COLUMNS * CHUNKS], spare[(SPARE ? SPARE : 1) * FRAGMENTS * THREADS];
+    SHARED float2 terms[WINDOW];
+    SHARED uint4 buffer[2 * HALF], spare[(SPARE ? SPARE : 1) * FRAGMENTS * THREADS];
     int element;
     Tile found;
     start_tiles(&item);
     while (next_tile(&args, &item, &found, &element)) {
         unsigned own_key[FRAGMENTS][STEPS][4], own_value[FRAGMENTS][STEPS][4];
-        float dkey[FRAGMENTS][2 * STEPS][4], dvalue[FRAGMENTS][2 * STEPS][4];
+        Sums dkey, dvalue;
         if (thread_index() == 0)
             tile = found, batch = element, heads_end = (found.head + 1) * group_of(&args);
         synchronize();
@@ -418,9 +273,9 @@ KERNEL(mma_dkeyvalue) {
                 find_place(&keys, &args, batch, head);
             }
             synchronize();
-            locate_query(&columns, &keys, &args, batch, head, this_thread());
+            locate_query(&columns, terms, &keys, &args, batch, head, this_thread());
             synchronize();
-            copy_columns(buffer, &columns, 0, args.query, args.dout, batch, head, args.head_dim);
+            copy_pair(buffer, &columns, 0, args.query, args.dout, batch, head, args.head_dim);
 #pragma unroll 1
             for (int column = 0; column < keys.total; column += SCORE_COLUMNS) {
                 if (column % COLUMNS == 0) {
@@ -428,25 +283,25 @@ KERNEL(mma_dkeyvalue) {
                     copy_async_wait(0);
                     synchronize();
                     if (next < keys.total)
-                        copy_columns(buffer, &columns, next, args.query, args.dout, batch, head, args.head_dim);
+                        copy_pair(buffer, &columns, next, args.query, args.dout, batch, head, args.head_dim);
                     if (after < keys.total && after % THREADS == 0)
-                        locate_query(&columns, &keys, &args, batch, head, after + this_thread());
+                        locate_query(&columns, terms, &keys, &args, batch, head, after + this_thread());
                 }
                 int slot = column % WINDOW;
                 if (warp_is_idle(&tile) || (args.causal && columns.highest[slot / 32] < warp_begin(&tile)))
                     continue;
                 int diagonal = args.causal && columns.lowest[slot / 32] < warp_end(&tile);
                 const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
-                float p[FRAGMENTS][2][4], ds[FRAGMENTS][2][4];
+                Scores p, ds;
                 /* Across this barrier the compiler moves no loads, for which there would be no registers. */
-                score_tile(ds, own_value, HELD, spare, columns_at + COLUMNS * CHUNKS);
+                score_tile(ds, own_value, HELD, spare, columns_at + HALF / 2);
                 score_tile(p, own_key, STEPS, 0, columns_at);
                 synchronize_warp();
 #if DROPOUT
                 unsigned kept = kept_weights(&columns, slot, 1, &args, &keys, &tile);
                 drop(ds, kept, args.keep_scale);
 #endif
-                key_score_gradients(p, ds, &columns, slot, args.scale * LOG2E);
+                key_score_gradients(p, ds, terms + slot, args.scale * LOG2E);
 #if DROPOUT
                 drop(p, kept, 1.0f);
 #endif
@@ -454,7 +309,7 @@ KERNEL(mma_dkeyvalue) {
                     mask_future(p, &columns, slot, 1, &tile);
                     mask_future(ds, &columns, slot, 1, &tile);
                 }
-                accumulate(dvalue, p, columns_at + COLUMNS * CHUNKS);
+                accumulate(dvalue, p, columns_at + HALF / 2);
                 synchronize_warp();
                 accumulate(dkey, ds, columns_at);
             }
@@ -467,19 +322,12 @@ KERNEL(mma_dkeyvalue) {
     }
 }
 
-/* Locates column number `index`, a key that the tile's queries see. */
-DEVICE void locate_key(Columns *columns, const Keys *keys, const Args *args, int batch, int index) {
-    long long mask = batch * args->mask_batch;
-    int position = -1;
-    float bias = NEG_INF;
-    if (index < keys->total) {
-        int branch, at = key_position(keys, index, &branch);
-        if (!args->mask || !LOAD(args->mask + mask + at * args->mask_row))
-            bias = key_bias(keys, at, branch, args->once);
-        if (bias != NEG_INF)
-            position = at;
-    }
-    put_column(columns, index, position, bias, bias, 0.0f, args->causal);
+/* Locates column number `index`, a key that the tile's queries see, with its bias. */
+DEVICE void locate_column(Columns *columns, float *biases, const Keys *keys, const Args *args, int batch, int index) {
+    float bias;
+    int position = locate_key(keys, args, batch, index, &bias);
+    biases[index % WINDOW] = bias;
+    put_column(columns, index, position, bias, args->causal);
 }
 
 /* The terms of the scores of the tile's queries, by fragment and half of the sums: -lse log2(e), and delta. */
@@ -495,22 +343,20 @@ DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, cons
         }
 }
 
-/* From scores and dout.v to dS, of queries (rows) and keys (columns from number `slot` of the window on). */
-DEVICE void query_score_gradients(float (*ds)[2][4], float (*p)[2][4], const Columns *columns, int slot, float scale2,
-                                  float (*shift)[2], float (*delta)[2]) {
-    int biased = columns->biased[slot / 32] != 0;
+/* From scores and dout.v to dS, of queries (rows) and keys (columns) with `biases`, or none if that is null. */
+DEVICE void query_score_gradients(Scores ds, Scores p, const float *biases, float scale2, float (*shift)[2], float (*delta)[2]) {
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        float4 terms = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (biased)
-            terms = columns->terms[slot / 2 + n * 4 + this_thread() % 4];
+        float2 bias = make_float2(0.0f, 0.0f);
+        if (biases)
+            bias = ((const float2 *)biases)[n * 4 + this_thread() % 4];
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float score2 = p[m][n][e] * scale2 + shift[m][e / 2];
-                if (biased)
-                    score2 += e % 2 ? terms.z : terms.x;
+                if (biases)
+                    score2 += e % 2 ? bias.y : bias.x;
                 ds[m][n][e] = exp2_fast(score2) * (ds[m][n][e] - delta[m][e / 2]);
             }
     }
@@ -521,13 +367,15 @@ KERNEL(mma_dquery) {
     SHARED Tile tile;
     SHARED Keys keys;
     SHARED Columns columns;
-    SHARED uint4 buffer[4 * COLUMNS * CHUNKS];
+    SHARED float biases[WINDOW];
+    SHARED uint4 buffer[2 * HALF];
     int element;
     Tile found;
     start_tiles(&item);
     while (next_tile(&args, &item, &found, &element)) {
         unsigned own_query[FRAGMENTS][STEPS][4], own_dout[FRAGMENTS][STEPS][4];
-        float dquery[FRAGMENTS][2 * STEPS][4], shift[FRAGMENTS][2], delta[FRAGMENTS][2];
+        Sums dquery;
+        float shift[FRAGMENTS][2], delta[FRAGMENTS][2];
         if (thread_index() == 0) {
             int end = args.causal ? own_position(&found, found.rows - 1) + 1 : args.seq;
             tile = found, batch = element, key_head = found.head / group_of(&args);
@@ -538,9 +386,9 @@ KERNEL(mma_dquery) {
         clear(dquery);
         row_terms(shift, delta, line_of(&args, batch, tile.head), &args, &tile);
         load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, batch, tile.head, &args, &tile);
-        locate_key(&columns, &keys, &args, batch, this_thread());
+        locate_column(&columns, biases, &keys, &args, batch, this_thread());
         synchronize();
-        copy_columns(buffer, &columns, 0, args.key, args.value, batch, key_head, args.head_dim);
+        copy_pair(buffer, &columns, 0, args.key, args.value, batch, key_head, args.head_dim);
 #pragma unroll 1
         for (int column = 0; column < keys.total; column += SCORE_COLUMNS) {
             if (column % COLUMNS == 0) {
@@ -548,22 +396,23 @@ KERNEL(mma_dquery) {
                 copy_async_wait(0);
                 synchronize();
                 if (next < keys.total)
-                    copy_columns(buffer, &columns, next, args.key, args.value, batch, key_head, args.head_dim);
+                    copy_pair(buffer, &columns, next, args.key, args.value, batch, key_head, args.head_dim);
                 if (after < keys.total && after % THREADS == 0)
-                    locate_key(&columns, &keys, &args, batch, after + this_thread());
+                    locate_column(&columns, biases, &keys, &args, batch, after + this_thread());
             }
             int slot = column % WINDOW;
             if (warp_is_idle(&tile) || (args.causal && columns.lowest[slot / 32] > warp_end(&tile)))
                 continue;
             int diagonal = args.causal && columns.highest[slot / 32] > warp_begin(&tile);
             const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
-            float p[FRAGMENTS][2][4], ds[FRAGMENTS][2][4];
+            Scores p, ds;
             score_tile(p, own_query, STEPS, 0, columns_at);
-            score_tile(ds, own_dout, STEPS, 0, columns_at + COLUMNS * CHUNKS);
+            score_tile(ds, own_dout, STEPS, 0, columns_at + HALF / 2);
 #if DROPOUT
             drop(ds, kept_weights(&columns, slot, -1, &args, &keys, &tile), args.keep_scale);
 #endif
-            query_score_gradients(ds, p, &columns, slot, args.scale * LOG2E, shift, delta);
+            const float *found = columns.biased[slot / 32] ? biases + slot : 0;
+            query_score_gradients(ds, p, found, args.scale * LOG2E, shift, delta);
             if (diagonal)
                 mask_future(ds, &columns, slot, -1, &tile);
             accumulate(dquery, ds, columns_at);

@@ -27,7 +27,6 @@ KNOWN: dict[str, dict[str, tuple[int, str]]] = {
         "total[f][0] += added[f][0], total[f][1] += added[f][1]": (3, "joined to one access of 16 bytes by NVRTC"),
     },
     "mma_backward.cu": {
-        "terms[2 * slot] = shift, terms[2 * slot + 1] = delta": (1, "joined to one access of 8 bytes by NVRTC"),
         "pair[0] = factor * sum[m][n][2 * h], pair[1] =": (1, "joined to one access of 8 bytes by NVRTC"),
     },
 }
