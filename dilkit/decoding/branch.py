@@ -10,19 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dilkit.decoding.layout import Layout
 from dilkit.pattern import DilatedSegment, Pattern
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What all tensors of a cache have in common."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
 
 
 @dataclass(frozen=True)

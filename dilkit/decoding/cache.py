@@ -12,11 +12,12 @@ from torch import Tensor
 
 from dilkit.attention import check_inputs, check_pattern, dilated_attention
 from dilkit.checks import integer, real
-from dilkit.decoding.branch import Layout
+from dilkit.decoding.branch_rows import BranchRows
 from dilkit.decoding.chunk import attend_chunk
-from dilkit.decoding.segment import OpenSegment, open_segments
+from dilkit.decoding.layout import Layout
 from dilkit.decoding.state import CacheState, loaded, state_of
-from dilkit.pattern import Pattern
+from dilkit.decoding.stores import check_decodable, open_stores
+from dilkit.pattern import WHOLE_SEQUENCE, DilatedSegment, Pattern
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select
 
@@ -31,13 +32,14 @@ class DilatedCache:
 
     A key whose segment has ended in every branch is never seen again. So of each branch, the cache keeps the rows of the open
     segment that a key/value head keeps: at most `ceil(w_b / r_b)`, and at most their sum over the branches in all, for any number
-    of tokens. Of a branch over the whole sequence it keeps one row in `r_b`.
+    of tokens. Of a branch over the whole sequence it keeps one row in `r_b`. Of a window it keeps the last rows, at most
+    `window`; global tokens for ever, and all rows before the last that is to see all; of strides and blocks all rows.
 
-    - `pattern`: a `dilkit.Pattern`; its tail has no effect under causality.
+    - `pattern`: a `dilkit.Pattern` without a `Neighborhood`; its tail has no effect under causality.
     - `kv_heads`: key/value heads. Batch, query heads, head_dim, dtype and device are those of the first call of `attend`.
 
     - `rollback`: how many tokens `crop` can always take back, as speculative decoding does, at most the shortest segment. For it,
-      `ceil(rollback / r_b)` rows more are kept of each branch.
+      `ceil(rollback / r_b)` rows more are kept of each branch of segments, and `rollback` more of a window.
 
     All sequences of a batch have the same length: in a row at another place of its segments other heads take part. Give
     sequences of other lengths a cache of their own. Raises TypeError or ValueError for a pattern or heads that do not fit.
@@ -60,18 +62,19 @@ class DilatedCache:
 
     def __init__(self, pattern: Pattern, kv_heads: int, *, rollback: int = 0) -> None:
         check_pattern(pattern)
-        pattern.check_segments("DilatedCache", "keep all keys: dilkit.dilated_attention_with_kvcache")
+        check_decodable(pattern)
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
-        self.rollback, shortest = integer("rollback", rollback, at_least=0), min(pattern.segment_lengths)
+        lengths = [branch.segment_length for branch in pattern.branches if isinstance(branch, DilatedSegment)]
+        self.rollback, shortest = integer("rollback", rollback, at_least=0), min(lengths, default=WHOLE_SEQUENCE)
         if self.rollback > shortest:
             raise ValueError(f"rollback={rollback} must be at most the shortest segment of the pattern, {shortest} tokens")
-        if pattern.heads is None:  # ranges are of query heads, which the first rows have
+        if pattern.only_segments and pattern.heads is None:  # ranges and layouts are of query heads, which the first rows have
             pattern.check_heads(self.kv_heads, self.kv_heads)
         self._seen = 0
         self._layout: Layout | None = None
-        self._segments: list[OpenSegment] = []
-        self._period = math.lcm(*pattern.segment_lengths)
-        """Where all segments begin at once."""
+        self._stores: list[BranchRows] = []
+        self._period = math.lcm(*lengths) if pattern.only_segments else WHOLE_SEQUENCE
+        """Where all segments begin at once; a row at a multiple of it sees none before."""
 
     @property
     def seen(self) -> int:
@@ -87,7 +90,7 @@ class DilatedCache:
         layout = self._layout
         if layout is None:
             return 0
-        rows = sum(segment.needed(self._seen) for segment in self._segments)
+        rows = sum(store.needed(self._seen) for store in self._stores)
         return 2 * rows * layout.batch * layout.head_dim * layout.dtype.itemsize
 
     @property
@@ -95,8 +98,9 @@ class DilatedCache:
         """Bytes of the memory that is held for them. It grows with need, and is bounded as they are.
 
         That of a branch doubles when it is full, up to `ceil(w_b / r_b)` rows a head; `rollback` adds `ceil(rollback / r_b)`.
+        That of a window is at most `window` rows, to a multiple of its rate, `rollback` more, or 64 more where chunks come.
         """
-        return sum(x.nbytes for segment in self._segments for x in (segment.rows, segment.saved))
+        return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
 
     def attend(
         self,
@@ -113,7 +117,7 @@ class DilatedCache:
         - `query` `(batch, rows, heads, head_dim)`, `key` and `value` `(batch, rows, kv_heads, head_dim)`: one row, or a chunk of
           any length, such as a prompt. The last dimension is contiguous.
         - `sink`, `scale`: those of `dilated_attention`, which computes a prompt, by `backend` if it is given. The first rows are
-          one, and so is a chunk that begins where all segments do. Other rows are computed in plain torch.
+          one, and with segments alone a chunk that begins where all of them do. Other rows are computed in plain torch.
 
         There are no gradients. Raises TypeError or ValueError for arguments that do not fit each other or the rows before; the
         cache is then as it was.
@@ -122,7 +126,7 @@ class DilatedCache:
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
         self._check_backend(query, key, factor, backend)
         if self._layout != layout:  # nothing has been seen
-            self._layout, self._segments = layout, open_segments(self.pattern, layout, self.rollback)
+            self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         start, total = 0, query.shape[1]
         while start < total:
@@ -142,14 +146,14 @@ class DilatedCache:
         length = integer("length", length, at_least=0)
         if length > self._seen:
             raise ValueError(f"length={length} exceeds the {self._seen} tokens seen")
-        for branch, segment in zip(self.pattern.segments, self._segments, strict=True):
-            if not segment.can_go_back(self._seen, length):
+        for store in self._stores:
+            if not store.can_go_back(self._seen, length):
                 raise ValueError(
-                    f"length={length} needs keys from token {length - length % branch.segment_length} on, which the branch with "
-                    f"{branch} keeps no more after {self._seen} tokens; a cache with rollback={self._seen - length} does"
+                    f"length={length} needs keys from token {store.needed_from(length)} on, which the branch with "
+                    f"{store.branch} keeps no more after {self._seen} tokens; a cache with rollback={self._seen - length} does"
                 )
-        for segment in self._segments:
-            segment.go_back(self._seen, length)
+        for store in self._stores:
+            store.go_back(self._seen, length)
         self._seen = length
 
     def reorder(self, indices: Tensor | Sequence[int]) -> None:
@@ -165,21 +169,21 @@ class DilatedCache:
         batch = self._layout.batch
         if len(which) == 0 or bool(((which < 0) | (which >= batch)).any()):
             raise ValueError(f"indices={which.tolist()} must be some of the {batch} sequences, from 0 to {batch - 1}")
-        for segment in self._segments:
-            segment.reorder(which)
+        for store in self._stores:
+            store.reorder(which)
         self._layout = replace(self._layout, batch=len(which))
 
     def state_dict(self) -> CacheState:
         """A copy of all that is kept, in plain values and tensors, for `load_state_dict` or `torch.save`."""
         heads = 0 if self._layout is None else self._layout.heads
-        return state_of(self.pattern, self.kv_heads, heads, self.rollback, self._seen, self._segments)
+        return state_of(self.pattern, self.kv_heads, heads, self.rollback, self._seen, self._stores)
 
     def load_state_dict(self, state: CacheState) -> None:
         """Take over a copy of what `state_dict` of a cache of the same pattern, `kv_heads` and `rollback` returned.
 
         Raises TypeError or ValueError for anything else, and leaves the cache as it was.
         """
-        self._seen, self._layout, self._segments = loaded(state, self.pattern, self.kv_heads, self.rollback)
+        self._seen, self._layout, self._stores = loaded(state, self.pattern, self.kv_heads, self.rollback)
 
     def _check_backend(self, query: Tensor, key: Tensor, scale: float, backend: str | Sequence[str] | None) -> None:
         """Raise, before anything is kept, for an unknown one, or if none can compute those of the rows that need one."""
@@ -194,9 +198,8 @@ class DilatedCache:
         """How many of the next `rows` rows are taken together."""
         if self._fresh(rows):
             return rows
-        tokens = [segment.tokens(self._seen) for segment in self._segments]
-        rows = min(rows, *(segment.kept.length - held for segment, held in zip(self._segments, tokens, strict=True)))
-        columns = sum(segment.kept.slots(0, held + rows) for segment, held in zip(self._segments, tokens, strict=True))
+        rows = min(rows, *(store.at_once(self._seen) for store in self._stores))
+        columns = sum(store.columns(self._seen, rows) for store in self._stores)
         return min(rows, max(1, _MOST_SCORES // max(1, columns * layout.batch * layout.heads)))
 
     def _fresh(self, rows: int) -> bool:
@@ -213,16 +216,17 @@ class DilatedCache:
         backend: str | Sequence[str] | None,
     ) -> Tensor:
         if not self._fresh(count := query.shape[1]):
-            once = self.pattern.overlap == "once"
-            return attend_chunk(self._segments, self._seen, (query, key, value), scale, sink, once)
+            once = self.pattern.among(query.shape[2], key.shape[2]) if self.pattern.overlap == "once" else None
+            return attend_chunk(self._stores, self._seen, (query, key, value), scale, sink, once)
         out = dilated_attention(query, key, value, self.pattern, is_causal=True, sink=sink, scale=scale, backend=backend)
-        for segment in self._segments:
-            segment.append_last(self._seen + count, key, value)
+        for store in self._stores:
+            store.append_last(self._seen + count, key, value)
         return cast(Tensor, out)
 
     def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
         """The layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
         check_inputs(query, key, value, self.pattern, sink=sink)
+        self.pattern.check_seq(self._seen + query.shape[1])
         if not query.dtype == key.dtype == value.dtype:
             raise TypeError(f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; one dtype is needed (.to(query))")
         if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dilkit.pattern import Pattern
+from dilkit.decoding.stores import check_decodable
+from dilkit.pattern import Branch, DilatedSegment, GlobalTokens, Pattern, SlidingWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
 def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     """`kept[g, i, j]`: in how many branches some row after i sees key j <= i, for key/value head g; int32 `(kv_heads, seq, seq)`.
 
-        kept[g, i, j] = number of branches b with (j mod w_b) mod r_b == o_bg, and a row i' > i like it with i' // w_b == j // w_b
+        kept[g, i, j] = number of branches in which a row i' > i of head g sees j <= i
 
-    For small `seq`, to be looked at. Ranges of heads are not taken into account. Raises `PatternError` for heads that do not fit.
+    Of blocks, all keys are. For small `seq`, to be looked at. Ranges of heads are not taken into account. Raises `PatternError`
+    for heads that do not fit, and for a neighborhood, which `DilatedCache` does not take.
 
         >>> from dilkit import Pattern
         >>> from dilkit.decoding.kept import kept_count
@@ -24,10 +26,14 @@ def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     """
     import torch
 
+    check_decodable(pattern)
     pattern.check_heads(kv_heads, kv_heads)
     token = torch.arange(seq)
     total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32)
-    for branch in pattern.segments:
+    for branch in pattern.branches:
+        if not isinstance(branch, DilatedSegment):
+            total += _seen_after(branch, token) & (token <= token[:, None])
+            continue
         length, rate = branch.segment_length, branch.dilation_rate
         place, segment = token % length, token // length
         for head in range(kv_heads):
@@ -36,3 +42,16 @@ def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
             goes_on = (segment[:, None] == segment) & (place < last)[:, None]
             total[head] += goes_on & (place % rate == offset) & (token <= token[:, None])
     return total
+
+
+def _seen_after(branch: Branch, token: Tensor) -> Tensor | bool:
+    """Whether a row after i sees j <= i: bool `(seq, seq)`, or the same for all."""
+    import torch
+
+    if isinstance(branch, SlidingWindow):
+        return token[:, None] + 1 - token <= branch.reach
+    if not isinstance(branch, GlobalTokens):
+        return True
+    tokens = range(branch.tokens) if isinstance(branch.tokens, int) else branch.tokens
+    is_global = torch.isin(token, torch.tensor(tokens[: branch.count(len(token))]))
+    return is_global | (token < tokens[-1])[:, None] if branch.direction == "both" else is_global

@@ -12,32 +12,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dilkit.decoding.branch import KeptHeads, Layout, Part
-from dilkit.pattern import Pattern
+from dilkit.decoding.block import Block
+from dilkit.decoding.branch import KeptHeads, Part
+from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
+from dilkit.decoding.layout import Layout
+from dilkit.pattern import DilatedSegment, Pattern
 
-_FIRST_SLOTS = 64
 
+class OpenSegment(BranchRows):
+    """What a cache keeps of dilated segments: the open one.
 
-class OpenSegment:
-    """What a cache keeps for one branch.
-
-    `rows` `(2, heads, batch, slots, head_dim)`: keys and values. To go back by up to `rollback` tokens into the segment before,
-    there is `saved`, what its first slots held. `since`: where what can be restored begins. `latest`: the last row stored in the
-    open segment, whether it was taken back or not.
+    To go back by up to `rollback` tokens into the segment before, there is `saved`, what its first slots held. `since`: where
+    what can be restored begins. `latest`: the last row stored in the open segment, whether it was taken back or not.
     """
 
-    def __init__(self, kept: KeptHeads, layout: Layout, rollback: int) -> None:
-        self.kept, self.rollback, self.since, self.latest = kept, rollback, 0, 0
-        with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
-            shape = (2, kept.heads, layout.batch, 0, layout.head_dim)
-            self.rows = self.saved = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+    def __init__(self, pattern: Pattern, branch: DilatedSegment, layout: Layout, rollback: int) -> None:
+        self.kept = KeptHeads(pattern, branch, layout)
+        super().__init__(branch, self.kept.heads, layout, rollback)
 
     def tokens(self, seen: int) -> int:
         """Tokens of the open segment, after `seen` tokens in all."""
         return seen % self.kept.length
 
+    def at_once(self, seen: int) -> int:
+        return self.kept.length - self.tokens(seen)
+
+    def columns(self, seen: int, count: int) -> int:
+        return self.kept.slots(0, self.tokens(seen) + count)
+
     def needed(self, seen: int) -> int:
-        """Rows of all heads that some row from `seen - rollback` on can see, of `seen` tokens."""
         tokens, length = self.tokens(seen), self.kept.length
         row, total = tokens - self.rollback, 0
         goes_back = row < 0 and seen - tokens - length >= self.since
@@ -46,7 +49,26 @@ class OpenSegment:
             total += len(heads) * (before + self.kept.visible(offset, tokens, row))
         return total
 
-    def append(self, seen: int, parts: list[Part], new: Tensor) -> None:
+    def extend(self, seen: int, new: Tensor) -> list[Block]:
+        parts = self.kept.parts(seen, new.shape[2])
+        self._append(seen, parts, new)
+        return [self._block(seen, new.shape[2], part) for part in parts]
+
+    def _block(self, seen: int, count: int, part: Part) -> Block:
+        rate, heads, first = self.kept.rate, part.of.heads, seen + part.rows.start
+        begins = seen - self.tokens(seen)
+        keys = range(begins + (first - begins) % rate, first + (part.count - 1) * rate + 1, rate)
+        stored, queries = self.rows[:, part.of.stored, :, : part.end], range(first, seen + count, rate)
+        unseen: Tensor | None = None
+        if part.count > 1:  # of the new rows, none sees a later one
+            later = torch.ones(part.count, part.end, dtype=torch.bool, device=stored.device).triu(part.first + 1)
+            unseen = later[None, None, :, None]
+        if self.kept.partly:
+            unserved = self.kept.offsets[heads, None, None, :, None] < 0
+            unseen = unserved if unseen is None else unseen | unserved
+        return Block(heads, part.rows, stored, queries, keys, unseen)
+
+    def _append(self, seen: int, parts: list[Part], new: Tensor) -> None:
         """Store `parts` of a chunk that begins after `seen`; `new` `(2, batch, rows, kv_heads, head_dim)` is keys and values."""
         if self.tokens(seen) == 0:
             self.latest = seen
@@ -59,10 +81,7 @@ class OpenSegment:
             self.rows[:, part.of.stored, :, part.first : part.end] = kept
 
     def append_last(self, seen: int, key: Tensor, value: Tensor) -> None:
-        """Of a chunk that began where a segment does and ends after `seen` tokens, store what is in the open segment.
-
-        And what is in the one before, if going back can lead there.
-        """
+        """And what is in the segment before, if going back can lead there."""
         tokens, chunk = self.tokens(seen), key.shape[1]
         pieces = [self.kept.length, tokens] if tokens < min(self.rollback, chunk) else [tokens]
         back = sum(pieces)
@@ -70,16 +89,17 @@ class OpenSegment:
             self.since = seen - back
         for count in pieces:
             rows = slice(chunk - back, chunk - back + count)
-            self.append(seen - back, self.kept.parts(seen - back, count), torch.stack((key[:, rows], value[:, rows])))
+            self._append(seen - back, self.kept.parts(seen - back, count), torch.stack((key[:, rows], value[:, rows])))
             back -= count
 
+    def needed_from(self, length: int) -> int:
+        return length - self.tokens(length)
+
     def can_go_back(self, seen: int, length: int) -> bool:
-        """Whether the rows are at hand, of `seen` tokens, that come after the first `length` of them."""
         begun = seen - self.tokens(seen)
         return length > begun or length % self.kept.length == 0 or self._restores(begun, length)
 
     def go_back(self, seen: int, length: int) -> None:
-        """Forget all tokens of `seen` but the first `length`."""
         begun = seen - self.tokens(seen)
         if length > begun:
             return
@@ -89,10 +109,11 @@ class OpenSegment:
             self.rows[:, :, :, : self.saved.shape[3]] = self.saved
             self.since, self.latest = begun - self.kept.length, begun
 
-    def reorder(self, indices: Tensor) -> None:
-        """Take the sequences `indices` instead."""
-        with torch.inference_mode(False):
-            self.rows, self.saved = (x.index_select(2, indices.to(x.device)) for x in (self.rows, self.saved))
+    def fits(self, seen: int, slots: int, saved: int) -> bool:
+        tokens, most = self.tokens(seen), -(-self.kept.length // self.kept.rate)
+        ends = seen - tokens + self.kept.length if tokens else seen
+        least = max(self.kept.slots(offset, tokens) for offset in self.kept.classes)
+        return least <= slots <= most and saved <= most and seen <= self.latest <= ends
 
     def _restores(self, begun: int, length: int) -> bool:
         """Whether the segment before the one that begins at `begun` is at hand, and `length` is in it."""
@@ -103,13 +124,6 @@ class OpenSegment:
         """Room for so many slots: twice what there was, but never more than a segment has."""
         if slots <= (held := self.rows.shape[3]):
             return
-        room = min(-(-self.kept.length // self.kept.rate), max(slots, 2 * held, _FIRST_SLOTS))
-        with torch.inference_mode(False):
-            grown = self.rows.new_zeros(*self.rows.shape[:3], room, self.rows.shape[4])
+        grown = self._grown(min(-(-self.kept.length // self.kept.rate), max(slots, 2 * held, FIRST_SLOTS)))
         grown[:, :, :, :held] = self.rows
         self.rows = grown
-
-
-def open_segments(pattern: Pattern, layout: Layout, rollback: int) -> list[OpenSegment]:
-    """One for each branch, with nothing in it."""
-    return [OpenSegment(KeptHeads(pattern, branch, layout), layout, rollback) for branch in pattern.segments]

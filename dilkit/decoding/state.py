@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import integer
-from dilkit.decoding.branch import Layout
-from dilkit.decoding.segment import OpenSegment, open_segments
+from dilkit.decoding.branch_rows import BranchRows
+from dilkit.decoding.layout import Layout
+from dilkit.decoding.stores import open_stores
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
 
@@ -32,7 +33,7 @@ class CacheState(TypedDict):
     latest: list[int]
 
 
-def state_of(pattern: Pattern, kv_heads: int, heads: int, rollback: int, seen: int, segments: list[OpenSegment]) -> CacheState:
+def state_of(pattern: Pattern, kv_heads: int, heads: int, rollback: int, seen: int, stores: list[BranchRows]) -> CacheState:
     """The state of a cache; its tensors are copies."""
     return CacheState(
         pattern=pattern.to_json(),
@@ -40,15 +41,15 @@ def state_of(pattern: Pattern, kv_heads: int, heads: int, rollback: int, seen: i
         heads=heads,
         rollback=rollback,
         seen=seen,
-        rows=[segment.rows.clone() for segment in segments],
-        saved=[segment.saved.clone() for segment in segments],
-        since=[segment.since for segment in segments],
-        latest=[segment.latest for segment in segments],
+        rows=[store.rows.clone() for store in stores],
+        saved=[store.saved.clone() for store in stores],
+        since=[store.since for store in stores],
+        latest=[store.latest for store in stores],
     )
 
 
-def loaded(state: CacheState, pattern: Pattern, kv_heads: int, rollback: int) -> tuple[int, Layout | None, list[OpenSegment]]:
-    """Tokens seen, layout and segments of a cache. Raises TypeError or ValueError for what is no state of such a cache."""
+def loaded(state: CacheState, pattern: Pattern, kv_heads: int, rollback: int) -> tuple[int, Layout | None, list[BranchRows]]:
+    """Tokens seen, layout and the stores of a cache. Raises TypeError or ValueError for what is no state of such a cache."""
     if not isinstance(state, Mapping) or state.keys() != CacheState.__required_keys__:
         raise TypeError("state is not what DilatedCache.state_dict() returns")
     own = dict(pattern=(state["pattern"], pattern.to_json()), kv_heads=(state["kv_heads"], kv_heads))
@@ -60,19 +61,21 @@ def loaded(state: CacheState, pattern: Pattern, kv_heads: int, rollback: int) ->
         return 0, None, []
     pattern.check_heads(heads, kv_heads)
     layout = _layout(state, heads, kv_heads)
-    segments = open_segments(pattern, layout, rollback)
+    stores = open_stores(pattern, layout, rollback)
     parts = [state[name] for name in ("rows", "saved", "since", "latest")]
-    if any(not isinstance(part, list) or len(part) != len(segments) for part in parts):
-        raise ValueError(f"state: rows, saved, since and latest must have an entry for each of the {len(segments)} branches")
-    for segment, rows, saved, since, latest in zip(segments, *parts, strict=True):
-        _check_rows(segment, rows, saved, seen)
+    if any(not isinstance(part, list) or len(part) != len(stores) for part in parts):
+        raise ValueError(f"state: rows, saved, since and latest must have an entry for each of the {len(stores)} branches")
+    for store, rows, saved, since, latest in zip(stores, *parts, strict=True):
+        _check_rows(store, rows, saved, seen)
+        store.since, store.latest = integer("since", since), integer("latest", latest)
+        if not store.fits(seen, rows.shape[3], saved.shape[3]):
+            raise ValueError(
+                f"state: rows has shape {tuple(rows.shape)}, saved {tuple(saved.shape)}, since={since}, latest={latest}, which "
+                f"is not what the branch keeps after {seen} tokens"
+            )
         with torch.inference_mode(False):
-            segment.rows, segment.saved = rows.detach().clone(), saved.detach().clone()
-        segment.since, segment.latest = integer("since", since), integer("latest", latest)
-        begun = seen - segment.tokens(seen)
-        if not seen <= segment.latest <= (begun + segment.kept.length if seen > begun else seen):
-            raise ValueError(f"state: latest={latest} is not where a segment of {segment.kept.length} tokens can be after {seen}")
-    return seen, layout, segments
+            store.rows, store.saved = rows.detach().clone(), saved.detach().clone()
+    return seen, layout, stores
 
 
 def _layout(state: CacheState, heads: int, kv_heads: int) -> Layout:
@@ -84,13 +87,12 @@ def _layout(state: CacheState, heads: int, kv_heads: int) -> Layout:
     return Layout(rows.shape[2], heads, kv_heads, rows.shape[4], rows.dtype, rows.device)
 
 
-def _check_rows(segment: OpenSegment, rows: Any, saved: Any, seen: int) -> None:
-    """Raise TypeError or ValueError unless these tensors hold what is kept of a segment after `seen` tokens."""
-    empty, kept, tokens = segment.rows, segment.kept, segment.tokens(seen)
-    needed = max(kept.slots(offset, tokens) for offset in kept.classes)
-    for name, x, least in (("rows", rows, needed), ("saved", saved, 0)):
+def _check_rows(store: BranchRows, rows: Any, saved: Any, seen: int) -> None:
+    """Raise TypeError or ValueError unless these are tensors of what the store of a branch has, but for the slots."""
+    empty = store.rows
+    for name, x in (("rows", rows), ("saved", saved)):
         if not isinstance(x, Tensor) or (x.dtype, x.device) != (empty.dtype, empty.device):
             raise TypeError(f"state: {name} must be tensors of one dtype on one device")
         shape = torch.Size((*empty.shape[:3], x.shape[3] if x.dim() == 5 else 0, empty.shape[4]))
-        if x.shape != shape or not least <= x.shape[3] <= -(-kept.length // kept.rate):
+        if x.shape != shape:
             raise ValueError(f"state: {name} has shape {tuple(x.shape)}, which is not what the branch keeps after {seen} tokens")

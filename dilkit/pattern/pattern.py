@@ -223,10 +223,10 @@ class Pattern(Presets):
 
     def head_offset(self, dilation_rate: int, kv_head: int, kv_heads: int) -> int:
         """The offset of key/value head `kv_head` of `kv_heads`: the position in a segment of the first row that it keeps."""
-        return self._heads(kv_heads, kv_heads).offset(dilation_rate, kv_head)
+        return self.among(kv_heads, kv_heads).offset(dilation_rate, kv_head)
 
-    def _heads(self, heads: int, kv_heads: int | None) -> Heads:
-        """The heads that the pattern is applied to."""
+    def among(self, heads: int, kv_heads: int | None) -> Heads:
+        """So many query and key/value heads, and where they stand in the whole model."""
         held = heads if kv_heads is None else kv_heads
         return Heads(heads, held, self.offset, *(self.head_shard or (0, held)))
 
@@ -309,13 +309,13 @@ class Pattern(Presets):
 
         self.check_heads(heads, kv_heads)
         self.check_seq(seq)
-        given = self._heads(heads, kv_heads)
+        given, keys = self.among(heads, kv_heads), torch.arange(seq, device=rows.device)
         total = torch.zeros(heads, len(rows), seq, dtype=torch.int32, device=rows.device)
         for branch in self.branches:
             served = branch.served(given)
-            total[served.start : served.stop] += branch.sees(rows, seq, given)
+            total[served.start : served.stop] += branch.sees(rows, keys, given)
         if is_causal:
-            total *= rows[:, None] >= torch.arange(seq, device=rows.device)
+            total *= rows[:, None] >= keys
         return total.clamp_(max=1) if self.overlap == "once" else total
 
     def zero_keys(
@@ -347,7 +347,7 @@ class Pattern(Presets):
         """`zero_keys` with tail="zeros", of rows of sequences of different lengths: `seq` is that of each row's, or of all."""
         import torch
 
-        total, given = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device), self._heads(heads, kv_heads)
+        total, given = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device), self.among(heads, kv_heads)
         for branch in self.branches:
             served = branch.served(given)
             total[served.start : served.stop] += branch.zero_keys(rows, seq, given)
@@ -370,7 +370,7 @@ class Pattern(Presets):
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
         self.check_seq(seq)
-        given = self._heads(heads, kv_heads)
+        given = self.among(heads, kv_heads)
         return 4 * head_dim * batch * sum(branch.pairs(seq, given, is_causal) for branch in self.branches)
 
     def describe(self) -> str:

@@ -109,13 +109,11 @@ class BlockSparse(Branch):
                 f"seq={seq}: layout has {blocks} blocks of {size} tokens, for {self.max_seq} tokens at most; give it more blocks"
             )
 
-    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         import torch
 
-        self.check_seq(seq)
-        columns = torch.arange(seq, device=rows.device) // self.block_size
         chosen = torch.from_numpy(self._of_heads(heads).copy()).to(rows.device)
-        return chosen[:, rows // self.block_size][:, :, columns]
+        return chosen[:, rows // self.block_size][:, :, keys // self.block_size]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         import numpy as np

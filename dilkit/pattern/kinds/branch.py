@@ -32,8 +32,8 @@ class Branch(ABC):
         """The query heads that the branch serves."""
 
     @abstractmethod
-    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
-        """Which of `seq` keys the queries `rows` `(m,)` see, causality aside: bool `(heads served or 1, m, seq)`."""
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        """Which keys at `keys` `(n,)` the queries at `rows` `(m,)` see, causality aside: bool `(heads served or 1, m, n)`."""
 
     @abstractmethod
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:

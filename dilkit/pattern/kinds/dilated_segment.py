@@ -44,14 +44,11 @@ class DilatedSegment(Branch):
         if rate > length:
             raise PatternError(f"dilation_rate={rate} exceeds segment_length={length}; at most the length")
 
-    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
-        import torch
-
-        columns = torch.arange(seq, device=rows.device)
-        length, rate = min(self.segment_length, max(seq, 1)), self.dilation_rate
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        length, rate = self.segment_length, self.dilation_rate
         offsets = heads.offsets(rate, self.served(heads)).to(rows.device)[:, None]
-        query_kept, key_kept = ((x % length) % rate == offsets for x in (rows, columns))
-        return (rows[:, None] // length == columns // length) & query_kept[:, :, None] & key_kept[:, None, :]
+        query_kept, key_kept = ((x % length) % rate == offsets for x in (rows, keys))
+        return (rows[:, None] // length == keys // length) & query_kept[:, :, None] & key_kept[:, None, :]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         length, served, total = min(self.segment_length, max(seq, 1)), self.served(heads), 0

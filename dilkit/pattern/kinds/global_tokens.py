@@ -58,13 +58,11 @@ class GlobalTokens(Branch):
         """How many global tokens a sequence of `seq` tokens has."""
         return min(self.tokens, seq) if isinstance(self.tokens, int) else sum(token < seq for token in self.tokens)
 
-    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
-        import torch
-
-        keys = self._among(torch.arange(seq, device=rows.device))
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        are_global = self._among(keys)
         if self.direction == "read":
-            return keys.expand(1, len(rows), seq)
-        return (self._among(rows)[:, None] | keys)[None]
+            return are_global.expand(1, len(rows), len(keys))
+        return (self._among(rows)[:, None] | are_global)[None]
 
     def _among(self, positions: Tensor) -> Tensor:
         import torch

@@ -85,15 +85,13 @@ class Neighborhood(Branch):
                 f"seq={seq}: the neighborhood is of a grid of {shape}, {self.tokens} tokens; exactly these are needed"
             )
 
-    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         import torch
 
-        self.check_seq(seq)
-        columns = torch.arange(seq, device=rows.device)
-        seen, cells = torch.ones(len(rows), seq, dtype=torch.bool, device=rows.device), seq
+        seen, cells = torch.ones(len(rows), len(keys), dtype=torch.bool, device=rows.device), self.tokens
         for size, width, step in zip(self.shape, self.kernel_size, self.dilation, strict=True):
             cells //= size
-            i, j = rows // cells % size, columns // cells % size
+            i, j = rows // cells % size, keys // cells % size
             start = torch.minimum((i // step - width // 2).clamp(min=0), (size - i % step - 1) // step + 1 - width)[:, None]
             seen &= (i[:, None] % step == j % step) & (start <= j // step) & (j // step < start + width)
         return seen[None]

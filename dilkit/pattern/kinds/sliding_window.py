@@ -47,10 +47,8 @@ class SlidingWindow(Branch):
         """How far away the farthest key is that a query sees, on either side."""
         return (self.window - 1) // self.dilation_rate * self.dilation_rate
 
-    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
-        import torch
-
-        apart = (rows[:, None] - torch.arange(seq, device=rows.device)).abs()
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        apart = (rows[:, None] - keys).abs()
         return ((apart <= self.reach) & (apart % self.dilation_rate == 0))[None]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:

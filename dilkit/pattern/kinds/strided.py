@@ -35,10 +35,8 @@ class Strided(Branch):
     def __post_init__(self) -> None:
         self._settle(stride=self.stride)
 
-    def sees(self, rows: Tensor, seq: int, heads: Heads) -> Tensor:
-        import torch
-
-        return (rows[:, None] % self.stride == torch.arange(seq, device=rows.device) % self.stride)[None]
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        return (rows[:, None] % self.stride == keys % self.stride)[None]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         tokens, longer = divmod(seq, self.stride)  # of a residue class; so many classes have one token more

@@ -175,6 +175,14 @@ def test_a_token_reaches_the_rows_that_see_it_alone(pattern: Pattern, poisoned: 
         assert not found[:, ~seen].isnan().any()
 
 
+def test_a_token_of_a_chunk_reaches_the_rows_that_see_it_alone(poisoned: None) -> None:
+    rows, pattern = tensors(3), PATTERNS["nested"]
+    rows[1][:, 14] = rows[2][:, 14] = torch.nan
+    seen = pattern.count(SEQ, 6, kv_heads=3, is_causal=True)[:, :, 14].T > 0
+    found = decoded(DilatedCache(pattern, 3), rows, [1, 20, SEQ])
+    assert (found.isnan().all(-1) == seen).all()
+
+
 def test_long_chunks_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     pattern, rows = PATTERNS["whole sequence"], tensors(3)
     exact, _ = oracle_attention(*rows, pattern, is_causal=True)

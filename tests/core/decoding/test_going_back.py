@@ -189,7 +189,7 @@ WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rollback": (dict(rollback=3), ValueError, "state is of a cache with rollback=3"),
     "seen": (dict(seen=-1), ValueError, "seen=-1 must be at least 0"),
     "fewer rows": (dict(rows=[torch.zeros(2, 2, 2, 1, 4).double()] * 2), ValueError, "not what the branch keeps after 18 tokens"),
-    "other rows": (dict(seen=23), ValueError, "latest=18 is not where a segment of 4 tokens can be after 23"),
+    "other rows": (dict(seen=23), ValueError, "latest=18, which is not what the branch keeps after 23 tokens"),
     "heads": (dict(heads=3), ValueError, "kv_heads=2 must divide heads=3"),
     "no rows": (dict(rows=[]), TypeError, "rows must be tensors"),
     "one branch": (dict(rows=[torch.zeros(2, 2, 2, 4, 4)]), ValueError, "an entry for each of the 2 branches"),

@@ -1,0 +1,120 @@
+"""The rows of a window, the last ones, in a ring; of strides and blocks, which later rows see from the beginning on, all.
+
+SlidingWindow(4), after token 9          slots    | 8 | 9 | 6 | 7 |       token p is in slot p mod room
+SlidingWindow(6, dilation_rate=2)        slots    | 6 | 7 | 8 | 9 | 4 | 5 |
+    token 10 reads, a stride apart                  ^       ^       ^     those of its residue: one view, without a copy
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dilkit.decoding.block import Block, Positions, unseen_by
+from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
+from dilkit.decoding.layout import Layout
+from dilkit.pattern import BlockSparse, Pattern, SlidingWindow, Strided
+from dilkit.pattern.checks import WHOLE_SEQUENCE
+
+ROWS_AT_ONCE = 64
+"""Rows of a chunk that are held against a window together: so many rows more may be kept for them."""
+
+
+class RecentRows(BranchRows):
+    """What a cache keeps of a window, strides or blocks: the last `reach` rows, and those that came with them.
+
+    Of residues modulo `stride` a row sees its own alone. Slots are full from 0 on, then the oldest row gives way to the newest.
+    """
+
+    def __init__(self, pattern: Pattern, branch: SlidingWindow | Strided | BlockSparse, layout: Layout, rollback: int) -> None:
+        self.given, group = pattern.among(layout.heads, layout.kv_heads), layout.heads // layout.kv_heads
+        served = branch.served(self.given)
+        self.heads = slice(served.start // group, -(-served.stop // group))
+        count = self.heads.stop - self.heads.start
+        self.sees_all = isinstance(branch, (SlidingWindow, Strided)) and len(served) == count * group
+        super().__init__(branch, count, layout, rollback)
+        self.reach = branch.reach if isinstance(branch, SlidingWindow) else WHOLE_SEQUENCE
+        self.stride = branch.stride if isinstance(branch, Strided) else getattr(branch, "dilation_rate", 1)
+
+    @property
+    def _first(self) -> int:
+        """The first token of those at hand, all of which are from it on."""
+        return max(self.since, self.latest - self.rows.shape[3])
+
+    def _most(self, count: int) -> int:
+        """Slots that are ever needed where `count` rows come together; of a ring, a multiple of the stride."""
+        rows = self.reach + max(self.rollback, count)
+        return rows if self.reach == WHOLE_SEQUENCE else -(-rows // self.stride) * self.stride
+
+    def at_once(self, seen: int) -> int:
+        return WHOLE_SEQUENCE if self.reach == WHOLE_SEQUENCE else ROWS_AT_ONCE
+
+    def columns(self, seen: int, count: int) -> int:
+        return -(-min(seen + count, self._most(count)) // self.stride)
+
+    def needed(self, seen: int) -> int:
+        first = max(0, seen - self.rollback - self.reach, self._first)
+        return self.rows.shape[1] * max(0, seen - first)
+
+    def extend(self, seen: int, new: Tensor) -> list[Block]:
+        count = new.shape[2]
+        self._append(seen, new, count)
+        return [self._block(seen, count, row) for row in range(min(self.stride, count))]
+
+    def _block(self, seen: int, count: int, row: int) -> Block:
+        """Every so-many-th row from `row` on, against the slots of its residue."""
+        first, held = seen + row, min(self.latest, room := self.rows.shape[3])
+        residue, queries = first % self.stride, range(first, seen + count, self.stride)
+        keys: Positions = range(residue, self.latest, self.stride)
+        if self.latest > room:  # the newest of the tokens that a slot has had
+            slots = torch.arange(residue, held, self.stride, device=self.rows.device)
+            keys = self.latest - 1 - (self.latest - 1 - slots) % room
+        stored, unseen = self.rows[:, :, :, residue : held : self.stride], None
+        if len(queries) > 1 or not self.sees_all or self.latest > first + 1 or self.latest - held < first - self.reach:
+            unseen = unseen_by(self.branch, queries, keys, self.given, self.heads, stored.device)
+        return Block(self.heads, slice(row, None, self.stride), stored, queries, keys, unseen)
+
+    def append_last(self, seen: int, key: Tensor, value: Tensor) -> None:
+        count = min(key.shape[1], self.reach + self.rollback)
+        self.since = self.latest = seen - count
+        if count:
+            self._append(seen - count, torch.stack((key[:, -count:], value[:, -count:])), 1)
+
+    def _append(self, seen: int, new: Tensor, together: int) -> None:
+        """Store all rows; `together`: so many of them are held against what is stored."""
+        count = new.shape[2]
+        self._reserve(min(max(self.latest, seen + count), self._most(together)), together)
+        self.latest = max(self.latest, seen + count)
+        rows = new[:, :, :, self.heads].permute(0, 3, 1, 2, 4)
+        start, room = seen % self.rows.shape[3], self.rows.shape[3]
+        before = min(count, room - start)  # the end of the ring
+        self.rows[:, :, :, start : start + before] = rows[:, :, :, :before]
+        self.rows[:, :, :, : count - before] = rows[:, :, :, before:]
+
+    def _reserve(self, slots: int, count: int) -> None:
+        """Room for so many slots: twice what there was, but never more than `_most`. A ring is laid out anew."""
+        if slots <= (room := self.rows.shape[3]):
+            return
+        wanted, most = max(slots, 2 * room, FIRST_SLOTS), self._most(count)
+        grown = self._grown(min(most, wanted if self.reach == WHOLE_SEQUENCE else -(-wanted // self.stride) * self.stride))
+        if room:
+            held = torch.arange(max(0, self.latest - room), self.latest, device=self.rows.device)
+            grown[:, :, :, held % grown.shape[3]] = self.rows[:, :, :, held % room]
+        self.rows = grown
+
+    def needed_from(self, length: int) -> int:
+        return max(0, length - self.reach)
+
+    def can_go_back(self, seen: int, length: int) -> bool:
+        return self.needed_from(length) >= min(length, self._first)
+
+    def go_back(self, seen: int, length: int) -> None:
+        if self._first > self.needed_from(length):  # no row before is seen
+            self.since = self.latest = length
+
+    def fits(self, seen: int, slots: int, saved: int) -> bool:
+        most = 2 * max(self.latest, FIRST_SLOTS) if self.reach == WHOLE_SEQUENCE else self._most(ROWS_AT_ONCE)
+        whole = self.latest <= slots or slots % self.stride == 0
+        first = max(self.since, self.latest - slots)
+        within = self.since >= 0 and seen <= self.latest and first <= self.needed_from(seen)
+        return whole and within and slots <= most and not saved
