@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dilkit.pattern import Pattern
+from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.problem import DTYPES
 from dilkit.testing.problems import RAGGED, SPARSE, Case, Fields
 
@@ -95,22 +95,69 @@ _CACHED: dict[str, Fields] = {
     "sparse": dict(rows=6, pattern=SPARSE),
     "sink": dict(rows=3, sink="random"),
 }
-_FORWARD: Fields = dict(is_causal=True, gradients=False)
-CACHED = tuple(
-    Case(
-        feature="cached",
-        variant=name,
-        dtype=dtype,
-        lengths=(40, 9, 17),
-        seq=43,
-        batch=3,
-        is_causal=True,
-        gradients=False,
-        **fields,
-    )
-    for name, fields in _CACHED.items()
-    for dtype in DTYPES
-)
+
+
+def _cached(variant: str, dtype: str, fields: Fields) -> Case:
+    sizes = dict(lengths=(40, 9, 17), seq=43, batch=3, is_causal=True, gradients=False)
+    return Case(feature="cached", variant=variant, dtype=dtype, **sizes, **fields)  # type: ignore[arg-type]
+
+
+CACHED = tuple(_cached(name, dtype, fields) for name, fields in _CACHED.items() for dtype in DTYPES)
 """The last rows of sequences of different lengths, against a cache of which the rest is NaN."""
 
-SEQUENCES = (*PACKED, *CACHED)
+_WIDTHS = ("float32", "bfloat16")
+_WINDOW_AND_TOKENS = Pattern.of(SlidingWindow(5), GlobalTokens([0, 14, 24]))  # of which shorter sequences have the first alone
+_KINDS_PACKED: dict[str, Fields] = {
+    "windows": dict(pattern=Pattern.of(SlidingWindow(7), SlidingWindow(30, 3)), is_causal=True, kv_heads=2),
+    "window on both sides": dict(pattern=Pattern.of(SlidingWindow(5))),
+    "global tokens": dict(pattern=_WINDOW_AND_TOKENS),
+    "sinks": dict(pattern=Pattern.streaming_llm(6, sinks=4), is_causal=True),
+    "strides": dict(pattern=Pattern.of(Strided(6)), sink="random"),
+    "blocks": dict(pattern=Pattern.of(BlockSparse.bigbird(7, 4, heads=4))),
+    "poisoned mix": dict(
+        pattern=Pattern.of(SlidingWindow(9, 2), GlobalTokens(2), Strided(5), DilatedSegment(8, 2)), poisoned=True
+    ),
+}
+_KINDS_CACHED: dict[str, Fields] = {
+    "window": dict(rows=1, pattern=Pattern.of(SlidingWindow(7))),
+    "windows of a chunk": dict(rows=6, kv_heads=2, pattern=Pattern.of(SlidingWindow(12, 4), SlidingWindow(3))),
+    "global tokens": dict(rows=9, pattern=Pattern.of(SlidingWindow(5), GlobalTokens([2, 12, 39]))),
+    "sinks": dict(rows=2, pattern=Pattern.streaming_llm(6, sinks=4), sink="random"),
+    "strides": dict(rows=3, pattern=Pattern.of(Strided(6), DilatedSegment(16, 2))),
+    "blocks": dict(rows=5, pattern=Pattern.of(BlockSparse.bigbird(11, 4))),
+}
+
+
+def _random_kinds(count: int) -> Iterator[Case]:
+    """Packings of branches of all kinds that sequences of any length have, at random by a fixed seed."""
+    draw = random.Random(20261123)
+    for i in range(count):
+        size, tokens = draw.randint(1, 30), sorted(draw.sample(range(25), draw.randint(1, 4)))
+        branches: list[Branch] = [
+            SlidingWindow(size, draw.randint(1, min(size, 4))),
+            GlobalTokens(tokens, draw.choice(["both", "read"])),
+            Strided(draw.randint(1, 9)),
+            DilatedSegment(size, draw.randint(1, min(size, 3))),
+            BlockSparse.bigbird(10, 4, seed=i),
+        ]
+        heads, kv_heads = draw.choice([(2, 2), (4, 2), (3, 1)])
+        yield _packed(
+            f"kinds random {i:02}",
+            tuple(draw.choice([0, 1, draw.randint(2, 40)]) for _ in range(6)),
+            pattern=Pattern.of(*draw.sample(branches, draw.randint(1, 4)), offset=draw.choice(["modulo", "block"])),
+            **dict(heads=heads, kv_heads=kv_heads, head_dim=8, dtype=draw.choice(DTYPES), is_causal=draw.random() < 0.5),
+        )
+
+
+KINDS_OF_SEQUENCES = (
+    *(
+        _packed(f"kinds {name}", LENGTHS["some empty"], dtype=dtype, **f)
+        for name, f in _KINDS_PACKED.items()
+        for dtype in _WIDTHS
+    ),
+    *(_cached(f"kinds {name}", dtype, fields) for name, fields in _KINDS_CACHED.items() for dtype in _WIDTHS),
+    *_random_kinds(RANDOM // 2),
+)
+"""The same with branches of other kinds than segments: their windows, positions, strides and blocks begin with each sequence."""
+
+SEQUENCES = (*PACKED, *CACHED, *KINDS_OF_SEQUENCES)
