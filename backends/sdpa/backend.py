@@ -127,7 +127,8 @@ class SDPA(Backend):
     ) -> tuple[Tensor, Tensor]:
         """On a GPU this waits for `cu_seqlens`, for how many segments have which length decides what kernels are called with."""
         sign, scale = _sign_and_factor(problem.scale)
-        return packed_forward(self._kernel(problem), _times(sign, query), key, value, problem, cu_seqlens, scale)
+        merging = self.row_kernels or row_kernels(query, problem)
+        return packed_forward(self._kernel(problem), _times(sign, query), key, value, problem, cu_seqlens, scale, merging)
 
     def backward_varlen(
         self,
@@ -142,7 +143,8 @@ class SDPA(Backend):
     ) -> tuple[Tensor, Tensor, Tensor]:
         sign, scale = _sign_and_factor(problem.scale)
         tensors = dout, _times(sign, query), key, value, out, lse
-        dq, dk, dv = packed_backward(self._kernel(problem), *tensors, problem, cu_seqlens, scale)
+        adding = self.row_kernels or row_kernels(query, problem)
+        dq, dk, dv = packed_backward(self._kernel(problem), *tensors, problem, cu_seqlens, scale, adding)
         return _times(sign, dq), dk, dv
 
     def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +182,7 @@ def _partial(
 
 def _merges(problem: Problem) -> tuple[str, ...]:
     """How the results of calls on a CUDA device are merged."""
-    if problem.device.type != "cuda" or problem.varlen:
+    if problem.device.type != "cuda":
         return ()
     reason = why_eager(problem)
     return (f"merges by eager operators: {reason}" if reason else "merges by one kernel a call",)

@@ -2,8 +2,9 @@
 
     q, k, v (total * heads, head_dim) --gather--> (segments, group, rows, head_dim) --kernel--> out, lse --merge--> the whole
 
-The merge is that of `accumulators`, and so is the backward pass: given `out` and `lse` of the whole, gradients add up. Results of
-padding go to one row after the last, which nobody reads.
+The merge is that of `accumulators`, and so is the backward pass: given `out` and `lse` of the whole, gradients add up. Where
+there are `RowKernels`, one launch merges or adds what was gathered of the whole for a batch. Results of padding go to one row
+after the last, which nobody reads.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dilkit.backends.sdpa.accumulators import merge_lse
+from dilkit.backends.sdpa.fused_accumulators import RowKernels
 from dilkit.backends.sdpa.segment_batches import SegmentBatch, segment_batches
 from dilkit.problem import Problem
 
@@ -22,11 +24,18 @@ if TYPE_CHECKING:
 
 
 def packed_forward(
-    kernel: SdpaKernel, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor, scale: float
+    kernel: SdpaKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    problem: Problem,
+    cu_seqlens: Tensor,
+    scale: float,
+    merging: RowKernels | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`out` `(1, total, heads, head_dim)` and `lse` `(1, heads, total)`."""
     q, k, v = (_by_row(x) for x in (query, key, value))
-    whole = PackedOutput(query, problem)
+    whole = PackedOutput(query, problem, merging)
     with kernel.active():
         for batch in segment_batches(problem, cu_seqlens, query.shape[1]):
             views = _queries(q, batch), _keys(k, batch), _keys(v, batch)
@@ -46,12 +55,13 @@ def packed_backward(
     problem: Problem,
     cu_seqlens: Tensor,
     scale: float,
+    adding: RowKernels | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`dquery`, `dkey` and `dvalue`."""
     do, q, k, v, o = (_by_row(x) for x in (dout, query, key, value, out))
     # exp(s - inf) = 0: a row that sees nothing has no gradient, and neither has padding.
     sums = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).reshape(-1, 1)
-    dquery, dkey, dvalue = (_Gradient(x, problem, kv) for x, kv in ((query, False), (key, True), (value, True)))
+    dquery, dkey, dvalue = (_Gradient(x, problem, kv, adding) for x, kv in ((query, False), (key, True), (value, True)))
     with kernel.active():
         for batch in segment_batches(problem, cu_seqlens, query.shape[1]):
             views = _queries(do, batch), _queries(q, batch), _keys(k, batch), _keys(v, batch)
@@ -93,15 +103,16 @@ def _ignored(batch: SegmentBatch, problem: Problem) -> Tensor | None:
 
 
 class PackedOutput:
-    """`out` and `lse` of the batches so far, by rows of all heads, with one row more for padding."""
+    """`out` and `lse` of the batches so far, by rows of all heads, with one row more for padding. Halves are merged in fp32; by
+    `kernels`, they are rounded each time, and no tensor of fp32 is held."""
 
-    def __init__(self, query: Tensor, problem: Problem) -> None:
+    def __init__(self, query: Tensor, problem: Problem, kernels: RowKernels | None = None) -> None:
         import torch
 
         kind = torch.float64 if query.dtype == torch.float64 else torch.float32
-        rows = query.shape[1] * problem.heads + 1
-        self.like = query
-        self.out = query.new_zeros(rows, problem.head_dim, dtype=kind if len(problem.pattern.branches) > 1 else query.dtype)
+        rows, in_kind = query.shape[1] * problem.heads + 1, len(problem.pattern.branches) > 1 and kernels is None
+        self.like, self.kernels = query, kernels
+        self.out = query.new_zeros(rows, problem.head_dim, dtype=kind if in_kind else query.dtype)
         self.lse = query.new_full((rows,), -math.inf, dtype=kind)
 
     def add(self, places: Tensor, out: Tensor, lse: Tensor, first: bool = False) -> None:
@@ -110,6 +121,12 @@ class PackedOutput:
         if first:  # nothing is there to merge with
             self.lse.index_copy_(0, index, lse.flatten())
             self.out.index_copy_(0, index, out.flatten(0, 2).to(dtype))
+            return
+        if self.kernels is not None:
+            rows, sums = (x.index_select(0, index).view(like.shape) for x, like in ((self.out, out), (self.lse, lse)))
+            self.kernels.merge(rows, sums, out, lse)
+            self.out.index_copy_(0, index, rows.flatten(0, 2))
+            self.lse.index_copy_(0, index, sums.flatten())
             return
         merged, old_share, new_share = merge_lse(self.lse.index_select(0, index), lse.flatten())
         self.lse.index_copy_(0, index, merged)
@@ -127,16 +144,22 @@ class PackedOutput:
 class _Gradient:
     """The gradient of `like`; halves are summed in fp32 when there is more than one term."""
 
-    def __init__(self, like: Tensor, problem: Problem, kv: bool) -> None:
+    def __init__(self, like: Tensor, problem: Problem, kv: bool, kernels: RowKernels | None) -> None:
         import torch
 
         several = len(problem.pattern.branches) > 1 or (kv and problem.heads > problem.kv_heads)
         dtype = torch.promote_types(like.dtype, torch.float32) if several else like.dtype
-        self.like, self.total = like, like.new_zeros(_rows(like) + 1, like.shape[3], dtype=dtype)
+        self.like, self.kernels = like, kernels
+        self.total = like.new_zeros(_rows(like) + 1, like.shape[3], dtype=dtype)
 
     def add(self, index: Tensor, part: Tensor, first: bool) -> None:
         """Add `part` `(problems, group, rows, head_dim)` at `index`; of query heads that share a key, the sum."""
         places, heads = index.flatten(), [part.to(self.total.dtype)]
+        if self.kernels is not None and not (first and index.shape == part.shape[:3]):
+            rows = self.total.index_select(0, places).view(*index.shape, -1)
+            self.kernels.add(rows.expand_as(part), part)
+            self.total.index_copy_(0, places, rows.flatten(0, 2))
+            return
         if index.shape[1] < part.shape[1]:
             heads = [one.unsqueeze(1) for one in heads[0].unbind(1)]
         whole = heads.pop(0) if first else self.total.index_select(0, places).view(*index.shape, -1)

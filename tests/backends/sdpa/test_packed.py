@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.row_kernels import TorchRows
 from helpers.sdpa import problem
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import Pattern, Problem
+from dilkit import Pattern, Problem, register_backend, unregister_backend
 from dilkit.backends.sdpa import segment_batches as tables
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS
 from dilkit.backends.sdpa.segment_batches import segment_batches
+from dilkit.testing.conformance import check
+from dilkit.testing.packings import PACKED
+from dilkit.testing.problems import Case
 
 CPU = KERNELS[0]
 
@@ -51,6 +55,30 @@ def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Head
             offset = pattern.head_offset(branch.dilation_rate, head // group, kv_heads)
             kept.update((start + i, head) for i in range(length) if i % branch.segment_length % branch.dilation_rate == offset)
     assert found == kept
+
+
+@pytest.mark.parametrize("case", [case for case in PACKED if case.gradients], ids=lambda case: case.name)
+def test_batches_merged_by_a_kernel_are_right(case: Case) -> None:
+    """In halves too, which are then rounded at each merge."""
+    register_backend(backend := SDPA(row_kernels=(rows := TorchRows())))
+    try:
+        result = check(backend.name, case)
+    finally:
+        unregister_backend(backend.name)
+    assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
+    if result.verdict == "passed" and len(case.pattern.branches) > 1:
+        assert set(rows.calls) == {"merge", "add"}
+
+
+def test_a_batch_takes_a_merge_and_three_additions() -> None:
+    lengths, rows = [40, 7, 130, 0, 64], TorchRows()
+    task, backend = packed(Pattern([16, 64], [1, 2]), lengths, (4, 4), requires_grad=True), SDPA(row_kernels=rows)
+    q, k, v, dout = torch.randn(4, 1, sum(lengths), 4, 8).unbind()
+    out, lse = backend.forward_varlen(q, k, v, task, starts(lengths))
+    backend.backward_varlen(dout, q, k, v, out, lse, task, starts(lengths))
+    later = sum(not batch.first for batch in segment_batches(task, starts(lengths), sum(lengths)))
+    assert rows.calls == ["merge"] * later + ["add"] * 3 * later
+    assert later
 
 
 def test_thousands_of_sequences_take_a_few_calls() -> None:
