@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from math import lcm
 
 from dilkit.checks import integer
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import BlockSparse, DilatedSegment, Pattern
 
 MOST_RANKS = 2**20
 """More ranks than this are taken for a mistake: a plan for them would take hours."""
@@ -35,8 +35,8 @@ def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
 def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
     """Where shards begin, `world_size + 1` integers: rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
-    Shards are about `seq / world_size` tokens long. With a pattern, they begin where segments do, as far as that makes no shard
-    more than 3 % longer than the mean: segments within a shard need no communication.
+    Shards are about `seq / world_size` tokens long. With a pattern, they begin where segments and blocks do, as far as that makes
+    no shard more than 3 % longer than the mean: segments within a shard need no communication.
 
     Raises ValueError for fewer tokens than ranks, TypeError for what is no `dilkit.Pattern`.
 
@@ -64,6 +64,7 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
 
 
 def segment_lengths(pattern: Pattern | None) -> list[int]:
-    """The lengths of the segments among the branches of a pattern: of other kinds of branches nothing begins anew anywhere."""
+    """The lengths of the segments and blocks of a pattern: in branches of other kinds nothing begins anew anywhere."""
     branches = () if pattern is None else pattern.branches
-    return [branch.segment_length for branch in branches if isinstance(branch, DilatedSegment)]
+    segments = [branch.segment_length for branch in branches if isinstance(branch, DilatedSegment)]
+    return segments + [branch.block_size for branch in branches if isinstance(branch, BlockSparse)]

@@ -11,6 +11,7 @@ import numpy as np
 from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.cuts import checked_cuts
 from dilkit.comm.plan.joint_branches import joint_segments, pattern_in_segment, why_joint
+from dilkit.comm.plan.kinds.blocks import BlockExchange
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
 from dilkit.comm.plan.kinds.hidden import Hidden
 from dilkit.comm.plan.kinds.tokens import TokenExchange
@@ -21,7 +22,7 @@ from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import IntArray, SegmentShards, ShardedSegment, segment_shards, served_heads
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows, branch_traffic
 from dilkit.comm.plan.work import Pairs, Work, joint_pairs, local_pairs
-from dilkit.pattern import Branch, GlobalTokens, Pattern, SlidingWindow
+from dilkit.pattern import BlockSparse, Branch, GlobalTokens, Pattern, SlidingWindow
 
 PHASES = ("forward", "backward")
 
@@ -149,7 +150,14 @@ class ExchangePlan:
         facts = branch, self.cuts, served_heads(self.pattern, kind, self.heads, self.kv_heads), self.is_causal
         if isinstance(kind, SlidingWindow):
             return WindowExchange(*facts, kind, Hidden.of(self.pattern, branch))
-        return TokenExchange(*facts, kind, Hidden.of(self.pattern, branch)) if isinstance(kind, GlobalTokens) else None
+        if isinstance(kind, GlobalTokens):
+            return TokenExchange(*facts, kind, Hidden.of(self.pattern, branch))
+        if isinstance(kind, BlockSparse):
+            layouts, first = kind.layout.array(), (self.pattern.head_shard or (0, 0))[0] * (self.heads // self.kv_heads)
+            start, stop = kind.heads or (0, self.heads)
+            chosen = layouts if len(layouts) == 1 else layouts[first + start : first + stop]
+            return BlockExchange(*facts, chosen, kind.block_size)
+        return None
 
     @cached_property
     def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:

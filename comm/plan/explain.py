@@ -13,6 +13,7 @@ from dilkit.pattern import BlockSparse, Branch, DilatedSegment, SlidingWindow, S
 
 ROUTE_TEXTS = {
     "local": "every segment is within one rank: nothing is sent",
+    "blocks": "each rank is sent the blocks of keys and values that its own queries see, or sends queries that see many",
     "broadcast": "keys and values of global tokens go to all ranks that see them, their queries to the keys that they see",
     "halo": "each rank is sent the keys and values within reach of its own queries",
     "scatter": "the ranks of a segment deal out its heads",

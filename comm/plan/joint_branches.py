@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import lcm
 
 from dilkit.comm.plan.kinds.hidden import is_separable
-from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 
-IN_PARTS = (DilatedSegment, SlidingWindow, GlobalTokens, Strided)
+IN_PARTS = (DilatedSegment, SlidingWindow, GlobalTokens, BlockSparse, Strided)
 """Kinds of branches whose pairs of queries and keys several ranks can compute."""
 
 

@@ -87,7 +87,7 @@ class SmallProblem(NamedTuple):
     pattern: Pattern | None = Pattern.dense()
     """None: every query sees every key, with causality those up to its own number; by whatever pattern wastes least."""
     key_group: int = 0
-    """Problems with the same queries have different key groups: a stack has each of its rows once."""
+    """Problems that have queries or keys in common have different key groups: a stack has each of its rows once."""
     hidden_queries: tuple[int, ...] = ()
     hidden_keys: tuple[int, ...] = ()
     """The positions `start .. stop - 1` of `(start, stop, start, stop, ...)`, which take no part."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dilkit.comm.plan.local_segments import local_range
 from dilkit.comm.plan.sharded_segments import segment_tokens
-from dilkit.pattern import Branch, DilatedSegment, GlobalTokens, SlidingWindow
+from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, SlidingWindow
 
 
 class LocalBranch(NamedTuple):
@@ -27,7 +27,17 @@ def local_branch(branch: Branch, start: int, stop: int, seq: int) -> LocalBranch
     if isinstance(branch, GlobalTokens):
         tokens = global_tokens(branch, start, stop)
         return LocalBranch(start, stop, GlobalTokens(tokens, branch.direction, branch.heads)) if tokens else None
-    return None
+    return _whole_blocks(branch, start, stop, seq) if isinstance(branch, BlockSparse) else None
+
+
+def _whole_blocks(branch: BlockSparse, start: int, stop: int, seq: int) -> LocalBranch | None:
+    """The blocks that lie within the rows `start .. stop - 1`."""
+    size = branch.block_size
+    first, last = -(-start // size), -(-stop // size) if stop == seq else stop // size
+    if first >= last:
+        return None
+    layout = branch.layout.array()[:, first:last, first:last]
+    return LocalBranch(first * size, min(last * size, seq), BlockSparse(layout, size, branch.heads))
 
 
 def global_tokens(branch: GlobalTokens, start: int, stop: int) -> int | list[int]:

@@ -116,6 +116,9 @@ class Computed:
         assert (roles[keys] == 1).all()
         assert (roles[values] == 2).all()
         assert (labels[keys] == labels[values]).all()
+        for side, real in ((stack.queries, stack.real_queries), (stack.keys, stack.real_keys)):
+            rows = side if real is None else side[real]
+            assert len(rows.unique()) == len(rows), "a row twice in a stack: its results would be written over"
         self._attend(rank, stack, labels[queries], labels[keys])
 
     def _ring(self, segment: RingSegment) -> None:

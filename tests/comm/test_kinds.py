@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, uneven_cuts
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dilkit import (
+    BlockSparse,
     DilatedSegment,
     GlobalTokens,
     Pattern,
@@ -32,6 +34,7 @@ from dilkit.comm import (
     ring_dilated_attention_varlen,
     run_threads,
     shard,
+    shard_cuts,
     unshard,
 )
 from dilkit.comm.plan.kinds.tokens import TokenExchange
@@ -105,6 +108,44 @@ def test_global_tokens(tokens: str, is_causal: bool) -> None:
         assert {route.kind for route in found.plan.routes} <= {"local", "halo", "broadcast"}
         assert_right(case, found)
         assert_counted(found, make_tensors(case))
+
+
+RANDOM = np.random.default_rng(5).random
+BLOCKS = {
+    "local and global": BlockSparse.local_global(9, 7),
+    "random, by heads": BlockSparse(RANDOM((4, 13, 13)) < 0.3, 5),
+    "all": BlockSparse(np.ones((8, 8), bool), 8),
+    "few heads": BlockSparse(RANDOM((4, 31, 31)) < 0.6, 2, heads=(1, 4)),
+    "longer than a shard": BlockSparse([[True, False], [True, True]], 40),
+    "each one token": BlockSparse(RANDOM((61, 61)) < 0.1, 1),
+    "none": BlockSparse(np.zeros((8, 8), bool), 8),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_blocks(blocks: str, is_causal: bool) -> None:
+    """Shards that begin within blocks, and such that begin with them; heads of their own, and one rank with the whole."""
+    pattern = Pattern.of(BLOCKS[blocks])
+    case = replace(CASE, pattern=pattern, is_causal=is_causal, mask="random", variant=blocks)
+    for cuts in ((0, 61), uneven_cuts(61, 4, seed=1), shard_cuts(61, 3, pattern)):
+        found = of_case(case, cuts)
+        assert {route.kind for route in found.plan.routes} <= {"local", "blocks"}
+        assert_right(case, found)
+        assert_counted(found, make_tensors(case))
+
+
+def test_no_block_of_keys_travels_in_vain() -> None:
+    """Of blocks that see themselves and the one before, a rank sends its last one; queries of a block that sees all travel."""
+    layout = np.eye(16, dtype=bool) | np.eye(16, k=-1, dtype=bool)
+    block = 8 * 2 * (2 * 16 * 2)
+    sizes: dict[str, Any] = dict(head_dim=16, dtype="bfloat16")
+    plan = exchange_plan(Pattern.of(BlockSparse(layout, 8)), shard_cuts(128, 4), 2)
+    assert plan.all_bytes("forward", **sizes).tolist() == [block, block, block, 0]
+    layout[0] = True
+    plan = exchange_plan(Pattern.of(BlockSparse(layout, 8)), shard_cuts(128, 4), 2)
+    queries, results = 8 * 2 * 16 * 2, 8 * 2 * (16 * 2 + 4)
+    assert plan.all_bytes("forward", **sizes).tolist() == [block + 3 * queries, block + results, block + results, results]
 
 
 def loss(out: Tensor, lse: Tensor) -> Tensor:

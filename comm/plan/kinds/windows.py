@@ -89,13 +89,13 @@ class WindowExchange(BranchExchange):
         (v0, v1), (u0, u1) = ranges
         hidden = self.hidden.queries_among(queries.start, queries.stop), self.hidden.keys_among(keys.start, keys.stop)
         pieces = (pieces_after if after else pieces_before)((v0, v1), (u0, u1), self.reach // rate)
-        for of_queries, of_keys, triangle in pieces:
+        for number, (of_queries, of_keys, triangle) in enumerate(pieces):
             step = -rate if after and triangle else rate
             of_query, of_key = (
                 Side((kept,), residue - kept.start + rate * (first + (rows - 1) * (step < 0)), step, rows)
                 for kept, (first, rows) in ((queries, of_queries), (keys, of_keys))
             )
-            yield SmallProblem(of_query, of_key, triangle, None, source, *hidden)
+            yield SmallProblem(of_query, of_key, triangle, None, 3 * source + number, *hidden)
 
     @cached_property
     def counts(self) -> ExchangeCounts:
