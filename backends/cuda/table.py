@@ -8,7 +8,7 @@ from functools import lru_cache
 from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.device import Capability, why_float32
 
-HEAD_DIMS = (16, 32, 64, 96, 128)
+HEAD_DIMS = (16, 32, 48, 64, 96, 128)
 """What kernels are compiled for; a head_dim between two of them takes the larger."""
 
 STORAGE = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -82,33 +82,34 @@ MMA_FORWARD = (
     Config((128,), 128, 2, 128, 256, TWO_SLOTS, since=(8, 7)),
     Config((128,), 256, 1, 128, 192, since=(8, 6)),
     Config((128,), 128, 2, 128, 256, TWO_SLOTS, since=AMPERE),
-    Config((16, 32, 64, 96), 128, 2, 128, 192, since=AMPERE),
+    Config((16, 32, 48, 64, 96), 128, 2, 128, 192, since=AMPERE),
     Config((96, 128), 256, 1, 128, 192),
-    Config((16, 32, 64), 128, 2, 128, 192),
+    Config((16, 32, 48, 64), 128, 2, 128, 192),
     Config((96, 128), 128, 2, 64, 192),
-    Config((16, 32, 64), 128, 4, 64, 192, since=AMPERE),
-    Config((16, 32, 64), 128, 2, 64, 192),
+    Config((16, 32, 48, 64), 128, 4, 64, 192, since=AMPERE),
+    Config((16, 32, 48, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = (
     Config((32,), 128, 3, 128, defines=(("SPARE", 1),), since=(10, 0)),
     Config((64,), 128, 2, 128, defines=(("SPARE", 2),), since=(9, 0)),
-    *(Config((16,), 128, 4, 128), Config((32,), 128, 3, 128), Config((64,), 128, 2, 128, since=AMPERE)),
+    *(Config((16,), 128, 4, 128), Config((32,), 128, 3, 128), Config((48,), 128, 2, 128)),
+    Config((64,), 128, 2, 128, since=AMPERE),
     *(
         Config((16, 32), 128, 4, 64),
-        Config((64,), 128, 3, 64),
+        Config((48, 64), 128, 3, 64),
         Config((96,), 128, 2, 64),
         Config((128,), 128, 2, 64, since=AMPERE),
     ),
     Config((128,), 64, 3, 32),
 )
 MMA_DQUERY = Config((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
-FP32_FORWARD = Config((16, 32, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
+FP32_FORWARD = Config((16, 32, 48, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
 FP32_DQUERY = (
     Config(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),), since=(12, 0)),
-    Config((16, 32, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0)),
+    Config((16, 32, 48, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0)),
     Config(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),)),
 )
-FP32_DKEYVALUE = Config((16, 32, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Config((96, 128), 128, 2, 64, 0, (("OF_KEYS", 1),))
+FP32_DKEYVALUE = Config((16, 32, 48, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Config((96, 128), 128, 2, 64, 0, (("OF_KEYS", 1),))
 
 TABLE = (
     KernelFamily("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),

@@ -218,7 +218,7 @@ DEVICE void multiply_across(const float4 *own, const float4 *other, float score[
     }
 }
 
-/* Column number e of a thread: quads of 64 columns, then a pair or a single one of what is left. */
+/* Column number e of a thread: quads of 64 columns, then one to three of what is left. */
 DEVICE int column_of(int thread, int e) {
     int column = thread_column(thread), whole = e / 4 * 64, left = COLUMNS - e / 4 * 4;
     return whole + (left >= 4 ? column * 4 : column * left) + e % 4;
@@ -236,6 +236,9 @@ DEVICE void load_columns(const float *row, int column, float x[COLUMNS]) {
 #if HEAD_DIM % 64 == 32
     float2 pair = *(const float2 *)(row + HEAD_DIM - 32 + 2 * column);
     x[COLUMNS - 2] = pair.x, x[COLUMNS - 1] = pair.y;
+#elif HEAD_DIM % 64 == 48
+    for (int e = 0; e < 3; e++)
+        x[COLUMNS - 3 + e] = row[HEAD_DIM - 48 + 3 * column + e];
 #elif HEAD_DIM % 64 == 16
     x[COLUMNS - 1] = row[HEAD_DIM - 16 + column];
 #endif

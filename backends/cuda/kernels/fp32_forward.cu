@@ -18,10 +18,10 @@
        located keys       | of this key tile read; of the next one written, once a key tile, to the other of two buffers
        weights            | of a warp alone: written and read between barriers of the warp
 
-       HEAD_DIM     16, 32, 64     96, 128
-       THREADS      64             128
-       BLOCKS       4              2
-       TILE_ROWS    64             64         HEAD_DIM 64 runs with THREADS 128 and BLOCKS 3 as well
+       HEAD_DIM     16, 32, 48, 64     96, 128
+       THREADS      64                 128
+       BLOCKS       4                  2
+       TILE_ROWS    64                 64         HEAD_DIM 64 runs with THREADS 128 and BLOCKS 3 as well
 
    A thread computes THREAD_ROWS rows of the tile, THREAD_KEYS of the keys, and THREAD_COLUMNS of head_dim: sums of outer
    products, whose factors it reads from shared memory as vectors of 4. Scores need numbers of THREAD_ROWS rows, or THREAD_KEYS
@@ -29,30 +29,32 @@
    column's choose its rows, so that neighbours read the same vector of keys, and every other lane the same vector of rows. */
 #include "stored.cuh"
 
-/* Columns that are computed. */
-#define WIDTH (HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : 128)
-
 enum {
     KEY_TILE = 64,
     THREAD_ROWS = 8,
     SWEEP = THREADS / 4,
     ACROSS = THREADS * THREAD_ROWS / TILE_ROWS,
     THREAD_KEYS = KEY_TILE / ACROSS,
-    THREAD_COLUMNS = WIDTH / ACROSS,
+    THREAD_COLUMNS = HEAD_DIM / ACROSS,
+    QUAD_COLUMNS = THREAD_COLUMNS / 4 * 4,
     SLICE = 16,
     PAD = 8,
     SLICE_SIZE = SLICE * KEY_TILE + SLICE / 4 * PAD,
-    VALUES = WIDTH > 64 ? 8 : 16,
+    VALUES = HEAD_DIM > 96 ? 8 : 16,
     SHARED_KEYS = 16,
-    ROW_QUADS = WIDTH / 4,
+    ROW_QUADS = HEAD_DIM / 4,
     KEY_QUADS = SLICE / 4 * KEY_TILE / THREADS,
     VALUE_QUADS = VALUES * ROW_QUADS / THREADS,
     PREFETCHED = KEY_QUADS > VALUE_QUADS ? KEY_QUADS : VALUE_QUADS,
-    SLOT = SLICE_SIZE > VALUES * WIDTH ? SLICE_SIZE : VALUES * WIDTH,
+    SLOT = SLICE_SIZE > VALUES * HEAD_DIM ? SLICE_SIZE : VALUES * HEAD_DIM,
 };
 
 /* Which key of the key tile is in `column` of a transposed slice: a thread's keys are ACROSS apart. */
 DEVICE int key_in_column(int column) { return (column / (4 * ACROSS) * 4 + column % 4) * ACROSS + column / 4 % ACROSS; }
+
+/* A thread's columns of head_dim are quads, ACROSS quads apart, and, where these do not fill HEAD_DIM, a pair after all of them: the
+   place of a number of that. */
+DEVICE int pair_column(int number, int column) { return QUAD_COLUMNS * ACROSS + 2 * column + number - QUAD_COLUMNS; }
 
 /* Where row d of a transposed slice is: PAD numbers after every fourth row, so that a warp that writes 4 rows of 8 columns uses
    all banks. */
@@ -104,12 +106,12 @@ DEVICE void store_slice(float *slot, const Quad *prefetched) {
 
 /* Prefetches the VALUES rows at `positions`. */
 DEVICE void fetch_values(Quad *prefetched, const View *view, long long head, const int *positions, int head_dim) {
-    int d = thread_index() % ROW_QUADS * 4;
-    const Storage *first = (const Storage *)view->data + head + d;
+    const Storage *first = (const Storage *)view->data + head;
 #pragma unroll
     for (int piece = 0; piece < VALUE_QUADS; piece++) {
-        int position = positions[piece * (THREADS / ROW_QUADS) + thread_index() / ROW_QUADS];
-        prefetched[piece] = load_four(row_at(first, position, view->row), position < 0 ? 0 : head_dim - d);
+        unsigned quad = piece * THREADS + thread_index();
+        int position = positions[quad / ROW_QUADS], d = quad % ROW_QUADS * 4;
+        prefetched[piece] = load_four(row_at(first + d, position, view->row), position < 0 ? 0 : head_dim - d);
     }
 }
 
@@ -162,8 +164,12 @@ DEVICE void accumulate(float *accumulator, const float4 *weights, const float4 *
         const float4 *from = weights + k / ACROSS * 64 + k % ACROSS * 2;
         load_vector(left, from), load_vector(left + 4, from + 32);
 #pragma unroll
-        for (int c = 0; c < THREAD_COLUMNS; c += 4)
+        for (int c = 0; c < QUAD_COLUMNS; c += 4)
             load_vector(right + c, values + k * ROW_QUADS + c / 4 * ACROSS + column);
+        for (int c = QUAD_COLUMNS; c < THREAD_COLUMNS; c += 2) {
+            float2 pair = ((const float2 *)(values + k * ROW_QUADS))[c / 2 * ACROSS + column];
+            right[c] = pair.x, right[c + 1] = pair.y;
+        }
         add_outer(accumulator, left, right, THREAD_COLUMNS);
     }
 }
@@ -266,10 +272,16 @@ DEVICE void start_softmax(Softmax *softmax, const Args *args, const Work *work, 
         softmax->maximum[i] = left * LOG2E;
         softmax->total[i] = column == 0 && left != NEG_INF ? 1.0f : 0.0f;
 #pragma unroll
-        for (int c = 0; c < THREAD_COLUMNS; c += 4) {
+        for (int c = 0; c < QUAD_COLUMNS; c += 4) {
             int d = c * ACROSS + 4 * column;
             float4 accumulator = to_floats(load_four(row_at(out + d, position, args->out.row), before ? args->head_dim - d : 0));
             load_vector(softmax->accumulator + i * THREAD_COLUMNS + c, &accumulator);
+        }
+#pragma unroll
+        for (int c = QUAD_COLUMNS; c < THREAD_COLUMNS; c++) {
+            int d = pair_column(c, column), there = before && d < args->head_dim;
+            float x = there ? from_storage(LOAD(row_at(out + d, position, args->out.row))) : 0.0f;
+            softmax->accumulator[i * THREAD_COLUMNS + c] = x;
         }
 #if DROPOUT
 #pragma unroll
@@ -309,17 +321,24 @@ DEVICE void write_rows(Softmax *softmax, const Args *args, const Work *work, int
         if (column == 0)
             STORE(args->lse + work->lse + position, total > 0.0f ? (softmax->maximum[i] + log2f(total)) * LN2 : NEG_INF);
 #pragma unroll
-        for (int c = 0; c < THREAD_COLUMNS; c += 4) {
+        for (int c = 0; c < QUAD_COLUMNS; c += 4) {
             const float *sums = softmax->accumulator + i * THREAD_COLUMNS + c;
             int d = c * ACROSS + 4 * column;
             float4 x = make_float4(sums[0] * share, sums[1] * share, sums[2] * share, sums[3] * share);
             store_four((Storage *)row_at(out + d, position, args->out.row), x, args->head_dim - d);
         }
+#pragma unroll
+        for (int c = QUAD_COLUMNS; c < THREAD_COLUMNS; c++) {
+            int d = pair_column(c, column);
+            if (d < args->head_dim)
+                STORE((Storage *)row_at(out + d, position, args->out.row),
+                      to_storage(softmax->accumulator[i * THREAD_COLUMNS + c] * share));
+        }
     }
 }
 
 KERNEL(fp32_forward) {
-    SHARED float4 queries[WIDTH / SLICE * SLICE_SIZE / 4], slots[2][SLOT / 4], weights[SHARED_KEYS * TILE_ROWS / 4];
+    SHARED float4 queries[HEAD_DIM / SLICE * SLICE_SIZE / 4], slots[2][SLOT / 4], weights[SHARED_KEYS * TILE_ROWS / 4];
     SHARED float bias[2][KEY_TILE];
     SHARED int positions[2][KEY_TILE], item;
     SHARED Keys keys;

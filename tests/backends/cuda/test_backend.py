@@ -318,4 +318,4 @@ def test_detail_says_what_would_run_and_why(device: str, dtype: str, text: str) 
     with_gradients = CupyRaw().detail(replace(problem, requires_grad=True))
     assert "row_dots" in with_gradients
     assert with_gradients.endswith("_dkeyvalue")
-    assert "head_dim 48 computed as 64: 1.33 times the multiplications" in CupyRaw().detail(replace(problem, head_dim=48))
+    assert "head_dim 40 computed as 48: 1.20 times the multiplications" in CupyRaw().detail(replace(problem, head_dim=40))

@@ -45,8 +45,9 @@ LARGE = [
         "wide causal half": dict(head_dim=120, seq=200, is_causal=True, dtype="float16"),
         "wide groups": dict(head_dim=128, seq=300, dtype="bfloat16", pattern=Pattern([64, 256], [1, 8]), kv_heads=1),
         "96": dict(head_dim=96, seq=260, heads=1),
-        "72 of 128": dict(head_dim=72, seq=150, pattern=Pattern.dense(), is_causal=True),
-        "33 of 64 once": dict(head_dim=33, seq=210, pattern=Pattern([64, 192], [1, 3], overlap="once")),
+        "48 groups": dict(head_dim=48, seq=300, dtype="float16", pattern=Pattern([64, 256], [1, 8]), kv_heads=1),
+        "72 of 96": dict(head_dim=72, seq=150, pattern=Pattern.dense(), is_causal=True),
+        "33 of 48 once": dict(head_dim=33, seq=210, pattern=Pattern([64, 192], [1, 3], overlap="once")),
         "huge": dict(values="huge", seq=210),
     }.items()
 ]
@@ -123,7 +124,7 @@ BITS = Case(feature="bits", variant="", batch=1, heads=2, kv_heads=1, seq=140, p
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", [32, 48, 64, 128])
 def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, head_dim: int) -> None:
     case = replace(BITS, dtype=dtype, head_dim=head_dim)
     want = run(case)
@@ -142,7 +143,7 @@ def test_masked_keys_are_not_read() -> None:
         assert torch.equal(x, want[name])
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 128])
 def test_no_race_and_nothing_out_of_bounds(head_dim: int) -> None:
     case = replace(BITS, head_dim=head_dim, pattern=Pattern([64, 128], [1, 2]), dtype="float16")
     judge(case, run(case, checked=True))

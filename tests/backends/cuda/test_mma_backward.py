@@ -38,7 +38,7 @@ LARGER = [
         "16 of 16": dict(pattern=DEEP, seq=500, head_dim=16),
         "24 of 32": dict(pattern=DEEP, seq=400, head_dim=24, is_causal=True, dtype="bfloat16"),
         "72 of 96": dict(pattern=DEEP, seq=300, head_dim=72, mask="right"),
-        "33 of 64 once": dict(pattern=Pattern([128, 384], [1, 3], overlap="once"), seq=400, head_dim=33),
+        "33 of 48 once": dict(pattern=Pattern([128, 384], [1, 3], overlap="once"), seq=400, head_dim=33),
         "128": dict(pattern=DEEP, seq=500, head_dim=128, dtype="bfloat16"),
         "120 of 128 causal": dict(pattern=DEEP, seq=300, head_dim=120, is_causal=True, kv_heads=1),
         "128 negative scale": dict(pattern=DEEP, seq=200, head_dim=128, scale=-0.2, values="large key"),
@@ -109,7 +109,9 @@ def test_larger_problems(case: Case) -> None:
     judge(case, gradients(case, Way()))
 
 
-@pytest.mark.parametrize(("head_dim", "capability"), [(16, AMPERE), (32, AMPERE), (64, TURING), (96, TURING), (128, TURING)])
+@pytest.mark.parametrize(
+    ("head_dim", "capability"), [(16, AMPERE), (32, AMPERE), (48, AMPERE), (64, TURING), (96, TURING), (128, TURING)]
+)
 def test_low_tiles(head_dim: int, capability: tuple[int, int]) -> None:
     sizes = dict(pattern=DEEP, seq=300, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
     case = Case(feature="low", variant="", is_causal=True, mask="random", **sizes)
@@ -127,7 +129,8 @@ def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "capability", "vector"), [(16, AMPERE, False), (64, AMPERE, True), (96, AMPERE, False), (128, TURING, True)]
+    ("head_dim", "capability", "vector"),
+    [(16, AMPERE, False), (48, TURING, True), (64, AMPERE, True), (96, AMPERE, False), (128, TURING, True)],
 )
 def test_every_access_is_checked(head_dim: int, capability: tuple[int, int], vector: bool) -> None:
     """No race, nothing out of bounds, in tiles that follow one another, with several query heads and buffers turned over."""

@@ -41,6 +41,7 @@ LARGER = [
         "grouped heads": dict(pattern=DEEP, seq=600, heads=4, kv_heads=1, head_dim=32, mask="left", is_causal=True),
         "once": dict(pattern=Pattern([128, 384], [1, 3], overlap="once"), seq=500, head_dim=33),
         "16 of 16": dict(pattern=DEEP, seq=500, head_dim=16, dtype="float16"),
+        "48": dict(pattern=DEEP, seq=300, head_dim=48, is_causal=True),
         "72 of 96": dict(pattern=DEEP, seq=300, head_dim=72, mask="right"),
         "128": dict(pattern=DEEP, seq=700, head_dim=128),
         "128 huge": dict(pattern=DEEP, seq=300, head_dim=128, values="huge"),
