@@ -4,7 +4,7 @@
     SlidingWindow, Strided    a band begins where a narrower one ends whose rate divides its own
     DilatedSegment            the segments of all branches are scored together
 
-Other mixes have no such order, and are refused.
+Other mixes have no such order: what one branch shows of another is left out pair by pair (`shown_before`), or the mix is refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from dilkit.pattern import Branch, GlobalTokens, Pattern, SlidingWindow, Strided
 NO_END = 2**62
 """Of a stride: farther than any two tokens are apart."""
 
+TURNS = {"dilated_segment": 0, "sliding_window": 1, "strided": 1, "neighborhood": 2, "block_sparse": 3}
+
 
 def counts_once(pattern: Pattern) -> bool:
-    """Whether each pair of this pattern can be counted once in this order."""
+    """Whether each pair of this pattern can be counted once in this order, with nothing left out pair by pair."""
     others = [branch for branch in pattern.branches if not isinstance(branch, GlobalTokens)]
     bands = [others[i] for i in in_order(others)]
     if len(bands) == len(others):
@@ -40,8 +42,26 @@ def globals_before(branches: Sequence[Branch], at: int, head: int) -> tuple[Glob
 def beyond(branches: Sequence[Branch], at: int, head: int) -> int:
     """The distance from which on a band of `branches` begins for a query head; 0 for what is no band."""
     order = in_order(branches)
-    earlier = order[: order.index(at)] if at in order else []
-    return max((end_of(branches[i]) for i in earlier if branches[i].serves(head)), default=0)
+    earlier = (branches[i] for i in (order[: order.index(at)] if at in order else []) if branches[i].serves(head))
+    return max((end_of(band) for band in earlier if rate_of(branches[at]) % rate_of(band) == 0), default=0)
+
+
+def shown_before(branches: Sequence[Branch], at: int, head: int) -> list[int]:
+    """The places of the branches whose pairs branch `at` has to leave out one by one for a query head.
+
+    Segments come first, then bands, neighborhoods, and last blocks, of which those of all branches are taken together.
+    """
+    if branches[at].kind not in TURNS:
+        return []
+    bands = in_order(branches)
+    places = [i for i, branch in enumerate(branches) if branch.serves(head) and branch.kind in TURNS]
+    found = [i for i in places if TURNS[branches[i].kind] < TURNS[branches[at].kind]]
+    if at in bands:
+        earlier = (i for i in bands[: bands.index(at)] if i in places)
+        found += [i for i in earlier if rate_of(branches[at]) % rate_of(branches[i])]
+    elif branches[at].kind == "neighborhood":
+        found += [i for i in places if i < at and branches[i].kind == "neighborhood"]
+    return found
 
 
 def in_order(branches: Sequence[Branch]) -> list[int]:

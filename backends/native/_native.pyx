@@ -29,6 +29,7 @@ cdef extern from "native.h":
         const int64_t *offset
         const int64_t *without
         const int64_t *beyond
+        const uint64_t *shown
         RunTables runs
         const Grid *grid
         int64_t most_block_rows, row_step, least_chunk_rows
@@ -143,11 +144,11 @@ cdef class EncodedProblem:
         self, sizes, int dtype, int causal, int once, double scale, arrays
     ):
         cdef Problem *p = &self.problem
-        cdef const int64_t[:, ::1] offset = arrays.offset, without = arrays.without, beyond = arrays.beyond
+        cdef const int64_t[:, ::1] offset = arrays.offset, without = arrays.without, beyond = arrays.beyond, shown = arrays.shown
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows = sizes
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
         p.branches, p.lse_head, p.keep_scale, p.offset = offset.shape[1], p.seq, 1.0, &offset[0, 0]
-        p.without, p.beyond = &without[0, 0], &beyond[0, 0]
+        p.without, p.beyond, p.shown = &without[0, 0], &beyond[0, 0], <const uint64_t *>&shown[0, 0]
         p.kind, p.length, p.rate = numbers_of(arrays.kind), numbers_of(arrays.length), numbers_of(arrays.rate)
         p.runs.table, p.runs.rows_end = numbers_of(arrays.table), numbers_of(arrays.rows_end)
         p.runs.first_columns = numbers_of(arrays.first_columns)

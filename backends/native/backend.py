@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal, missing_modules
-from dilkit.backends.native.branches import BRANCH_KINDS, MOST_WINDOW, branch_arrays, widest_window
-from dilkit.backends.once import counts_once
+from dilkit.backends.native.branches import BRANCH_KINDS, MOST_TOKENS, MOST_WINDOW, branch_arrays, widest_window
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -142,9 +141,9 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
     pattern, found = problem.pattern, []
     if (branches := len(pattern.branches)) > MAX_BRANCHES:
         found.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
-    if pattern.overlap == "once" and not counts_once(pattern):
-        limit = "of global tokens with segments, with bands whose rates divide one another, or with one branch of blocks"
-        found.append(Refusal("overlap", "once", limit, 'use overlap="count"'))
+    in_numbers = pattern.overlap == "once" or any(branch.kind == "neighborhood" for branch in pattern.branches)
+    if in_numbers and not pattern.only_segments and problem.seq > MOST_TOKENS:
+        found.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
     if (window := widest_window(problem)) > MOST_WINDOW:
         found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
     return found

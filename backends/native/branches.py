@@ -12,7 +12,8 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from dilkit.backends import once
-from dilkit.backends.runs import UNBOUNDED, runs_of, union
+from dilkit.backends.native.tables import RunTable, tables_left_out, tables_of_blocks, tables_of_globals
+from dilkit.backends.runs import UNBOUNDED
 from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, Neighborhood, SlidingWindow, Strided
 from dilkit.problem import Problem
 
@@ -27,23 +28,14 @@ SEGMENTS, BAND, RUNS, GRID = range(4)
 MOST_WINDOW = 2**24 - 2**16
 """The kernel compares positions as fp32 numbers, counted from the start of a block of rows: they are exact up to 2**24."""
 
+MOST_TOKENS = 2**30
+"""The kernel compares coordinates on a grid, and numbers of segments and residue classes, as int32 with room for a class more."""
+
 BRANCH_KINDS = frozenset(cls.kind for cls in (DilatedSegment, SlidingWindow, Strided, GlobalTokens, BlockSparse, Neighborhood))
 
 
-class RunTable(NamedTuple):
-    """Runs of consecutive rows, ascending and complete, and the runs of columns that each of them sees.
-
-    Run r of the rows ends before `stop[r]`; its runs of columns, as many as `runs[r]`, are the next ones of `columns`
-    `(all runs, 2)`: start and stop.
-    """
-
-    stop: Int64Array
-    runs: Int64Array
-    columns: Int64Array
-
-
 class BranchArrays(NamedTuple):
-    """int64, contiguous: `kind`, `length`, `rate` `(branches,)`, `grid` 9 each; `offset`, ... `(heads, branches)`; tables."""
+    """Contiguous: `kind`, `length`, `rate` `(branches,)`, `grid` 9 each; `offset` to `shown` `(heads, branches)`; tables."""
 
     kind: Int64Array
     length: Int64Array
@@ -52,6 +44,7 @@ class BranchArrays(NamedTuple):
     offset: Int64Array
     without: Int64Array
     beyond: Int64Array
+    shown: Int64Array
     table: Int64Array
     rows_end: Int64Array
     first_columns: Int64Array
@@ -65,11 +58,11 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     branches, tables = problem.pattern.branches, list[RunTable]()
     kind, length, rate = (np.array(values, np.int64) for values in zip(*map(_kind_length_rate, branches), strict=True))
     grid = np.array([_grid(branch) for branch in branches], np.int64).reshape(-1)
-    offset = np.array([_offsets(branch, problem, tables) for branch in branches], np.int64)
-    without, beyond = _left_out(problem, tables)
+    offset = np.array([_offsets(at, problem, tables) for at in range(len(branches))], np.int64)
+    without, beyond, shown = _left_out(problem, tables)
     offset[beyond >= length[:, None]] = -1  # another band shows all of it
-    offset, without, beyond = (np.ascontiguousarray(x.T) for x in (offset, without, beyond))
-    of_branches = kind, length, rate, grid, offset, without, beyond
+    offset, without, beyond, shown = (np.ascontiguousarray(x.T) for x in (offset, without, beyond, shown))
+    of_branches = kind, length, rate, grid, offset, without, beyond, shown
     if not tables:
         none = np.empty(0, np.int64)
         return BranchArrays(*of_branches, none, none, none, none)
@@ -103,88 +96,56 @@ def _grid(branch: Branch) -> list[int]:
     return [min(size, UNBOUNDED) for sizes in given for size in (*(1,) * (3 - len(sizes)), *sizes)]
 
 
-def _offsets(branch: Branch, problem: Problem, tables: list[RunTable]) -> list[int]:
+def _offsets(at: int, problem: Problem, tables: list[RunTable]) -> list[int]:
     """For each query head its offset, or the number of its pair of tables; -1 where the branch does not serve it."""
     pattern, heads, kv_heads = problem.pattern, range(problem.heads), problem.kv_heads
-    found = [0] * problem.heads
+    branch, found = pattern.branches[at], [0] * problem.heads
     if isinstance(branch, DilatedSegment):
         rate = branch.dilation_rate
         found = [pattern.head_offset(rate, head * kv_heads // problem.heads, kv_heads) for head in heads]
     elif isinstance(branch, GlobalTokens):
         found = [len(tables) // 2] * problem.heads
-        tables += _global_tables(branch)
+        tables += tables_of_globals(branch)
     elif isinstance(branch, BlockSparse):
-        first, several = len(tables) // 2, branch.layout.heads > 1
-        found = [first + head * several for head in heads]
-        chosen = range(problem.first_head, problem.first_head + problem.heads) if several else (0,)
-        for head in chosen:
-            tables += _block_tables(branch, head)
+        known: dict[tuple[tuple[BlockSparse, int], ...], int] = {}
+        for head in heads:
+            layouts = _layouts(at, problem, head)
+            if layouts and layouts not in known:
+                known[layouts] = len(tables) // 2
+                tables += tables_of_blocks(layouts)
+            found[head] = known.get(layouts, -1)
     return [offset if branch.serves(head) else -1 for head, offset in zip(heads, found, strict=True)]
 
 
-def _left_out(problem: Problem, tables: list[RunTable]) -> tuple[Int64Array, Int64Array]:
-    """What each branch leaves out for each query head so that pairs count once: the number of two tables, and a distance."""
+def _layouts(at: int, problem: Problem, head: int) -> tuple[tuple[BlockSparse, int], ...]:
+    """What branch `at` of blocks shows to a query head: its own layout, or once, if it is the first one, those of all."""
+    branches = problem.pattern.branches
+    places = [i for i, branch in enumerate(branches) if isinstance(branch, BlockSparse) and branch.serves(head)]
+    if problem.pattern.overlap == "count" or at not in places:
+        places = [at]
+    elif at != places[0]:
+        return ()
+    chosen = (branch for i in places if isinstance(branch := branches[i], BlockSparse))
+    return tuple((branch, problem.first_head + head if branch.layout.heads > 1 else 0) for branch in chosen)
+
+
+def _left_out(problem: Problem, tables: list[RunTable]) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """What each branch leaves out for each query head so that pairs count once.
+
+    That is the number of two tables of tokens, the distance from which a band begins, and a set of branches.
+    """
     import numpy as np
 
-    branches = problem.pattern.branches
-    without, beyond = np.full((len(branches), problem.heads), -1), np.zeros((len(branches), problem.heads), np.int64)
+    branches, sizes = problem.pattern.branches, (len(problem.pattern.branches), problem.heads)
+    without, beyond, shown = np.full(sizes, -1), np.zeros(sizes, np.int64), np.zeros(sizes, np.uint64)
     if problem.pattern.overlap == "count" or problem.pattern.only_segments:
-        return without, beyond
+        return without, beyond, shown.view(np.int64)
     known: dict[tuple[GlobalTokens, ...], int] = {(): -1}
     for at, head in product(range(len(branches)), range(problem.heads)):
         left_out = once.globals_before(branches, at, head)
         if left_out not in known:
             known[left_out] = len(tables) // 2
-            tables += _tables_of(left_out)
+            tables += tables_left_out(left_out)
         without[at, head], beyond[at, head] = known[left_out], once.beyond(branches, at, head)
-    return without, beyond
-
-
-def _block_tables(branch: BlockSparse, head: int) -> tuple[RunTable, RunTable]:
-    """Blocks of queries as rows, and blocks of keys."""
-    layout = branch.layout.array()[head]
-    return _block_table(layout, branch.block_size), _block_table(layout.T, branch.block_size)
-
-
-def _block_table(layout: NDArray[np.bool_], block_size: int) -> RunTable:
-    """The rows block by block; blocks of columns that are seen one after the other are one run."""
-    import numpy as np
-
-    steps = np.diff(np.pad(layout, ((0, 0), (1, 1))).astype(np.int8), axis=1)
-    rows, starts = np.nonzero(steps == 1)
-    columns = np.stack((starts, np.nonzero(steps == -1)[1]), axis=1) * block_size
-    stop = np.arange(1, len(layout) + 1, dtype=np.int64) * block_size
-    return RunTable(stop, np.bincount(rows, minlength=len(layout)).astype(np.int64), columns.astype(np.int64))
-
-
-def _global_tables(branch: GlobalTokens) -> tuple[RunTable, RunTable]:
-    """Queries as rows, and keys as rows: those that are global see, or are seen by, all."""
-    import numpy as np
-
-    tokens = runs_of(branch)
-    everything, nothing = np.array([[0, UNBOUNDED]]), np.empty((0, 2), np.int64)
-    if branch.direction == "both":
-        both = _global_table(tokens, everything, tokens)
-        return both, both
-    return RunTable(np.array([UNBOUNDED]), np.array([len(tokens)]), tokens), _global_table(tokens, everything, nothing)
-
-
-def _global_table(runs: Int64Array, inside: Int64Array, outside: Int64Array) -> RunTable:
-    """Rows in `runs` see the columns `inside`, the others `outside`."""
-    import numpy as np
-
-    # Before each run of global rows is one of others, and one after the last; the first is empty where row 0 is global.
-    stop = np.append(runs.reshape(-1), UNBOUNDED)
-    seen = [outside, inside] * len(runs) + [outside]
-    return RunTable(stop, np.array([len(columns) for columns in seen]), np.concatenate(seen))
-
-
-def _tables_of(left_out: tuple[GlobalTokens, ...]) -> tuple[RunTable, RunTable]:
-    """The queries that see all by these branches, and the keys that are seen by all: rows that see something in a table."""
-    import numpy as np
-
-    queries = [runs_of(branch) for branch in left_out if branch.direction == "both"]
-    keys = [runs_of(branch) for branch in left_out]
-    nothing, something = np.empty((0, 2), np.int64), np.array([[0, UNBOUNDED]])
-    all_queries, all_keys = union(*queries), union(*keys)
-    return _global_table(all_queries, something, nothing), _global_table(all_keys, something, nothing)
+        shown[at, head] = sum(1 << i for i in once.shown_before(branches, at, head))
+    return without, beyond, shown.view(np.int64)

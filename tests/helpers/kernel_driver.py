@@ -35,6 +35,7 @@ MIXED = Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5)
 SCATTERED = Pattern.of(GlobalTokens(range(1, 501, 3)), GlobalTokens([7, 490], "read"), SlidingWindow(1))
 """More global tokens, in more runs, than the kernel takes at a time."""
 GRIDS = Pattern.of(Neighborhood((9, 8, 7), (3, 5, 3), (2, 1, 2), heads=(0, 1)), Neighborhood((12, 42), (7, 9)), SlidingWindow(9))
+ONCE = Pattern.of(*MIXED.branches, BlockSparse.bigbird(24, 21), *GRIDS.branches[:2], overlap="once")
 LONG = (
     Case(feature="long", variant="nested", pattern=Pattern([128, 256, 512], [1, 2, 4]), seq=701, heads=2, head_dim=24),
     Case(feature="long", variant="odd", pattern=Pattern([150, 330], [1, 3]), seq=701, heads=2, kv_heads=1, head_dim=17),
@@ -46,6 +47,7 @@ LONG = (
     Case(feature="long", variant="once", pattern=Pattern.longformer(60, 5), seq=701, heads=2, head_dim=17, mask="random"),
     Case(feature="long", variant="bands once", pattern=Pattern.sparse_transformer(20), seq=501, heads=2, head_dim=8),
     Case(feature="long", variant="grids", pattern=GRIDS, seq=504, heads=2, kv_heads=1, head_dim=17, mask="random"),
+    Case(feature="long", variant="every kind once", pattern=ONCE, seq=504, heads=2, head_dim=8),
     Case(feature="long", variant="line", pattern=Pattern.natten((501,), 91, 2), seq=501, heads=1, head_dim=24),
     Case(feature="long", variant="scattered", pattern=SCATTERED, seq=501, heads=2, head_dim=16),
 )

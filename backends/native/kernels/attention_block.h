@@ -47,8 +47,10 @@ static void N(attend_tile)(
     for (int r = 0; r < TILE_ROWS; r++)
         max[r] = -(REAL)INFINITY, rescale[r] = 1;
     N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, scale, bias);
-    for (int i = 0; i < task->relations; i++)
+    for (int i = 0; i < task->own; i++)
         masked |= N(mask_relation)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
+    for (int i = task->own; i < task->relations; i++)
+        masked |= N(mask_shown)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
     if (p->dropout)
         N(mask_tile)(task, first, vectors, from, to);
     if (task->phase == FORWARD) {

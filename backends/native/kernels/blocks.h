@@ -100,8 +100,8 @@ static inline void choose_blocks(Problem *p) {
     choose_chunks(p);
     choose_branch_groups(p);
     p->relations = 0;
-    for (int64_t b = 0; b < p->branches; b++)
-        p->relations |= p->kind[b] == GRID;
+    for (int64_t i = 0; i < p->heads * p->branches; i++)
+        p->relations = greater(p->relations, (p->kind[i % p->branches] == GRID) + __builtin_popcountll(p->shown[i]));
 }
 
 #endif

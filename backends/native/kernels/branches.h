@@ -140,14 +140,6 @@ static void N(attend_beyond)(Task *task, int64_t rate, int64_t beyond) {
         N(attend_band)(task, rate);
 }
 
-/* A branch of GRID, whose pairs are those of a relation. */
-static void N(attend_grid)(Task *task, const Grid *grid) {
-    task->relations = 1;
-    N(relate_grid)(&task->s, 0, grid);
-    N(attend_neighborhood)(task, grid);
-    task->relations = 0;
-}
-
 /* The block of rows through all branches of one query head. */
 static void N(attend_block)(Task *task) {
     const Problem *p = task->p;
@@ -159,6 +151,7 @@ static void N(attend_block)(Task *task) {
         int64_t at = task->head * p->branches + b, table = p->without[at];
         int by_key = task->phase == BACKWARD_KEY;
         task->without[0] = table < 0 ? -1 : 2 * table + by_key, task->without[1] = table < 0 ? -1 : 2 * table + !by_key;
+        N(set_relations)(task, b);
         N(set_reach)(task, p->kind[b] == BAND && p->length[b] < p->seq ? p->length[b] - 1 : UNBOUNDED);
         if (p->kind[b] == SEGMENTS)
             N(attend_segments)(task, served);
@@ -167,6 +160,6 @@ static void N(attend_block)(Task *task) {
         else if (p->kind[b] == RUNS)
             N(attend_runs)(task, 2 * p->offset[at] + by_key);
         else
-            N(attend_grid)(task, &p->grid[b]);
+            N(attend_neighborhood)(task, &p->grid[b]);
     }
 }

@@ -55,6 +55,12 @@ static inline Interval neighbors(const Axis *axis, Cell cell, int by_key) {
     return (Interval){first, first + axis->kernel - 1};
 }
 
+/* The cells of the same residue class that are at most `kernel` away: of a band. */
+static inline Interval nearby(const Axis *axis, Cell cell) {
+    int64_t cells = quotient(axis->size - cell.residue - 1, axis->per_step) + 1;
+    return (Interval){greater(cell.at - axis->kernel, 0), lesser(cell.at + axis->kernel, cells - 1)};
+}
+
 /* The axes of a grid, the last coordinate's last. */
 static inline void set_axes(const Grid *grid, Axis axes[3]) {
     for (int64_t d = 2, inner = 1; d >= 0; inner *= grid->size[d--])

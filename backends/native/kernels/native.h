@@ -73,8 +73,10 @@ typedef struct {
     int64_t branches;
     const int64_t *kind, *length, *rate; /* (branches,), at most UNBOUNDED */
     const int64_t *offset; /* (heads, branches), for RUNS the number of a table; -1 where a branch does not serve a head */
-    const int64_t *without, *beyond; /* (heads, branches), so that a pair counts once: the number of a table whose rows of any run are
-                                      * left out, or -1; and the distance from which on a BAND begins */
+    /* (heads, branches), so that a pair counts once: the number of a table whose rows of any run are left out, or -1; the distance
+     * from which on a BAND begins; and the set of branches whose pairs are left out one by one, no RUNS (none for SEGMENTS) */
+    const int64_t *without, *beyond;
+    const uint64_t *shown;
     RunTables runs;
     const Grid *grid; /* (branches,), of GRID */
     int64_t most_block_rows, row_step, least_chunk_rows;

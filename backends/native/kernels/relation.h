@@ -4,31 +4,47 @@
  *
  *     load_slots   row positions     --- relate_row --->     first, last    (slots,)
  *     pack_tile    column positions  --- relate_column --->  place          (TILE_COLUMNS,)
- *     attend_tile  scores            --- mask_relations ---> scores, -inf where a pair is not seen
+ *     attend_tile  scores            --- mask_relation ----> scores, -inf where a pair is not related: a neighborhood
+ *                                    --- mask_shown -------> scores, -inf where it is: what other branches show, so that it counts once
  *
- * Numbers on an axis: residue * longest + at (grid.h), so that no interval reaches from one residue class into another.
+ *     SEGMENTS     one axis, the segments: the row's own; none for a row or column that is not kept
+ *     BAND, GRID   residue * longest + at (grid.h), so that no interval reaches from one residue class into another
  */
 typedef struct {
-    int axes;
+    int kind, axes;
+    int64_t offset; /* of SEGMENTS, whose axis has segments as `inner` and the rate as `step` */
     Axis axis[3];
     INTEGER *first[3], *last[3], *place[3];
 } N(Relation);
 
 #define Relation N(Relation)
 
-static void N(relate_row)(const Relation *relation, int by_key, int64_t slot, int64_t x) {
+/* The segment that keeps a position, or -1. */
+static inline int64_t N(segment_of)(const Relation *relation, int64_t x) {
+    const Axis *axis = &relation->axis[0];
+    int64_t segment = quotient(x, axis->per_inner), from = x - segment * axis->inner - relation->offset;
+    return from >= 0 && quotient(from, axis->per_step) * axis->step == from ? segment : -1;
+}
+
+__attribute__((noinline)) static void N(relate_row)(const Relation *relation, int by_key, int64_t slot, int64_t x) {
     for (int d = 0; d < relation->axes; d++) {
         const Axis *axis = &relation->axis[d];
-        Cell cell = cell_of(axis, x);
-        Interval seen = neighbors(axis, cell, by_key);
-        relation->first[d][slot] = (INTEGER)(cell.residue * axis->longest + seen.first);
-        relation->last[d][slot] = (INTEGER)(cell.residue * axis->longest + seen.last);
+        Interval seen;
+        if (relation->kind == SEGMENTS) {
+            int64_t segment = N(segment_of)(relation, x);
+            seen = segment < 0 ? (Interval){INT32_MAX, -2} : (Interval){segment, segment};
+        } else {
+            Cell cell = cell_of(axis, x);
+            seen = relation->kind == BAND ? nearby(axis, cell) : neighbors(axis, cell, by_key);
+            seen.first += cell.residue * axis->longest, seen.last += cell.residue * axis->longest;
+        }
+        relation->first[d][slot] = (INTEGER)seen.first, relation->last[d][slot] = (INTEGER)seen.last;
     }
 }
 
-static void N(relate_column)(const Relation *relation, int64_t k, int64_t x) {
+__attribute__((noinline)) static void N(relate_column)(const Relation *relation, int64_t k, int64_t x) {
     for (int d = 0; d < relation->axes; d++) {
-        Cell cell = cell_of(&relation->axis[d], x);
+        Cell cell = relation->kind == SEGMENTS ? (Cell){0, N(segment_of)(relation, x)} : cell_of(&relation->axis[d], x);
         relation->place[d][k] = (INTEGER)(cell.residue * relation->axis[d].longest + cell.at);
     }
 }
@@ -66,7 +82,9 @@ static void N(mask_axis)(
 }
 
 /* Leave only the related pairs of a tile: on the axes where some row does not see some column. Whether there was one. */
-static int N(mask_relation)(const Relation *relation, REAL *scores, int64_t slot, int64_t count, int64_t from, int64_t to, int64_t columns) {
+__attribute__((noinline)) static int N(mask_relation)(
+    const Relation *relation, REAL *scores, int64_t slot, int64_t count, int64_t from, int64_t to, int64_t columns
+) {
     int masked = 0;
     for (int d = 0; d < relation->axes; d++) {
         const INTEGER *first = relation->first[d] + slot, *last = relation->last[d] + slot;
@@ -80,4 +98,31 @@ static int N(mask_relation)(const Relation *relation, REAL *scores, int64_t slot
         masked = 1;
     }
     return masked;
+}
+
+/* Leave out the related pairs of a tile. Whether there may be one. */
+__attribute__((noinline)) static int N(mask_shown)(
+    const Relation *relation, REAL *scores, int64_t slot, int64_t count, int64_t from, int64_t to, int64_t columns
+) {
+    const Vector never = N(broadcast)(-(REAL)INFINITY);
+    for (int d = 0; d < relation->axes; d++) {
+        INTEGER unused, low, high, least, most;
+        N(find_range)(relation->first[d] + slot, count, &low, &unused);
+        N(find_range)(relation->last[d] + slot, count, &unused, &high);
+        N(find_range)(relation->place[d] + from, lesser(to, columns) - from, &least, &most);
+        if (most < low || least > high)
+            return 0;
+    }
+    for (int64_t r = 0; r < count; r += N(LANES))
+        for (int64_t k = from; k < to; k++) {
+            REAL *at = scores + k * TILE_ROWS + r;
+            Lanes shown = ~(Lanes){0};
+            for (int d = 0; d < relation->axes; d++) {
+                Lanes column = relation->place[d][k] - (Lanes){0};
+                shown &= (Lanes)(column >= N(load_lanes)(relation->first[d] + slot + r));
+                shown &= (Lanes)(column <= N(load_lanes)(relation->last[d] + slot + r));
+            }
+            N(store_vector)(at, N(select)(shown, never, N(load_vector)(at)));
+        }
+    return 1;
 }

@@ -56,7 +56,7 @@ typedef struct {
     int64_t before, after; /* of the branches at hand: a row at x sees columns from x - before to x + after, or UNBOUNDED */
     int64_t without[2];    /* the tables of the rows and of the columns that these branches leave out, -1 = none */
     uint64_t runs;         /* RUNS, GRID: the columns are in these segments, and all rows see them; else 0 */
-    int relations;         /* those that say which pairs are seen */
+    int own, relations;    /* relations of the branch at hand: the first `own` say which pairs are seen, the others which are not */
 } Task;
 
 static inline int64_t N(element_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
@@ -149,13 +149,28 @@ static void N(start_block)(Task *task, int64_t start) {
         task->s.row_max[r] = -(REAL)INFINITY, task->s.row_sum[r] = 0;
 }
 
-/* Relation `at` of the scratch becomes that of a grid; an axis of one cell relates all. */
-static void N(relate_grid)(const Scratch *s, int at, const Grid *grid) {
-    Relation *relation = &s->relation[at];
+/* What branch `b` shows to a head, as a relation; an axis of one cell relates all. */
+static void N(relate)(const Problem *p, int64_t b, int64_t head, Relation *relation) {
+    const int64_t rate = lesser(p->rate[b], p->seq), steps = (lesser(p->length[b], p->seq) - 1) / rate;
     Axis axes[3];
-    set_axes(grid, axes);
+    relation->kind = (int)p->kind[b], relation->axes = 1, relation->offset = p->offset[head * p->branches + b];
+    if (p->kind[b] != GRID) {
+        relation->axis[0] = p->kind[b] == BAND ? axis_of(p->seq, rate, steps, 1) : axis_of(1, p->rate[b], 0, p->length[b]);
+        return;
+    }
+    set_axes(&p->grid[b], axes);
     relation->axes = 0;
     for (int d = 0; d < 3; d++)
         if (axes[d].size > 1)
             relation->axis[relation->axes++] = axes[d];
+}
+
+/* The relations of branch `b`: its own, if that says what is seen, and those of the branches whose pairs it leaves out. */
+static void N(set_relations)(Task *task, int64_t b) {
+    const Problem *p = task->p;
+    task->own = p->kind[b] == GRID, task->relations = 0;
+    if (task->own)
+        N(relate)(p, b, task->head, &task->s.relation[task->relations++]);
+    for (uint64_t left = p->shown[task->head * p->branches + b]; left; left &= left - 1)
+        N(relate)(p, __builtin_ctzll(left), task->head, &task->s.relation[task->relations++]);
 }

@@ -38,6 +38,25 @@ LONG = {
     "segments once": dict(
         pattern=Pattern.of(DilatedSegment(150, 2), DilatedSegment(330, 3), GlobalTokens(9), overlap="once"), heads=2
     ),
+    "segments and windows once": dict(
+        pattern=Pattern.of(DilatedSegment(150, 2), SlidingWindow(60), SlidingWindow(90, 4), Strided(9), overlap="once"), heads=2
+    ),
+    "every kind once": dict(
+        pattern=Pattern.of(
+            BlockSparse.bigbird(30, 25),
+            Neighborhood((18, 39), (3, 9), 2),
+            SlidingWindow(40),
+            DilatedSegment(150, 3),
+            GlobalTokens(9),
+            BlockSparse.local_global(40, 18),
+            Neighborhood((702,), 31),
+            overlap="once",
+        ),
+        seq=702,
+        heads=2,
+        kv_heads=1,
+        dropout_p=0.2,
+    ),
     "blocks": dict(pattern=Pattern.of(BlockSparse.bigbird(30, 25, heads=2)), heads=2, kv_heads=1),
     "neighborhood": dict(pattern=Pattern.natten((18, 39), (5, 9)), seq=702, heads=2, kv_heads=1),
     "neighborhood in a line": dict(pattern=Pattern.natten((701,), 151, 3), heads=1),

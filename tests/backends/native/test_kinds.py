@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.strategies import neighborhoods
+from helpers.strategies import Heads, mixes_with_heads, neighborhoods
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,8 +14,9 @@ from dilkit import dilated_attention as attend
 from dilkit import dilated_attention_varlen as attend_packed
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native, encode_problem
-from dilkit.backends.native.branches import MOST_WINDOW, branch_arrays
+from dilkit.backends.native.branches import MOST_TOKENS, MOST_WINDOW, branch_arrays
 from dilkit.oracle import oracle_attention
+from dilkit.problem import DTYPES
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 
@@ -54,6 +55,28 @@ def test_neighborhoods_on_random_grids(pattern: Pattern, is_causal: bool, mask: 
     assert result.verdict == "passed", "; ".join(result.reasons)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    mixes_with_heads(tokens=120), st.integers(1, 120), st.booleans(), st.sampled_from(DTYPES), st.none() | neighborhoods(heads=1)
+)
+def test_random_mixes(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, dtype: str, grid: Pattern | None) -> None:
+    pattern, (heads, kv_heads) = drawn
+    further = () if grid is None else grid.branches
+    pattern = pattern.with_branches(*further, *pattern.branches, tail="exact")
+    sizes = dict(seq=seq if grid is None else grid.max_seq, heads=heads, kv_heads=kv_heads, batch=1, head_dim=5)
+    mixed = Case(feature="mix", variant="random", pattern=pattern, is_causal=is_causal, dtype=dtype, mask="random", **sizes)
+    result = check("native", mixed)
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+def test_blocks_of_different_sizes_are_one_table_where_they_count_once() -> None:
+    first, second = BlockSparse([[True, False], [False, True]], 20), BlockSparse([[False, True, True, False]] * 4, 10)
+    arrays = branch_arrays(problem(Pattern.of(first, second, overlap="once"), seq=40))
+    assert arrays.offset.tolist() == [[0, -1], [0, -1]]
+    assert arrays.rows_end.tolist() == [10, 20, 30, 40] * 2
+    assert arrays.columns.reshape(-1, 2)[:4].tolist() == [[0, 30], [0, 30], [10, 40], [10, 40]]
+
+
 def test_sequences_that_are_no_whole_grid_are_an_error() -> None:
     query, key, value = (x[0] for x in tensors(20))
     starts = torch.tensor([0, 12, 20], dtype=torch.int32)
@@ -71,8 +94,8 @@ def problem(pattern: Pattern, seq: int = 4096) -> Problem:
 @pytest.mark.parametrize(
     ("pattern", "seq", "code"),
     [
-        (Pattern.of(SlidingWindow(4), DilatedSegment(64, 2), overlap="once"), 4096, "overlap"),
-        (Pattern.of(SlidingWindow(40, 4), Strided(6), overlap="once"), 4096, "overlap"),
+        (Pattern.of(SlidingWindow(4), DilatedSegment(64, 2), overlap="once"), MOST_TOKENS + 1, "seq"),
+        (Pattern.natten((2**15 + 1, 2**15), 3), (2**15 + 1) * 2**15, "seq"),
         (Pattern.of(SlidingWindow(MOST_WINDOW + 1)), 2**25, "window"),
         (Pattern.of(*[SlidingWindow(i + 1) for i in range(65)]), 4096, "branches"),
     ],
@@ -81,8 +104,9 @@ def test_what_the_tables_cannot_hold_is_refused(pattern: Pattern, seq: int, code
     assert code in [refusal.code for refusal in Native().refusals(problem(pattern, seq))]
 
 
-def test_a_window_of_the_whole_sequence_and_one_branch_that_counts_once_are_taken() -> None:
-    for pattern in (Pattern.of(SlidingWindow(MOST_WINDOW + 1)), Pattern.of(GlobalTokens(2), overlap="once")):
+def test_a_window_of_the_whole_sequence_and_mixes_that_count_once_are_taken() -> None:
+    once = Pattern.of(GlobalTokens(2), DilatedSegment(64, 2), SlidingWindow(40, 4), Strided(6), overlap="once")
+    for pattern in (Pattern.of(SlidingWindow(MOST_WINDOW + 1)), once):
         assert Native().refusals(problem(pattern)) == ()
 
 
