@@ -63,6 +63,18 @@ deepseek = partial(
     first_k_dense_replace=2,
 )
 """Its values are narrower than its keys."""
+WINDOW = 6
+ALTERNATING = dict(sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"])
+WINDOWED = dict(
+    mistral=partial(_of, "MistralConfig", "MistralForCausalLM", grouped=True, sliding_window=WINDOW),
+    gemma2=partial(
+        _of, "Gemma2Config", "Gemma2ForCausalLM", grouped=True, head_dim=8, attn_logit_softcapping=None, **ALTERNATING
+    ),
+    gemma3=partial(_of, "Gemma3TextConfig", "Gemma3ForCausalLM", grouped=True, head_dim=8, **ALTERNATING),
+    qwen2=partial(qwen2, use_sliding_window=True, **ALTERNATING),
+    gpt_oss=partial(gpt_oss, **ALTERNATING),
+)
+"""Models with a window in all layers, or in the first of two."""
 MODELS = dict(llama=llama, qwen2=qwen2, qwen3=qwen3, bert=bert, gpt_oss=gpt_oss, deepseek=deepseek)
 
 

@@ -18,12 +18,11 @@ from torch.nn import functional as F
 from dilkit.attention import dilated_attention
 from dilkit.integrations.transformers.cached import last_rows
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
-from dilkit.integrations.transformers.patterns import Patterns, pattern_of
+from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
 from dilkit.packed.attention import dilated_attention_varlen
-from dilkit.pattern import Pattern
+from dilkit.pattern import Pattern, SlidingWindow
 
 REFUSED = {
-    "sliding_window": "windows are for the pattern to say, as Pattern.mistral(window); set `sliding_window` to None",
     "softcap": "scores are not capped; take a configuration without it",
     "position_bias": "nothing is added to the scores; take a model with rotary or absolute positions",
     "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",
@@ -50,13 +49,15 @@ def attend(
     `given`: the patterns of `register`. Raises ValueError, with the reason, for what dilated attention does not compute.
     """
     _refuse(module, query, attention_mask, options)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     pattern, width = pattern_of(given, module), value.shape[-1]
+    if stated_patterns(given, module.config) is None:
+        _check_window(module, pattern, causal, options)
     if width < query.shape[-1]:
         value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
     packing = _packing(query, key.shape[2], attention_mask, options)
     seen = key.shape[2] if attention_mask is None else attention_mask.shape[1]
     q, k, v = query.transpose(1, 2), key[:, :, :seen].transpose(1, 2), value[:, :, :seen].transpose(1, 2)
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     call: dict[str, Any] = dict(sink=s_aux, scale=scaling)
     if q.shape[1] == seen:
         out = _all_rows(q, k, v, pattern, packing, is_causal=causal, dropout_p=dropout, **call)
@@ -84,6 +85,22 @@ def _refuse(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, 
         raise ValueError(
             f"attention_mask is {mask.dtype} {tuple(mask.shape)}; a bool mask (batch, seen) of the tokens is needed: "
             "what sees what is for the pattern to say"
+        )
+
+
+def _check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str, Any]) -> None:
+    """Raise ValueError where `own_pattern` of a layer is not what transformers computes of it."""
+    windows = [branch.window for branch in pattern.branches if isinstance(branch, SlidingWindow)]
+    window = windows[0] if windows else None
+    if window is not None and not causal:
+        raise ValueError(
+            f"sliding_window={window} of {type(module).__name__} without causality: models differ in how far a window reaches; "
+            f"give the pattern, such as Pattern.of(SlidingWindow({window + 1})) for |i - j| <= {window}"
+        )
+    if options.get("sliding_window", window) != window:
+        raise ValueError(
+            f"sliding_window={options['sliding_window']} of {type(module).__name__}, but by the configuration it is {window} in "
+            f"layer {module.layer_idx}; give the pattern of each layer, register([...])"
         )
 
 

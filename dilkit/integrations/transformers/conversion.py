@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dilkit.integrations.transformers.patterns import Patterns, checked, pattern_of, to_config
+from dilkit.integrations.transformers.patterns import FULL, WINDOWED, Patterns, checked, kind_of, pattern_of, to_config
 from dilkit.integrations.transformers.registration import register
 from dilkit.pattern import Pattern
 
@@ -45,15 +45,16 @@ class Conversion:
         return "\n".join([f"{len(self.layers)} attention layers", *map(str, self.layers)])
 
 
-def convert(model: Any, pattern: Pattern | Sequence[Pattern], name: str = "dilkit") -> Conversion:
+def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit") -> Conversion:
     """Let every attention layer of `model`, of transformers, compute dilated attention from now on; its weights stay as they are.
 
     - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each. It is written into the configuration,
       `config.dilkit`, and saved with the model; a model that is loaded again needs `register()` and `attn_implementation=name`.
+      None: what the configuration says, as in `register`: of a model with windows, what it computed before.
     - `name`: as in `register`, which is called with it.
 
     Returns what changed by layer. Where dilated attention sees less than the model was trained with, its results differ: train
-    it further. Raises TypeError or ValueError, with the reason, for a model with sliding windows or cross-attention, or one
+    it further. Raises TypeError or ValueError, with the reason, for a model with chunked attention or cross-attention, or one
     that does not look its attention up; it is then as it was.
 
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -66,7 +67,7 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern], name: str = "dilki
         model.layers.0.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
         model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
     """
-    given = checked(pattern)
+    given = None if pattern is None else checked(pattern)
     layers = _attention_layers(model)
     _check(model, layers, given)
     changed = [
@@ -74,8 +75,9 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern], name: str = "dilki
         for path, x in layers.items()
     ]
     register(None, name)
-    for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
-        config.dilkit = to_config(given)
+    if given is not None:
+        for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
+            config.dilkit = to_config(given)
     model.set_attn_implementation(name)
     return Conversion(tuple(changed))
 
@@ -91,7 +93,7 @@ def _attention_layers(model: Any) -> dict[str, Any]:
     return found
 
 
-def _check(model: Any, layers: dict[str, Any], given: Patterns) -> None:
+def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:
     """Raise ValueError for layers that dilated attention cannot take the place of."""
     config = model.config
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
@@ -99,18 +101,10 @@ def _check(model: Any, layers: dict[str, Any], given: Patterns) -> None:
             f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one with itself"
         )
     for path, x in layers.items():
-        if (kind := _kind(x)) != "full_attention":
+        if (kind := kind_of(x)) not in (FULL, WINDOWED):
             raise ValueError(
-                f"{path} has {kind}, but windows are for the pattern to say; set layer_types of the configuration to "
-                "full_attention, or sliding_window to None, make the model anew, and give Pattern.mistral(window) for the same"
+                f"{path} has {kind}, which dilated attention does not take the place of; {WINDOWED} and {FULL} it does: set "
+                "layer_types of the configuration, and make the model anew"
             )
     if isinstance(given, tuple) and len(given) != (count := len({x.layer_idx for x in layers.values()})):
         raise ValueError(f"pattern is a list of {len(given)}, and the model has {count} attention layers; give one for each")
-
-
-def _kind(layer: Any) -> str:
-    """What transformers calls the attention of a layer."""
-    config, types = layer.config, getattr(layer.config, "layer_types", None)
-    if types:
-        return str(types[layer.layer_idx])
-    return "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"

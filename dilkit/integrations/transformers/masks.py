@@ -13,20 +13,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dilkit.integrations.transformers.patterns import WINDOWED, Patterns, stated_patterns
+from dilkit.pattern import Pattern, SlidingWindow
+
 COMPUTED = (
     *("causal_mask_function", "bidirectional_mask_function", "packed_sequence_mask_function"),
     *("and_masks", "remap_positions_for_packed_sequence"),
+    *("sliding_window_overlay", "sliding_window_bidirectional_overlay"),
 )
-"""What transformers composes masks of, as far as attention computes it: packed sequences begin where positions say so."""
-WINDOWS = ("sliding_attention", "sliding_window_overlay")
-"""A kind of layer, and its mask, which models make even if the configuration has no such layer."""
+"""What transformers composes masks of, as far as attention computes it: packed sequences begin where positions say so, and what
+window a layer has says its pattern."""
 
 
 def tokens_seen(
+    given: Patterns | None,
     batch_size: int,
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
     mask_function: Callable[..., Any] | None = None,
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
@@ -36,10 +41,17 @@ def tokens_seen(
 ) -> Tensor | None:
     """Bool `(batch, seen)`, True for tokens: the keys seen so far, of which the rows of the call are the last `q_length`.
 
+    Of a cache that keeps a window, the `kv_offset` keys that it has left out are left out here too: the others are the sequence.
     None where all `kv_length` keys are tokens. One row against a cache of fixed size gets `(batch, kv_length)`, False for what
-    has not been written, so that the shape stays the same at every step. Raises ValueError for a mask that is no padding.
+    has not been written, so that the shape stays the same at every step. Raises ValueError for a mask that is no padding, and
+    where the patterns `given` to `register`, or of the configuration, see what has been left out.
     """
     _check(mask_function, use_vmap, config)
+    if kv_offset:
+        _check_kept(stated_patterns(given, config), config, kv_length - q_length, kv_offset)
+        q_offset = q_offset - kv_offset
+        if attention_mask is not None and attention_mask.shape[1] > kv_length:  # else it is what was returned here
+            attention_mask = attention_mask[:, kv_offset:]
     if q_length == 1 and (isinstance(q_offset, Tensor) or q_offset + 1 < kv_length):
         return _one_row(batch_size, kv_length, q_offset, attention_mask, device)
     if isinstance(q_offset, Tensor):
@@ -74,12 +86,24 @@ def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any
     """Raise ValueError for what is neither causal nor bidirectional attention over padded or packed sequences."""
     if use_vmap:
         raise ValueError("a mask function of the model's own (or_mask_function, and_mask_function): dilkit has patterns instead")
-    unused = () if "sliding_attention" in (getattr(config, "layer_types", None) or WINDOWS) else WINDOWS
     for name in _asked_for(mask_function, config):
-        if name not in COMPUTED + unused:
+        if name not in COMPUTED:
             raise ValueError(
                 f"the model asks for the mask {name}, which dilated attention does not compute; use another attn_implementation, "
-                "or a configuration without it (no sliding_window, attention_chunk_size, or blocks of tokens that see each other)"
+                "or a configuration without it (no attention_chunk_size, or blocks of tokens that see each other)"
+            )
+
+
+def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int) -> None:
+    """Raise ValueError for a pattern that a row needs more for than the keys of itself and the `before` ones before it."""
+    types = getattr(config, "layer_types", None)
+    patterns = (stated,) if isinstance(stated, Pattern) else stated or ()
+    for layer, pattern in enumerate(patterns):
+        windowed = isinstance(stated, Pattern) or not types or types[layer] == WINDOWED
+        if windowed and not all(isinstance(branch, SlidingWindow) and branch.reach <= before for branch in pattern.branches):
+            raise ValueError(
+                f"the cache keeps the last {before} tokens of layers with a window, and has left out {left_out}, but the pattern "
+                f"is {pattern}; give one that keeps all (past_key_values=DynamicCache()), or windows of up to {before + 1} tokens"
             )
 
 

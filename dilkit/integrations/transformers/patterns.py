@@ -1,4 +1,4 @@
-"""Which pattern a layer has: that of the call of `register`, or that of the model's configuration, `config.dilkit`."""
+"""Which pattern a layer has: that of the call of `register`, that of `config.dilkit`, or its own window by the configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from dilkit.pattern import Pattern
 Patterns = Pattern | tuple[Pattern, ...]
 """One for all layers, or one for each."""
 _KNOWN: dict[str, Patterns] = {}
-"""Those of configurations, by their JSON."""
+"""Those of configurations, by their JSON, and those of windows."""
+WINDOWED, FULL = "sliding_attention", "full_attention"
+"""What transformers calls layers with a window, and without."""
 
 
 def checked(pattern: object) -> Patterns:
@@ -38,19 +40,51 @@ def to_config(pattern: Patterns) -> Any:
 
 def pattern_of(given: Patterns | None, module: Any) -> Pattern:
     """The pattern of the attention layer `module`. Raises ValueError or TypeError if there is none for it."""
-    if isinstance(given, Pattern):
+    stated = stated_patterns(given, module.config)
+    if isinstance(stated, Pattern):
+        return stated
+    return own_pattern(module) if stated is None else _of_layer(stated, getattr(module, "layer_idx", None))
+
+
+def stated_patterns(given: Patterns | None, config: Any) -> Patterns | None:
+    """Those of `register`, or of `config.dilkit`; None if neither says any."""
+    if given is not None or (stated := getattr(config, "dilkit", None)) is None:
         return given
-    layer = getattr(module, "layer_idx", None)
-    if given is not None:
-        return _of_layer(given, layer)
-    stated = getattr(module.config, "dilkit", None)
-    if stated is None:
+    return _KNOWN[_known_as(stated)]
+
+
+def own_pattern(module: Any) -> Pattern:
+    """What the layer computes by itself: a causal window, or all earlier tokens in a model that has layers with windows.
+
+    Raises ValueError for a model without, which is to be given a pattern.
+    """
+    config = module.config
+    types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if WINDOWED not in types if types else window is None:
         raise ValueError(
             "there is no pattern: the configuration of the model has no `dilkit`; give one by "
             "dilkit.integrations.transformers.register(pattern), or by convert(model, pattern), which writes it there"
         )
-    known = _KNOWN[_known_as(stated)]
-    return known if isinstance(known, Pattern) else _of_layer(known, layer)
+    found = _KNOWN[_known_window(window if kind_of(module) == WINDOWED else None)]
+    assert isinstance(found, Pattern)
+    return found
+
+
+def kind_of(module: Any) -> str:
+    """What transformers calls the attention of a layer."""
+    config, types = module.config, getattr(module.config, "layer_types", None)
+    if types:
+        return str(types[module.layer_idx])
+    return FULL if getattr(config, "sliding_window", None) is None else WINDOWED
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _known_window(window: int | None) -> str:
+    """The key under which `_KNOWN` has the pattern of a window, or of all earlier tokens."""
+    key = f"window {window}"
+    if key not in _KNOWN:
+        _KNOWN[key] = Pattern.dense() if window is None else Pattern.mistral(window)
+    return key
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -22,13 +22,15 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
         out[i] = softmax_j(scaling * q_i . k_j + log count[h, i, j]) . v
 
     - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each; None: that of each model's configuration,
-      `config.dilkit`, the JSON of `Pattern.to_json` as an object, or a list of them, which is saved and loaded with it.
+      `config.dilkit`, the JSON of `Pattern.to_json` as an object, or a list of them, which is saved and loaded with it. Without
+      one, a model with windows computes its own: `Pattern.mistral(config.sliding_window)` in layers of `sliding_attention`,
+      or in all where the configuration names no `layer_types`, and `Pattern.dense()` in others.
     - `name`: several names may be registered, each with patterns of its own; of one name the latest registration rules.
 
     Padding, on either side, is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each
-    sequence gets what it would get alone; so it does from a `DynamicCache` or `StaticCache`, in `generate`. Attention sinks
-    (`s_aux`) take part. Refused, with the reason: sliding windows, capped scores, position biases,
-    masks other than padding, cross-attention.
+    sequence gets what it would get alone; so it does from a `DynamicCache` or `StaticCache`, in `generate`, also where these
+    keep a window alone and the pattern sees no more. Attention sinks (`s_aux`) take part. Refused, with the reason: capped
+    scores, position biases, masks other than padding, cross-attention.
 
     Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
     (`pip install dilkit[transformers]`).
@@ -56,7 +58,7 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
         )
     given = None if pattern is None else checked(pattern)
     transformers().AttentionInterface.register(name, partial(attend, given))
-    transformers().AttentionMaskInterface.register(name, tokens_seen)
+    transformers().AttentionMaskInterface.register(name, partial(tokens_seen, given))
 
 
 def transformers() -> Any:

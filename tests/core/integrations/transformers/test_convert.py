@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, SIZES, bert, llama, result, sequences, transformers
+from helpers.language_models import PATTERN, bert, llama, result, sequences, transformers
 from torch.testing import assert_close
 
 from dilkit import Pattern
@@ -63,10 +63,11 @@ def test_what_does_not_fit(make: Any, pattern: Any, error: type[Exception], word
     assert make is torch.nn.Linear or (model.config._attn_implementation, hasattr(model.config, "dilkit")) == ("sdpa", False)
 
 
-def test_windows_and_cross_attention() -> None:
-    mistral = package.MistralForCausalLM(package.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4))
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn has sliding_attention, but windows are for the pattern"):
-        convert(mistral, PATTERN)
+def test_chunked_and_cross_attention() -> None:
+    model = llama()
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn has chunked_attention, which dilated attention does not"):
+        convert(model, PATTERN)
     bart = package.BartModel(package.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64))
     with pytest.raises(ValueError, match="BartConfig has cross-attention"):
         convert(bart, PATTERN)

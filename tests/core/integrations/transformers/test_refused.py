@@ -28,11 +28,6 @@ def refused(words: str, model: Any, **inputs: Any) -> None:
         result(model, input_ids=TOKENS, **inputs)
 
 
-def test_sliding_windows() -> None:
-    config = package.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4, attn_implementation="dilkit")
-    refused("sliding_window", package.MistralForCausalLM(config))
-
-
 def test_capped_scores() -> None:
     config = package.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, layer_types=["full_attention"] * 2)
     config._attn_implementation = "dilkit"

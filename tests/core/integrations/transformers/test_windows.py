@@ -1,0 +1,190 @@
+"""Models with sliding windows, in all layers or in some: what `eager` attention of transformers computes, with every cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import (
+    ALTERNATING,
+    LENGTHS,
+    PATTERN,
+    SIZES,
+    WINDOW,
+    WINDOWED,
+    alone,
+    llama,
+    packed,
+    padded,
+    result,
+    sequences,
+    transformers,
+)
+from torch.testing import assert_close
+
+from dilkit import GlobalTokens, Pattern, SlidingWindow
+
+package = transformers()
+from dilkit.integrations.transformers import convert, register  # noqa: E402
+
+CLOSE = dict(atol=2e-5, rtol=2e-5)
+STEPS = 12
+each_model = pytest.mark.parametrize("name", WINDOWED)
+TOKENS = sequences((30,))[0][None]
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register(None)
+
+
+def pair(name: str, **options: Any) -> tuple[Any, Any]:
+    """A model computed by dilkit, and the same by `eager` attention."""
+    ours, eager = (WINDOWED[name](attn_implementation=kind, **options) for kind in ("dilkit", "eager"))
+    return ours, eager
+
+
+@each_model
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_gets_what_eager_attention_gives(name: str, side: str) -> None:
+    batch = padded(sequences(), side)
+    tokens = batch["attention_mask"].bool()
+    with torch.no_grad():
+        found, wanted = (result(model, **batch) for model in pair(name))
+    assert_close(found[tokens], wanted[tokens], **CLOSE)
+
+
+@each_model
+def test_packed_sequences_get_what_eager_attention_gives_each_of_them(name: str) -> None:
+    ours, eager = pair(name)
+    parts = sequences()
+    with torch.no_grad():
+        out = result(ours, **packed(parts), use_cache=False)
+        assert_close(out[0], torch.cat(alone(eager, parts)), **CLOSE)
+
+
+CACHES = {
+    "of the model": lambda model: package.DynamicCache(config=model.config),  # windows alone, in layers that have one
+    "of all tokens": lambda model: package.DynamicCache(),
+    "of fixed size": lambda model: package.StaticCache(config=model.config, max_cache_len=max(LENGTHS) + STEPS),
+}
+
+
+@each_model
+@pytest.mark.parametrize("cache", CACHES)
+def test_generation_gives_the_tokens_of_eager_attention(name: str, cache: str) -> None:
+    batch = padded(sequences(), "left")
+    del batch["position_ids"]
+    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
+    ours, eager = pair(name)
+    found = ours.generate(**batch, **options, past_key_values=CACHES[cache](ours))
+    assert torch.equal(found, eager.generate(**batch, **options, past_key_values=CACHES[cache](eager)))
+
+
+@pytest.mark.parametrize("options", [dict(num_beams=3), dict(prompt_lookup_num_tokens=2)], ids=["beams", "looked up"])
+def test_beams_and_drafts_that_are_taken_back(options: dict[str, Any]) -> None:
+    prompt = TOKENS[:, :11].repeat(1, 2)
+    ours, eager = pair("gemma3")
+    given = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0, **options)
+    assert torch.equal(ours.generate(prompt, **given), eager.generate(prompt, **given))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_chunks_of_a_prompt(name: str, cache: str) -> None:
+    ours, eager = pair(name)
+    kept, outs = CACHES[cache](ours), []
+    with torch.no_grad():
+        for start, stop in ((0, 3), (3, 9), (9, 10), (10, 22), (22, 30)):
+            where = torch.arange(start, stop)[None]
+            outs.append(result(ours, input_ids=TOKENS[:, start:stop], position_ids=where, past_key_values=kept))
+        assert_close(torch.cat(outs, 1), result(eager, input_ids=TOKENS), **CLOSE)
+
+
+def test_gradients_are_those_of_eager_attention() -> None:
+    found = []
+    for model in pair("gemma3"):
+        result(model, **padded(sequences(), "right"))[0, :5].square().sum().backward()
+        found.append({name: x.grad for name, x in model.named_parameters()})
+    for name, x in found[0].items():
+        assert_close(x, found[1][name], atol=1e-4, rtol=1e-4)
+
+
+def test_compiled() -> None:
+    ours, eager = pair("mistral")
+    batch = padded(sequences(), "left")
+    tokens = batch["attention_mask"].bool()
+    torch.compiler.reset()
+    with torch.no_grad():
+        out = result(torch.compile(ours, fullgraph=True, backend="aot_eager"), **batch)
+        assert_close(out[tokens], result(eager, **batch)[tokens], **CLOSE)
+
+
+def test_a_pattern_that_is_given_wins() -> None:
+    """And the cache of a window is enough for windows that are no longer."""
+    register(Pattern.of(SlidingWindow(3)))
+    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
+    ours, _ = pair("mistral")
+    _, narrow = pair("mistral", sliding_window=3)
+    assert torch.equal(ours.generate(TOKENS, **options), narrow.generate(TOKENS, **options))
+    register([Pattern.dense(), Pattern.mistral(WINDOW)])  # the layers the other way round
+    other = dict(layer_types=ALTERNATING["layer_types"][::-1])
+    with torch.no_grad():
+        found, wanted = result(pair("qwen2")[0], input_ids=TOKENS), result(pair("qwen2", **other)[1], input_ids=TOKENS)
+    assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "pattern", [PATTERN, Pattern.mistral(WINDOW + 1), Pattern.of(SlidingWindow(2), GlobalTokens(1))], ids=str
+)
+def test_a_pattern_that_sees_what_a_cache_has_left_out_is_refused(pattern: Pattern) -> None:
+    register(pattern)
+    ours, _ = pair("mistral")
+    options = dict(max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+    with pytest.raises(
+        ValueError, match=r"the cache keeps the last 5 tokens .* \(past_key_values=DynamicCache\(\)\), or windows of up to 6"
+    ):
+        ours.generate(TOKENS, **options)
+    made = ours.generate(
+        TOKENS, **options, past_key_values=package.DynamicCache(), return_dict_in_generate=True, output_logits=True
+    )
+    with torch.no_grad():
+        whole = result(ours, input_ids=made.sequences)
+    assert_close(torch.stack(made.logits, 1), whole[:, TOKENS.shape[1] - 1 : -1], **CLOSE)
+
+
+@each_model
+def test_convert_without_a_pattern_computes_what_the_model_did(name: str) -> None:
+    model = WINDOWED[name](attn_implementation="eager")
+    with torch.no_grad():
+        wanted = result(model, input_ids=TOKENS)
+        report = convert(model)
+        assert_close(result(model, input_ids=TOKENS), wanted, **CLOSE)
+    second = Pattern.mistral(WINDOW) if name == "mistral" else Pattern.dense()
+    assert [layer.pattern for layer in report.layers] == [Pattern.mistral(WINDOW), second]
+    assert getattr(model.config, "dilkit", None) is None
+    with pytest.raises(ValueError, match="there is no pattern: the configuration"):
+        convert(llama())
+
+
+def test_windows_on_both_sides_need_a_pattern() -> None:
+    numbers = dict.fromkeys(["bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"], 1)
+    sizes = dict(SIZES, local_attention=8, global_attn_every_n_layers=2, **numbers)
+    made = []
+    for kind in ("dilkit", "eager"):
+        torch.manual_seed(1)
+        made.append(package.ModernBertModel(package.ModernBertConfig(**sizes, attn_implementation=kind)).eval())
+    ours, eager = made
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"give the pattern, such as Pattern\.of\(SlidingWindow\(5\)\) for \|i - j\| <= 4"):
+            result(ours, input_ids=TOKENS)
+        register([Pattern.dense(), Pattern.of(SlidingWindow(5))])
+        assert_close(result(ours, input_ids=TOKENS), result(eager, input_ids=TOKENS), **CLOSE)
+
+
+def test_windows_that_the_configuration_does_not_say_are_refused() -> None:
+    ours, _ = pair("qwen2")
+    ours.model.layers[1].self_attn.sliding_window = 4
+    with pytest.raises(ValueError, match="sliding_window=4 of Qwen2Attention, but by the configuration it is None in layer 1"):
+        result(ours, input_ids=TOKENS)
