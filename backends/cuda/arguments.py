@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.tiles.schedule import Group
 from dilkit.problem import Problem
 
@@ -25,7 +26,7 @@ VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("
 
 VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
 ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends", "places")
-COUNTS = ("tile_count", "branch_count", "batch", "seq", "heads", "kv_heads", "head_dim", "causal", "once", "first")
+COUNTS = ("tile_count", "branch_count", "batch", "seq", "heads", "kv_heads", "head_dim", "back", "ahead", "once", "first")
 
 ARGUMENTS = np.dtype(
     [(name, VIEW) for name in VIEWS]
@@ -66,9 +67,10 @@ def make_arguments(
     lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
     plain = [0 if x is None else x.data_ptr() for x in (lse, delta, mask)]
     places = [(addresses or {}).get(name, 0) for name in ADDRESSES]
-    table = (tile_count, len(group.branches)) if group else (0, 0)
+    table = (tile_count, group.branch_count) if group else (0, 0)
     sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
-    flags = problem.is_causal, problem.pattern.overlap == "once", first
+    bounds = (group.back, group.ahead) if group else (FAR, FAR)
+    flags = *bounds, problem.pattern.overlap == "once", first
     mask_strides = (0, 0) if mask is None else mask.stride()
     packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, problem.scale, *_dropped(dropout))
     return np.frombuffer(packed, ARGUMENTS).reshape(())

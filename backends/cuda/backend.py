@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dilkit.backend import Limits
+from dilkit.backend import Limits, Refusal
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
-from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
+from dilkit.backends.tiles.relation_tiles import most_runs
+from dilkit.backends.tiles.schedule import BRANCH_KINDS, LOW_ROWS, MAX_BRANCHES, MAX_SEQ, MOST_ROWS
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 2**31 - 2**20
 """Tiles times batch: a 32-bit number counts them, and every resident block counts one too many."""
+
+MAX_RUNS = 2 * MAX_BRANCHES
+"""Runs of columns that the rows of a tile see, at most: they are kept in shared memory."""
 
 VECTOR_BYTES, ROW_BYTES = 16, 2**32
 """Rows that start at multiples of it, and are as long as one, are read `VECTOR_BYTES` at a time, if each begins less than
@@ -52,6 +56,7 @@ class CupyRaw(TiledBackend):
         max_head_dim=max(HEAD_DIMS),
         varlen=True,
         dropout=True,
+        branch_kinds=BRANCH_KINDS,
     )
     priority = 5
 
@@ -60,6 +65,13 @@ class CupyRaw(TiledBackend):
     ) -> None:
         self.launcher = launcher or CupyLauncher()
         self.capability, self.tile_rows = capability, tile_rows
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        found = super().refusals(problem)
+        if not found and (runs := most_runs(problem)) > MAX_RUNS:
+            hint = "fewer tokens, or some of them next to each other or equally far apart"
+            return (Refusal("runs of global tokens", str(runs), f"at most {MAX_RUNS}", hint),)
+        return found
 
     def detail(self, problem: Problem) -> str:
         roles = ROLES if problem.requires_grad else ROLES[:1]

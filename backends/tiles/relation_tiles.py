@@ -6,13 +6,15 @@ rows of no part, other heads               --> tiles with an empty `set`, where 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.backends.runs import classes, complement, union
-from dilkit.backends.tiles.relations import Part, Relation
+from dilkit.backends.runs import classes, complement, progressions, union
+from dilkit.backends.tiles.relations import Part, Relation, relations
+from dilkit.pattern import GlobalTokens
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -29,11 +31,11 @@ def relation_tiles(
     start, stop = relation.heads
     if of_keys:
         heads, start, stop = problem.kv_heads, start // per_head, -(-stop // per_head)
-    parts = relation.keys if of_keys else relation.queries
+    parts = relation.numbered(of_keys)
     bounds = (relation.ahead, relation.back) if of_keys else (relation.back, relation.ahead)
-    served = [_tiles_of(part, 1 << p, relation.rate, bounds, tile_rows, problem.seq) for p, part in enumerate(parts)]
+    served = [_tiles_of(part, 1 << p, relation.rate, bounds, tile_rows, problem.seq) for p, part in parts]
     if every_row:
-        in_none = complement(union(*(part.rows for part in parts)), problem.seq)
+        in_none = complement(union(*(part.rows for _, part in parts)), problem.seq)
         served.append(_without_keys(in_none, tile_rows, problem.seq))
     found = [_by_head(served, range(start, stop))]
     if every_row:
@@ -41,6 +43,34 @@ def relation_tiles(
         found.append(_by_head(whole, [head for head in range(heads) if not start <= head < stop]))
     tiles = np.concatenate(found)
     return np.ascontiguousarray(tiles[:, :4].astype(np.int32)), tiles[:, 4]
+
+
+def part_table(relation: Relation) -> NDArray[np.int32]:
+    """`(records, 4)`, as kernels/dilated.cuh of the CUDA kernels reads it: a record for each part, then the runs of columns.
+
+    part    its first run, minus how many they are, and the query heads start .. stop - 1
+    run     low, step, and high, of the positions low, low + step, ... below high; whether they are counted from a tile's rows
+    """
+    of_row, runs, parts = relation.rate > 1, [np.zeros((0, 4), np.int64)], []
+    for part in relation.parts:
+        own = np.insert(part.columns, 1, relation.rate, axis=1) if of_row else _stops(progressions(part.columns))
+        parts.append((sum(map(len, runs)), -len(own), *relation.heads))
+        runs.append(np.insert(own, 3, of_row, axis=1))
+    return np.concatenate([np.array(parts, np.int64).reshape(-1, 4), *runs]).astype(np.int32)
+
+
+@lru_cache(maxsize=1024)
+def most_runs(problem: Problem) -> int:
+    """How many runs of columns a part of a relation of `problem` has, at most."""
+    if all(not isinstance(branch, GlobalTokens) or isinstance(branch.tokens, int) for branch in problem.pattern.branches):
+        return 0 if problem.pattern.only_segments else 2
+    tables = (part_table(relation)[: len(relation.parts), 1] for relation in relations(problem))
+    return int(max((-table.min() for table in tables if len(table)), default=0))
+
+
+def _stops(found: Ints) -> Ints:
+    """First, step, and the end of progressions."""
+    return np.stack((found[:, 0], found[:, 1], found[:, 0] + (found[:, 2] - 1) * found[:, 1] + 1), axis=1)
 
 
 def _without_keys(rows: Runs, tile_rows: int, seq: int) -> Ints:

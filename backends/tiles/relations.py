@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 KINDS = frozenset(cls.kind for cls in (SlidingWindow, Strided, GlobalTokens))
 """The kinds of branches that are relations."""
 
-FAR = 2**30
-"""A bound that no key is beyond: the most tokens of a sequence."""
+FAR = 2**30 - 1
+"""A bound that no key is beyond: as far as two tokens of the longest sequence are apart."""
 
 
 class Part(NamedTuple):
@@ -52,6 +52,16 @@ class Relation:
     rate: int = 1
     back: int = FAR
     ahead: int = FAR
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of queries, and then those of keys."""
+        return (*self.queries, *self.keys)
+
+    def numbered(self, of_keys: bool) -> list[tuple[int, Part]]:
+        """The parts of one side, by their place among all."""
+        first, parts = (len(self.queries), self.keys) if of_keys else (0, self.queries)
+        return list(enumerate(parts, first))
 
 
 def relations(problem: Problem) -> Iterator[Relation]:
@@ -87,7 +97,7 @@ def _band(branch: Branch, heads: tuple[int, int], queries: Runs, keys: Runs, bey
     if beyond and not problem.is_causal:
         bounds.append((-beyond, reach))
     for back, ahead in bounds if reach >= beyond else ():
-        yield Relation(heads, (Part(rows, columns),), (Part(columns, rows),), rate, back, ahead)
+        yield Relation(heads, _seeing(Part(rows, columns)), _seeing(Part(columns, rows)), rate, back, ahead)
 
 
 def _global(branch: GlobalTokens, heads: tuple[int, int], queries: Runs, keys: Runs, problem: Problem) -> Relation:
@@ -102,4 +112,9 @@ def _global_parts(rows: Runs, columns: Runs, without_rows: Runs, without_columns
     """The rows `rows` see all, the others the columns `columns`."""
     seeing_all = Part(difference(rows, without_rows, seq), complement(without_columns, seq))
     others = Part(complement(union(rows, without_rows), seq), difference(columns, without_columns, seq))
-    return tuple(part for part in (seeing_all, others) if len(part.rows) and len(part.columns))
+    return _seeing(seeing_all, others)
+
+
+def _seeing(*parts: Part) -> tuple[Part, ...]:
+    """The parts that have both rows and columns."""
+    return tuple(part for part in parts if len(part.rows) and len(part.columns))

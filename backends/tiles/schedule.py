@@ -27,7 +27,7 @@ from dilkit import plan
 from dilkit.backend import Refusal
 from dilkit.backends.once import counts_once
 from dilkit.backends.tiles import _tiles
-from dilkit.backends.tiles.relation_tiles import relation_tiles
+from dilkit.backends.tiles.relation_tiles import part_table, relation_tiles
 from dilkit.backends.tiles.relations import FAR, KINDS, Relation, relations
 from dilkit.pattern import DilatedSegment
 from dilkit.problem import Problem
@@ -38,7 +38,7 @@ BRANCH_KINDS = frozenset({DilatedSegment.kind}) | KINDS
 MAX_BRANCHES = 32
 """Branches of one group, at most: a set of them is the bits of a word."""
 
-MAX_SEQ = FAR
+MAX_SEQ = FAR + 1
 """Tokens of a sequence, at most: row numbers, and sums of two of them, are 32-bit."""
 
 MOST_ROWS, LOW_ROWS = 128, 64
@@ -53,13 +53,14 @@ BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The branches and tiles of one launch: those of a relation have no segments. All arrays are read-only.
+    """The branches and tiles of one launch. All arrays are read-only.
 
     Query i sees no key before `i - back` and none after `i + ahead`.
     """
 
     branches: NDArray[np.void]
-    """`BRANCH`, shortest segment first: segment length, dilation rate, and the query heads `head_start .. head_stop - 1`."""
+    """`BRANCH`, shortest segment first: segment length, dilation rate, and the query heads `head_start .. head_stop - 1`. Of a
+    relation its `part_table`."""
     query_tiles: NDArray[np.void]
     """`TILE`, most keys first: `head` is a query head. In the first group every row of every head is in one tile, the rows
     that no branch keeps with an empty `set`; in later ones only rows that a branch keeps."""
@@ -68,7 +69,12 @@ class Group:
     back: int = FAR
     ahead: int = FAR
     relation: Relation | None = None
-    """With one, `set` of a tile holds the part that its rows are in."""
+    """With one, `set` of a tile holds the part that its rows are in: those of queries are numbered first."""
+
+    @property
+    def branch_count(self) -> int:
+        """How many branches there are, or parts of a relation."""
+        return len(self.relation.parts) if self.relation else len(self.branches)
 
     @property
     def nbytes(self) -> int:
@@ -191,7 +197,8 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
 def _group_of_relation(relation: Relation, problem: Problem, tile_rows: int, first: bool) -> Group:
     found = (relation_tiles(relation, problem, of_keys, tile_rows, first) for of_keys in (False, True))
     query_tiles, key_tiles = (_most_keys_first(*x) for x in found)
-    return _read_only(Group(np.zeros(0, BRANCH), query_tiles, key_tiles, relation.back, relation.ahead, relation))
+    table = part_table(relation).view(BRANCH).reshape(-1)
+    return _read_only(Group(table, query_tiles, key_tiles, relation.back, relation.ahead, relation))
 
 
 def _read_only(group: Group) -> Group:

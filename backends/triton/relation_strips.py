@@ -16,11 +16,10 @@ from dilkit.problem import Problem
 
 def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.void], of_keys: bool, columns: int) -> Strips:
     """The strips of these tiles of `relation`, of queries or `of_keys`."""
-    parts, rate = relation.keys if of_keys else relation.queries, relation.rate
-    strips = [_strips(part, p * rate, rate, columns) for p, part in enumerate(parts)]
-    nothing = len(parts) * rate
+    rate, nothing = relation.rate, len(relation.parts) * relation.rate
+    strips = [_strips(part, p * rate, rate, columns) for p, part in relation.numbered(of_keys)]
     chosen, number = tiles["set"].astype(np.int64), np.full(len(tiles), nothing)
-    for p in range(len(parts)):
+    for p, _ in relation.numbered(of_keys):
         number = np.where(chosen >> p & 1, p * rate + tiles["row"] % rate, number)
     if of_keys:
         number = np.where(_serves(relation, problem, tiles), number[:, None], nothing).reshape(-1)

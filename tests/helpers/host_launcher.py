@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from helpers import host_compile
 
+from dilkit.backends.tiles.schedule import BRANCH
+
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 ERROR_BYTES = 1024
 
@@ -159,7 +161,7 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
         delta=rows,
         mask=mask_bytes,
         tiles=arguments["tile_count"] * 16,
-        branches=arguments["branch_count"] * 16,
+        branches=branch_records(int(arguments["branches"]), int(arguments["branch_count"])) * BRANCH.itemsize,
         counter=4,
         starts=(sequences + 1) * 4,
         tile_ends=sequences * 4,
@@ -167,3 +169,11 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
     )
     found += [(int(arguments[name]), int(size), name, name in GIVEN) for name, size in sizes.items()]
     return [span for span in found if span[0] and span[1] > 0]
+
+
+def branch_records(address: int, count: int) -> int:
+    """How many records there are: branches, or the parts of a relation and their runs."""
+    if not count:
+        return 0
+    branches = np.frombuffer(ctypes.string_at(address, count * BRANCH.itemsize), BRANCH)
+    return count - int(np.minimum(branches["rate"], 0).sum())

@@ -14,7 +14,10 @@
    A tile is up to TILE_ROWS rows of one head, `step` apart, in one segment of each branch of its set. Its keys are those rows of
    the segments that are congruent to its own row modulo the branch's rate. They are listed as runs: branch after branch,
    shortest segment first, without the stretch that an earlier branch of a dividing rate has covered. A key that is listed a
-   second time all the same gets the weight 0 there. The same holds with queries and keys exchanged, for the gradients of keys. */
+   second time all the same gets the weight 0 there. The same holds with queries and keys exchanged, for the gradients of keys.
+
+   A tile of a relation (`dilkit.backends.tiles.relations`) has rows of one part, whose columns are given as runs. Query i sees the
+   keys from i - back to i + ahead: what no row of a tile sees is not listed, and only what a bound cuts is compared. */
 #ifndef DILKIT_DILATED
 #define DILKIT_DILATED
 
@@ -41,9 +44,16 @@ typedef struct {
     unsigned short head, rows;
 } Tile;
 
+/* A part of a relation has the rate -n: its columns are n of the runs that follow the branches, from number `segment` on. */
 typedef struct {
     int segment, rate, head_start, head_stop;
 } Branch;
+
+/* The positions low, low + step, ... below `high`, counted from the start of a sequence; of_row: those of them that are a multiple of
+   `step` from a tile's rows. */
+typedef struct {
+    int low, step, high, of_row;
+} ColumnRun;
 
 /* A tensor (batch, seq, heads, head_dim): strides in elements, the last one 1. */
 typedef struct {
@@ -70,7 +80,7 @@ typedef struct {
     const int *starts, *tile_ends;
     const long long *places;
     int tile_count, branch_count, batch, seq, heads, kv_heads, head_dim;
-    int causal, once, first;
+    int back, ahead, once, first;
     float scale, keep_scale;
     int first_batch, first_head;
     unsigned seed_low, seed_high, threshold;
@@ -206,15 +216,29 @@ DEVICE unsigned serving_branches(const Args *args, unsigned set, int head) {
     return set & serve;
 }
 
-/* Appends the rows of a segment from `low` on and below `high`, both inside of it. */
-DEVICE void append_run(Keys *keys, Segment segment, int low, int high) {
-    int ahead = (keys->row - low) % segment.rate;
-    int first = low + (ahead < 0 ? ahead + segment.rate : ahead);
+/* Whether any row of the launch has a bound. */
+DEVICE int bounded(const Args *args) { return min_of(args->back, args->ahead) < args->seq; }
+
+/* Appends the rows that `branch` shows from `low` on and below `high`, those that are a multiple of `step` from `row`. */
+DEVICE void append_run(Keys *keys, int row, int step, int branch, int low, int high) {
+    int ahead = (row - low) % step;
+    int first = low + (ahead < 0 ? ahead + step : ahead);
     if (first >= high)
         return;
-    Run run = {first, segment.rate, (high - first - 1) / segment.rate + 1, segment.branch};
+    Run run = {first, step, (high - first - 1) / step + 1, branch};
     keys->runs[keys->run_count++] = run;
     keys->total += run.count;
+}
+
+/* Appends the columns of a part of a relation, of a sequence that begins at `begin`, from `lowest` on and below `highest`. */
+DEVICE void append_columns(Keys *keys, const Args *args, Branch part, int begin, int lowest, int highest) {
+    const ColumnRun *runs = (const ColumnRun *)(args->branches + args->branch_count) + part.segment;
+#pragma unroll 1
+    for (int r = 0; r < -part.rate; r++) {
+        ColumnRun run = LOAD(runs + r);
+        int low = begin + run.low, high = min_of(begin + run.high, highest);
+        append_run(keys, run.of_row ? keys->row : low, run.step, 0, max_of(low, lowest), high);
+    }
 }
 
 /* Finds the keys of a tile with `row` and the branches `set` that are at `lowest` or after, and before `highest`.
@@ -227,11 +251,16 @@ DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int l
     begin = LOAD(args->starts + next - 1), end = LOAD(args->starts + next);
     keys->begin = begin, keys->sequence = next - 1;
 #endif
+    lowest = max_of(lowest, begin), highest = min_of(highest, end);
 #pragma unroll 1
     for (int b = 0; b < args->branch_count; b++) {
         if (!(set >> b & 1))
             continue;
         Branch branch = LOAD(args->branches + b);
+        if (branch.rate < 0) {
+            append_columns(keys, args, branch, begin, lowest, highest);
+            continue;
+        }
         int low = begin + (row - begin) / branch.segment * branch.segment, high = min_of(low + branch.segment, end);
         int covered_from = high, covered_to = high;
 #pragma unroll 1
@@ -242,8 +271,8 @@ DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int l
         }
         Segment segment = {low, high - low, branch.rate, b};
         keys->segments[keys->segment_count++] = segment;
-        append_run(keys, segment, max_of(low, lowest), min_of(covered_from, highest));
-        append_run(keys, segment, max_of(covered_to, lowest), min_of(high, highest));
+        append_run(keys, row, branch.rate, b, max_of(low, lowest), min_of(covered_from, highest));
+        append_run(keys, row, branch.rate, b, max_of(covered_to, lowest), min_of(high, highest));
     }
 }
 

@@ -316,15 +316,16 @@ DEVICE void load_own_terms(const Args *args) {
    large. */
 DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), step = work.tile.step;
+    unsigned lowest = work.tile.row - (OF_KEYS ? args->ahead : args->back), between = (unsigned)args->back + args->ahead;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
-        unsigned distance = positions[buffer][other] - work.tile.row - (unsigned)row * step;
+        unsigned distance = positions[buffer][other] - lowest - (unsigned)row * step;
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *row_term(other, BIAS);
 #pragma unroll
         for (int i = 0; i < 8; i++, distance -= 8u * step) {
             float power = fmaf(score[i][j], args->scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
-            if (args->causal && (OF_KEYS ? (int)distance < 0 : (int)distance > 0))
+            if (distance > between)
                 power = NEG_INF;
             weight[8 * i] = exp2_fast(power);
         }
@@ -496,12 +497,12 @@ DEVICE void next_head(const Args *args) {
     if (thread_index() == 0) {
         int query_head = ++work.query_head, kv_head = query_head / (args->heads / args->kv_heads);
         int row = work.tile.row, last = own_position(&work.tile, work.tile.rows - 1);
+        int back = OF_KEYS ? args->ahead : args->back, ahead = OF_KEYS ? args->back : args->ahead;
         for (int pair = 0; pair < 2; pair++) {
             work.own[pair] = head_of(view_of(args, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
             work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);
         }
-        find_keys(&keys, args, row, serving_branches(args, work.tile.set, query_head), OF_KEYS && args->causal ? row : 0,
-                  !OF_KEYS && args->causal ? last + 1 : args->seq);
+        find_keys(&keys, args, row, serving_branches(args, work.tile.set, query_head), row - back, last + ahead + 1);
         find_place(&keys, args, work.batch, query_head);
     }
     synchronize();

@@ -223,25 +223,29 @@ typedef struct {
     float maximum[THREAD_ROWS], total[THREAD_ROWS], accumulator[THREAD_ROWS * THREAD_COLUMNS];
 } Softmax;
 
-/* Turns scores into weights 2^(scale2 * score + bias - maximum), and makes the state relative to the new maximum. `position`:
-   that of the first row, or the last token where nothing is causal; of no row of the tile, positions may wrap. */
-DEVICE void online_softmax_step(float *scores, Softmax *softmax, const int *positions, const float *bias, float scale2,
-                                int position, int step) {
-    int latest = -1;
+/* Turns scores into weights 2^(scale2 * score + bias - maximum), and makes the state relative to the new maximum. `row`: the first
+   of the thread's; of no row of the tile, positions may wrap. */
+DEVICE void online_softmax_step(float *scores, Softmax *softmax, const int *positions, const float *bias, const Args *args,
+                                const Tile *tile, int row) {
+    int earliest = MAX_POSITION, latest = -1;
+    float scale2 = args->scale * LOG2E;
 #pragma unroll
     for (int j = 0; j < THREAD_KEYS; j++) {
         float extra = bias[j * ACROSS];
         latest = max_of(latest, positions[j * ACROSS]);
+        earliest = min_of(earliest, positions[j * ACROSS] & MAX_POSITION);
 #pragma unroll
         for (int i = 0; i < THREAD_ROWS; i++)
             scores[i * THREAD_KEYS + j] = scores[i * THREAD_KEYS + j] * scale2 + extra;
     }
-    if (latest > position)
+    int begin = own_position(tile, row), end = own_position(tile, row + THREAD_ROWS - 1);
+    unsigned lowest = begin - args->back, step = tile->step;
+    if (latest > begin + args->ahead || earliest < end - args->back)
 #pragma unroll
         for (int j = 0; j < THREAD_KEYS; j++)
 #pragma unroll
             for (int i = 0; i < THREAD_ROWS; i++)
-                if (positions[j * ACROSS] > (int)((unsigned)position + (unsigned)i * step))
+                if (positions[j * ACROSS] - (lowest + i * step) > (unsigned)args->back + args->ahead)
                     scores[i * THREAD_KEYS + j] = NEG_INF;
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; i++) {
@@ -353,9 +357,9 @@ KERNEL(fp32_forward) {
     start_tiles(&item);
     while (next_tile(&args, &item, &tile, &batch)) {
         if (thread_index() == 0) {
-            int end = args.causal ? own_position(&tile, tile.rows - 1) + 1 : args.seq;
+            int end = own_position(&tile, tile.rows - 1) + args.ahead + 1;
             start_work(&work, &args, tile, batch);
-            find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, tile.head), 0, end);
+            find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, tile.head), tile.row - args.back, end);
             find_place(&keys, &args, batch, tile.head);
         }
         for (int r = thread_index(); r < TILE_ROWS; r += THREADS)
@@ -393,9 +397,7 @@ KERNEL(fp32_forward) {
                     store_values(slots[slot], prefetched);
                 synchronize();
             }
-            int position = args.causal ? own_position(&work.tile, row) : args.seq;
-            online_softmax_step(scores, &softmax, positions[buffer] + column, bias[buffer] + column, args.scale * LOG2E, position,
-                                work.tile.step);
+            online_softmax_step(scores, &softmax, positions[buffer] + column, bias[buffer] + column, &args, &work.tile, row);
 #if DROPOUT
             drop_weights(scores, &args, &keys, &work, positions[buffer] + column, row);
 #endif

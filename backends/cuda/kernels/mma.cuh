@@ -43,7 +43,7 @@ typedef struct {
 } HeadRows;
 
 /* The window of columns, by number modulo WINDOW: their positions (-1: none, to be read as 0); of 32 columns the lowest and
-   highest position, or, if nothing is causal, 0 for lowest if any is there; a bit for each of them that has a bias. */
+   highest position, or, if rows have no bounds, 0 and MAX_POSITION if any is there; a bit for each of them that has a bias. */
 typedef struct {
     int position[WINDOW], lowest[WINDOW / 32], highest[WINDOW / 32];
     unsigned biased[WINDOW / 32];
@@ -138,16 +138,35 @@ DEVICE void copy_columns(uint4 *slot, HeadRows from, const Columns *columns, int
 /* Columns */
 
 /* Puts column number `index` into the window. All threads call it, each for a column. */
-DEVICE void put_column(Columns *columns, int index, int position, float bias, int causal) {
-    int slot = index % WINDOW, lowest = MAX_POSITION, highest = position;
+DEVICE void put_column(Columns *columns, int index, int position, float bias, int bounds) {
+    int slot = index % WINDOW, lowest = MAX_POSITION, highest = -1;
     unsigned biased = ballot(bias != 0.0f), any = ballot(position >= 0);
     columns->position[slot] = position;
-    if (causal)
+    if (bounds)
         lowest = warp_min(position < 0 ? lowest : position), highest = warp_max(position);
     else if (any)
-        lowest = 0;
+        lowest = 0, highest = MAX_POSITION;
     if (slot % 32 == 0)
         columns->biased[slot / 32] = biased, columns->lowest[slot / 32] = lowest, columns->highest[slot / 32] = highest;
+}
+
+/* The lowest and the highest position of the SCORE_COLUMNS columns from number `slot` of the window on. */
+DEVICE int lowest_of(const Columns *columns, int slot) {
+    return min_of(columns->lowest[slot / 32], columns->lowest[slot / 32 + (SCORE_COLUMNS - 1) / 32]);
+}
+
+DEVICE int highest_of(const Columns *columns, int slot) {
+    return max_of(columns->highest[slot / 32], columns->highest[slot / 32 + (SCORE_COLUMNS - 1) / 32]);
+}
+
+/* Whether of rows from `first` to `last`, which see columns from row - back to row + ahead, none sees any of these columns; whether
+   some see not all. */
+DEVICE int none_seen(const Columns *columns, int slot, int first, int last, int back, int ahead) {
+    return lowest_of(columns, slot) > last + ahead || highest_of(columns, slot) < first - back;
+}
+
+DEVICE int some_cut(const Columns *columns, int slot, int first, int last, int back, int ahead) {
+    return highest_of(columns, slot) > first + ahead || lowest_of(columns, slot) < last - back;
 }
 
 /* Products */

@@ -175,7 +175,7 @@ DEVICE void locate_query(Columns *columns, float2 *terms, const Keys *keys, cons
             position = at, dot = LOAD(args->delta + line + at);
     }
     terms[index % WINDOW] = make_float2(shift, dot);
-    put_column(columns, index, position, 0.0f, args->causal);
+    put_column(columns, index, position, 0.0f, bounded(args));
 }
 
 /* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the window on). */
@@ -193,19 +193,19 @@ DEVICE void key_score_gradients(Scores p, Scores ds, const float2 *column_terms,
     }
 }
 
-/* 0 in `weight` where the key is after the query: keys are rows (sign 1) or columns (sign -1). */
-DEVICE void mask_future(Scores weight, const Columns *columns, int slot, int sign, const Tile *tile) {
-    unsigned thread = this_thread();
+/* 0 in `weight` where a column is not from row - back to row + ahead. */
+DEVICE void mask_beyond(Scores weight, const Columns *columns, int slot, int back, int ahead, const Tile *tile) {
+    unsigned thread = this_thread(), between = (unsigned)back + ahead;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int own = own_position(tile, own_row(thread, m, h));
+            unsigned lowest = own_position(tile, own_row(thread, m, h)) - back;
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++)
-                    if ((own - columns->position[slot + n * 8 + thread % 4 * 2 + e]) * sign > 0)
+                    if (columns->position[slot + n * 8 + thread % 4 * 2 + e] - lowest > between)
                         weight[m][n][2 * h + e] = 0.0f;
         }
 }
@@ -269,7 +269,8 @@ KERNEL(mma_dkeyvalue) {
 #pragma unroll 1
         for (int head = heads_end - group_of(&args); head < heads_end; head++) {
             if (thread_index() == 0) {
-                find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, head), args.causal ? tile.row : 0, args.seq);
+                int end = own_position(&tile, tile.rows - 1) + args.back + 1;
+                find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, head), tile.row - args.ahead, end);
                 find_place(&keys, &args, batch, head);
             }
             synchronize();
@@ -288,9 +289,10 @@ KERNEL(mma_dkeyvalue) {
                         locate_query(&columns, terms, &keys, &args, batch, head, after + this_thread());
                 }
                 int slot = column % WINDOW;
-                if (warp_is_idle(&tile) || (args.causal && columns.highest[slot / 32] < warp_begin(&tile)))
+                int begin = warp_begin(&tile), end = warp_end(&tile);
+                if (warp_is_idle(&tile) || none_seen(&columns, slot, begin, end, args.ahead, args.back))
                     continue;
-                int diagonal = args.causal && columns.lowest[slot / 32] < warp_end(&tile);
+                int compare = bounded(&args) && some_cut(&columns, slot, begin, end, args.ahead, args.back);
                 const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
                 Scores p, ds;
                 /* Across this barrier the compiler moves no loads, for which there would be no registers. */
@@ -305,9 +307,9 @@ KERNEL(mma_dkeyvalue) {
 #if DROPOUT
                 drop(p, kept, 1.0f);
 #endif
-                if (diagonal) {
-                    mask_future(p, &columns, slot, 1, &tile);
-                    mask_future(ds, &columns, slot, 1, &tile);
+                if (compare) {
+                    mask_beyond(p, &columns, slot, args.ahead, args.back, &tile);
+                    mask_beyond(ds, &columns, slot, args.ahead, args.back, &tile);
                 }
                 accumulate(dvalue, p, columns_at + HALF / 2);
                 synchronize_warp();
@@ -327,7 +329,7 @@ DEVICE void locate_column(Columns *columns, float *biases, const Keys *keys, con
     float bias;
     int position = locate_key(keys, args, batch, index, &bias);
     biases[index % WINDOW] = bias;
-    put_column(columns, index, position, bias, args->causal);
+    put_column(columns, index, position, bias, bounded(args));
 }
 
 /* The terms of the scores of the tile's queries, by fragment and half of the sums: -lse log2(e), and delta. */
@@ -377,9 +379,9 @@ KERNEL(mma_dquery) {
         Sums dquery;
         float shift[FRAGMENTS][2], delta[FRAGMENTS][2];
         if (thread_index() == 0) {
-            int end = args.causal ? own_position(&found, found.rows - 1) + 1 : args.seq;
+            int end = own_position(&found, found.rows - 1) + args.ahead + 1;
             tile = found, batch = element, key_head = found.head / group_of(&args);
-            find_keys(&keys, &args, found.row, found.set, 0, end);
+            find_keys(&keys, &args, found.row, found.set, found.row - args.back, end);
             find_place(&keys, &args, element, found.head);
         }
         synchronize();
@@ -401,9 +403,10 @@ KERNEL(mma_dquery) {
                     locate_column(&columns, biases, &keys, &args, batch, after + this_thread());
             }
             int slot = column % WINDOW;
-            if (warp_is_idle(&tile) || (args.causal && columns.lowest[slot / 32] > warp_end(&tile)))
+            int begin = warp_begin(&tile), end = warp_end(&tile);
+            if (warp_is_idle(&tile) || none_seen(&columns, slot, begin, end, args.back, args.ahead))
                 continue;
-            int diagonal = args.causal && columns.highest[slot / 32] > warp_begin(&tile);
+            int compare = bounded(&args) && some_cut(&columns, slot, begin, end, args.back, args.ahead);
             const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
             Scores p, ds;
             score_tile(p, own_query, STEPS, 0, columns_at);
@@ -413,8 +416,8 @@ KERNEL(mma_dquery) {
 #endif
             const float *found = columns.biased[slot / 32] ? biases + slot : 0;
             query_score_gradients(ds, p, found, args.scale * LOG2E, shift, delta);
-            if (diagonal)
-                mask_future(ds, &columns, slot, -1, &tile);
+            if (compare)
+                mask_beyond(ds, &columns, slot, args.back, args.ahead, &tile);
             accumulate(dquery, ds, columns_at);
         }
         copy_async_wait(0);

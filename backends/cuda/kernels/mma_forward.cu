@@ -89,7 +89,7 @@ DEVICE void locate_keys(TileState *shared, const Args *args, int from) {
     float bias;
     int index = from + thread_index(), position = locate_key(&shared->keys, args, shared->batch, index, &bias);
     shared->bias[index % WINDOW] = bias;
-    put_column(&shared->columns, index, position, bias, args->causal);
+    put_column(&shared->columns, index, position, bias, bounded(args));
 }
 
 /* score[row][key] = q.k */
@@ -115,7 +115,7 @@ DEVICE void score_tile(Scores score, const Rows *rows, const uint4 *queries, con
 }
 
 /* Turns products into scores, with scale and bias, of the keys from number `slot` of the window on; with `compare`, those of keys
-   after a row become NEG_INF. */
+   beyond the bounds of a row become NEG_INF. */
 DEVICE void scale_and_mask(Scores score, const Args *args, const TileState *shared, int slot, float scale, int compare) {
     unsigned thread = this_thread();
 #pragma unroll
@@ -130,7 +130,8 @@ DEVICE void scale_and_mask(Scores score, const Args *args, const TileState *shar
     }
     if (!compare)
         return;
-    unsigned step = shared->tile.step, row = shared->tile.row + own_row(thread, 0, 0) * step; /* of no row, it may wrap */
+    unsigned step = shared->tile.step, between = (unsigned)args->back + args->ahead;
+    unsigned lowest = shared->tile.row + own_row(thread, 0, 0) * step - args->back; /* of no row, it may wrap */
 #pragma unroll
     for (int n = 0; n < SCORE_COLUMNS / 8; n++) {
         int column = slot + n * 8 + thread % 4 * 2;
@@ -139,7 +140,7 @@ DEVICE void scale_and_mask(Scores score, const Args *args, const TileState *shar
         for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (position[i % 2] > (int)(row + (f * 16 + i / 2 * 8) * step))
+                if (position[i % 2] - (lowest + (f * 16 + i / 2 * 8) * step) > between)
                     score[f][n][i] = NEG_INF;
     }
 }
@@ -294,15 +295,14 @@ DEVICE void begin_tile(TileState *shared, const Args *args, const Tile *tile, in
     int kv_head = tile->head / (opaque(args->heads) / args->kv_heads), last = own_position(tile, tile->rows - 1);
     shared->tile = *tile, shared->batch = batch;
     shared->key = rows_of(args->key, batch, kv_head).data, shared->value = rows_of(args->value, batch, kv_head).data;
-    find_keys(&shared->keys, args, tile->row, tile->set, 0, args->causal ? last + 1 : args->seq);
+    find_keys(&shared->keys, args, tile->row, tile->set, tile->row - args->back, last + args->ahead + 1);
     find_place(&shared->keys, args, batch, tile->head);
 }
 
 /* Whether any row of the warp sees any of the keys from number `slot` of the window on. */
 DEVICE int warp_sees_any(const TileState *shared, const Args *args, int slot) {
-    int first = first_row(this_thread()), last = min_of(first + ROWS, shared->tile.rows) - 1;
-    int lowest = min_of(shared->columns.lowest[slot / 32], shared->columns.lowest[slot / 32 + 1]);
-    return last >= first && lowest <= (args->causal ? shared->tile.row + last * shared->tile.step : MAX_POSITION - 1);
+    int row = first_row(this_thread()), first = own_position(&shared->tile, row), last = own_position(&shared->tile, row + ROWS - 1);
+    return row < shared->tile.rows && !none_seen(&shared->columns, slot, first, last, args->back, args->ahead);
 }
 
 /* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to
@@ -311,8 +311,8 @@ DEVICE void attend(Weights weight, Rows *rows, TileState *shared, const Args *ar
                    const uint4 *keys, int raise) {
     const Columns *columns = &shared->columns;
     float (*total)[2] = shared->total[this_thread()], added[FRAGMENTS][2], scale = args->scale * LOG2E;
-    int highest = max_of(columns->highest[slot / 32], columns->highest[slot / 32 + 1]);
-    int compare = args->causal && highest > shared->tile.row + first_row(this_thread()) * shared->tile.step;
+    int row = first_row(this_thread()), first = own_position(&shared->tile, row), last = own_position(&shared->tile, row + ROWS - 1);
+    int compare = bounded(args) && some_cut(columns, slot, first, last, args->back, args->ahead);
     int plain = !compare && !columns->biased[slot / 32] && !columns->biased[slot / 32 + 1] && scale >= 0.0f;
     do {
         Scores score;

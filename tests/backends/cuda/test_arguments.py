@@ -12,6 +12,7 @@ from helpers.project import ROOT
 
 from dilkit import Pattern
 from dilkit.backends.cuda.arguments import _PACKED, ARGUMENTS, VIEW, make_arguments
+from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.tiles.schedule import BRANCH, TILE, schedule
 from dilkit.problem import Problem
 
@@ -55,5 +56,6 @@ def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:
     assert (arguments["tiles"], arguments["branches"], arguments["counter"], arguments["delta"]) == (16, 32, 0, 0)
     numbers = {name: int(arguments[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim", "branch_count")}
     assert numbers == dict(batch=3, seq=20, heads=4, kv_heads=2, head_dim=8, branch_count=2)
-    assert (arguments["causal"], arguments["once"], arguments["first"], arguments["scale"]) == (0, 1, 1, np.float32(2))
+    assert (arguments["back"], arguments["ahead"]) == (FAR, FAR)
+    assert (arguments["once"], arguments["first"], arguments["scale"]) == (1, 1, np.float32(2))
     assert arguments["tile_count"] == len(group.query_tiles)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from helpers.host_compile import SHIM
 from helpers.host_launcher import HostLauncher
-from helpers.strategies import patterns
-from hypothesis import given, settings
+from helpers.strategies import mixes, patterns
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dilkit import Pattern
+from dilkit import GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.backends.cuda.arguments import make_arguments
-from dilkit.backends.tiles.schedule import MAX_BRANCHES, Group, schedule
+from dilkit.backends.tiles.schedule import BRANCH_KINDS, MAX_BRANCHES, Group, schedule, schedule_refusals
 from dilkit.problem import Problem
 
 HEADS, KV_HEADS, ROOM = 4, 2, 256
@@ -46,7 +46,10 @@ def weights(problem: Problem, group: Group, by_keys: bool, checked: bool = False
         seen, weight = positions[n, h, :total][new], np.exp2(biases[n, h, :total][new], dtype=np.float64)
         assert len(set(seen)) == len(seen)
         head = tiles[n]["head"] * heads + h
-        count[np.ix_([head], seen, rows) if by_keys else np.ix_([head], rows, seen)] += weight[:, None] if by_keys else weight
+        back, ahead = (group.ahead, group.back) if by_keys else (group.back, group.ahead)
+        apart = seen - rows[:, None]
+        weight = weight * ((-back <= apart) & (apart <= ahead))  # kernels compare the positions of each pair
+        count[np.ix_([head], seen, rows) if by_keys else np.ix_([head], rows, seen)] += weight.T if by_keys else weight
     return count
 
 
@@ -57,7 +60,6 @@ def check(problem: Problem, tile_rows: int = 4, checked: bool = False) -> None:
     for by_keys in (False, True):
         groups = schedule(problem, tile_rows).groups
         count = sum(weights(problem, group, by_keys, checked) for group in groups if len(group.query_tiles))
-        count = np.tril(count) if problem.is_causal else count  # kernels compare the positions of each pair
         np.testing.assert_allclose(count, want, rtol=1e-6)
 
 
@@ -65,6 +67,14 @@ def check(problem: Problem, tile_rows: int = 4, checked: bool = False) -> None:
 @given(patterns(heads=HEADS, kv_heads=KV_HEADS), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_helpers_show_the_count(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
     check(Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES), tile_rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixes(heads=HEADS, kv_heads=KV_HEADS, tokens=40), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
+def test_helpers_show_the_count_of_every_kind(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
+    problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
+    assume({branch.kind for branch in pattern.branches} <= BRANCH_KINDS and not schedule_refusals(problem))
+    check(problem, tile_rows)
 
 
 NAMED = {
@@ -75,6 +85,10 @@ NAMED = {
     "once": Pattern([6, 10, 15, 33], [1, 2, 3, 5], overlap="once"),
     "wide inside narrow": Pattern([16, 16, 32], [4, 2, 2]),
     "heads": Pattern([8, 32], [1, 2], heads=[(0, 2), (1, 4)]),
+    "windows": Pattern.of(SlidingWindow(9), SlidingWindow(12, 3, heads=(1, 4)), SlidingWindow(50)),
+    "global tokens": Pattern.of(GlobalTokens([0, 3, 6, 7, 8, 30]), GlobalTokens(2, "read", heads=(0, 3))),
+    "mixed": Pattern.of(Pattern([8], [2]).branches[0], Strided(5), GlobalTokens(1), SlidingWindow(3)),
+    "kinds once": Pattern.of(SlidingWindow(20, 4), SlidingWindow(6, 2), GlobalTokens([2, 9, 10, 31]), overlap="once"),
     "as many as there may be": Pattern([4 + i // 8 for i in range(MAX_BRANCHES)], [1 + i % 4 for i in range(MAX_BRANCHES)]),
 }
 

@@ -14,6 +14,7 @@ from helpers.on_host import FP32, OnHost
 from dilkit import Device, Pattern, Problem
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.backends.tiles.relations import FAR
 from dilkit.selection.proving import cases
 from dilkit.testing.conformance import check
 
@@ -47,7 +48,13 @@ class Tampering(HostLauncher):
 
 @pytest.mark.parametrize(
     ("name", "value", "variant"),
-    [("scale", 0.2, "full"), ("causal", 0, "causal"), ("mask", 0, "mask"), ("once", 0, "once, strided"), ("scale", 0.25, "full")],
+    [
+        ("scale", 0.2, "full"),
+        ("ahead", FAR, "causal"),
+        ("mask", 0, "mask"),
+        ("once", 0, "once, strided"),
+        ("scale", 0.25, "full"),
+    ],
 )
 def test_kernels_that_get_something_wrong_fail(name: str, value: Any, variant: str) -> None:
     [case] = (case for case in cases("float32", 16, gradients=True) if case.variant == variant)

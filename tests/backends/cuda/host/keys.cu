@@ -15,8 +15,8 @@ KERNEL(list_keys) {
             synchronize();
             if (thread_index() == 0) {
                 unsigned set = serving_branches(&args, tile.set, tile.head * heads + h);
-                int lowest = BY_KEYS && args.causal ? tile.row : 0, highest = !BY_KEYS && args.causal ? last + 1 : args.seq;
-                find_keys(&keys, &args, tile.row, set, lowest, highest);
+                int lowest = tile.row - (BY_KEYS ? args.ahead : args.back);
+                find_keys(&keys, &args, tile.row, set, lowest, last + (BY_KEYS ? args.back : args.ahead) + 1);
                 STORE((int *)args.dquery.data + place, keys.total);
             }
             synchronize();
