@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +12,12 @@ import torch
 from helpers.cuda_fakes import RecordingLauncher
 from torch import Tensor
 
-from dilkit import Pattern, plan
+from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, plan
 from dilkit.backends.cuda import backend as cupy_raw
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.device import QUERIES, device_schedule
+from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.problem import Problem
@@ -124,6 +127,18 @@ def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -
         items = len(launch.tiles) * problem.batch
         assert launch.blocks == min(items, resident)
         assert launch.counter == (0 if counted else None)
+
+
+def test_windows_and_global_tokens_are_launches_of_their_own(launcher: RecordingLauncher, backend: CupyRaw) -> None:
+    problem = pose(pattern=Pattern.of(SlidingWindow(40, 2), GlobalTokens([0, 1, 7]), DilatedSegment(64, 2)), kv_heads=2)
+    q, k, v = tensors(problem)
+    out, lse = backend.forward(q, k, v, problem)
+    backend.backward(out, q, k, v, out, lse, problem)
+    bounds = [(int(x.arguments["back"]), int(x.arguments["ahead"])) for x in launcher.launches if x.kernel.name != "row_dots"]
+    assert bounds == [(FAR, FAR), (38, 38), (FAR, FAR)] * 3
+    window, tokens = launcher.launches[1:3]
+    assert window.branches == [(0, -1, 0, 4), (1, -1, 0, 4)]
+    assert tokens.branches == [(0, -1, 0, 4), (1, -2, 0, 4), (3, -1, 0, 4), (4, -2, 0, 4)]
 
 
 def test_a_group_without_tiles_is_not_launched(launcher: RecordingLauncher, backend: CupyRaw) -> None:
@@ -290,6 +305,11 @@ class TestRefusals:
 
     def test_many_branches_are_fine_where_they_count(self) -> None:
         assert self.refusals(pattern=Pattern([4] * 33, [1] * 33)) == ""
+
+    def test_global_tokens_in_too_many_runs(self) -> None:
+        scattered = GlobalTokens(random.Random(0).sample(range(500), 220))
+        assert self.refusals(pattern=Pattern.of(GlobalTokens(range(0, 500, 2)), SlidingWindow(9))) == ""
+        assert re.match(r"runs of global tokens \d+: at most 64 \(fewer", self.refusals(pattern=Pattern.of(scattered)))
 
     def test_cupy_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("dilkit.backend._installed", lambda module: module != "cupy")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
-from dilkit import Pattern, register_backend, unregister_backend
+from dilkit import GlobalTokens, Pattern, SlidingWindow, register_backend, unregister_backend
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE
 from dilkit.device import Capability
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.testing.conformance import Result, check
 from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import DROPPING, PROBLEMS, Case
+from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, Case
 
 
 @contextmanager
@@ -75,12 +75,36 @@ DROPPED: Runs = [
 """Each call that drops weights with one kind of kernel, and several groups of branches with both."""
 
 
+ONCE = Pattern.of(
+    SlidingWindow(24, 2), SlidingWindow(7), GlobalTokens([0, 9, 11, 33]), GlobalTokens(3, "read", heads=(1, 3)), overlap="once"
+)
+
+
+def kinds(capability: Capability, dtype: str) -> Runs:
+    """Windows, strides and global tokens, alone and in mixes, packed, with dropout, and such as count once."""
+    sizes = dict(seq=61, kv_heads=2, dtype=dtype)
+    once = (Case(feature="kinds", variant=f"once {x}", pattern=ONCE, is_causal=x, **sizes) for x in (False, True))
+    listed = (case for case in (*OTHER_KINDS, *once) if case.dtype == dtype)
+    return [(capability, case) for case in listed if not OnHost(capability).refusals(case.problem())]
+
+
+KINDS = [kinds(FP32, "float32"), kinds(TENSOR_CORES, "bfloat16")]
+
+
 def name(run: tuple[Capability, Case]) -> str:
     return "sm_{}{}-{}".format(*run[0], run[1].name)
 
 
 @pytest.mark.parametrize("run", USUAL, ids=name)
 def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
+    with backend(run[0]) as known:
+        result = check(known, run[1])
+    into_matrix(result)
+    assert result.verdict == "passed", result
+
+
+@pytest.mark.parametrize("run", [run for kind, listed in enumerate(KINDS) for run in listed[kind::2]], ids=name)
+def test_the_kernels_are_right_with_every_kind(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
     with backend(run[0]) as known:
         result = check(known, run[1])
     into_matrix(result)
@@ -113,7 +137,9 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("run", REST + SIZES, ids=name)
+@pytest.mark.parametrize(
+    "run", REST + SIZES + [run for kind, listed in enumerate(KINDS) for run in listed[1 - kind :: 2]], ids=name
+)
 def test_the_kernels_are_right_at_other_sizes(run: tuple[Capability, Case]) -> None:
     with backend(run[0]) as known:
         result = check(known, run[1])

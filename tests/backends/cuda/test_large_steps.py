@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[str, str, Capability, int, int]] = {
 
 def launch(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor], first: bool) -> None:
     tiles = np.array([(ROW, 1, STEP, 0, 2)], TILE)
-    group = Group(np.array([(SEQ, STEP, 0, 1)], BRANCH), tiles, tiles)
+    group = Group(np.array([(SEQ, STEP, 0, 1)], BRANCH), tiles, tiles, ahead=0)
     places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data)
     HostLauncher(checked=True).launch(kernel, 1, make_arguments(problem, given, group, 1, places, first))
 
