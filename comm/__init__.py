@@ -5,7 +5,8 @@ One forward pass, step by step, with the file of each step:
     rank t holds the rows cuts[t] .. cuts[t + 1] - 1             cuts.py, shards.py
       |
       |  all ranks agree on their arguments                       agreement.py, arguments.py
-      |  exchange plan: which rank computes what                  plan/exchange_plan.py, plan/sharded_segments.py
+      |  exchange plan: which rank computes what                  plan/exchange_plan.py: of segments and strides
+      |                                                           plan/sharded_segments.py, of other kinds plan/kinds/
       |  index tables: which of its rows a rank sends to whom     passes/all_to_all/index_tables.py
       v
     send rows of queries, keys, values ------------+              passes/all_to_all/forward.py, transports/

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from helpers.exchanges import conform
 
-from dilkit import Pattern, dilated_attention_varlen
+from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention_varlen
 from dilkit.comm import Comm, CommError, MPIComm, TorchComm, ring_dilated_attention_varlen
 from dilkit.comm.transports.mpi import requests
 from dilkit.comm.transports.mpi.library import cuda_aware, loaded_library
@@ -105,17 +105,22 @@ def crossing(first: Comm) -> None:
 
 
 def packed(comm: Comm) -> None:
-    """Sequences that are packed, of which one is cut over all ranks: this rank's rows and gradients are those of the whole."""
-    pattern, cu_seqlens = Pattern([8, 24], [1, 3]), torch.tensor([0, 5, 5, 85, 90], dtype=torch.int32)
+    """Sequences that are packed, of which one is cut over all ranks: this rank's rows and gradients are those of the whole.
+
+    By segments, and by branches of all kinds that ranks compute in parts.
+    """
+    other_kinds = SlidingWindow(9), GlobalTokens([0, 30]), BlockSparse.local_global(6, 16), Strided(7)
+    cu_seqlens = torch.tensor([0, 5, 5, 85, 90], dtype=torch.int32)
     whole = [torch.randn(90, 4, 8, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(3)]
-    want = [x.clone().requires_grad_() for x in whole]
     rows = slice(90 * comm.rank // comm.size, 90 * (comm.rank + 1) // comm.size)
-    mine = [x[rows].clone().requires_grad_() for x in whole]
-    out = ring_dilated_attention_varlen(*mine, pattern, comm, cu_seqlens, is_causal=True)
-    right = dilated_attention_varlen(*want, pattern, cu_seqlens, is_causal=True)
-    found = [out, *torch.autograd.grad(out.sin().sum(), mine)]  # type: ignore[union-attr]
-    for got, x in zip(found, [right, *torch.autograd.grad(right.sin().sum(), want)], strict=True):  # type: ignore[union-attr]
-        torch.testing.assert_close(got, x[rows], rtol=1e-11, atol=1e-11)
+    for pattern, is_causal in ((Pattern([8, 24], [1, 3]), True), (Pattern.of(*other_kinds), False)):
+        want = [x.clone().requires_grad_() for x in whole]
+        mine = [x[rows].clone().requires_grad_() for x in whole]
+        out = ring_dilated_attention_varlen(*mine, pattern, comm, cu_seqlens, is_causal=is_causal)
+        right = dilated_attention_varlen(*want, pattern, cu_seqlens, is_causal=is_causal)
+        found = [out, *torch.autograd.grad(out.sin().sum(), mine)]  # type: ignore[union-attr]
+        for got, x in zip(found, [right, *torch.autograd.grad(right.sin().sum(), want)], strict=True):  # type: ignore[union-attr]
+            torch.testing.assert_close(got, x[rows], rtol=1e-11, atol=1e-11)
     say(f"rank {comm.rank} of {comm.size} has its rows of the packing")
 
 

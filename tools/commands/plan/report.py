@@ -89,10 +89,11 @@ def choice(schedules: Mapping[str, Forecast]) -> str:
     kinds = [route.kind for route in schedules["auto"].plan.routes]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if set(kinds) == {"local"}:
-        return f"auto: {counts}: every segment is within one rank, and nothing is sent"
+        return f"auto: {counts}: no rank needs rows of another, and nothing is sent"
     most = {name: in_bytes(int(one.traffic["forward"].sent.max())) for name, one in schedules.items()}
     others = ", ".join(f"{name} {sent}" for name, sent in most.items() if name != "auto")
-    reason = "the fewest rows through the busiest rank, branch by branch"
+    chosen = {"scatter", "gather", "hybrid"} & {*kinds}
+    reason = "the fewest rows through the busiest rank, branch by branch" if chosen else "rows go to the queries that see them"
     return f"auto: {counts}: {reason}; {most['auto']} sent forward{f' ({others})' * bool(others)}"
 
 
