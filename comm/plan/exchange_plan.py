@@ -99,7 +99,7 @@ class ExchangePlan:
             )
         if self.is_joint:
             raise ValueError(
-                f"schedule={self.schedule!r} sums up what each branch finds, but {why_joint(self.pattern)}; use "
+                f"schedule={self.schedule!r} sums up what each branch finds, but {self._why_joint}; use "
                 "schedule='scatter' or 'auto'"
             )
 
@@ -107,7 +107,11 @@ class ExchangePlan:
     def is_joint(self) -> bool:
         """Whether a row's whole softmax must be computed in one piece, such as where a key counts once over all branches."""
         in_one_piece = not self.fuse_branches and not self.pattern.only_segments
-        return in_one_piece or bool(why_joint(self.pattern))
+        return in_one_piece or bool(self._why_joint)
+
+    @cached_property
+    def _why_joint(self) -> str:
+        return why_joint(self.pattern, self.heads, self.kv_heads)
 
     @cached_property
     def exchange_pattern(self) -> Pattern:

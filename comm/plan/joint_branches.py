@@ -15,11 +15,11 @@ IN_PARTS = (DilatedSegment, SlidingWindow, GlobalTokens, BlockSparse, Strided)
 """Kinds of branches whose pairs of queries and keys several ranks can compute."""
 
 
-def why_joint(pattern: Pattern) -> str:
+def why_joint(pattern: Pattern, heads: int, kv_heads: int) -> str:
     """Why a row's whole softmax is computed in one piece; empty if it need not be."""
     if whole := [branch.kind for branch in pattern.branches if not isinstance(branch, IN_PARTS)]:
         return f"a branch of kind {whole[0]} is computed in one piece"
-    if pattern.overlap == "once" and len(pattern.branches) > 1 and not is_separable(pattern):
+    if pattern.overlap == "once" and len(pattern.branches) > 1 and not is_separable(pattern, heads, kv_heads):
         return "with overlap='once' a key counts once over all branches"
     return ""
 

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit import Pattern
-from dilkit.comm import ExchangePlan, exchange_plan, shard_cuts
+from dilkit.comm import ExchangePlan, Rows, exchange_plan, shard_cuts
 from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
 from dilkit.comm.passes.local_attention import local_ranges
 from dilkit.comm.passes.problem_stacks import ProblemStack
 from dilkit.comm.passes.ring.segment import RingSegment, ring_segments
+from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes
 from dilkit.comm.plan.sharded_segments import assign_heads
 
 Labels = NDArray[np.int64]
@@ -168,6 +169,9 @@ def test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s(plan: Exc
         assert (sent == np.array([t.received[roles].counts for t in tables]).T).all()
     sizes = dict(head_dim=8, dtype="bfloat16", batch=batch, key_padding_mask=True)
     rings = [_ring_bytes(plan, rank, batch, 16) for rank in range(plan.world_size)]
+    if not any(route.kind == "ring" for route in plan.routes):
+        held = exchange_buffer_bytes(plan, Rows(8, "bfloat16", batch))
+        assert held.tolist() == [16 * sum(t.received["qkv"].counts) for t in tables]
     for phase, through in (("forward", _forward_bytes), ("backward", _backward_bytes)):
         counted = [through(t, rank, 16) + rings[rank][phase] for rank, t in enumerate(tables)]
         assert plan.all_bytes(phase, **sizes).tolist() == counted

@@ -28,6 +28,7 @@ from dilkit import (
     ordered_dilated_attention,
 )
 from dilkit.comm import (
+    Rows,
     arguments,
     exchange_plan,
     ring_dilated_attention,
@@ -37,6 +38,7 @@ from dilkit.comm import (
     shard_cuts,
     unshard,
 )
+from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes
 from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.op.dropout import Dropout
@@ -186,8 +188,11 @@ def test_the_bytes_of_a_window_do_not_grow_with_the_number_of_ranks(is_causal: b
     """A rank sends `window - 1` rows of keys and values to each side that sees them, however many ranks there are."""
     window, kv_heads, row = 65, 2, 16 * 2
     halo = (window - 1) * kv_heads * 2 * row * (1 if is_causal else 2)
-    for world_size in (4, 8, 64, 512):
+    for world_size in (4, 8, 64, 256):
         plan = exchange_plan(Pattern.of(SlidingWindow(window)), even_cuts(64 * 512, world_size), 8, kv_heads, is_causal=is_causal)
+        # Besides its own, a rank holds the halo, and copies of the queries that see it.
+        held = exchange_buffer_bytes(plan, Rows(head_dim=16, dtype="bfloat16"))
+        assert held.max() == halo + 8 * (window - 1) * row * (1 if is_causal else 2)
         for phase in ("forward", "backward"):
             sent = plan.all_bytes(phase, head_dim=16, dtype="bfloat16")
             assert set(sent[1:-1].tolist()) == {halo}
@@ -215,6 +220,18 @@ def test_bytes_of_global_tokens(is_causal: bool) -> None:
         assert set(forward[1:].tolist()) == {queries * (row + 4)}
         assert backward[0] == (world_size - 1) * queries * (2 * row + 4)
         assert set(backward[1:].tolist()) == {kv_heads * tokens * 2 * row + queries * row}
+
+
+def test_windows_and_tokens_of_some_heads_count_once() -> None:
+    """Each head has one window, and tokens that hide none from some of the query heads of a key/value head alone."""
+    windows = SlidingWindow(5, heads=(0, 2)), SlidingWindow(12, 3, heads=(2, 4))
+    for tokens, kinds in ((GlobalTokens(4, heads=(0, 2)), {"halo", "broadcast"}), (GlobalTokens(4, heads=(0, 1)), {"scatter"})):
+        pattern = Pattern.of(*windows, tokens, GlobalTokens([1, 40], "read"), overlap="once")
+        case = replace(CASE, pattern=pattern, variant=str(tokens))
+        found = of_case(case, uneven_cuts(case.seq, 3, seed=3))
+        assert {route.kind for route in found.plan.routes} == kinds
+        assert_right(case, found)
+        assert_counted(found, make_tensors(case))
 
 
 def test_dropout_of_scattered_tokens_is_refused() -> None:

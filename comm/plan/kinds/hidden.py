@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from dilkit.comm.plan.sharded_segments import ServedHead, served_heads
 from dilkit.pattern import GlobalTokens, Pattern, SlidingWindow
 
 Edges = tuple[int, ...]
@@ -37,35 +38,39 @@ def token_runs(branches: tuple[GlobalTokens, ...], start: int, stop: int) -> tup
 
 
 class Hidden(NamedTuple):
-    """The branches of global tokens whose tokens a branch does not show as `queries`, and as `keys`."""
+    """The branches of global tokens before a branch: it does not show their tokens as keys, nor as queries if they see all."""
 
-    queries: tuple[GlobalTokens, ...] = ()
-    keys: tuple[GlobalTokens, ...] = ()
+    branches: tuple[GlobalTokens, ...] = ()
 
     @classmethod
     def of(cls, pattern: Pattern, branch: int) -> Hidden:
-        """Those of a branch of a pattern."""
+        """Those of a branch of a pattern: none where every branch counts."""
         if pattern.overlap == "count":
             return cls()
         before = pattern.branches[:branch] if isinstance(pattern.branches[branch], GlobalTokens) else pattern.branches
-        tokens = tuple(branch for branch in before if isinstance(branch, GlobalTokens))
-        return cls(tuple(branch for branch in tokens if branch.direction == "both"), tokens)
+        return cls(tuple(branch for branch in before if isinstance(branch, GlobalTokens)))
 
-    def with_keys(self, branch: GlobalTokens) -> Hidden:
-        """The same, with the keys of one branch more."""
-        return Hidden(self.queries, (*self.keys, branch))
+    def queries(self, head: ServedHead, start: int, stop: int) -> Edges:
+        """The queries of a head that are hidden among the rows `start .. stop - 1`."""
+        both = tuple(branch for branch in self.branches if branch.direction == "both" and branch.serves(head.first))
+        return tuple(edge for run in token_runs(both, start, stop) for edge in run)
 
-    def queries_among(self, start: int, stop: int) -> Edges:
-        """The queries that are hidden among the rows `start .. stop - 1`."""
-        return tuple(edge for run in token_runs(self.queries, start, stop) for edge in run)
-
-    def keys_among(self, start: int, stop: int) -> Edges:
-        """The keys that are hidden among the rows `start .. stop - 1`."""
-        return tuple(edge for run in token_runs(self.keys, start, stop) for edge in run)
+    def keys(self, head: ServedHead, start: int, stop: int, more: tuple[GlobalTokens, ...] = ()) -> Edges:
+        """The keys that are hidden from these queries, and those of `more`."""
+        every = tuple(branch for branch in self.branches if branch.serves(head.first)) + more
+        return tuple(edge for run in token_runs(every, start, stop) for edge in run)
 
 
-def is_separable(pattern: Pattern) -> bool:
-    """Whether each pair counts once where tokens are hidden: global tokens beside one window at most, for the same heads."""
+def is_separable(pattern: Pattern, heads: int, kv_heads: int) -> bool:
+    """Whether each pair counts once where tokens are hidden.
+
+    That takes windows of which none serve the same head, and no global tokens that are hidden from some of the query heads of a
+    key/value head alone.
+    """
     others = [branch for branch in pattern.branches if not isinstance(branch, GlobalTokens)]
-    one_window = len(others) <= 1 and all(isinstance(branch, SlidingWindow) for branch in others)
-    return one_window and len({branch.heads for branch in pattern.branches}) == 1
+    several = any(sum(branch.serves(head) for branch in others) > 1 for head in range(heads))
+    if several or not all(isinstance(branch, SlidingWindow) for branch in others):
+        return False
+    tokens = [branch for branch in pattern.branches if isinstance(branch, GlobalTokens)]
+    served = {head for branch in pattern.branches for head in served_heads(pattern, branch, heads, kv_heads)}
+    return all(len({branch.serves(h.first + i) for i in range(h.width)}) == 1 for h in served for branch in tokens)

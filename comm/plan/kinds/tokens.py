@@ -78,11 +78,11 @@ class TokenExchange(BranchExchange):
             for head in self.heads:
                 own, tokens = Side.whole([self.kept(head, start, stop)]), Side.whole(self._of_tokens(head, source))
                 if self._seen(source, rank):
-                    hidden = self.hidden.queries_among(start, stop), self.hidden.keys_among(first, last)
+                    hidden = self.hidden.queries(head, start, stop), self.hidden.keys(head, first, last)
                     yield SmallProblem(own, tokens, False, None, source, *hidden)
                 if self._sees(source, rank):
-                    not_global = self.hidden.with_keys(self.tokens).keys_among(start, stop)
-                    yield SmallProblem(tokens, own, False, None, source, self.hidden.queries_among(first, last), not_global)
+                    hidden = self.hidden.queries(head, first, last), self.hidden.keys(head, start, stop, (self.tokens,))
+                    yield SmallProblem(tokens, own, False, None, source, *hidden)
 
     @cached_property
     def counts(self) -> ExchangeCounts:

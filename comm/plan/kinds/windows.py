@@ -80,14 +80,15 @@ class WindowExchange(BranchExchange):
             for residue in range(min(rate, stop - start)):
                 for head in self.heads:
                     sides = self.kept(head, *queries), self.kept(head, start, stop)
-                    yield from self._of_residue((start + residue) % rate, *sides, source)
+                    hidden = self.hidden.queries(head, *queries), self.hidden.keys(head, start, stop)
+                    for problem in self._of_residue((start + residue) % rate, *sides, source):
+                        yield problem._replace(hidden_queries=hidden[0], hidden_keys=hidden[1])
 
     def _of_residue(self, residue: int, queries: KeptRows, keys: KeptRows, source: int) -> Iterator[SmallProblem]:
         """The problems of the rows `residue`, `residue + rate`, ... of both sides."""
         rate, after = self.window.dilation_rate, queries.start >= keys.stop
         ranges = [(-((residue - x) // rate) for x in (rows.start, rows.stop)) for rows in (queries, keys)]
         (v0, v1), (u0, u1) = ranges
-        hidden = self.hidden.queries_among(queries.start, queries.stop), self.hidden.keys_among(keys.start, keys.stop)
         pieces = (pieces_after if after else pieces_before)((v0, v1), (u0, u1), self.reach // rate)
         for number, (of_queries, of_keys, triangle) in enumerate(pieces):
             step = -rate if after and triangle else rate
@@ -95,7 +96,7 @@ class WindowExchange(BranchExchange):
                 Side((kept,), residue - kept.start + rate * (first + (rows - 1) * (step < 0)), step, rows)
                 for kept, (first, rows) in ((queries, of_queries), (keys, of_keys))
             )
-            yield SmallProblem(of_query, of_key, triangle, None, 3 * source + number, *hidden)
+            yield SmallProblem(of_query, of_key, triangle, None, 3 * source + number)
 
     @cached_property
     def counts(self) -> ExchangeCounts:
