@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit import environment, plan
-from dilkit.backends.tiles import captured
+from dilkit.backends.tiles.kept import Kept, expect_room, kept
 from dilkit.backends.tiles.schedule import TILE, Group, schedule
 from dilkit.problem import Problem
 
@@ -45,7 +43,7 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceSchedule:
+class DeviceSchedule(Kept):
     """All groups of a problem. `data`, int32 `(records, 4)`, holds what the addresses of `groups` point to.
 
     The tiles of packed sequences are those of the longest, by ascending row: a sequence has as many of them as begin before its
@@ -56,17 +54,8 @@ class DeviceSchedule:
     groups: tuple[DeviceGroup, ...]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return self.data.nbytes + sum(group.rows.nbytes for group in self.groups if group.rows is not None)
-
-    def keep_while_used(self) -> None:
-        """Keep the memory until the kernels that are now queued have ended, even if the cache drops the schedule before."""
-        import torch
-
-        for x in (self.data, *(group.rows for group in self.groups)):
-            if x is not None and x.is_cuda:
-                x.record_stream(torch.cuda.current_stream(x.device))
+    def tensors(self) -> list[Tensor]:
+        return [self.data, *(group.rows for group in self.groups if group.rows is not None)]
 
 
 def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
@@ -86,30 +75,18 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
 
 
 def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> DeviceSchedule:
-    """The schedule of `problem` on `device`, with the tiles that `kind` names; made once and kept in the cache.
-
-    The first call copies it and waits for that. `capturing`: whether the work is being captured in a CUDA graph; then raises
-    RuntimeError for a schedule that is not there, since nothing can be copied.
-    """
+    """The schedule of `problem` on `device`, with the tiles that `kind` names; see `kept`."""
     sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, problem.varlen, tile_rows
-    key = "device schedule", problem.pattern.to_json(), sizes, kind, device
-    found = plan.cached(key, partial(_copied, problem, tile_rows, kind, device, capturing))
-    if capturing:
-        captured.keep(found, device)
-    return found
+    key = "device schedule", problem.pattern.to_json(), sizes, kind
+    return kept(key, partial(_copied, problem, tile_rows, kind, device), problem, device, capturing)
 
 
-def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> DeviceSchedule:
+def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device) -> DeviceSchedule:
     import torch
 
-    if capturing:
-        raise RuntimeError(
-            f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make the "
-            "same call once before (if you did, DILKIT_CACHE_BYTES is too small to keep them)"
-        )
-    captured.let_go()
     groups = schedule(problem, tile_rows).groups
-    _expect_room(problem, groups)
+    kinds = (QUERIES, KEYS) if problem.requires_grad else (QUERIES,)
+    expect_room(problem, sum(group.branches.nbytes + getattr(group, x).nbytes for group in groups for x in kinds), len(kinds))
     tiles = [getattr(group, kind) for group in groups]
     if problem.varlen:
         tiles = [records[np.argsort(records["row"], kind="stable")] for records in tiles]
@@ -122,25 +99,6 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device, c
         rows = torch.from_numpy(own["row"].copy()).to(device) if problem.varlen else None
         found.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(own), rows))
     return DeviceSchedule(data, tuple(found))
-
-
-def _expect_room(problem: Problem, groups: tuple[Group, ...]) -> None:
-    """Warn if the cache cannot keep what the calls of `problem` need on the device."""
-    kinds, limit = (QUERIES, KEYS) if problem.requires_grad else (QUERIES,), environment.cache_bytes()
-    need = sum(group.branches.nbytes + getattr(group, kind).nbytes for group in groups for kind in kinds)
-    if limit and need + len(kinds) * plan.ENTRY_BYTES > limit:
-        _warn_of_copies(f"seq={problem.seq}, heads={problem.heads}", need, limit)
-
-
-@lru_cache(maxsize=64)
-def _warn_of_copies(what: str, need: int, limit: int) -> None:
-    """Say once for each kind of call that its tables are made anew each time, and what to do."""
-    enough = 2 ** (2 * need + 2 * plan.ENTRY_BYTES).bit_length()
-    text = (
-        f"the tiles of {what} take {need:,} bytes on the device; with {environment.CACHE_BYTES.name}={limit} they are not kept, "
-        f"but made and copied anew by each call: set {environment.CACHE_BYTES.name}={enough}"
-    )
-    warnings.warn(text, stacklevel=2)
 
 
 @lru_cache(maxsize=1024)

@@ -18,6 +18,9 @@ from dilkit.backends.triton import strips
 from dilkit.backends.triton.strips import Ints, Strips, cut, in_order
 from dilkit.problem import Problem
 
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, of bits that look random: 2**64 over the golden ratio."""
+
 
 def strips_of_segments(problem: Problem, group: Group, tiles: NDArray[np.void], per_head: int, columns: int) -> Strips:
     """The strips of these tiles of `group`, of each for `per_head` query heads."""
@@ -64,8 +67,24 @@ def _distinct(group: Group, rows: Ints, sets: Ints, bases: Ints, seq: int) -> tu
         start = rows // segment * segment
         ends = start - bases, np.minimum(start + segment, seq) - bases, (rows - bases) % int(branch["rate"])
         parts += [np.where(inside, x, 0) for x in ends]
-    found, one, of_tile = np.unique(np.stack(parts, 1), axis=0, return_index=True, return_inverse=True)
-    return _Lists((rows - bases)[one], found[:, 0], found[:, 1::3], found[:, 2::3]), of_tile.reshape(-1)
+    one, of_tile = _different(parts)
+    starts, stops = (np.stack([x[one] for x in parts[first::3]], 1) for first in (1, 2))
+    return _Lists((rows - bases)[one], sets[one], starts, stops), of_tile
+
+
+def _different(columns: list[Ints]) -> tuple[Ints, Ints]:
+    """Rows of a table, given by columns, of which no two are equal and each other row is equal to one; and which of them.
+
+    Sorted by a hash, for to sort whole rows takes many times as long; where two rows have the same one, by all columns.
+    """
+    key = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        key = (key ^ column.astype(np.uint64)) * _FACTOR
+        key ^= key >> np.uint64(29)
+    _, one, of_row = np.unique(key, return_index=True, return_inverse=True)
+    if not all(np.array_equal(column[one][of_row], column) for column in columns):
+        _, one, of_row = np.unique(np.stack(columns, 1), axis=0, return_index=True, return_inverse=True)
+    return one, of_row.reshape(-1)
 
 
 def _strips(group: Group, lists: _Lists, once: bool, columns: int) -> tuple[Ints, NDArray[np.float32]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dilkit import Pattern, environment, plan
-from dilkit.backends.tiles import device
+from dilkit.backends.tiles import device, kept
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
 from dilkit.problem import Problem
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> None:
     plan.cache_clear()
-    device._warn_of_copies.cache_clear()
+    kept._warn_of_copies.cache_clear()
 
 
 def pose(**fields: Any) -> Problem:

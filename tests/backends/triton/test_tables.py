@@ -10,10 +10,10 @@ from helpers.strategies import mixes, patterns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilkit import Pattern
+from dilkit import GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.backends.tiles.device import KEYS, QUERIES
 from dilkit.backends.tiles.schedule import BRANCH_KINDS, Group, schedule, schedule_refusals
-from dilkit.backends.triton import strips
+from dilkit.backends.triton import segment_strips, strips
 from dilkit.backends.triton.tables import Tables, make_tables
 from dilkit.problem import Problem
 
@@ -70,6 +70,22 @@ def test_strips_show_the_count_of_every_kind(pattern: Pattern, seq: int, rows: i
 @pytest.mark.parametrize("overlap", ["count", "once"])
 def test_keys_that_several_branches_show_are_listed_once(rates: tuple[int, ...], overlap: str) -> None:
     check(Problem(pattern=Pattern([72, 72, 72], rates, overlap=overlap), seq=72, **SIZES), 16, 16)
+
+
+def test_tiles_of_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_strips, "_FACTOR", np.uint64(0))
+    check(Problem(pattern=Pattern([6, 10, 21], [1, 3, 5]), seq=43, is_causal=True, **SIZES), 4, 4)
+
+
+def test_tables_of_windows_and_global_tokens_grow_with_the_rows_alone() -> None:
+    pattern = Pattern.of(SlidingWindow(2**20), SlidingWindow(3000, 8), Strided(16), GlobalTokens([0, 5, 9, 2000]))
+    sizes = [Problem(pattern=pattern, seq=seq, **SIZES) for seq in (2**15, 2**18)]
+    short, long = (
+        sum(x.nbytes for group in schedule(problem, 64).groups for x in vars(make_tables(problem, group, kind, 64)).values())
+        for problem in sizes
+        for kind in (QUERIES,)
+    )
+    assert long < 8.5 * short
 
 
 def test_strips_do_not_grow_with_the_sequence() -> None:

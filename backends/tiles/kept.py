@@ -1,0 +1,82 @@
+"""What is made for a problem on a device and kept there: made once, found by all later calls, captured in CUDA graphs or not."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, TypeVar
+
+from dilkit import environment, plan
+from dilkit.backends.tiles import captured
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Kept(ABC):
+    """Tensors of one device that kernels read."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Iterable[Tensor]:
+        """All of them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(x.nbytes for x in self.tensors)
+
+    def keep_while_used(self) -> None:
+        """Keep the memory until the kernels that are now queued have ended, even if the cache drops it before."""
+        import torch
+
+        for x in self.tensors:
+            if x.is_cuda:
+                x.record_stream(torch.cuda.current_stream(x.device))
+
+
+KeptT = TypeVar("KeptT", bound=Kept)
+
+
+def kept(key: tuple[object, ...], make: Callable[[], KeptT], problem: Problem, device: torch.device, capturing: bool) -> KeptT:
+    """What `make` has made, for `problem`, on `device`: looked up by `key`, which says all that it depends on but the device.
+
+    The first call makes it and waits for that. `capturing`: whether the work is being captured in a CUDA graph; then raises
+    RuntimeError for what is not there, since nothing can be copied.
+    """
+    found = plan.cached((*key, device), partial(_made, make, problem, device, capturing))
+    if capturing:
+        captured.keep(found, device)
+    return found
+
+
+def _made(make: Callable[[], KeptT], problem: Problem, device: torch.device, capturing: bool) -> KeptT:
+    if capturing:
+        raise RuntimeError(
+            f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make the "
+            f"same call once before (if you did, {environment.CACHE_BYTES.name} is too small to keep them)"
+        )
+    captured.let_go()
+    return make()
+
+
+def expect_room(problem: Problem, need: int, entries: int) -> None:
+    """Warn once if the cache cannot keep the `need` bytes, in so many entries, that the calls of `problem` need on the device."""
+    limit = environment.cache_bytes()
+    if limit and need + entries * plan.ENTRY_BYTES > limit:
+        _warn_of_copies(f"seq={problem.seq}, heads={problem.heads}", need, limit)
+
+
+@lru_cache(maxsize=64)
+def _warn_of_copies(what: str, need: int, limit: int) -> None:
+    """Say once for each kind of call that its tables are made anew each time, and what to do."""
+    name, enough = environment.CACHE_BYTES.name, 2 ** (2 * need + 2 * plan.ENTRY_BYTES).bit_length()
+    text = (
+        f"the tiles of {what} take {need:,} bytes on the device; with {name}={limit} they are not kept, but made and copied anew "
+        f"by each call: set {name}={enough}"
+    )
+    warnings.warn(text, stacklevel=2)
