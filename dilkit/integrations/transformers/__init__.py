@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers on dilated attention: `register`, `convert`.
+"""Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `dilated_cache`.
 
     registration.py the names that transformers looks the functions up by
     patterns.py     which pattern a layer has: of the call of `register`, or of the model's configuration
@@ -7,6 +7,7 @@
     packing.py      padded batches as packed sequences
     cached.py       the last rows of sequences against a cache
     conversion.py   dilated attention in a model that is there
+    generation.py   a cache that keeps what later rows can still see; its layers are in dilated_layer.py
 
 Names are loaded at first use; transformers is imported by the calls alone.
 """
@@ -16,7 +17,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"Conversion": "conversion", "ConvertedLayer": "conversion", "convert": "conversion", "register": "registration"}
+_HOMES = {
+    **dict.fromkeys(["Conversion", "ConvertedLayer", "convert"], "conversion"),
+    "dilated_cache": "generation",
+    "register": "registration",
+}
 
 __all__ = [*_HOMES]
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from dilkit.integrations.transformers.conversion import Conversion as Conversion
     from dilkit.integrations.transformers.conversion import ConvertedLayer as ConvertedLayer
     from dilkit.integrations.transformers.conversion import convert as convert
+    from dilkit.integrations.transformers.generation import dilated_cache as dilated_cache
     from dilkit.integrations.transformers.registration import register as register
 
 

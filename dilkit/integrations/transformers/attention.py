@@ -3,6 +3,7 @@
 the rows are those of the keys      no padding          dilated_attention
                                     padding, packed     dilated_attention_varlen, of the tokens alone
 the rows are the last of them       a cache             dilated_attention_with_kvcache
+                                    a dilated_cache     DilatedCache.attend
                                     with gradients,     all rows, those before with queries of 0
                                         or with dropout
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
-from dilkit.integrations.transformers.cached import last_rows
+from dilkit.integrations.transformers.cached import KEPT_BY, last_rows
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
 from dilkit.packed.attention import dilated_attention_varlen
@@ -55,6 +56,11 @@ def attend(
         _check_window(module, pattern, causal, options)
     if width < query.shape[-1]:
         value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
+    if (layer := getattr(key, KEPT_BY, None)) is not None:
+        layer.handed_on = False
+        _check_kept(causal, attention_mask, dropout)
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        return layer.attend(q, k, v, pattern, sink=s_aux, scale=scaling)[..., :width], None
     packing = _packing(query, key.shape[2], attention_mask, options)
     seen = key.shape[2] if attention_mask is None else attention_mask.shape[1]
     q, k, v = query.transpose(1, 2), key[:, :, :seen].transpose(1, 2), value[:, :, :seen].transpose(1, 2)
@@ -86,6 +92,17 @@ def _refuse(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, 
             f"attention_mask is {mask.dtype} {tuple(mask.shape)}; a bool mask (batch, seen) of the tokens is needed: "
             "what sees what is for the pattern to say"
         )
+
+
+def _check_kept(causal: bool, mask: Tensor | None, dropout: float) -> None:
+    """Raise ValueError for what a `DilatedCache` does not compute."""
+    if mask is not None:
+        raise ValueError(
+            "attention_mask has padding, but all sequences of a dilated_cache() have the same length; give a DynamicCache, or "
+            "each sequence by itself"
+        )
+    if not causal or dropout > 0:
+        raise ValueError("a dilated_cache() is for decoding: causal, without dropout; give model.eval()")
 
 
 def _check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str, Any]) -> None:

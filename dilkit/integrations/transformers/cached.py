@@ -15,6 +15,9 @@ from torch import Tensor
 from dilkit.decoding.kvcache import dilated_attention_with_kvcache
 from dilkit.pattern import Pattern
 
+KEPT_BY = "dilkit_layer"
+"""The attribute of the keys of new tokens that is the `DilatedLayer` which keeps what there was before."""
+
 
 def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor | None, **options: Any) -> Tensor:
     """What the last rows get, `(batch, rows, heads, head_dim)` like `query`, of keys `(batch, seen, kv_heads, head_dim)`.

@@ -18,7 +18,7 @@ from dilkit.decoding.kept import kept_count
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import Branch, PatternError
 
-SEQ, BATCH, HEAD_DIM = 43, 2, 4
+SEQ, BATCH, HEAD_DIM = 37, 2, 4
 ROW = 2 * BATCH * HEAD_DIM * 8
 """Bytes of key and value of one token of one head."""
 PATTERNS = {
@@ -66,7 +66,7 @@ def seen_later(pattern: Pattern, seen: int, heads: int, kv_heads: int, horizon: 
 
 @each_pattern
 def test_each_step_is_the_last_row(pattern: Pattern) -> None:
-    for kv_heads, seq in ((3, SEQ), (6, 24)):
+    for kv_heads, seq in ((3, SEQ), (6, 12)):
         rows = tensors(kv_heads, seq=seq)
         exact, _ = oracle_attention(*rows, pattern, is_causal=True)
         torch.testing.assert_close(decoded(DilatedCache(pattern, kv_heads), rows, range(1, seq + 1)), exact)
@@ -78,12 +78,11 @@ def test_each_chunk_is_the_last_rows(pattern: Pattern, chunk: int) -> None:
     """And rows one by one after chunks, and chunks after rows one by one."""
     rows = tensors(3)
     exact, _ = oracle_attention(*rows, pattern, is_causal=True)
-    for first in (1, 13):
-        cuts = sorted({*range(first, SEQ, chunk), *range(28, 32), SEQ})
-        torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, cuts), exact)
+    cuts = sorted({*range(13, SEQ, chunk), *range(26, 29), SEQ})
+    torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, cuts), exact)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=60)
 @given(st.data(), mixes_with_heads())
 def test_any_chunks_of_any_pattern_with_any_going_back(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
     pattern, (heads, kv_heads) = drawn
@@ -106,7 +105,7 @@ def test_any_chunks_of_any_pattern_with_any_going_back(data: st.DataObject, draw
             assert length < latest - rollback
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=30)
 @given(mixes_with_heads(), st.integers(1, 30), st.integers(0, 5))
 def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
     """Of blocks, all rows are kept."""
@@ -163,13 +162,12 @@ def test_strides_and_blocks_keep_all_rows_and_a_step_of_a_stride_reads_its_own()
 
 
 @each_pattern
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_a_token_reaches_the_rows_that_see_it_alone(pattern: Pattern, chunk: int, poisoned: None) -> None:
-    for token in (9,) if chunk == 1 else (0, 20):
+def test_a_token_reaches_the_rows_that_see_it_alone(pattern: Pattern, poisoned: None) -> None:
+    for token in (9, 20):  # one that comes by itself, and one of a chunk
         rows = tensors(3)
         rows[1][:, token] = rows[2][:, token] = torch.nan
         seen = pattern.count(SEQ, 6, kv_heads=3, is_causal=True)[:, :, token].T > 0
-        found = decoded(DilatedCache(pattern, 3), rows, [*range(1, SEQ, chunk), SEQ])
+        found = decoded(DilatedCache(pattern, 3), rows, [*range(1, 14), *range(14, SEQ, 5), SEQ])
         assert (found.isnan().all(-1) == seen).all()
         assert not found[:, ~seen].isnan().any()
 

@@ -30,7 +30,10 @@ from dilkit.integrations.transformers import convert, register  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 STEPS = 12
+QUICK = ("mistral", "gemma3")
+"""With windows in all layers, and in every other one; the others are marked slow where much is computed."""
 each_model = pytest.mark.parametrize("name", WINDOWED)
+most_models = pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in WINDOWED])
 TOKENS = sequences((30,))[0][None]
 
 
@@ -55,7 +58,7 @@ def test_a_padded_batch_gets_what_eager_attention_gives(name: str, side: str) ->
     assert_close(found[tokens], wanted[tokens], **CLOSE)
 
 
-@each_model
+@most_models
 def test_packed_sequences_get_what_eager_attention_gives_each_of_them(name: str) -> None:
     ours, eager = pair(name)
     parts = sequences()
@@ -71,7 +74,7 @@ CACHES = {
 }
 
 
-@each_model
+@most_models
 @pytest.mark.parametrize("cache", CACHES)
 def test_generation_gives_the_tokens_of_eager_attention(name: str, cache: str) -> None:
     batch = padded(sequences(), "left")
@@ -90,7 +93,7 @@ def test_beams_and_drafts_that_are_taken_back(options: dict[str, Any]) -> None:
     assert torch.equal(ours.generate(prompt, **given), eager.generate(prompt, **given))
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("cache", CACHES)
 def test_chunks_of_a_prompt(name: str, cache: str) -> None:
     ours, eager = pair(name)

@@ -1,0 +1,82 @@
+"""`dilated_cache` in `generate`: the tokens of a cache of all keys, from what later rows can still see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import PATTERN, WINDOWED, llama, padded, sequences, transformers
+
+from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow
+
+package = transformers()
+from dilkit.integrations.transformers import dilated_cache, register  # noqa: E402
+
+STEPS = 24
+OPTIONS: dict[str, Any] = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
+PROMPT = torch.stack(sequences((11, 11)))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_windows_of_a_model_give_the_tokens_of_eager_attention(name: str) -> None:
+    register(None)
+    ours, eager = (WINDOWED[name](attn_implementation=kind) for kind in ("dilkit", "eager"))
+    cache = dilated_cache()
+    assert torch.equal(ours.generate(PROMPT, **OPTIONS, past_key_values=cache), eager.generate(PROMPT, **OPTIONS))
+    window = cache.layers[0].cache
+    assert window.allocated_nbytes == 2 * 2 * 2 * 6 * 8 * 4  # keys and values, of two sequences and heads, 6 tokens of 8 numbers
+    assert window.seen == cache.get_seq_length() == 11 + STEPS - 1
+
+
+PATTERNS = {
+    "segments": PATTERN,
+    "sinks": Pattern.streaming_llm(5, sinks=2),
+    "mixed": Pattern.of(DilatedSegment(16, 2), SlidingWindow(4), GlobalTokens([0, 30])),
+}
+
+
+@pytest.mark.parametrize("way", ["greedy", "beams", "looked up"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern: str, way: str) -> None:
+    register(PATTERNS[pattern])
+    model = llama(attn_implementation="dilkit")
+    more: dict[str, Any] = dict(greedy={}, beams=dict(num_beams=3), **{"looked up": dict(prompt_lookup_num_tokens=2)})[way]
+    prompt = PROMPT[:1].repeat(1, 2) if more else PROMPT
+    found, wanted = (
+        model.generate(prompt, **OPTIONS, **more, past_key_values=cache)
+        for cache in (dilated_cache(rollback=3), package.DynamicCache())
+    )
+    assert torch.equal(found, wanted)
+
+
+def test_what_it_is_not_for_is_refused() -> None:
+    register(PATTERN)
+    model = llama(attn_implementation="dilkit")
+    batch, cache = padded(sequences((3, 9)), "left"), dilated_cache()
+    del batch["position_ids"]
+    with pytest.raises(ValueError, match="attention_mask has padding, but all sequences of a dilated_cache"):
+        model.generate(**batch, **OPTIONS, past_key_values=cache)
+    model.generate(PROMPT, **OPTIONS, past_key_values=cache)  # it is as it was
+    with pytest.raises(ValueError, match="another attn_implementation than dilkit's"):
+        llama(attn_implementation="sdpa").generate(PROMPT, **OPTIONS, past_key_values=dilated_cache())
+    with pytest.raises(ValueError, match=r"decode under torch\.no_grad"):
+        model(PROMPT, past_key_values=dilated_cache())
+    with pytest.raises(ValueError, match="rollback=-1 must be at least 0"):
+        dilated_cache(-1)
+
+
+def test_copies_choices_and_a_new_beginning() -> None:
+    register(PATTERN)
+    model, cache, full = llama(attn_implementation="dilkit"), dilated_cache(), package.DynamicCache()
+    for kept in (cache, full):
+        with torch.no_grad():
+            model(PROMPT, past_key_values=kept)
+        kept.batch_repeat_interleave(2)
+        kept.batch_select_indices(torch.tensor([0, 3, 2]))
+    with torch.no_grad():
+        found, wanted = (model(PROMPT[[0, 1, 1], :1], past_key_values=kept).logits for kept in (cache, full))
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+        cache.reset()
+        assert cache.get_seq_length() == 0
+        torch.testing.assert_close(model(PROMPT, past_key_values=cache).logits, model(PROMPT).logits, atol=2e-5, rtol=2e-5)
