@@ -35,10 +35,11 @@ class ExchangePlan:
     chooses a route (`routes`), and counts the rows and bytes that each rank sends, and the query-key pairs that it computes.
 
     `schedule`: "auto" chooses for each branch the route that moves the fewest rows through the busiest rank; "scatter",
-    "gather" and "ring" are used wherever a segment is not within one rank. `fuse_branches=False` computes branches and segments
-    one by one, so that the result is bitwise the same for every world size: rows are moved, and never summed in another order.
-    "auto" then scatters, and "gather" and "ring", which sum up partial results of ranks, are refused. A pattern with branches of
-    other kinds than segments is then computed in one piece, head by head.
+    "gather" and "ring" are used wherever a segment or a stride is not within one rank. Branches of other kinds have one route
+    each; neighborhoods, and most mixes with `overlap="once"`, are joint: whole rows are scattered, and a head is computed in one
+    piece. `fuse_branches=False` computes branches and segments one by one, and patterns with other kinds jointly, so that the
+    result is bitwise the same for every world size: rows are moved, and never summed in another order. "auto" then scatters, and
+    "gather" and "ring", which sum up partial results of ranks, are refused.
 
     Raises ValueError or TypeError for arguments that do not fit: cuts that do not grow from 0, heads that the pattern does not
     serve, a schedule that is not known or that `fuse_branches` or `overlap="once"` rules out.

@@ -17,12 +17,16 @@ SCHEDULES = ("auto", "scatter", "gather", "ring")
 class Route:
     """How a branch is computed over ranks.
 
-    `kind` is one of
+    `kind` is, of branches with segments or strides, one of
     "local" (every segment lies within one rank),
     "scatter" (the ranks of a segment divide its heads among them),
     "gather" (each rank computes its own queries and receives the keys and values of the others),
     "hybrid" (both: groups of `group_size` ranks divide the heads; keys and values go to all groups),
-    "ring" (as gather, but blocks of keys and values rotate hop by hop, and never lie together on one rank).
+    "ring" (as gather, but blocks of keys and values rotate hop by hop, and never lie together on one rank);
+    and of other branches "local" (no rank needs rows of another) or
+    "halo" (windows: each rank receives the keys and values within reach of its own queries),
+    "broadcast" (global tokens: their keys and values go to all ranks, their queries to the keys of all),
+    "blocks" (each rank receives the blocks of keys and values that its own queries see, or sends queries that see many).
     """
 
     kind: str

@@ -23,6 +23,7 @@ from dilkit import (
     GlobalTokens,
     Pattern,
     SlidingWindow,
+    Strided,
     dilated_attention_varlen,
     order,
     ordered_dilated_attention,
@@ -258,8 +259,10 @@ def test_packed_sequences_restart_windows() -> None:
         torch.testing.assert_close(out, want)
 
 
-def test_windows_along_token_orders() -> None:
-    pattern, orders = Pattern.of(SlidingWindow(5), DilatedSegment(12, 3)), [order((6, 8)), order((6, 8), "snake")]
+def test_every_kind_along_token_orders() -> None:
+    blocks = BlockSparse(RANDOM((4, 7, 7)) < 0.4, 7)
+    pattern = Pattern.of(SlidingWindow(5), DilatedSegment(12, 3), GlobalTokens([0, 30]), blocks, Strided(9))
+    orders = [order((6, 8)), order((6, 8), "snake")]
     whole = [torch.randn(1, 48, 4, 8, dtype=torch.float64) for _ in range(3)]
 
     def on_rank(comm: ThreadComm) -> Tensor:

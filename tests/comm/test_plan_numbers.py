@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dilkit import Pattern
+from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.comm import ExchangePlan, Rows, shard_cuts
 from dilkit.comm.passes.all_to_all.index_tables import index_tables
 from dilkit.comm.passes.ring.segment import ring_segments
@@ -44,6 +44,19 @@ def test_plans_explain_themselves() -> None:
     sent = [int(plan.traffic(phase, Rows(8, "bfloat16"), 2).sent.max()) for phase in PHASES]
     assert f"sends {sent[0]:,} bytes forward, {sent[1]:,} backward" in third
     assert "scatter moves the fewest rows" in third
+    kinds = SlidingWindow(9), GlobalTokens(4), BlockSparse.local_global(16, 8), Strided(8), SlidingWindow(1)
+    plan = ExchangePlan(Pattern.of(*kinds), shard_cuts(128, 4), 8, 8)
+    window, tokens, blocks, stride, nothing = plan.explain(Rows(8, "bfloat16")).splitlines()
+    assert window.startswith(
+        "branch 0: a window of 9 tokens: halo over 4 ranks: each rank is sent the keys and values within reach"
+    )
+    assert window.endswith("the rank that sends most sends 4,096 bytes forward, 4,096 backward (bfloat16)")  # 8 rows to each side
+    assert tokens.startswith(
+        "branch 1: the first 4 tokens, seen by all, and seeing all: broadcast over 4 ranks: keys and values of"
+    )
+    assert ": blocks over 4 ranks: each rank is sent the blocks of keys and values that its own queries see" in blocks
+    assert "the whole sequence, counted from each query: scatter over 4 ranks" in stride
+    assert nothing.endswith("local: no rank needs rows of another: nothing is sent")
     text = ExchangePlan(Pattern([128], [4]), shard_cuts(128, 4), 8, 8, schedule="ring").explain()
     assert "ring over 4 ranks" in text
     assert "as schedule='ring' says" in text
