@@ -35,7 +35,7 @@ cdef extern from "native.h":
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
-        int64_t chunks, round
+        int64_t chunks, round, classes, step
         int dropout
         uint64_t seed
         uint32_t threshold
@@ -57,6 +57,7 @@ cdef extern from "native.h":
     int GRID
     int FORWARD, BACKWARD_QUERY, BACKWARD_KEY
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
+    int64_t lesser(int64_t a, int64_t b) nogil
     int64_t native_rounds(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
 
@@ -133,8 +134,8 @@ cdef int check_grids(const Problem *p, int64_t seq) except -1:
 cdef class EncodedProblem:
     """A problem's sizes and branches as the C kernel reads them, without tensors: made once, used by many calls.
 
-    `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk; seq is 0 where
-    each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous.
+    `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk, residue classes; seq
+    is 0 where each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous.
     """
 
     cdef Problem problem
@@ -145,7 +146,8 @@ cdef class EncodedProblem:
     ):
         cdef Problem *p = &self.problem
         cdef const int64_t[:, ::1] offset = arrays.offset, without = arrays.without, beyond = arrays.beyond, shown = arrays.shown
-        p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows = sizes
+        p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
+        p.step = 1
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
         p.branches, p.lse_head, p.keep_scale, p.offset = offset.shape[1], p.seq, 1.0, &offset[0, 0]
         p.without, p.beyond, p.shown = &without[0, 0], &beyond[0, 0], <const uint64_t *>&shown[0, 0]
@@ -157,6 +159,7 @@ cdef class EncodedProblem:
         self.arrays = arrays
         if p.seq:
             check_grids(p, p.seq)
+            p.classes = lesser(p.classes, p.seq)
             choose_blocks(p)
 
     @property
@@ -190,6 +193,7 @@ cdef int set_sequences(Problem *p, starts, q) except -1:
     cdef int64_t i, rows
     if starts is None:
         return 0
+    p.classes = max(lesser(p.classes, q.shape[1]), 1)
     p.starts, p.batch, rows = int32_of(starts), len(starts) - 1, q.shape[1]
     for i in range(p.batch):
         if p.starts[i] > p.starts[i + 1]:

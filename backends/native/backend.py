@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal, missing_modules
-from dilkit.backends.native.branches import BRANCH_KINDS, MOST_TOKENS, MOST_WINDOW, branch_arrays, widest_window
+from dilkit.backends.native.branches import BRANCH_KINDS, MOST_TOKENS, MOST_WINDOW, branch_arrays, residue_classes, widest_window
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _threads(problem: Problem, rows: int) -> int:
 def _encoded(problem: Problem) -> EncodedProblem:
     """`problem` as the C kernel reads it; made once and kept in the cache. It has no length where sequences have their own."""
     sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
-    options = problem.dtype, problem.is_causal, problem.scale
+    options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache
     return plan.cached(("native", problem.pattern.to_json(), sizes, options), _encode, problem)
 
 
@@ -231,7 +231,7 @@ def encode_problem(problem: Problem) -> EncodeArguments:
     """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, and the branches."""
     sizes = problem.heads, problem.kv_heads, problem.head_dim
     return (
-        (problem.batch, _seq(problem), *sizes, BLOCK_ROWS, ROW_STEP, CHUNK_ROWS),
+        (problem.batch, _seq(problem), *sizes, BLOCK_ROWS, ROW_STEP, CHUNK_ROWS, residue_classes(problem)),
         DTYPES.index(problem.dtype),
         problem.is_causal,
         problem.pattern.overlap == "once",

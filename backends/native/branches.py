@@ -8,6 +8,7 @@ Neighborhood                 GRID       sizes, kernel sizes and dilations of thr
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,6 +62,8 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     offset = np.array([_offsets(at, problem, tables) for at in range(len(branches))], np.int64)
     without, beyond, shown = _left_out(problem, tables)
     offset[beyond >= length[:, None]] = -1  # another band shows all of it
+    if (classes := residue_classes(problem)) > 1:  # the rows of one of them, counted from 0
+        rate, length, beyond = rate // classes, -(-length // classes), -(-beyond // classes)
     offset, without, beyond, shown = (np.ascontiguousarray(x.T) for x in (offset, without, beyond, shown))
     of_branches = kind, length, rate, grid, offset, without, beyond, shown
     if not tables:
@@ -70,6 +73,17 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     first = np.cumsum([0, *(len(table.stop) for table in tables)], dtype=np.int64)
     ends = np.concatenate(([0], np.cumsum(counts)))
     return BranchArrays(*of_branches, first, stops, ends, columns.reshape(-1))
+
+
+def residue_classes(problem: Problem) -> int:
+    """The distance of which those of all pairs are multiples: rows that differ modulo it see nothing of each other.
+
+    The kernel takes each class of rows as a sequence. Of the last rows of a cache it does not, where rows are few.
+    """
+    branches = problem.pattern.branches
+    if problem.kv_cache or not all(isinstance(branch, (SlidingWindow, Strided)) for branch in branches):
+        return 1
+    return min(math.gcd(*map(once.rate_of, branches)), UNBOUNDED)
 
 
 def widest_window(problem: Problem) -> int:

@@ -252,6 +252,10 @@ _OTHER_KINDS: dict[str, Fields] = {
     "beyond the end": dict(pattern=Pattern.of(SlidingWindow(2), GlobalTokens([4, 90])), seq=31),
     "strided": dict(pattern=Pattern.of(Strided(6)), seq=37),
     "strided causal": dict(pattern=Pattern.of(Strided(8)), is_causal=True, seq=41),
+    "strides packed": dict(
+        pattern=Pattern.of(Strided(4), SlidingWindow(9, 6)), batch=1, lengths=(0, 13, 1, 25), seq=39, kv_heads=2, dropout_p=0.2
+    ),
+    "strides last rows": dict(pattern=Pattern.of(Strided(4)), lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False),
     "blocks": dict(pattern=Pattern.of(BlockSparse.local_global(6, 8)), seq=43, mask="random"),
     "blocks by heads causal": dict(pattern=Pattern.of(BlockSparse.bigbird(8, 6, heads=4)), seq=45, kv_heads=2, is_causal=True),
     "blocks and segments": dict(pattern=Pattern.of(BlockSparse.bigbird(5, 9), DilatedSegment(16, 2)), seq=41),

@@ -31,11 +31,13 @@ DRIVER = ROOT / "tests/sanitize/driver.c"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 LENGTHS = 0, 1, 64, 0, 138, 297
 """Of the sequences of packed problems."""
+PACKED_TOO = "nested", "odd", "classes"
 MIXED = Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70))
 SCATTERED = Pattern.of(GlobalTokens(range(1, 501, 3)), GlobalTokens([7, 490], "read"), SlidingWindow(1))
 """More global tokens, in more runs, than the kernel takes at a time."""
 GRIDS = Pattern.of(Neighborhood((9, 8, 7), (3, 5, 3), (2, 1, 2), heads=(0, 1)), Neighborhood((12, 42), (7, 9)), SlidingWindow(9))
 ONCE = Pattern.of(*MIXED.branches, BlockSparse.bigbird(24, 21), *GRIDS.branches[:2], overlap="once")
+CLASSES = Pattern.of(Strided(9), SlidingWindow(300, 6), SlidingWindow(40, 3, heads=(0, 1)))
 LONG = (
     Case(feature="long", variant="nested", pattern=Pattern([128, 256, 512], [1, 2, 4]), seq=701, heads=2, head_dim=24),
     Case(feature="long", variant="odd", pattern=Pattern([150, 330], [1, 3]), seq=701, heads=2, kv_heads=1, head_dim=17),
@@ -48,6 +50,7 @@ LONG = (
     Case(feature="long", variant="bands once", pattern=Pattern.sparse_transformer(20), seq=501, heads=2, head_dim=8),
     Case(feature="long", variant="grids", pattern=GRIDS, seq=504, heads=2, kv_heads=1, head_dim=17, mask="random"),
     Case(feature="long", variant="every kind once", pattern=ONCE, seq=504, heads=2, head_dim=8),
+    Case(feature="long", variant="classes", pattern=CLASSES, seq=504, heads=2, kv_heads=1, head_dim=24, batch=2, mask="random"),
     Case(feature="long", variant="line", pattern=Pattern.natten((501,), 91, 2), seq=501, heads=1, head_dim=24),
     Case(feature="long", variant="scattered", pattern=SCATTERED, seq=501, heads=2, head_dim=16),
 )
@@ -67,7 +70,10 @@ def cases() -> Iterator[Case]:
     """
     listed = (case for case in (*PROBLEMS, *PACKED) if case.values == "normal" and not case.poisoned)
     yield from (case for case in listed if not (case.zero_keys or case.rows or case.dropout_p))
-    for case in (*LONG, *(replace(case, batch=1, lengths=LENGTHS, seq=sum(LENGTHS)) for case in LONG[:2])):
+    packed = (
+        replace(case, batch=1, lengths=LENGTHS, seq=sum(LENGTHS), mask="none") for case in LONG if case.variant in PACKED_TOO
+    )
+    for case in (*LONG, *packed):
         for dtype in ("float32", "float64", "bfloat16", "float16"):
             for is_causal in (False, True):
                 yield replace(case, dtype=dtype, is_causal=is_causal)

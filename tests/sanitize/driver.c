@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HEADER = 15, ARRAYS = 12 };
+enum { HEADER = 16, ARRAYS = 12 };
 
 static FILE *file;
 
@@ -114,16 +114,17 @@ static int next(const int64_t *header, int number_of) {
         &native_generic,
     };
     Problem p = {.batch = header[0], .seq = header[1], .heads = header[2], .kv_heads = header[3], .dim = header[4]};
-    p.most_block_rows = header[5], p.row_step = header[6], p.least_chunk_rows = header[7], p.dtype = (int)header[8];
-    p.causal = (int)header[9], p.once = (int)header[10], p.branches = header[11], p.lse_head = p.seq, p.keep_scale = 1;
+    p.most_block_rows = header[5], p.row_step = header[6], p.least_chunk_rows = header[7], p.classes = header[8], p.step = 1;
+    p.dtype = (int)header[9], p.causal = (int)header[10], p.once = (int)header[11], p.branches = header[12];
+    p.lse_head = p.seq, p.keep_scale = 1;
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
     double *scale = bytes(8);
     int64_t *array[ARRAYS], *counts = bytes(8 * ARRAYS);
     for (int i = 0; i < ARRAYS; i++)
         array[i] = bytes(8 * counts[i]);
     char *q = bytes(queries * size), *k = bytes(keys * size), *v = bytes(keys * size), *dout = bytes(queries * size);
-    char *mask = header[13] ? bytes(p.batch * p.seq) : NULL;
-    int32_t *starts = header[12] ? bytes(4 * header[12]) : NULL;
+    char *mask = header[14] ? bytes(p.batch * p.seq) : NULL;
+    int32_t *starts = header[13] ? bytes(4 * header[13]) : NULL;
     double *expected[5] = {bytes(8 * queries * p.dim), bytes(8 * queries), bytes(8 * queries * p.dim), bytes(8 * keys * p.dim), bytes(8 * keys * p.dim)};
     p.scale = *scale, p.kind = array[0], p.length = array[1], p.rate = array[2], p.grid = (const Grid *)(const void *)array[3];
     p.offset = array[4], p.without = array[5], p.beyond = array[6], p.shown = (const uint64_t *)array[7];
@@ -132,10 +133,10 @@ static int next(const int64_t *header, int number_of) {
     p.q = view(q, p.seq, p.heads, p.dim, p.dtype), p.dout = view(dout, p.seq, p.heads, p.dim, p.dtype);
     p.k = view(k, p.seq, p.kv_heads, p.dim, p.dtype), p.v = view(v, p.seq, p.kv_heads, p.dim, p.dtype);
     if (starts)
-        p.starts = starts, p.batch = header[12] - 1;
+        p.starts = starts, p.batch = header[13] - 1;
     else
         choose_blocks(&p);
-    int right = 1, last = p.causal && !mask && !starts;
+    int right = 1, last = p.causal && !mask && !starts && p.classes == 1;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         for (int threads = 1; threads <= 4; threads += 3)
             if (!check(codes[i], p, threads, expected) || (last && !check_last(codes[i], p, threads, expected[0]))) {

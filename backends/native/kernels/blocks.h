@@ -17,7 +17,7 @@ enum {
     SHORT_BLOCK_LINES = 8,   /* nor of fewer lines of a grid: patches of rows are as high as wide then */
     MAX_CHUNKS = 16,
     PARALLEL_TASKS = 32, /* chunks times key/value heads that can run side by side, even if that takes shorter chunks */
-    MIN_SHARED_ROWS = 32 /* rows that a branch keeps, at least, of a segment of those that it shares scores with */
+    MIN_SHARED_ROWS = 32 /* rows that a branch keeps, at least, of a segment of those that it shares scores with; of a block, if it can */
 };
 
 static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
@@ -29,6 +29,8 @@ static inline int64_t choose_block_rows(const Problem *p) {
     for (int64_t b = 0; b < p->branches; b++)
         if (p->kind[b] == GRID && p->length[b] < p->seq)
             rows = greater(rows, lesser(SHORT_BLOCK_LINES, p->seq / p->length[b]) * p->length[b]);
+        else if (p->kind[b] == BAND)
+            rows = greater(rows, MIN_SHARED_ROWS * lesser(p->rate[b], p->seq));
     rows = greater(lesser(lesser(rows, p->most_block_rows), BLOCK_NUMBERS / p->dim), 1);
     for (int64_t b = 0; b < p->branches; b++)
         segment = p->kind[b] == BAND ? segment : lesser(segment, p->length[b]);

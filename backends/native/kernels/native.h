@@ -10,7 +10,7 @@
  *     BACKWARD_KEY           a task = one key block of one k/v head       writes dk, dv
  *     BACKWARD_KEY, fused    a task = a chunk of keys with one of queries adds to dk, dv and dq; once for every `round`
  *
- *     a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h);
+ *     bands of rates that have a common divisor, a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h);
  *     against a cache, where rows are few, a task = the block of all query heads of one k/v head
  *
  * A block is up to `block_rows` consecutive rows. Tasks of a phase write to separate rows, and each computes the same whichever
@@ -87,6 +87,8 @@ typedef struct {
     int64_t chunks, chunk_rows; /* of the fused gradients, see native_tasks; chunks 0: not fused */
     int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
+    int64_t classes;       /* sequences that each sequence is cut into, of every so-many-th row, which see nothing of each other; 1: not cut */
+    int64_t step, residue; /* of such a sequence: row x of it is row x * step + residue of the tensors; else 1 and 0 */
     int64_t round; /* of the fused gradients */
     int dropout; /* whether weights are dropped, see dropout.h: those of words of the seed's that are below the threshold */
     uint64_t seed;
@@ -106,7 +108,8 @@ static inline Place place_of(const Problem *problem, int64_t batch, int64_t head
     Place place = {problem->first_batch + batch, problem->first_head, 0, 0, 1};
     if (problem->places)
         place = problem->places[batch];
-    place.head += head;
+    place.head += head, place.query += problem->residue * place.step, place.key += problem->residue * place.step;
+    place.step *= problem->step;
     return place;
 }
 

@@ -9,7 +9,7 @@
 
 /* Where (batch, head, row) lies in lse and delta. */
 static int64_t N(lse_index)(const Task *task, int64_t row, int64_t head) {
-    return (task->batch * task->p->heads + head) * task->p->lse_head + row;
+    return (task->batch * task->p->heads + head) * task->p->lse_head + row * task->p->step;
 }
 
 /* The lse of a query; +inf for one that sees nothing, so that exp(... - inf) = 0 and it has no gradient. */

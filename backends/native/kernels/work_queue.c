@@ -26,7 +26,7 @@ typedef struct {
     int (*interrupted)(void);
     int phase, stopped;
     int64_t tasks, next;
-    int64_t *task_end; /* (batch,): where the tasks of each sequence end; NULL: the problem is one */
+    int64_t *task_end; /* (sequences,): where the tasks of each sequence end; NULL: the problem is one */
     char *scratch; /* one allocation for all threads: allocators keep what is freed in other threads than the first */
     size_t scratch_bytes;
     unsigned arrived;
@@ -92,7 +92,7 @@ static void run_task(const WorkQueue *queue, int64_t task, void *scratch) {
         queue->code->run_task(queue->problem, queue->phase, task, scratch);
         return;
     }
-    int64_t sequence = sequence_of_task(queue->task_end, queue->problem->batch, task);
+    int64_t sequence = sequence_of_task(queue->task_end, sequences_in(queue->problem), task);
     Problem problem = sequence_of(queue->problem, sequence);
     queue->code->run_task(&problem, queue->phase, task - (sequence ? queue->task_end[sequence - 1] : 0), scratch);
 }
@@ -134,8 +134,8 @@ static int count_tasks(WorkQueue *queue) {
         queue->scratch_bytes = queue->code->scratch_bytes(problem, queue->phase);
         return 1;
     }
-    queue->task_end = malloc(sizeof(int64_t) * (size_t)greater(problem->batch, 1));
-    for (int64_t i = 0; queue->task_end && i < problem->batch; i++) {
+    queue->task_end = malloc(sizeof(int64_t) * (size_t)greater(sequences_in(problem), 1));
+    for (int64_t i = 0; queue->task_end && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
         int64_t tasks = tasks_of_sequence(&sequence, queue->phase);
         size_t bytes = tasks ? queue->code->scratch_bytes(&sequence, queue->phase) : 0;
@@ -147,7 +147,7 @@ static int count_tasks(WorkQueue *queue) {
 
 int64_t native_rounds(const Problem *problem) {
     int64_t most = has_sequences(problem) ? 1 : greater(problem->chunks, 1);
-    for (int64_t i = 0; has_sequences(problem) && i < problem->batch; i++) {
+    for (int64_t i = 0; has_sequences(problem) && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
         most = sequence.seq > 0 ? greater(most, sequence.chunks) : most;
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.pairwise import every_pair
 
-from dilkit import BlockSparse, DilatedSegment, Neighborhood, Pattern, SlidingWindow, plan
+from dilkit import BlockSparse, DilatedSegment, Neighborhood, Pattern, SlidingWindow, Strided, plan
 from dilkit.backends.native.backend import _encoded
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -17,6 +17,7 @@ PATTERNS = {
     "not nested": Pattern([30, 77, 200], [1, 2, 3], offset="block"),
     "once": Pattern([16, 100], [1, 4], overlap="once"),
     "dense": Pattern.dense(),
+    "classes": Pattern.of(SlidingWindow(200, 2), Strided(4)),
     "mix once": Pattern.of(DilatedSegment(77, 2), SlidingWindow(40), BlockSparse.bigbird(13, 20), overlap="once"),
     "neighborhood": Pattern.of(Neighborhood((6, 43), (3, 9), (1, 2)), SlidingWindow(5)),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods
@@ -14,7 +16,7 @@ from dilkit import dilated_attention as attend
 from dilkit import dilated_attention_varlen as attend_packed
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native, encode_problem
-from dilkit.backends.native.branches import MOST_TOKENS, MOST_WINDOW, branch_arrays
+from dilkit.backends.native.branches import MOST_TOKENS, MOST_WINDOW, branch_arrays, residue_classes
 from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES
 from dilkit.testing.conformance import check
@@ -67,6 +69,33 @@ def test_random_mixes(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, d
     mixed = Case(feature="mix", variant="random", pattern=pattern, is_causal=is_causal, dtype=dtype, mask="random", **sizes)
     result = check("native", mixed)
     assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 7),
+    st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(1, 150)), min_size=1, max_size=3),
+    st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
+    st.sampled_from(["count", "once"]),
+    st.booleans(),
+)
+def test_bands_whose_rows_fall_into_classes(
+    step: int, bands: list[tuple[int, int | None]], lengths: list[int], overlap: str, packed: bool
+) -> None:
+    branches = [Strided(step * n) if reach is None else SlidingWindow(step * n + reach, step * n) for n, reach in bands]
+    sizes = dict(seq=sum(lengths), heads=4, kv_heads=2, head_dim=5, dtype="float64", is_causal=step % 2 == 1, dropout_p=0.2)
+    own = dict(batch=1, lengths=tuple(lengths)) if packed else dict(batch=3, mask="random")
+    case = Case(feature="classes", variant="random", pattern=Pattern.of(*branches, overlap=overlap), **sizes, **own)
+    assert residue_classes(case.problem()) % step == 0
+    result = check("native", case)
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+def test_classes_are_those_of_all_branches_and_none_of_the_last_rows() -> None:
+    far, near = Strided(12), SlidingWindow(40, 8)
+    classes = {(far,): 12, (far, near): 4, (far, SlidingWindow(4)): 1, (far, GlobalTokens(1)): 1, (Strided(2**63 - 1),): 2**62}
+    assert {branches: residue_classes(problem(Pattern.of(*branches))) for branches in classes} == classes
+    assert residue_classes(replace(problem(Pattern.of(far)), kv_cache=True)) == 1
 
 
 def test_blocks_of_different_sizes_are_one_table_where_they_count_once() -> None:
