@@ -40,7 +40,7 @@ class SDPA(Backend):
     name = "sdpa"
     summary = (
         "torch's fused attention on strided views: CPU, CUDA from 5.0 on; windows and global tokens as tiles; "
-        '`overlap="once"` only where no branches share a row'
+        '`overlap="once"` where no segments share a row, and what is left of others is a band'
     )
     requires = ("torch",)
     limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True, branch_kinds=BRANCH_KINDS)

@@ -8,8 +8,9 @@ from functools import lru_cache
 import numpy as np
 
 from dilkit.backend import Refusal
+from dilkit.backends.once import counts_once
 from dilkit.backends.sdpa.grids import BRANCH_KINDS, token_runs
-from dilkit.pattern import DilatedSegment, GlobalTokens
+from dilkit.pattern import Branch, DilatedSegment, GlobalTokens
 from dilkit.problem import Problem
 
 
@@ -17,15 +18,27 @@ from dilkit.problem import Problem
 def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """`overlap="once"` is refused where two branches share a row: each of them scores that row with itself.
 
-    Of other kinds than segments, two branches of a head are thought to share one.
+    Of other kinds than segments, bands leave out what narrower ones and global tokens have shown, as far as that is a view.
     """
-    pattern, group = problem.pattern, problem.heads // problem.kv_heads
-    if pattern.overlap == "count":
+    pattern = problem.pattern
+    if pattern.overlap == "count" or not {branch.kind for branch in pattern.branches} <= BRANCH_KINDS:
         return ()
-    if not pattern.only_segments:
-        several = any(sum(branch.serves(h) for branch in pattern.branches) > 1 for h in range(problem.heads))
-        return (Refusal("overlap", "'once'", "two branches see the same key", _HINT),) if several else ()
-    served = {
+    if pattern.only_segments:
+        reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(problem)]
+    else:
+        reasons = [_mix_refused(problem, branches) for branches in _branches_of_heads(problem)]
+    return tuple(Refusal("overlap", "'once'", why, _HINT) for why in sorted(filter(None, reasons))[:1])
+
+
+def _branches_of_heads(problem: Problem) -> set[tuple[Branch, ...]]:
+    """The branches that serve a query head, of each."""
+    return {tuple(branch for branch in problem.pattern.branches if branch.serves(h)) for h in range(problem.heads)}
+
+
+def _segments_of_heads(problem: Problem) -> set[tuple[tuple[int, int, int], ...]]:
+    """The segments of each query head of a pattern of segments: (length, rate, offset)."""
+    pattern, group = problem.pattern, problem.heads // problem.kv_heads
+    return {
         tuple(
             (branch.segment_length, branch.dilation_rate, pattern.head_offset(branch.dilation_rate, h // group, problem.kv_heads))
             for branch in pattern.segments
@@ -33,10 +46,20 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
         )
         for h in range(problem.heads)
     }
-    for branches in served:
-        if len(branches) > 1 and (why := _why_not_once(branches, problem.seq)):
-            return (Refusal("overlap", "'once'", why, _HINT),)
-    return ()
+
+
+def _mix_refused(problem: Problem, branches: tuple[Branch, ...]) -> str:
+    """Why the branches of a head cannot be computed one by one; empty where they can."""
+    if len(branches) < 2:
+        return ""
+    chosen = [branch for branch in branches if isinstance(branch, GlobalTokens)]
+    if len(chosen) > 1 or not counts_once(problem.pattern) or any(isinstance(branch, DilatedSegment) for branch in branches):
+        return "two branches see the same key, and what is left is no band"
+    if chosen and [start for start, _ in token_runs(chosen[0], problem.seq)[0]] not in ([], [0]):
+        return "without global tokens other than the first ones, what is left is no band"
+    if chosen and chosen[0].direction == "read" and not problem.is_causal:
+        return "without the keys that are read, what is left is no band; with is_causal=True it is"
+    return ""
 
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
@@ -47,7 +70,7 @@ def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
         where = "packed sequences" if problem.varlen else "a cache"
         found.append(Refusal("branch kind", others, f"of {where}, {DilatedSegment.kind} alone", "another backend"))
     for branch in problem.pattern.branches:
-        if isinstance(branch, GlobalTokens) and (places := len(token_runs(branch, problem.seq))) > MOST_PLACES:
+        if isinstance(branch, GlobalTokens) and (places := len(token_runs(branch, problem.seq)[0])) > MOST_PLACES:
             hint = "move them next to each other, or another backend"
             found.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
     return tuple(found)
@@ -61,8 +84,10 @@ _MOST_ROWS, _BLOCK = 2**26, 2**20
 """Rows that are looked at, most of all and at once."""
 
 
-def _why_not_once(branches: tuple[tuple[int, int, int], ...], seq: int) -> str:
-    """Why branches `(segment_length, dilation_rate, offset)` cannot be computed one by one; empty where no two share a row."""
+def _segments_refused(branches: tuple[tuple[int, int, int], ...], seq: int) -> str:
+    """Why segments `(segment_length, dilation_rate, offset)` cannot be computed one by one; empty where no two share a row."""
+    if len(branches) < 2:
+        return ""
     repeats = math.lcm(*(length if length < seq else rate for length, rate, _ in branches))
     rows = min(seq, repeats)
     if rows > _MOST_ROWS:

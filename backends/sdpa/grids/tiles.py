@@ -8,7 +8,8 @@ A window of w tokens, cut into blocks of w, both ways; causal, without C:       
       [  B A C]   C  of the block after, those earlier than it: B transposed         [K      ]
       [    B A]
 
-Every pair that is seen is in exactly one tile, and no pair that is not is in any: nothing is masked out.
+Every pair that is seen is in exactly one tile, and no pair that is not is in any: nothing is masked out. A window that begins at
+a distance, beyond a narrower one, is a causal one of queries that lie so much further on; and its transpose.
 """
 
 from __future__ import annotations
@@ -53,6 +54,18 @@ def window_tiles(tokens: int, window: int, is_causal: bool) -> Iterator[Tile]:
             yield tile.transposed
 
 
+def band_tiles(tokens: int, begin: int, end: int, is_causal: bool) -> Iterator[Tile]:
+    """`i sees j if begin <= |i - j| < end`, causal: `begin <= i - j < end`."""
+    if not begin:
+        yield from window_tiles(tokens, min(end, tokens), is_causal)
+    elif begin < min(end, tokens):
+        for tile in window_tiles(tokens - begin, min(end, tokens) - begin, is_causal=True):
+            moved = tile._replace(query=tile.query + begin)
+            yield moved
+            if not is_causal:
+                yield moved.transposed
+
+
 def _keys_before(blocks: int, rest: int, window: int) -> Iterator[Tile]:
     """The keys that lie in the block before: all but its first, so many fewer as the query lies further on in its own."""
     reach, last = window - 1, blocks * window
@@ -64,15 +77,16 @@ def _keys_before(blocks: int, rest: int, window: int) -> Iterator[Tile]:
             yield Tile(last, last - reach + rest, rest, reach - rest)
 
 
-def global_tiles(chosen: Sequence[Interval], tokens: int, both: bool, is_causal: bool) -> Iterator[Tile]:
-    """`i sees j if j is chosen`, and with `both` if i is; `chosen` are intervals (start, stop) in ascending order."""
-    rows = list(_between(chosen, tokens)) if both else [(0, tokens)]
+def global_tiles(
+    chosen: Sequence[Interval], others: Sequence[Interval], tokens: int, both: bool, is_causal: bool
+) -> Iterator[Tile]:
+    """`i sees j if j is chosen`, and with `both` if i is; tokens are `chosen` or `others`, intervals in ascending order."""
     for start, stop in chosen:
         if both:
             yield from _seeing_all(start, stop, tokens, is_causal)
         elif is_causal:
             yield Tile(start, start, stop - start, stop - start, "earlier")
-        for first, end in rows:
+        for first, end in others if both else [(0, tokens)]:
             first = max(first, stop) if is_causal else first
             if first < end:
                 yield Tile(first, start, end - first, stop - start)
@@ -86,12 +100,3 @@ def _seeing_all(start: int, stop: int, tokens: int, is_causal: bool) -> Iterator
     yield Tile(start, start, stop - start, stop - start, "earlier")
     if start:
         yield Tile(start, 0, stop - start, start)
-
-
-def _between(chosen: Sequence[Interval], tokens: int) -> Iterator[Interval]:
-    """The intervals of tokens that are not chosen."""
-    first = 0
-    for start, stop in (*chosen, (tokens, tokens)):
-        if first < start:
-            yield first, start
-        first = stop
