@@ -38,11 +38,13 @@ from dilkit.backends.numba.tiles import (
 )
 from dilkit.backends.numba.visible import branches_of_head
 from dilkit.backends.numba.windows import (
-    find_keys,
+    KeyValue,
     find_queries,
     find_rows,
+    key_value_rows,
     look_up_keys,
     look_up_queries,
+    query_tile,
     start_key_terms,
     start_query_terms,
 )
@@ -67,14 +69,14 @@ def dots(tiling: Tiling) -> Callable[..., None]:
 
 
 @device
-def add_keys(sums, products, weights, terms, queries, douts, memory, key_rows, value_rows, start, scale, thread):
+def add_keys(sums, products, weights, terms, queries, douts, memory, rows, start, scale, thread):
     """Add to the gradient of queries what comes from the keys of a score tile, from number `start` of the window on."""
     cuda.syncthreads()
-    load(memory.stream, value_rows, memory.columns.positions, start, thread)
+    load(memory.stream, rows.values, memory.columns.positions, start, thread)
     cuda.syncthreads()
     dot_products(products, douts, memory.stream, thread)
     cuda.syncthreads()
-    load(memory.stream, key_rows, memory.columns.positions, start, thread)
+    load(memory.stream, rows.keys, memory.columns.positions, start, thread)
     cuda.syncthreads()
     score_tile(weights, queries, memory, start, scale, terms, False, thread)
     to_weights(weights)
@@ -103,15 +105,11 @@ def dquery(tiling: Tiling) -> Callable[..., None]:
         terms = RowTerms(biases, deltas, limits)
 
         thread = thread_at(cuda.threadIdx.x, cuda.threadIdx.y, ACROSS, DOWN)
-        tile = tile_of(cuda.blockIdx.x, group, sizes.batch)
-        kv_head = tile.head // (sizes.heads // sizes.kv_heads)
-        query_rows, dout_rows = rows_of(query, tile, tile.head, sizes), rows_of(dout, tile, tile.head, sizes)
-        key_rows, value_rows = rows_of(key, tile, kv_head, sizes), rows_of(value, tile, kv_head, sizes)
-        find_rows(memory, tile, thread)
-        find_keys(memory, tile, group, sizes.seq, options.causal, thread)
+        tile = query_tile(memory, sizes, options, group, thread)
+        rows = key_value_rows(key, value, tile, sizes)
         cuda.syncthreads()
-        load(queries, query_rows, memory.rows, 0, thread)
-        load(douts, dout_rows, memory.rows, 0, thread)
+        load(queries, rows_of(query, tile, tile.head, sizes), memory.rows, 0, thread)
+        load(douts, rows_of(dout, tile, tile.head, sizes), memory.rows, 0, thread)
         fill(sums, ZERO)
         start_query_terms(terms, lse, delta, memory, tile, options.causal, thread)
 
@@ -119,9 +117,7 @@ def dquery(tiling: Tiling) -> Callable[..., None]:
             cuda.syncthreads()
             look_up_keys(memory, window, tile, group, mask, options.once, thread)
             for start in range(0, min(WINDOW, memory.visible.sizes[0] - window), COLUMNS):
-                add_keys(
-                    *(sums, products, weights, terms, queries, douts, memory, key_rows, value_rows, start, options.scale, thread)
-                )
+                add_keys(sums, products, weights, terms, queries, douts, memory, rows, start, options.scale, thread)
 
         dquery_rows = rows_of(dquery, tile, tile.head, sizes)
         store(dquery_rows, sums, options.scale, not group.first, memory.rows, thread)
@@ -130,28 +126,26 @@ def dquery(tiling: Tiling) -> Callable[..., None]:
 
 
 @device
-def add_queries(
-    key_sums, value_sums, products, weights, terms, keys, values, memory, query_rows, dout_rows, start, scale, thread
-):
+def add_queries(sums, products, weights, terms, own, memory, query_rows, dout_rows, start, scale, thread):
     """Add to the gradients of keys and values what comes from the queries of a score tile, from number `start` of the window
     on."""
     cuda.syncthreads()
     load(memory.stream, query_rows, memory.columns.positions, start, thread)
     cuda.syncthreads()
-    score_tile(weights, keys, memory, start, scale, terms, True, thread)
+    score_tile(weights, own.keys, memory, start, scale, terms, True, thread)
     to_weights(weights)
     place(memory.weights, weights, thread)
     cuda.syncthreads()
     load(memory.stream, dout_rows, memory.columns.positions, start, thread)
     cuda.syncthreads()
-    accumulate(value_sums, memory.weights, memory.stream, thread)
-    dot_products(products, values, memory.stream, thread)
+    accumulate(sums.values, memory.weights, memory.stream, thread)
+    dot_products(products, own.values, memory.stream, thread)
     cuda.syncthreads()
     load(memory.stream, query_rows, memory.columns.positions, start, thread)
     score_gradients(products, weights, memory.columns, start, terms, True, thread)
     place(memory.weights, products, thread)
     cuda.syncthreads()
-    accumulate(key_sums, memory.weights, memory.stream, thread)
+    accumulate(sums.keys, memory.weights, memory.stream, thread)
 
 
 def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
@@ -163,11 +157,11 @@ def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
     def kernel(sizes, options, group, mask, query, key, value, dout, lse, delta, dkey, dvalue):
         memory = allocate()
         keys = cuda.shared.array(ROW_TILE, float32, ALIGN)
-        values = cuda.shared.array(ROW_TILE, float32, ALIGN)
+        values = cuda.shared.array(ROW_TILE, float32, ALIGN)  # a line of its own, by which the simulator tells arrays apart
+        own = KeyValue(keys, values)
         weights = cuda.local.array(SCORES, float32)
         products = cuda.local.array(SCORES, float32)
-        key_sums = cuda.local.array(SUMS, float32)
-        value_sums = cuda.local.array(SUMS, float32)
+        sums = KeyValue(cuda.local.array(SUMS, float32), cuda.local.array(SUMS, float32))
         biases = cuda.local.array(ROWS, float32)
         limits = cuda.local.array(ROWS, int32)
         terms = RowTerms(biases, biases, limits)  # its deltas are not used: those of queries are with the columns
@@ -177,10 +171,10 @@ def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
         heads = sizes.heads // sizes.kv_heads
         find_rows(memory, tile, thread)
         cuda.syncthreads()
-        load(keys, rows_of(key, tile, tile.head, sizes), memory.rows, 0, thread)
-        load(values, rows_of(value, tile, tile.head, sizes), memory.rows, 0, thread)
-        fill(key_sums, ZERO)
-        fill(value_sums, ZERO)
+        load(own.keys, rows_of(key, tile, tile.head, sizes), memory.rows, 0, thread)
+        load(own.values, rows_of(value, tile, tile.head, sizes), memory.rows, 0, thread)
+        fill(sums.keys, ZERO)
+        fill(sums.values, ZERO)
         start_key_terms(terms, mask, memory, tile, options.causal, thread)
 
         for head in range(tile.head * heads, (tile.head + 1) * heads):
@@ -194,11 +188,10 @@ def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
                 look_up_queries(memory, window, tile, head, chosen, group, lse, delta, options.once, thread)
                 for start in range(0, min(WINDOW, memory.visible.sizes[0] - window), COLUMNS):
                     add_queries(
-                        *(key_sums, value_sums, products, weights, terms, keys, values, memory, query_rows, dout_rows),
-                        *(start, options.scale, thread),
+                        *(sums, products, weights, terms, own, memory, query_rows, dout_rows, start, options.scale, thread)
                     )
 
-        store(rows_of(dkey, tile, tile.head, sizes), key_sums, options.scale, not group.first, memory.rows, thread)
-        store(rows_of(dvalue, tile, tile.head, sizes), value_sums, ONE, not group.first, memory.rows, thread)
+        store(rows_of(dkey, tile, tile.head, sizes), sums.keys, options.scale, not group.first, memory.rows, thread)
+        store(rows_of(dvalue, tile, tile.head, sizes), sums.values, ONE, not group.first, memory.rows, thread)
 
     return kernel

@@ -33,9 +33,8 @@ from dilkit.backends.numba.tiles import (
     score_tile,
     store,
     thread_at,
-    tile_of,
 )
-from dilkit.backends.numba.windows import find_keys, find_rows, look_up_keys
+from dilkit.backends.numba.windows import key_value_rows, look_up_keys, query_tile
 from dilkit.backends.tiles.schedule import MAX_SEQ
 
 
@@ -138,15 +137,15 @@ def finish_sums(softmax, thread):
 
 
 @device
-def attend(softmax, terms, scores, queries, memory, key_rows, value_rows, start, scale, thread):
+def attend(softmax, terms, scores, queries, memory, rows, start, scale, thread):
     """Attend to as many keys of the window as a score tile has columns, from number `start` on."""
     cuda.syncthreads()
-    load(memory.stream, key_rows, memory.columns.positions, start, thread)
+    load(memory.stream, rows.keys, memory.columns.positions, start, thread)
     cuda.syncthreads()
     score_tile(scores, queries, memory, start, scale, terms, False, thread)
     share_maxima(softmax, scores, thread)
     cuda.syncthreads()
-    load(memory.stream, value_rows, memory.columns.positions, start, thread)
+    load(memory.stream, rows.values, memory.columns.positions, start, thread)
     raise_maxima(softmax, thread)
     cuda.syncthreads()
     online_softmax_step(softmax, scores, thread)
@@ -197,22 +196,18 @@ def forward(tiling: Tiling) -> Callable[..., None]:
         terms = RowTerms(biases, biases, limits)  # its deltas are not used here
 
         thread = thread_at(cuda.threadIdx.x, cuda.threadIdx.y, ACROSS, DOWN)
-        tile = tile_of(cuda.blockIdx.x, group, sizes.batch)
-        kv_head = tile.head // (sizes.heads // sizes.kv_heads)
-        query_rows, out_rows = rows_of(query, tile, tile.head, sizes), rows_of(out, tile, tile.head, sizes)
-        key_rows, value_rows = rows_of(key, tile, kv_head, sizes), rows_of(value, tile, kv_head, sizes)
-        find_rows(memory, tile, thread)
-        find_keys(memory, tile, group, sizes.seq, options.causal, thread)
+        tile = query_tile(memory, sizes, options, group, thread)
+        rows, out_rows = key_value_rows(key, value, tile, sizes), rows_of(out, tile, tile.head, sizes)
         start_maxima(softmax, lse, memory, tile, group.first, thread)
         cuda.syncthreads()
-        load(queries, query_rows, memory.rows, 0, thread)
+        load(queries, rows_of(query, tile, tile.head, sizes), memory.rows, 0, thread)
         start_rows(softmax, terms, memory, out_rows, options.causal, group.first, thread)
 
         for window in range(0, memory.visible.sizes[0], WINDOW):
             cuda.syncthreads()
             look_up_keys(memory, window, tile, group, mask, options.once, thread)
             for start in range(0, min(WINDOW, memory.visible.sizes[0] - window), COLUMNS):
-                attend(softmax, terms, scores, queries, memory, key_rows, value_rows, start, options.scale, thread)
+                attend(softmax, terms, scores, queries, memory, rows, start, options.scale, thread)
         finish(softmax, lse, out_rows, memory, tile, thread)
 
     return kernel

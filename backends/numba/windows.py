@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+from numba import cuda
+
 from dilkit.backends.numba.compiling import LOG2E, NEG_INF, ZERO, device
+from dilkit.backends.numba.tiles import rows_of, tile_of
 from dilkit.backends.numba.visible import list_visible, masked, visible_position
 from dilkit.backends.tiles.schedule import MAX_SEQ
+
+
+class KeyValue(NamedTuple):
+    """Something of the keys, and the same of the values: their rows, their tiles, the sums of their gradients."""
+
+    keys: Any
+    values: Any
+
+
+@device
+def query_tile(memory, sizes, options, group, thread):
+    """The query tile of this block, with the positions of its rows and of the keys that they see looked up."""
+    tile = tile_of(cuda.blockIdx.x, group, sizes.batch)
+    find_rows(memory, tile, thread)
+    find_keys(memory, tile, group, sizes.seq, options.causal, thread)
+    return tile
+
+
+@device
+def key_value_rows(key, value, tile, sizes):
+    """The rows of keys and values of the head that the query tile's own shares."""
+    head = tile.head // (sizes.heads // sizes.kv_heads)
+    return KeyValue(rows_of(key, tile, head, sizes), rows_of(value, tile, head, sizes))
 
 
 @device
