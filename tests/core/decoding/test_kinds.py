@@ -13,10 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import BlockSparse, DilatedCache, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import (
+    BlockSparse,
+    DilatedAttention,
+    DilatedCache,
+    DilatedSegment,
+    GlobalTokens,
+    MultiheadDilatedAttention,
+    Pattern,
+    SlidingWindow,
+    Strided,
+)
 from dilkit.decoding.kept import kept_count
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import Branch, PatternError
+from dilkit.testing.accuracy import expected
+from dilkit.testing.problems import Case
+from dilkit.testing.tensors import make_tensors
 
 SEQ, BATCH, HEAD_DIM = 37, 2, 4
 ROW = 2 * BATCH * HEAD_DIM * 8
@@ -80,6 +93,28 @@ def test_each_chunk_is_the_last_rows(pattern: Pattern, chunk: int) -> None:
     exact, _ = oracle_attention(*rows, pattern, is_causal=True)
     cuts = sorted({*range(13, SEQ, chunk), *range(26, 29), SEQ})
     torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, cuts), exact)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["sinks", "with segments", "blocks"])
+def test_dtypes(dtype: str, name: str) -> None:
+    sizes = dict(seq=SEQ, heads=6, kv_heads=2, layout="sliced", is_causal=True)
+    case = Case(feature="decoding", variant=name, pattern=PATTERNS[name], dtype=dtype, **sizes)  # type: ignore[arg-type]
+    tensors, problem = make_tensors(case), case.problem(requires_grad=False)
+    found = decoded(DilatedCache(PATTERNS[name], 2), tensors.qkv, [5, 6, 7, 20, *range(21, SEQ + 1)])
+    assert found.dtype == tensors.query.dtype
+    for check in expected(problem, tensors).checks(dict(out=found), SEQ):
+        assert check.passed, check.complaint
+
+
+def test_in_the_module() -> None:
+    layer = MultiheadDilatedAttention(
+        24, 6, DilatedAttention(PATTERNS["sinks"]), num_kv_heads=2, rotary=True, is_causal=True
+    ).eval()
+    cache, x = DilatedCache(PATTERNS["sinks"], 2), torch.randn(1, SEQ, 24)
+    with torch.no_grad():
+        found = torch.cat([layer(x[:, cache.seen : cut], cache=cache)[0] for cut in (9, *range(10, SEQ + 1))], 1)
+        torch.testing.assert_close(found, layer(x)[0], atol=1e-5, rtol=1e-5)
 
 
 @settings(deadline=None, max_examples=60)
