@@ -1,4 +1,4 @@
-"""Kernels in Triton, the ones to read and change: all branches in one launch, halves on tensor cores.
+"""Kernels in Triton, the ones to read and change: all segments in one launch, halves on tensor cores.
 
 The kernels are in `forward` and `backward`, what they share in `tiles`. A group of a tile schedule is one launch, with a program
 for each tile and element of the batch. Which positions a tile sees, and how often each counts, is worked out in `tables`.
@@ -85,7 +85,7 @@ class TritonTiles(TiledBackend):
     """
 
     name = "triton"
-    summary = "our kernels in Triton, all branches in one launch, written to be read: CUDA from 8.0 on, halves on tensor cores"
+    summary = "our kernels in Triton, all segments in one launch, written to be read: CUDA from 8.0 on, halves on tensor cores"
     requires = ("torch", "triton")
     limits = Limits(
         devices=frozenset({"cuda"}),

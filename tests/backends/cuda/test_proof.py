@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from helpers.fakes import registered
 from helpers.host_launcher import HostLauncher
 from helpers.on_host import FP32, OnHost
 
-from dilkit import Device, Pattern, Problem
+from dilkit import Device, Pattern, Problem, SlidingWindow
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.tiles.relations import FAR
@@ -27,6 +28,8 @@ def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.Monke
     facts = CupyRaw().proof_facts(PROBLEM)
     assert facts[:5] == ("GPU", "capability (9, 0)", "driver 12080", "cupy_raw", "NVRTC 12.9.86 CL-1")
     assert facts[6:] == ("float32", "head_dim 32")
+    window = replace(PROBLEM, pattern=Pattern.of(SlidingWindow(4)))
+    assert CupyRaw().proof_facts(window) == (*facts, "kinds")
     texts = cuda_compile._texts()
     monkeypatch.setattr(cuda_compile, "_texts", lambda: texts | {"dilated.cuh": texts["dilated.cuh"] + "\n"})
     assert CupyRaw().proof_facts(PROBLEM)[5] != facts[5]

@@ -88,6 +88,18 @@ def test_tables_of_windows_and_global_tokens_grow_with_the_rows_alone() -> None:
     assert long < 8.5 * short
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kind", [QUERIES, KEYS])
+def test_a_tile_of_a_window_sees_what_the_window_reaches(kind: str, is_causal: bool) -> None:
+    """No more than the keys of its first to its last row, and the rest of the strips at both ends."""
+    problem = Problem(pattern=Pattern.of(SlidingWindow(1000)), seq=2**14, is_causal=is_causal, **SIZES)
+    made = make_tables(problem, schedule(problem, 64).groups[0], kind, 32)
+    seen, whole = (made.spans[:, to] - made.spans[:, begin] for begin, to in ((0, 3), (1, 2)))
+    reach = 999 * (1 if is_causal else 2) + 64
+    assert seen.max() * 32 < reach + 2 * 32
+    assert (seen - whole).max() * 32 <= 4 * 64 + 2 * 32
+
+
 def test_strips_do_not_grow_with_the_sequence() -> None:
     pattern = Pattern([2048, 4096, 8192], [1, 2, 4])
     short, long = (Problem(pattern=pattern, seq=seq, **SIZES) for seq in (2**14, 2**17))
