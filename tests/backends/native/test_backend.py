@@ -14,12 +14,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dilkit import Pattern, Problem, dilated_attention
+from dilkit import GlobalTokens, Neighborhood, Pattern, Problem, SlidingWindow, Strided, dilated_attention
 from dilkit.oracle import oracle_attention
 from dilkit.registry import backends
 from dilkit.testing import memory
 
 PATTERN = Pattern([256, 1024], [1, 4])
+OTHER_KINDS = [
+    Pattern.natten((10, 103), (5, 9), (2, 1)),
+    Pattern.of(Strided(10), SlidingWindow(300, 5)),
+    Pattern.of(*PATTERN.branches, SlidingWindow(90), Neighborhood((10, 103), 5), GlobalTokens(3), overlap="once"),
+]
 
 
 @pytest.fixture
@@ -36,10 +41,10 @@ def inputs(seq: int = 1030, heads: int = 4, dim: int = 32, dtype: str = "float32
     return tuple(torch.randn(batch, seq, heads, dim, generator=draw).to(getattr(torch, dtype)) for _ in range(3))
 
 
-def everything(dtype: str, is_causal: bool) -> list[torch.Tensor]:
+def everything(dtype: str, is_causal: bool, pattern: Pattern = PATTERN) -> list[torch.Tensor]:
     """out, lse and the gradients of a problem large enough for several threads."""
     q, k, v = (x.requires_grad_() for x in inputs(dtype=dtype, batch=2))
-    out, lse = dilated_attention(q, k, v, PATTERN, is_causal=is_causal, backend="native", return_lse=True)
+    out, lse = dilated_attention(q, k, v, pattern, is_causal=is_causal, backend="native", return_lse=True)
     return [out.detach(), lse.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))]
 
 
@@ -51,6 +56,15 @@ def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype: str, is_
     for count in (4, 1, 2, 7):
         torch.set_num_threads(count)
         assert all(torch.equal(a, b) for a, b in zip(first, everything(dtype, is_causal), strict=True)), count
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("pattern", OTHER_KINDS, ids=str)
+def test_other_kinds_have_the_same_bits_with_any_number_of_threads(pattern: Pattern) -> None:
+    first = everything("float32", True, pattern)
+    for count in (1, 7):
+        torch.set_num_threads(count)
+        assert all(torch.equal(a, b) for a, b in zip(first, everything("float32", True, pattern), strict=True)), count
 
 
 @pytest.mark.usefixtures("threads")
