@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from dilkit.environment import TUNED
 from dilkit.testing.conformance import Result
@@ -20,6 +21,9 @@ MATRIX = "dilkit_matrix"
 os.environ[TUNED.name] = "none"  # what somebody has measured on this machine changes no test, nor what a test starts
 if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):  # or torch takes AMX for bfloat16, and then fails
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")  # how long an example takes, or drawing one, says how busy the machine is
 
 
 def pytest_addoption(parser: Any) -> None:
