@@ -127,6 +127,14 @@ typedef struct {
 DEVICE int min_of(int a, int b) { return a < b ? a : b; }
 DEVICE int max_of(int a, int b) { return a < b ? b : a; }
 
+/* a mod b, of b > 0: 0 to b - 1. Most are powers of two, and a division takes long. */
+DEVICE int modulo(int a, int b) {
+    if (!(b & (b - 1)))
+        return a & (b - 1);
+    int left = a % b;
+    return left < 0 ? left + b : left;
+}
+
 /* Whether `position` is congruent to `row` modulo `rate`. Most rates are powers of two, and a division takes long. */
 DEVICE int congruent(int position, int row, int rate) {
     int apart = position - row;
@@ -221,8 +229,9 @@ DEVICE int bounded(const Args *args) { return min_of(args->back, args->ahead) < 
 
 /* Appends the rows that `branch` shows from `low` on and below `high`, those that are a multiple of `step` from `row`. */
 DEVICE void append_run(Keys *keys, int row, int step, int branch, int low, int high) {
-    int ahead = (row - low) % step;
-    int first = low + (ahead < 0 ? ahead + step : ahead);
+    if (low >= high)
+        return;
+    int first = low + modulo(row - low, step);
     if (first >= high)
         return;
     Run run = {first, step, (high - first - 1) / step + 1, branch};
@@ -261,12 +270,12 @@ DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int l
             append_columns(keys, args, branch, begin, lowest, highest);
             continue;
         }
-        int low = begin + (row - begin) / branch.segment * branch.segment, high = min_of(low + branch.segment, end);
+        int low = row - modulo(row - begin, branch.segment), high = min_of(low + branch.segment, end);
         int covered_from = high, covered_to = high;
 #pragma unroll 1
         for (int i = 0; i < keys->segment_count; i++) {
             Segment other = keys->segments[i];
-            if (branch.rate % other.rate == 0)
+            if (modulo(branch.rate, other.rate) == 0)
                 covered_from = max_of(low, other.low), covered_to = min_of(high, other.low + other.length);
         }
         Segment segment = {low, high - low, branch.rate, b};
