@@ -22,9 +22,11 @@ from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import IntArray, SegmentShards, ShardedSegment, segment_shards, served_heads
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows, branch_traffic
 from dilkit.comm.plan.work import Pairs, Work, joint_pairs, local_pairs
-from dilkit.pattern import BlockSparse, Branch, GlobalTokens, Pattern, SlidingWindow
+from dilkit.pattern import BlockSparse, Branch, GlobalTokens, Pattern, SlidingWindow, Strided
 
 PHASES = ("forward", "backward")
+MOST_COUNTS = 2**23
+"""The most counts of rows that are made of the residue classes of a stride: 64 MiB for each quantity of a plan."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class ExchangePlan:
         self._check_countable(Rows(1, "float16"))
         if self.schedule in ("gather", "ring"):
             self._check_partial_results()
+        self._check_strides()
         if self.schedule != "auto" and all(self.exchanges):
             raise ValueError(
                 f"schedule={self.schedule!r} is for branches with segments or strides, of which the pattern has none; use 'auto'"
@@ -90,6 +93,18 @@ class ExchangePlan:
                 f"seq={self.seq:,}: with heads={self.heads}, batch={rows.batch} and rows of {rows.row_bytes} bytes, the bytes of "
                 "a call do not fit into 64 bits; plan for fewer tokens"
             )
+
+    def _check_strides(self) -> None:
+        """Raise ValueError for strides with more residue classes than can be counted one by one, each on all ranks."""
+        strides = [branch.stride for branch in self.exchange_pattern.branches if isinstance(branch, Strided)]
+        for stride in strides if self.world_size > 1 else ():
+            counts = min(stride, self.seq) * self.world_size * self.kv_heads
+            if counts > MOST_COUNTS:
+                raise ValueError(
+                    f"stride={stride:,}: on {self.world_size:,} ranks with kv_heads={self.kv_heads}, the rows of its "
+                    f"residue classes are {counts:,} counts, at most {MOST_COUNTS:,} are made; use a smaller stride, or fewer "
+                    "ranks"
+                )
 
     def _check_partial_results(self) -> None:
         """Raise ValueError where a schedule that sums up partial results is ruled out."""

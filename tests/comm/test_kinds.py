@@ -235,6 +235,14 @@ def test_windows_and_tokens_of_some_heads_count_once() -> None:
         assert_counted(found, make_tensors(case))
 
 
+def test_a_stride_of_too_many_classes_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"stride=1,000,000: on 64 ranks with kv_heads=8, .* 512,000,000 counts, .* smaller stride"
+    ):
+        exchange_plan(Pattern.of(Strided(10**6)), even_cuts(10**9, 64), 8)
+    exchange_plan(Pattern.of(Strided(10**6)), (0, 10**9), 8)  # one rank computes it by itself
+
+
 def test_dropout_of_scattered_tokens_is_refused() -> None:
     tokens = torch.randn(1, 12, 2, 8)
 
