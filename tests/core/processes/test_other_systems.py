@@ -22,7 +22,7 @@ import numpy, torch, torch.distributed, torch.utils.checkpoint, tqdm
 MODULES, OS, SIGNALS, EXTENSIONS, PLATFORM = {hidden!r}
 
 
-LIBRARIES = {"cupy", "cuda", "matplotlib", "mpi4py", "numba", "triton"}
+LIBRARIES = {"cupy", "cuda", "matplotlib", "mpi4py", "numba", "transformers", "triton"}
 
 
 class Hidden:

@@ -21,12 +21,12 @@ from dilkit import (
     Strided,
     dilated_attention,
 )
-from dilkit.comm import ExchangePlan, exchange_plan, ring_dilated_attention, run_threads
+from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads
 from dilkit.decoding.kept import kept_count
 from dilkit.pattern import BlockLayout
 from dilkit.selector import NoBackendError
 
-WINDOW = Pattern.of(SlidingWindow(3))
+WINDOW, GRID = Pattern.of(SlidingWindow(3)), Pattern.of(Neighborhood((2, 4), (1, 3)))
 
 
 def branch(kind: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], Any]:
@@ -156,30 +156,34 @@ KINDS = {
         ("dilation_rates", "strided", "Pattern.branches"),
     ),
     "segments of a window": Case(lambda: WINDOW.segments, PatternError, ("sliding_window", "Pattern.branches")),
-    "a cache of a window": Case(
-        lambda: DilatedCache(WINDOW, kv_heads=2), PatternError, ("SlidingWindow(3)", "dilated_attention_with_kvcache")
+    "a cache of a neighborhood": Case(
+        lambda: DilatedCache(GRID, kv_heads=2), PatternError, ("Neighborhood((2, 4), (1, 3))", "grows")
     ),
-    "what a cache keeps of a window": Case(lambda: kept_count(WINDOW, 8, 2), PatternError, ("sliding_window",)),
-    "a plan for a window": Case(
-        lambda: exchange_plan(WINDOW, (0, 4, 8), 2), PatternError, ("SlidingWindow(3)", "ranks", "dilkit.dilated_attention")
+    "what a cache keeps of a neighborhood": Case(lambda: kept_count(GRID, 8, 2), PatternError, ("Neighborhood", "DilatedCache")),
+    "a ring for a window": Case(
+        lambda: exchange_plan(WINDOW, (0, 4, 8), 2, schedule="ring"),
+        ValueError,
+        ("schedule='ring'", "segments or strides", "'auto'"),
     ),
-    "a plan of the class for a mix": Case(
-        lambda: ExchangePlan(Pattern.of(DilatedSegment(4, 2), Strided(3)), (0, 4, 8), 2, 2), PatternError, ("Strided(3)", "ranks")
+    "a plan of too many residue classes": Case(
+        lambda: exchange_plan(Pattern.of(Strided(2**26)), (0, 2**29, 2**30), 2),
+        ValueError,
+        ("stride=67,108,864", "at most", "fewer"),
     ),
-    "a window over ranks": Case(
-        lambda: run_threads(2, lambda comm: ring_dilated_attention(Q, Q, Q, WINDOW, comm)),
-        PatternError,
-        ("SlidingWindow(3)", "ranks"),
+    "a ring for a window over ranks": Case(
+        lambda: run_threads(2, lambda comm: ring_dilated_attention(Q, Q, Q, WINDOW, comm, schedule="ring")),
+        ValueError,
+        ("schedule='ring'", "segments or strides"),
     ),
-    "a window of torch's kernels": Case(
-        lambda: dilated_attention(Q, Q, Q, WINDOW, backend="sdpa"),
+    "a neighborhood of torch's kernels": Case(
+        lambda: dilated_attention(Q, Q, Q, Pattern.of(Neighborhood((Q.shape[1],), 3)), backend="sdpa"),
         NoBackendError,
-        ("branch kind sliding_window", "supports dilated_segment", "reference"),
+        ("branch kind neighborhood", "supports dilated_segment", "reference"),
     ),
-    "a window of torch's kernels, once": Case(
-        lambda: dilated_attention(Q, Q, Q, Pattern.of(SlidingWindow(2), Strided(2), overlap="once"), backend="sdpa"),
+    "windows of torch's kernels, once": Case(
+        lambda: dilated_attention(Q, Q, Q, Pattern.of(SlidingWindow(4, 2), SlidingWindow(6, 3), overlap="once"), backend="sdpa"),
         NoBackendError,
-        ("branch kind sliding_window, strided", "supports dilated_segment"),
+        ("overlap once", 'overlap="count"'),
     ),
     "a tensor as a window": Case(branch(SlidingWindow, torch.ones(2)), TypeError, ("window=", "integer")),
 }
