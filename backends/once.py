@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from dilkit.pattern import Branch, GlobalTokens, Pattern, SlidingWindow, Strided
-
-NO_END = 2**62
-"""Of a stride: farther than any two tokens are apart."""
+from dilkit.pattern.runs import UNBOUNDED
 
 TURNS = {"dilated_segment": 0, "sliding_window": 1, "strided": 1, "neighborhood": 2, "block_sparse": 3}
 
@@ -76,5 +74,5 @@ def rate_of(band: Branch) -> int:
 
 
 def end_of(band: Branch) -> int:
-    """The distance that a band ends before."""
-    return min(getattr(band, "window", NO_END), NO_END)
+    """The distance that a band ends before; of a stride none, for no tokens are so far apart."""
+    return min(getattr(band, "window", UNBOUNDED), UNBOUNDED)

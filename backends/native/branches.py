@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dilkit.backends import once
 from dilkit.backends.native.tables import RunTable, tables_left_out, tables_of_blocks, tables_of_globals
-from dilkit.backends.runs import UNBOUNDED
 from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, Neighborhood, SlidingWindow, Strided
+from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.backends.runs import UNBOUNDED, runs_of, union
 from dilkit.pattern import BlockSparse, GlobalTokens
+from dilkit.pattern.runs import UNBOUNDED, runs_of, union
 
 if TYPE_CHECKING:
     import numpy as np

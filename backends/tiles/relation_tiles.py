@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.backends.runs import classes, complement, progressions, union
 from dilkit.backends.tiles.relations import Part, Relation, relations
 from dilkit.pattern import GlobalTokens
+from dilkit.pattern.runs import classes, complement, progressions, union
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    from dilkit.backends.runs import Runs
+    from dilkit.pattern.runs import Runs
 
     Ints = NDArray[np.int64]
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dilkit.backends import once
-from dilkit.backends.runs import complement, difference, runs_of, union
 from dilkit.pattern import Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
+from dilkit.pattern.runs import complement, difference, runs_of, union
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    from dilkit.backends.runs import Runs
+    from dilkit.pattern.runs import Runs
 
 KINDS = frozenset(cls.kind for cls in (SlidingWindow, Strided, GlobalTokens))
 """The kinds of branches that are relations."""

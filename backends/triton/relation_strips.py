@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.backends.runs import classes
 from dilkit.backends.tiles.relations import Part, Relation
 from dilkit.backends.triton.strips import Ints, Strips, cut, in_order
+from dilkit.pattern.runs import classes
 from dilkit.problem import Problem
 
 

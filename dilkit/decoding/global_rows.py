@@ -34,7 +34,7 @@ class GlobalRows(BranchRows):
         count = self.heads.stop - self.heads.start
         self.sees_all = len(served) == count * group
         super().__init__(branch, count, layout, rollback)
-        self.tokens = range(tokens) if isinstance(tokens, int) else tokens
+        self.tokens = branch.positions
         self.before = 0 if isinstance(tokens, int) or branch.direction == "read" else tokens[-1] + 1
         with torch.inference_mode(False):
             self.places = None if isinstance(tokens, int) else torch.tensor(tokens, device=layout.device)

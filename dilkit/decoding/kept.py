@@ -52,6 +52,6 @@ def _seen_after(branch: Branch, token: Tensor) -> Tensor | bool:
         return token[:, None] + 1 - token <= branch.reach
     if not isinstance(branch, GlobalTokens):
         return True
-    tokens = range(branch.tokens) if isinstance(branch.tokens, int) else branch.tokens
+    tokens = branch.positions
     is_global = torch.isin(token, torch.tensor(tokens[: branch.count(len(token))]))
     return is_global | (token < tokens[-1])[:, None] if branch.direction == "both" else is_global

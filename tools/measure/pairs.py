@@ -76,7 +76,7 @@ def _segment(branch: DilatedSegment, problem: Problem, device: torch.device) -> 
 
 def _global(branch: GlobalTokens, seq: int, device: torch.device) -> torch.Tensor:
     """Which tokens are global, bool `(seq,)`."""
-    tokens = range(branch.count(seq)) if isinstance(branch.tokens, int) else [token for token in branch.tokens if token < seq]
+    tokens = branch.positions[: branch.count(seq)]
     chosen = torch.zeros(seq, dtype=torch.bool, device=device)
     chosen[list(tokens)] = True
     return chosen

@@ -14,11 +14,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dilkit.backends.once import beyond, end_of, globals_before, rate_of
-from dilkit.backends.runs import complement, runs_of
 from dilkit.backends.sdpa.grids.problem_grid import GridAxis, ProblemGrid, offset_runs, rectangles
 from dilkit.backends.sdpa.grids.segments import segment_grids
 from dilkit.backends.sdpa.grids.tiles import Interval, Tile, band_tiles, global_tiles
 from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern.runs import complement, runs_of
 
 BRANCH_KINDS = frozenset(cls.kind for cls in (DilatedSegment, SlidingWindow, GlobalTokens, Strided))
 """The kinds of branches that are made of views."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from dilkit.comm.plan.sharded_segments import ServedHead, served_heads
 from dilkit.pattern import GlobalTokens, Pattern, SlidingWindow
+from dilkit.pattern.runs import runs_of, union
 
 Edges = tuple[int, ...]
 """Runs of positions, ascending and apart, as `(start, stop, start, stop, ...)`."""
@@ -23,18 +26,8 @@ def token_runs(branches: tuple[GlobalTokens, ...], start: int, stop: int) -> tup
     >>> token_runs((GlobalTokens(2), GlobalTokens([2, 5, 9])), 1, 9)
     ((1, 3), (5, 6))
     """
-    ranges = [
-        run
-        for tokens in (branch.tokens for branch in branches)
-        for run in ([(0, tokens)] if isinstance(tokens, int) else [(token, token + 1) for token in tokens])
-    ]
-    found: list[tuple[int, int]] = []
-    for first, last in sorted((max(first, start), min(last, stop)) for first, last in ranges):
-        if first < last and found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], last)
-        elif first < last:
-            found.append((first, last))
-    return tuple(found)
+    runs = np.clip(union(*map(runs_of, branches)), start, stop)
+    return tuple((first, last) for first, last in runs.tolist() if first < last)
 
 
 class Hidden(NamedTuple):

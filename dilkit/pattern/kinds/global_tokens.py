@@ -54,6 +54,11 @@ class GlobalTokens(Branch):
             object.__setattr__(self, name, value)
         self._settle()
 
+    @property
+    def positions(self) -> range | tuple[int, ...]:
+        """Where the global tokens are, in ascending order."""
+        return range(self.tokens) if isinstance(self.tokens, int) else self.tokens
+
     def count(self, seq: int) -> int:
         """How many global tokens a sequence of `seq` tokens has."""
         return min(self.tokens, seq) if isinstance(self.tokens, int) else sum(token < seq for token in self.tokens)

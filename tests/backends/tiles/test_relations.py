@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
-from dilkit.backends import runs
 from dilkit.backends.tiles.schedule import BRANCH_KINDS, schedule, schedule_refusals
+from dilkit.pattern import runs
 from dilkit.problem import Problem
 
 SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dilkit.pattern import GlobalTokens
+from dilkit.pattern.kinds.global_tokens import GlobalTokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ def runs_of(branch: GlobalTokens) -> Runs:
 
     if isinstance(branch.tokens, int):
         return np.array([[0, min(branch.tokens, UNBOUNDED - 1)]])
-    tokens = np.array(branch.tokens, np.int64)
+    tokens = np.array(branch.positions, np.int64)
     gaps = np.flatnonzero(np.diff(tokens) > 1)
     return np.stack((tokens[np.append(0, gaps + 1)], tokens[np.append(gaps, len(tokens) - 1)] + 1), axis=1)
 
