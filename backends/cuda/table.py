@@ -113,8 +113,8 @@ FP32_DKEYVALUE = Config((16, 32, 48, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Con
 
 TABLE = (
     KernelFamily("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
-    KernelFamily("dquery", "mma_backward.cu", "mma_dquery", TENSOR_CORES, MMA_DQUERY),
-    KernelFamily("dkeyvalue", "mma_backward.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
+    KernelFamily("dquery", "mma_dquery.cu", "mma_dquery", TENSOR_CORES, MMA_DQUERY),
+    KernelFamily("dkeyvalue", "mma_dkeyvalue.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
     KernelFamily("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
     KernelFamily("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),
     KernelFamily("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_DKEYVALUE),

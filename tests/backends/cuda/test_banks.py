@@ -26,7 +26,7 @@ KNOWN: dict[str, dict[str, tuple[int, str]]] = {
         "totals[f][h]": (3, "the same, once a tile"),
         "total[f][0] += added[f][0], total[f][1] += added[f][1]": (3, "joined to one access of 16 bytes by NVRTC"),
     },
-    "mma_backward.cu": {
+    "mma_backward.cuh": {
         "pair[0] = factor * sum[m][n][2 * h], pair[1] =": (1, "joined to one access of 8 bytes by NVRTC"),
     },
 }

@@ -76,7 +76,7 @@ def gradients(case: Case, way: Way, roles: Sequence[str] = tuple(ROLES)) -> dict
 
 
 def launch_groups(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor | None], way: Way) -> None:
-    assert kernel.source == "mma_backward.cu"
+    assert kernel.source in ("mma_dquery.cu", "mma_dkeyvalue.cu")
     for i, group in enumerate(schedule(problem, kernel.tile_rows).groups):
         tiles = group.query_tiles if kernel.name == "mma_dquery" else group.key_tiles
         counter = np.zeros(1, np.int32)

@@ -1,0 +1,121 @@
+/* Gradients of keys and values on tensor cores, over key_tiles; `mma_backward.cuh` draws their data flow:
+
+       dkey = scale dS^T Q        dvalue = P^T dout        over all query heads of the tile's key head
+
+   A tile's rows are keys, its columns queries. */
+#include "mma_backward.cuh"
+
+/* Locates column number `index`, a query that sees the tile's keys, with its terms: what is added to its scores, and delta. */
+DEVICE void locate_query(Columns *columns, float2 *terms, const Keys *keys, const Args *args, int batch, int head, int index) {
+    long long line = line_of(args, batch, opaque(head));
+    int position = -1;
+    float shift = NEG_INF, dot = 0.0f;
+    if (index < keys->total) {
+        int branch, at = key_position(keys, index, &branch);
+        float seen = LOAD(args->lse + line + at);
+        if (seen != NEG_INF)
+            shift = key_bias(keys, at, branch, args->once) - seen * LOG2E;
+        if (shift != NEG_INF)
+            position = at, dot = LOAD(args->delta + line + at);
+    }
+    terms[index % WINDOW] = make_float2(shift, dot);
+    put_column(columns, index, position, 0.0f, bounded(args));
+}
+
+/* From scores to P, from dout.v to dS, of keys (rows) and queries (columns from number `slot` of the window on). */
+DEVICE void key_score_gradients(Scores p, Scores ds, const float2 *column_terms, float scale2) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float4 terms = ((const float4 *)column_terms)[n * 4 + this_thread() % 4];
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                p[m][n][e] = exp2_fast(p[m][n][e] * scale2 + (e % 2 ? terms.z : terms.x));
+                ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (e % 2 ? terms.w : terms.y));
+            }
+    }
+}
+
+KERNEL(mma_dkeyvalue) {
+    SHARED int item, batch, heads_end;
+    SHARED Tile tile;
+    SHARED Keys keys;
+    SHARED Columns columns;
+    SHARED float2 terms[WINDOW];
+    SHARED uint4 buffer[2 * HALF], spare[(SPARE ? SPARE : 1) * FRAGMENTS * THREADS];
+    int element;
+    Tile found;
+    start_tiles(&item);
+    while (next_tile(&args, &item, &found, &element)) {
+        unsigned own_key[FRAGMENTS][STEPS][4], own_value[FRAGMENTS][STEPS][4];
+        Sums dkey, dvalue;
+        if (thread_index() == 0)
+            tile = found, batch = element, heads_end = (found.head + 1) * group_of(&args);
+        synchronize();
+        clear(dkey), clear(dvalue);
+        load_row_fragments(own_key, own_value, buffer, args.key, args.value, batch, tile.head, &args, &tile);
+#pragma unroll
+        for (int k = HELD; k < STEPS; k++)
+#pragma unroll
+            for (int m = 0; m < FRAGMENTS; m++) {
+                const unsigned *kept = own_value[m][k];
+                spare[spare_slot(m, k)] = make_uint4(kept[0], kept[1], kept[2], kept[3]);
+            }
+#pragma unroll 1
+        for (int head = heads_end - group_of(&args); head < heads_end; head++) {
+            if (thread_index() == 0) {
+                int end = own_position(&tile, tile.rows - 1) + args.back + 1;
+                find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, head), tile.row - args.ahead, end);
+                find_place(&keys, &args, batch, head);
+            }
+            synchronize();
+            locate_query(&columns, terms, &keys, &args, batch, head, this_thread());
+            synchronize();
+            copy_pair(buffer, &columns, 0, args.query, args.dout, batch, head, args.head_dim);
+#pragma unroll 1
+            for (int column = 0; column < keys.total; column += SCORE_COLUMNS) {
+                if (column % COLUMNS == 0) {
+                    int next = column + COLUMNS, after = next + COLUMNS;
+                    copy_async_wait(0);
+                    synchronize();
+                    if (next < keys.total)
+                        copy_pair(buffer, &columns, next, args.query, args.dout, batch, head, args.head_dim);
+                    if (after < keys.total && after % THREADS == 0)
+                        locate_query(&columns, terms, &keys, &args, batch, head, after + this_thread());
+                }
+                int slot = column % WINDOW;
+                int begin = warp_begin(&tile), end = warp_end(&tile);
+                if (warp_is_idle(&tile) || none_seen(&columns, slot, begin, end, args.ahead, args.back))
+                    continue;
+                int compare = bounded(&args) && some_cut(&columns, slot, begin, end, args.ahead, args.back);
+                const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
+                Scores p, ds;
+                /* Across this barrier the compiler moves no loads, for which there would be no registers. */
+                score_tile(ds, own_value, HELD, spare, columns_at + HALF / 2);
+                score_tile(p, own_key, STEPS, 0, columns_at);
+                synchronize_warp();
+#if DROPOUT
+                unsigned kept = kept_weights(&columns, slot, 1, &args, &keys, &tile);
+                drop(ds, kept, args.keep_scale);
+#endif
+                key_score_gradients(p, ds, terms + slot, args.scale * LOG2E);
+#if DROPOUT
+                drop(p, kept, 1.0f);
+#endif
+                if (compare) {
+                    mask_beyond(p, &columns, slot, args.ahead, args.back, &tile);
+                    mask_beyond(ds, &columns, slot, args.ahead, args.back, &tile);
+                }
+                accumulate(dvalue, p, columns_at + HALF / 2);
+                synchronize_warp();
+                accumulate(dkey, ds, columns_at);
+            }
+            copy_async_wait(0);
+            synchronize();
+        }
+        const unsigned char *mask = args.mask ? args.mask + batch * args.mask_batch : args.mask;
+        write_gradient(rows_of(args.dkey, batch, tile.head), dkey, args.scale, buffer, 0, mask, &args, &tile);
+        write_gradient(rows_of(args.dvalue, batch, tile.head), dvalue, KEEP_SCALE(&args), buffer, 0, mask, &args, &tile);
+    }
+}
