@@ -5,6 +5,7 @@ Because a `Device` is only facts, any GPU can be assumed on any machine: `Device
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -188,6 +189,22 @@ def cuda_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@lru_cache(maxsize=1)
+def cuda_driver() -> int:
+    """The newest CUDA that the driver of this machine's GPUs knows, such as 13000 for 13.0. torch does not say which it is.
+
+    Raises RuntimeError where there is no driver.
+    """
+    version = ctypes.c_int()
+    try:
+        code = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"CUDA's driver cannot be loaded: {error}") from None
+    if code:
+        raise RuntimeError(f"CUDA's driver does not say its version: error {code}")
+    return version.value
 
 
 def _cuda_facts(index: int) -> Device:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dilkit.backends.tiles.kept import Kept, expect_room, kept
 from dilkit.backends.tiles.schedule import TILE, Group, schedule
+from dilkit.device import cuda_driver
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -60,10 +61,7 @@ class DeviceSchedule(Kept):
 
 def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
     """`Backend.proof_facts` of kernels that were `compiled` so: these, the device, its driver, and what is asked of them."""
-    import torch
-
     device = problem.device
-    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     asked = (
         problem.dtype,
         f"head_dim {problem.head_dim}",
@@ -71,7 +69,7 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
         *(("dropout",) if problem.dropout_p else ()),
         *(() if problem.pattern.only_segments else ("kinds",)),
     )
-    return (device.name, f"capability {device.capability}", f"driver {driver}", *compiled, *asked)
+    return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *asked)
 
 
 def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> DeviceSchedule:

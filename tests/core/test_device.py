@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dilkit import Device
-from dilkit.device import GENERATIONS, Capability, features_of, generation_of, parse_capability, probe, torch_has_code
+from dilkit.device import (
+    GENERATIONS,
+    Capability,
+    cuda_driver,
+    features_of,
+    generation_of,
+    parse_capability,
+    probe,
+    torch_has_code,
+)
 
 # What NVIDIA's programming guide says of each compute capability, for the features that backends ask about.
 FEATURES = {
@@ -124,3 +136,24 @@ def test_which_code_runs_where(architecture: str, capability: Capability, runs: 
 
 def test_a_build_without_architectures_has_code_for_nothing() -> None:
     assert not torch_has_code((9, 0), [])
+
+
+def test_the_driver_says_its_version_or_why_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(version: int, code: int) -> Any:
+        def driver_version(place: Any) -> int:
+            ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = version
+            return code
+
+        return SimpleNamespace(cuDriverGetVersion=driver_version)
+
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: says(13000, 0))
+    assert cuda_driver.__wrapped__() == 13000
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: says(0, 999))
+    with pytest.raises(RuntimeError, match="error 999"):
+        cuda_driver.__wrapped__()
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(RuntimeError, match="cannot be loaded"):
+        cuda_driver.__wrapped__()

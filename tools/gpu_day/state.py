@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from dilkit.device import device_named
+from dilkit.device import cuda_driver, device_named
 from dilkit.selection import tuned
 from dilkit.tools.gpu_day.step import Context, Step
 from dilkit.tools.results.environment import now
@@ -76,7 +76,7 @@ def machine(device: str) -> tuple[str, ...]:
     import torch
 
     facts = device_named(device)
-    driver = str(torch._C._cuda_getDriverVersion()) if facts.type == "cuda" else "none"  # type: ignore[attr-defined]
+    driver = str(cuda_driver()) if facts.type == "cuda" else "none"
     return code_digest(), facts.name, str(facts.capability), driver, torch.__version__
 
 

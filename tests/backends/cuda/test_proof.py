@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from helpers.cuda_fakes import RecordingLauncher
 from helpers.fakes import registered
 from helpers.host_launcher import HostLauncher
@@ -15,6 +14,7 @@ from helpers.on_host import FP32, OnHost
 from dilkit import Device, Pattern, Problem, SlidingWindow
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.backends.tiles import device
 from dilkit.backends.tiles.relations import FAR
 from dilkit.selection.proving import cases
 from dilkit.testing.conformance import check
@@ -23,7 +23,7 @@ PROBLEM = Problem(pattern=Pattern([64], [1]), seq=64, heads=2, head_dim=32, devi
 
 
 def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12080, raising=False)
+    monkeypatch.setattr(device, "cuda_driver", lambda: 12080)
     monkeypatch.setattr(cuda_compile, "compiler_build", lambda: "12.9.86 CL-1")
     facts = CupyRaw().proof_facts(PROBLEM)
     assert facts[:5] == ("GPU", "capability (9, 0)", "driver 12080", "cupy_raw", "NVRTC 12.9.86 CL-1")
