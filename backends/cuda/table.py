@@ -105,19 +105,19 @@ MMA_BACKWARD = (
 MMA_DQUERY = Config((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
 FP32_FORWARD = Config((16, 32, 48, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
 FP32_DQUERY = (
-    Config(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),), since=(12, 0)),
-    Config((16, 32, 48, 64), 128, 4, 64, 0, (("OF_KEYS", 0),), since=(9, 0)),
-    Config(HEAD_DIMS, 128, 3, 64, 0, (("OF_KEYS", 0),)),
+    Config(HEAD_DIMS, 128, 3, 64, since=(12, 0)),
+    Config((16, 32, 48, 64), 128, 4, 64, since=(9, 0)),
+    Config(HEAD_DIMS, 128, 3, 64),
 )
-FP32_DKEYVALUE = Config((16, 32, 48, 64), 128, 3, 64, 0, (("OF_KEYS", 1),)), Config((96, 128), 128, 2, 64, 0, (("OF_KEYS", 1),))
+FP32_DKEYVALUE = Config((16, 32, 48, 64), 128, 3, 64), Config((96, 128), 128, 2, 64)
 
 TABLE = (
     KernelFamily("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
     KernelFamily("dquery", "mma_dquery.cu", "mma_dquery", TENSOR_CORES, MMA_DQUERY),
     KernelFamily("dkeyvalue", "mma_dkeyvalue.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
     KernelFamily("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
-    KernelFamily("dquery", "fp32_backward.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),
-    KernelFamily("dkeyvalue", "fp32_backward.cu", "fp32_dkeyvalue", ANYWHERE, FP32_DKEYVALUE),
+    KernelFamily("dquery", "fp32_dquery.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),
+    KernelFamily("dkeyvalue", "fp32_dkeyvalue.cu", "fp32_dkeyvalue", ANYWHERE, FP32_DKEYVALUE),
     KernelFamily("dots", "row_dots.cu", "row_dots", ANYWHERE, (Config(HEAD_DIMS, 128, 8, 64),)),
 )
 """Kernels on tensor cores before those that compute in fp32 on any device, tall tiles before low ones. The sources say why the

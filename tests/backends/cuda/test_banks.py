@@ -15,12 +15,15 @@ from dilkit import Pattern
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
+ROW_TERM = {"*row_term(": (3, "in the padding of the weights; once for 64 of the others, or once a tile")}
 KNOWN: dict[str, dict[str, tuple[int, str]]] = {
     "fp32_forward.cu": {
         "positions[mine + key_in_column(piece * SWEEP)]": (1, "one number of four that a thread prefetches"),
         "positions[1][key_in_column(r)] =": (1, "once a tile"),
     },
-    "fp32_backward.cu": {"*row_term(": (3, "in the padding of the weights; once for 64 of the others, or once a tile")},
+    "fp32_backward.cuh": ROW_TERM,
+    "fp32_dquery.cu": ROW_TERM,
+    "fp32_dkeyvalue.cu": ROW_TERM,
     "mma_forward.cu": {
         "total[f][h]": (3, "of one thread next to each other: once a tile, or where maxima rise"),
         "totals[f][h]": (3, "the same, once a tile"),

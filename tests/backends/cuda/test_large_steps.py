@@ -68,6 +68,6 @@ def test_no_number_exceeds_its_type(kind: str) -> None:
 def as_compiled(kernel: CudaKernel, dtype: str, capability: Capability) -> CudaKernel:
     """The kernel for tensors of `dtype`; those of gradients in fp32 with the copies of the capability."""
     defines = [(name, STORAGE[dtype] if name == "STORAGE" else x) for name, x in kernel.defines]
-    if kernel.source == "fp32_backward.cu":
+    if kernel.name in ("fp32_dquery", "fp32_dkeyvalue"):
         defines.append(("__CUDA_ARCH__", 100 * capability[0] + 10 * capability[1]))
     return replace(kernel, defines=tuple(defines))

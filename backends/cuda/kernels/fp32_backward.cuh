@@ -1,0 +1,151 @@
+/* Gradients in fp32 on CUDA cores, of tensors in float, half or bfloat16: what both kernels share.
+
+       P  = count * exp(scale * (own[0] . other[0]) - lse)               dS = P * (own[1] . other[1] - delta)
+       gradient of own[0] = scale * sum over others of dS * other[0]     gradient of own[1] = sum over others of P * other[1]
+
+   fp32_dquery.cu      OF_KEYS 0    own = query, dout    other = key, value    the second gradient is not wanted
+   fp32_dkeyvalue.cu   OF_KEYS 1    own = key, value     other = query, dout, of one query head after the other
+   count = how often the query sees the key; delta = rowsum(dout * out).
+
+   P, then dS in its place, is the only matrix that is whole in shared memory. TILE_ROWS 64 and THREADS 128 for every HEAD_DIM.
+   Shared memory: 32 KB, with thicker slices 40 KB. */
+#ifndef DILKIT_FP32_BACKWARD
+#define DILKIT_FP32_BACKWARD
+
+#include "fp32_products.cuh"
+
+/* A term of row number `row`, kept in the padding of the weights. BIAS is of the others; LSE and DELTA are of the queries, be
+   they the others or the own rows. Of the others there are two DELTA, by buffer. */
+enum { BIAS, LSE, DELTA };
+DEVICE float *row_term(int row, int what) { return (float *)weights + row * (4 * WEIGHTS) + 64 + what; }
+
+/* lse and delta of a query. One that sees nothing has an lse of +inf here: its weights and its gradient are 0. */
+DEVICE void load_query(const Args *args, long long position, float *lse, float *delta) {
+    long long query = ((long long)work.batch * args->heads + work.query_head) * args->seq + position;
+    float x = LOAD(args->lse + query);
+    *lse = x == NEG_INF ? INFINITY : x;
+    *delta = x == NEG_INF ? 0.0f : LOAD(args->delta + query);
+}
+
+DEVICE int ignored(const Args *args, long long position) {
+    return args->mask && LOAD(args->mask + work.batch * args->mask_batch + position * args->mask_row);
+}
+
+/* The 64 by 64 weights P, from the scores: 8 by 4 of them a thread. lse is subtracted before anything is rounded: both may be
+   large. */
+DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), step = work.tile.step;
+    unsigned lowest = work.tile.row - (OF_KEYS ? args->ahead : args->back), between = (unsigned)args->back + args->ahead;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int other = column + 16 * j;
+        unsigned distance = positions[buffer][other] - lowest - (unsigned)row * step;
+        float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *row_term(other, BIAS);
+#pragma unroll
+        for (int i = 0; i < 8; i++, distance -= 8u * step) {
+            float power = fmaf(score[i][j], args->scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
+            if (distance > between)
+                power = NEG_INF;
+            weight[8 * i] = exp2_fast(power);
+        }
+    }
+}
+
+#if DROPOUT
+/* Makes the weights negative that dropout drops: P is read from them as it was, and 0 where only what is kept counts. */
+DEVICE void mark_dropped(const Args *args, int buffer) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
+#pragma unroll 1
+    for (int n = 0; n < 32; n++) {
+        int own = own_position(&work.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
+        float *weight = (float *)weights + (column + n % 4 * 16) * (4 * WEIGHTS) + row + n / 4 * 8;
+        if (!keeps(args, &keys, OF_KEYS ? other : own, OF_KEYS ? own : other))
+            *weight = -*weight;
+    }
+}
+#endif
+
+/* dS in place of P, from the gradients of P. */
+DEVICE void compute_score_gradients(const Args *args, int buffer, float gradient[8][4]) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int other = column + 16 * j;
+        float *weight = (float *)weights + other * (4 * WEIGHTS) + row;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float own = weight[8 * i], delta = OF_KEYS ? *row_term(other, DELTA + buffer) : *row_term(row + 8 * i, DELTA);
+#if DROPOUT
+            gradient[i][j] = own < 0.0f ? 0.0f : gradient[i][j] * args->keep_scale;
+#endif
+            weight[8 * i] = fabsf(own) * (gradient[i][j] - delta);
+        }
+    }
+}
+
+/* Writes numbers to a gradient, or adds to it: the first `count` of four, or one. */
+DEVICE void write_four(const Args *args, Storage *place, float4 x, int count) {
+    if (!args->first) {
+        float4 old = to_floats(load_four(place, count));
+        x = make_float4(old.x + x.x, old.y + x.y, old.z + x.z, old.w + x.w);
+    }
+    store_four(place, x, count);
+}
+
+DEVICE void write_one(const Args *args, Storage *place, float x) {
+    STORE(place, to_storage(args->first ? x : from_storage(LOAD(place)) + x));
+}
+
+/* Writes a gradient of the tile's own rows. */
+DEVICE void write_sums(const Args *args, const View *view, float factor, float sum[8][COLUMNS]) {
+    long long head = head_of(view, work.batch, work.tile.head);
+    int thread = opaque(thread_index());
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (row_of(thread, i) >= work.tile.rows)
+            continue;
+        Storage *row = (Storage *)row_in(view, head, own_position(&work.tile, row_of(thread, i)));
+#pragma unroll
+        for (int e = 0; e + 4 <= COLUMNS; e += 4) {
+            float4 x = make_float4(factor * sum[i][e], factor * sum[i][e + 1], factor * sum[i][e + 2], factor * sum[i][e + 3]);
+            write_four(args, row + column_of(thread, e), x, args->head_dim - column_of(thread, e));
+        }
+#pragma unroll
+        for (int e = COLUMNS / 4 * 4; e < COLUMNS; e++)
+            if (column_of(thread, e) < args->head_dim)
+                write_one(args, row + column_of(thread, e), factor * sum[i][e]);
+    }
+}
+
+/* The next tile of the block, before its first query head; 0 when none is left. */
+DEVICE int next_work(const Args *args) {
+    Tile tile;
+    int batch;
+    if (!next_tile(args, &item, &tile, &batch))
+        return 0;
+    if (thread_index() == 0) {
+        int heads = OF_KEYS ? args->heads / args->kv_heads : 1;
+        work.tile = tile, work.batch = batch;
+        work.query_head = tile.head * heads - 1, work.last_head = tile.head * heads + heads - 1;
+    }
+    return 1;
+}
+
+/* Sets up the next query head of the tile. */
+DEVICE void next_head(const Args *args) {
+    synchronize();
+    if (thread_index() == 0) {
+        int query_head = ++work.query_head, kv_head = query_head / (args->heads / args->kv_heads);
+        int row = work.tile.row, last = own_position(&work.tile, work.tile.rows - 1);
+        int back = OF_KEYS ? args->ahead : args->back, ahead = OF_KEYS ? args->back : args->ahead;
+        for (int pair = 0; pair < 2; pair++) {
+            work.own[pair] = head_of(view_of(args, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
+            work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);
+        }
+        find_keys(&keys, args, row, serving_branches(args, work.tile.set, query_head), row - back, last + ahead + 1);
+        find_place(&keys, args, work.batch, query_head);
+    }
+    synchronize();
+}
+
+#endif
