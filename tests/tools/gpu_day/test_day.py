@@ -19,11 +19,12 @@ from dilkit.device import probe
 from dilkit.environment import CUDA_CACHE, TUNED
 from dilkit.selection import tuned
 from dilkit.selector import select
+from dilkit.testing.conformance import check
 from dilkit.tools import cli
 from dilkit.tools.gpu_day import backends, stage, state
 from dilkit.tools.gpu_day import plan as planned
 from dilkit.tools.gpu_day.fast import suite
-from dilkit.tools.gpu_day.right import kernels, sanitizer
+from dilkit.tools.gpu_day.right import checking, kernels, sanitizer
 from dilkit.tools.gpu_day.rows import counters, sweep
 from dilkit.tools.gpu_day.step import Context
 from dilkit.tools.report.kinds.gpu_day import document
@@ -116,15 +117,31 @@ def test_carried_kernels_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(cuda_compile.code_of(one, (9, 0))) > 1000
 
 
+def test_cases_are_checked_in_processes_of_their_own_until_their_time_is_over() -> None:
+    some = sanitizer.small_cases()[:3]
+    found = {
+        result.case: result for result in checking.checked(("native", "cupy_raw"), some, CPU, 600) if result.backend == "native"
+    }
+    assert found == {case: check("native", case) for case in some}
+    assert not list(checking.checked(("native",), some, CPU, 0))
+
+
 def test_the_sanitizer_and_the_profiler_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / sanitizer.PROGRAM
     monkeypatch.setattr(backends, "ours", lambda context: ["cupy_raw"])
     monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:/bin")
-    for text, code, verdict in (("Invalid __global__ read", 9, "wrong"), ("ERROR SUMMARY: 0 errors", 0, "right")):
-        tool.write_text(f"#!/bin/sh\necho '========= {text}'\nexit {code}\n")
+    program, unusable = "computed 16 of 16 cases rightly", "Error: Device not supported"
+    for text, result, verdict in (
+        ("Invalid __global__ read", program, "wrong"),
+        ("ERROR SUMMARY: 0 errors", program, "right"),
+        (unusable, "computed 0 of 16 cases rightly", "absent"),
+        (unusable, "", "absent"),
+    ):
+        tool.write_text(f"#!/bin/sh\necho '{result}'\necho '========= {text}'\nexit 1\n")
         tool.chmod(0o700)
         (found,) = sanitizer.sanitized(Context("cuda:0"), "memcheck")
-        assert (found.verdict, found.found, found.backend) == (verdict, text, "cupy_raw")
+        assert (found.verdict, found.backend) == (verdict, ""), "what it says is no reason to time nothing"
+        assert text in found.found
     rows = [
         "ID,Kernel Name,Metric Name,Metric Unit,Metric Value",
         "0,f(X),Duration,us,12.5",

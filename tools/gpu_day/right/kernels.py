@@ -20,19 +20,21 @@ from dilkit.backends.tiles.backend import ROLES
 from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
 from dilkit.device import Capability, device_named
 from dilkit.selection.proving import cases
-from dilkit.testing.conformance import check
 from dilkit.testing.problems import LARGE
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
 from dilkit.tools.commands.verify import LISTED
 from dilkit.tools.console.text import error_line, in_seconds
 from dilkit.tools.gpu_day import backends
+from dilkit.tools.gpu_day.right.checking import checked
 from dilkit.tools.gpu_day.step import Context, Item, absent, judged, noted
 from dilkit.tools.measure.implementation import backend_implementations
 
 ASSUMED: Capability = (9, 0)
 """What a rehearsal compiles for."""
 REHEARSED = 2
+SECONDS = 100.0
+"""For the cases that launch every kernel."""
 KINDS: tuple[dict[str, bool], ...] = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
 """Of calls: each has kernels of its own."""
 
@@ -127,15 +129,20 @@ def launched(context: Context, name: str) -> Iterator[Item]:
     if name not in backends.ours(context):
         yield absent(f"launch of {name}", "cannot compute here: `dilkit info` says why")
         return
+    every = [case for dtype, dim, kind in product(dtypes, dims, kinds) for case in cases(dtype, dim, gradients=True, **kind)]
+    every.sort(key=lambda case: (case.dropout_p, case.variant))  # those at once are of other dtypes and head_dims: other kernels
+    results = []
+    for result in checked((name,), every, context, SECONDS):
+        results.append(result)
+        if result.verdict in ("failed", "broken"):
+            case = result.case
+            what = f"{name}, {case.dtype} x {case.head_dim}, {case.variant}{', dropout' * (case.dropout_p > 0)}"
+            yield judged(what, "; ".join(result.reasons), name, case.dtype)
     for dtype in dtypes:
-        right = 0
-        for dim, kind in product(dims, kinds):
-            for case in cases(dtype, dim, gradients=True, **kind):
-                result = check(name, case, context.device)
-                right += result.verdict == "passed"
-                if result.verdict in ("failed", "broken"):
-                    yield judged(f"{name}, {dtype} x {dim}, {case.variant}", "; ".join(result.reasons), name, dtype)
+        right = sum(result.verdict == "passed" and result.case.dtype == dtype for result in results)
         yield noted(f"{name}, {dtype}", f"{right} small problems right, forward and gradients")
+    if missing := len(every) - len(results):
+        yield noted(f"launch of {name}: cases left out", f"{missing} of {len(every)}, for {SECONDS:.0f} seconds were over")
 
 
 def first_call(context: Context) -> Iterator[Item]:

@@ -8,13 +8,16 @@ from dataclasses import replace
 from dilkit.problem import DTYPES
 from dilkit.testing.conformance import Result
 from dilkit.testing.problems import LARGE
-from dilkit.tools.commands.verify import LISTED, REPEATED, REPEATS, Judged, checked, repeated
+from dilkit.tools.commands.verify import LISTED, REPEATED, REPEATS, Judged, repeated
 from dilkit.tools.gpu_day import backends
-from dilkit.tools.gpu_day.step import Context, Item, absent, judged
+from dilkit.tools.gpu_day.right.checking import checked
+from dilkit.tools.gpu_day.step import Context, Item, absent, judged, noted
 from dilkit.tools.results.kinds.gpu_day import Finding
 
 EVERY = 25
 """Of so many cases a rehearsal takes one."""
+SECONDS = 100.0
+"""For the cases; repetitions come after them."""
 
 
 def verified(context: Context, which: str) -> Iterator[Item]:
@@ -25,13 +28,16 @@ def verified(context: Context, which: str) -> Iterator[Item]:
             yield absent(f"verify {which}", "cannot compute here: `dilkit info` says why")
             return
         large = [] if context.rehearse else LARGE
-        cases, repeats = (*LISTED, *large)[:: EVERY if context.rehearse else 1], 1 if context.rehearse else REPEATS
+        # The large ones first: the last to end are short then.
+        cases, repeats = (*large, *LISTED)[:: EVERY if context.rehearse else 1], 1 if context.rehearse else REPEATS
         results = []
-        for result in checked(names, cases, context.device):
+        for result in checked(names, cases, context, SECONDS):
             results.append(result)
             if result.verdict in ("failed", "broken"):
                 name, dtype = result.backend, result.case.dtype
                 yield judged(f"{name}, {result.case.name}", "; ".join(result.reasons), name, dtype)
+        if missing := len(cases) - len(results) // len(names):
+            yield noted(f"verify {which}: cases left out", f"{missing} of {len(cases)}, for {SECONDS:.0f} seconds were over")
         for name in names:
             yield from _summed(name, [result for result in results if result.backend == name])
         for name, count in repeated(results, context.device, repeats).items():
