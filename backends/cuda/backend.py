@@ -134,7 +134,7 @@ class CupyRaw(TiledBackend):
 
     def _schedule(self, kernel: CudaKernel, kind: str, tensors: Tensors, problem: Problem) -> DeviceSchedule:
         device = _device(tensors)
-        found = device_schedule(problem, kernel.tile_rows, kind, device, self.launcher.capturing(device))
+        found = device_schedule(problem, kernel.tile_rows, kind, device)
         found.keep_while_used()
         return found
 

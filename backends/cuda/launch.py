@@ -11,6 +11,7 @@ from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.occupancy import blocks_at_once, multiprocessors
 from dilkit.backends.cuda.table import CudaKernel
+from dilkit.backends.tiles.captured import capturing
 
 if TYPE_CHECKING:
     import torch
@@ -33,10 +34,6 @@ class CudaLauncher(Protocol):
 
     def counter(self, device: torch.device) -> int:
         """The address of an int32 on `device` that is 0, for the next launch there, which leaves it at 0."""
-        ...
-
-    def capturing(self, device: torch.device) -> bool:
-        """Whether work for `device` is now recorded into a CUDA graph."""
         ...
 
 
@@ -75,19 +72,13 @@ class CupyLauncher:
     def counter(self, device: torch.device) -> int:
         import torch
 
-        return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, self.capturing(device))
-
-    def capturing(self, device: torch.device) -> bool:
-        import torch
-
-        with torch.cuda.device(device):
-            return torch.cuda.is_current_stream_capturing()
+        return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, capturing(device))
 
     def _load(self, kernel: CudaKernel, device: torch.device) -> _Loaded:
         key = kernel, device.index
         found = self._loaded.get(key)
         if found is None:
-            if self.capturing(device):
+            if capturing(device):
                 raise RuntimeError(
                     f"kernel {kernel.name} is not loaded on {device}, and cannot be while a CUDA graph is captured: make the "
                     "same call once before"

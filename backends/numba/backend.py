@@ -43,10 +43,6 @@ class NumbaLauncher(Protocol):
         """Run so many blocks after what was launched before. `arguments` are those of its `signature`, on one device."""
         ...
 
-    def capturing(self, device: torch.device) -> bool:
-        """Whether work for `device` is now recorded into a CUDA graph."""
-        ...
-
 
 class DeviceLauncher:
     """Launches on the tensors' GPU."""
@@ -68,12 +64,6 @@ class DeviceLauncher:
                 warnings.filterwarnings("ignore", "Grid size")  # of few blocks: short sequences have no more
                 configured = kernel[blocks, (tiling.across, tiling.down), stream]
             configured(*map(_as_arrays, arguments))
-
-    def capturing(self, device: torch.device) -> bool:
-        import torch
-
-        with torch.cuda.device(device):
-            return torch.cuda.is_current_stream_capturing()
 
 
 class NumbaCuda(TiledBackend):
@@ -114,8 +104,7 @@ class NumbaCuda(TiledBackend):
         """Launch a kernel for each group of branches. The tiles of the first have every row, so it writes; later ones continue
         from that."""
         tiling, device = self.launcher.tiling(role, problem.head_dim), tensors["query"].device
-        kind, capturing = KEYS if role == "dkeyvalue" else QUERIES, self.launcher.capturing(device)
-        found = device_schedule(problem, tiling.rows, kind, device, capturing)
+        found = device_schedule(problem, tiling.rows, KEYS if role == "dkeyvalue" else QUERIES, device)
         found.keep_while_used()
         options = Options(int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale)
         key, value = (without_ignored(tensors[name], mask) for name in ("key", "value"))

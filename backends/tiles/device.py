@@ -72,11 +72,11 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
     return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *asked)
 
 
-def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device, capturing: bool) -> DeviceSchedule:
+def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device) -> DeviceSchedule:
     """The schedule of `problem` on `device`, with the tiles that `kind` names; see `kept`."""
     sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, problem.varlen, tile_rows
     key = "device schedule", problem.pattern.to_json(), sizes, kind
-    return kept(key, partial(_copied, problem, tile_rows, kind, device), problem, device, capturing)
+    return kept(key, partial(_copied, problem, tile_rows, kind, device), problem, device)
 
 
 def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device) -> DeviceSchedule:

@@ -42,20 +42,20 @@ class Kept(ABC):
 KeptT = TypeVar("KeptT", bound=Kept)
 
 
-def kept(key: tuple[object, ...], make: Callable[[], KeptT], problem: Problem, device: torch.device, capturing: bool) -> KeptT:
+def kept(key: tuple[object, ...], make: Callable[[], KeptT], problem: Problem, device: torch.device) -> KeptT:
     """What `make` has made, for `problem`, on `device`: looked up by `key`, which says all that it depends on but the device.
 
-    The first call makes it and waits for that. `capturing`: whether the work is being captured in a CUDA graph; then raises
-    RuntimeError for what is not there, since nothing can be copied.
+    The first call makes it and waits for that. While a CUDA graph is captured, nothing can be copied: raises RuntimeError then
+    for what is not there.
     """
-    found = plan.cached((*key, device), partial(_made, make, problem, device, capturing))
-    if capturing:
+    found = plan.cached((*key, device), partial(_made, make, problem, device))
+    if captured.capturing(device):
         captured.keep(found, device)
     return found
 
 
-def _made(make: Callable[[], KeptT], problem: Problem, device: torch.device, capturing: bool) -> KeptT:
-    if capturing:
+def _made(make: Callable[[], KeptT], problem: Problem, device: torch.device) -> KeptT:
+    if captured.capturing(device):
         raise RuntimeError(
             f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make the "
             f"same call once before (if you did, {environment.CACHE_BYTES.name} is too small to keep them)"

@@ -22,7 +22,6 @@ from dilkit.device import Capability
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dilkit.op.dropout import Dropout
@@ -50,10 +49,6 @@ class TritonLauncher(Protocol):
         """Run so many programs after what was launched before. Does not wait."""
         ...
 
-    def capturing(self, device: torch.device) -> bool:
-        """Whether work for `device` is now recorded into a CUDA graph."""
-        ...
-
 
 class DeviceLauncher:
     """Launches on the tensors' GPU."""
@@ -70,12 +65,6 @@ class DeviceLauncher:
 
         with torch.cuda.device(arguments[0].data.device):
             kernel(role)[(programs,)](*arguments, **constants, **compiling(sizes))
-
-    def capturing(self, device: torch.device) -> bool:
-        import torch
-
-        with torch.cuda.device(device):
-            return torch.cuda.is_current_stream_capturing()
 
 
 class TritonTiles(TiledBackend):
@@ -115,7 +104,7 @@ class TritonTiles(TiledBackend):
             return
         sizes, device = self._suited(role, problem), given[0].data.device
         kind = KEYS if role == "dkeyvalue" else QUERIES
-        tables = device_tables(problem, sizes, kind, device, self.launcher.capturing(device))
+        tables = device_tables(problem, sizes, kind, device)
         tables.keep_while_used()
         for i, group in enumerate(tables.groups):
             self._launch_group(role, given, tensors["mask"], group, problem, sizes, first=i == 0)

@@ -37,11 +37,11 @@ class DeviceTables(Kept):
         return [x for group in self.groups for x in group.tables]
 
 
-def device_tables(problem: Problem, sizes: Sizes, kind: str, device: torch.device, capturing: bool) -> DeviceTables:
+def device_tables(problem: Problem, sizes: Sizes, kind: str, device: torch.device) -> DeviceTables:
     """The tables of the tiles that `kind` names on `device`, for a kernel of these `sizes`; see `kept`."""
     facts = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, sizes.rows, sizes.columns
     key = "triton tables", problem.pattern.to_json(), facts, kind
-    return kept(key, partial(_copied, problem, sizes, kind, device), problem, device, capturing)
+    return kept(key, partial(_copied, problem, sizes, kind, device), problem, device)
 
 
 def _copied(problem: Problem, sizes: Sizes, kind: str, device: torch.device) -> DeviceTables:

@@ -34,7 +34,7 @@ class RecordingLauncher:
     """A launcher on the CPU that runs nothing; `resident` blocks fit on its device."""
 
     def __init__(self, resident: int = 4) -> None:
-        self.blocks, self.launches, self.captures = resident, [], False
+        self.blocks, self.launches = resident, []
         self._counter = ctypes.c_int32(0)
 
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
@@ -50,9 +50,6 @@ class RecordingLauncher:
 
     def counter(self, device: torch.device) -> int:
         return ctypes.addressof(self._counter)
-
-    def capturing(self, device: torch.device) -> bool:
-        return self.captures
 
 
 def _records(address: int, count: int, kind: np.dtype[Any]) -> list[tuple[int, ...]]:

@@ -87,9 +87,6 @@ class HostLauncher:
         """The same for all launches: each waits for its end."""
         return int(self._counter.ctypes.data)
 
-    def capturing(self, device: object = None) -> bool:
-        return False
-
     def launch(
         self, kernel: Any, blocks: int, arguments: Any, device: object = None, memory: Mapping[str, Any] | None = None
     ) -> None:

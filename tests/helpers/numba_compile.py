@@ -56,7 +56,7 @@ def packed(role: str, dtype: str, head_dim: int) -> int:
     """Into how many parameters numba packs the arguments that the backend hands over for a kernel."""
     problem = Problem(pattern=Pattern([8], [1]), seq=8, heads=2, head_dim=head_dim, dtype=dtype)
     x = torch.zeros(1, 8, 2, head_dim, dtype=getattr(torch, dtype))
-    launcher = mock.Mock(tiling=tiling_for, capturing=lambda device: False)
+    launcher = mock.Mock(tiling=tiling_for)
     backend = NumbaCuda(launcher)
     backend.backward(x, x, x, x, *backend.forward(x, x, x, problem), problem)
     given = next(call.args[-1] for call in launcher.launch.call_args_list if call.args[0] == role)

@@ -60,9 +60,6 @@ class CompilingLauncher:
         if role == self.role:
             self.compiled.append(kernel(role).warmup(*arguments, **constants, **compiling(sizes), grid=(programs,)))
 
-    def capturing(self, device: torch.device) -> bool:
-        return False
-
 
 @dataclass(frozen=True)
 class Compiled:

@@ -222,24 +222,25 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
     assert first["tiles"] == second["tiles"]
 
 
-def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw) -> None:
+def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = pose()
     plan.cache_clear()
     backend.forward(*tensors(problem), problem)
-    found = device_schedule(problem, 64, QUERIES, torch.device("cpu"), capturing=True)
+    monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: True)
+    found = device_schedule(problem, 64, QUERIES, torch.device("cpu"))
     groups = schedule(problem, 64).groups
     assert found.nbytes == found.data.nbytes == sum(group.branches.nbytes + group.query_tiles.nbytes for group in groups)
 
 
-def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLauncher) -> None:
-    problem = pose(seq=444)
+def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, captures = pose(seq=444), True
+    monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: captures)
     plan.cache_clear()
-    launcher.captures = True
     with pytest.raises(RuntimeError, match=r"while a CUDA graph is captured: make the same call once before"):
         backend.forward(*tensors(problem), problem)
-    launcher.captures = False
+    captures = False
     backend.forward(*tensors(problem), problem)
-    launcher.captures = True
+    captures = True
     backend.forward(*tensors(problem), problem)
     plan.cache_clear()
     captured = launcher.launches[-1]

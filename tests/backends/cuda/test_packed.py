@@ -37,7 +37,7 @@ def packed(**options: Any) -> Problem:
 def test_each_row_of_each_sequence_is_in_one_tile(kind: str) -> None:
     """As the kernel takes them: as many as begin before a sequence's end, each of which ends with it."""
     heads = 4 if kind == QUERIES else 2
-    first, *_ = device_schedule(packed(), 64, kind, CPU, capturing=False).groups
+    first, *_ = device_schedule(packed(), 64, kind, CPU).groups
     ends = first.tile_ends(starts(LENGTHS)).tolist()
     table = first.group.query_tiles if kind == QUERIES else first.group.key_tiles
     table = table[table["row"].argsort(kind="stable")]

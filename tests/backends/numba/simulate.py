@@ -72,9 +72,6 @@ class SimulatorLauncher:
         given = (FakeCUDAArray(x) if isinstance(x, np.ndarray) else x for x in map(as_arrays, arguments))
         compiled(role, dtype, tiling, None)[blocks, (tiling.across, tiling.down)](*given)
 
-    def capturing(self, device: torch.device) -> bool:
-        return False
-
 
 def as_arrays(x: Any) -> Any:
     """`x` with its tensors, on whatever level, as numpy's arrays of the same memory."""

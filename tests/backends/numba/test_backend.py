@@ -39,9 +39,6 @@ class Recorder:
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
         self.launches.append(SimpleNamespace(role=role, dtype=dtype, tiling=tiling, blocks=blocks, arguments=arguments))
 
-    def capturing(self, device: torch.device) -> bool:
-        return False
-
 
 def pose(**fields: Any) -> Problem:
     """A problem of two groups for tiles of 64 rows."""

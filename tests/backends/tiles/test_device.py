@@ -29,7 +29,7 @@ def pose(**fields: Any) -> Problem:
 
 def copy(problem: Problem, *kinds: str) -> list[int]:
     """Where the copies of two calls lie."""
-    return [device_schedule(problem, 64, kind, CPU, False).groups[0].tiles for _ in range(2) for kind in kinds]
+    return [device_schedule(problem, 64, kind, CPU).groups[0].tiles for _ in range(2) for kind in kinds]
 
 
 def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch
 
 
 def test_gradients_need_room_for_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = device_schedule(pose(), 64, QUERIES, CPU, False).nbytes + plan.ENTRY_BYTES
+    one = device_schedule(pose(), 64, QUERIES, CPU).nbytes + plan.ENTRY_BYTES
     monkeypatch.setenv("DILKIT_CACHE_BYTES", str(one))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -21,8 +21,6 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 warnings.simplefilter("error")
 
-import torch  # noqa: E402
-
 from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, register_backend  # noqa: E402
 from dilkit.backend import Refusal  # noqa: E402
 from dilkit.backends.tiles.schedule import schedule_refusals  # noqa: E402
@@ -59,9 +57,6 @@ class InterpretingLauncher:
 
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         kernel(role)[(programs,)](*arguments, **constants)
-
-    def capturing(self, device: torch.device) -> bool:
-        return False
 
 
 class Interpreted(TritonTiles):

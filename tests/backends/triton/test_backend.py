@@ -31,9 +31,6 @@ class Recorder:
     def launch(self, *given: Any) -> None:
         self.launches.append(given)
 
-    def capturing(self, device: torch.device) -> bool:
-        return False
-
 
 def pose(**fields: Any) -> Problem:
     """A problem of two groups of one branch each."""

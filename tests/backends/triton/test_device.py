@@ -23,21 +23,28 @@ def nothing_known_yet() -> None:
     kept._warn_of_copies.cache_clear()
 
 
-def tables(kind: str = QUERIES, capturing: bool = False, rows: int = 64, **fields: Any) -> DeviceTables:
+def tables(kind: str = QUERIES, rows: int = 64, **fields: Any) -> DeviceTables:
     pattern = Pattern.of(SlidingWindow(90), GlobalTokens(3))
     problem = Problem(**{**dict(pattern=pattern, seq=4096, heads=4, head_dim=16, is_causal=True), **fields})
-    return device_tables(problem, Sizes(rows, 32, 4, 2), kind, CPU, capturing)
+    return device_tables(problem, Sizes(rows, 32, 4, 2), kind, CPU)
 
 
-def test_tables_are_made_once_for_each_kind_and_size() -> None:
-    assert tables() is tables(requires_grad=True) is tables(capturing=True)
+def capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: True)
+
+
+def test_tables_are_made_once_for_each_kind_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (found := tables()) is tables(requires_grad=True)
     assert len({id(tables()), id(tables(KEYS)), id(tables(rows=32))}) == 3
     assert tables().nbytes == sum(x.nbytes for x in tables().tensors) > 4096
+    capture(monkeypatch)
+    assert tables() is found
 
 
-def test_nothing_is_copied_while_a_graph_is_captured() -> None:
+def test_nothing_is_copied_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture(monkeypatch)
     with pytest.raises(RuntimeError, match=r"the tiles of .* make the same call once before .*DILKIT_CACHE_BYTES is too small"):
-        tables(capturing=True)
+        tables()
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
