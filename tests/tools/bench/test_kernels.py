@@ -31,7 +31,8 @@ def test_the_document_shows_registers_and_says_what_is_wrong() -> None:
     start = "float16 64 plain 128 2 128 0 25600"
     fine, spilled = f"name sm_75 {start} 99 0 0", f"name sm_80 {start} 255 8 16"
     result = new_result(KernelsResult, probe("cpu"), nvrtc="12.9", quick=False, rows=(fine, spilled))
-    assert sentence(result).endswith("2 times for 2 architectures: 1 SPILL registers or have a stack.")
+    said = "2 CUDA kernels for 2 architectures, compiled by NVRTC 12.9: 1 SPILL registers or have a stack."
+    assert sentence(result) == said
     assert document(result).tables[0].rows == (("name", "float16", "64", "128", "128", "2", "25 KiB", "99", "255"),)
     assert sentence(replace(result, rows=(fine,))).endswith("none spills a register or has a stack.")
     assert sentence(replace(result, quick=True)).startswith("QUICK")

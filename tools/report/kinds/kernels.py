@@ -22,8 +22,8 @@ def _verdict(result: KernelsResult) -> str:
     kernels = result.kernels()
     spilled = sum(kernel.spilled for kernel in kernels)
     found = f"{spilled} SPILL registers or have a stack" if spilled else "none spills a register or has a stack"
-    counted = f"{len(kernels)} times for {len({kernel.architecture for kernel in kernels})} architectures"
-    return f"{'QUICK, head_dim 64 alone: ' * result.quick}CUDA kernels compiled by NVRTC {result.nvrtc}, {counted}: {found}"
+    counted = f"{len(kernels):,} CUDA kernels for {len({kernel.architecture for kernel in kernels})} architectures"
+    return f"{'QUICK, head_dim 64 alone: ' * result.quick}{counted}, compiled by NVRTC {result.nvrtc}: {found}"
 
 
 def document(result: KernelsResult) -> Document:
