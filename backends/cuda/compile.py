@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit import environment, files
+from dilkit.backends.cuda import nvrtc
 from dilkit.backends.cuda.table import CudaKernel
 from dilkit.device import Capability
 
@@ -43,13 +44,13 @@ def code_of(kernel: CudaKernel, capability: Capability) -> bytes:
 
 def compiler_version() -> tuple[int, int]:
     """The version of NVRTC. Raises RuntimeError where it cannot be loaded."""
-    major, minor = _nvrtc().getVersion()
+    major, minor = nvrtc.load().getVersion()
     return major, minor
 
 
 def compiler_build() -> str:
     """Which NVRTC it is to the patch level, such as "12.9.86 CL-36037853". Raises as `compiler_version`."""
-    return _build(_nvrtc())
+    return _build(nvrtc.load())
 
 
 def facts() -> tuple[str, str]:
@@ -61,7 +62,7 @@ def facts() -> tuple[str, str]:
 def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
     """The options of NVRTC: the architecture and every macro."""
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
-    return (f"--gpu-architecture={architecture(capability, _nvrtc().getSupportedArchs())}", *OPTIONS, *macros)
+    return (f"--gpu-architecture={architecture(capability, nvrtc.load().getSupportedArchs())}", *OPTIONS, *macros)
 
 
 def architecture(capability: Capability, known: list[int]) -> str:
@@ -77,7 +78,7 @@ def architecture(capability: Capability, known: list[int]) -> str:
     version = ".".join(map(str, compiler_version()))
     raise RuntimeError(
         f"NVRTC {version} compiles for {shown}, none of which runs on sm_{major}{minor}: install a newer CUDA toolkit for newer "
-        "GPUs, one of CUDA 12 for those before sm_75 (pip install 'dilkit[cuda12]', without nvidia-cuda-nvrtc of CUDA 13)"
+        "GPUs, one of CUDA 12 for those before sm_75 (pip install 'dilkit[cuda12]', with nothing that loads NVRTC 13 before)"
     )
 
 
@@ -86,17 +87,17 @@ def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] |
 
     Raises RuntimeError with the log if NVRTC refuses the source.
     """
-    nvrtc, contents = _nvrtc(), dict(texts or _texts())
+    compiler, contents = nvrtc.load(), dict(texts or _texts())
     headers = {name: text.encode() for name, text in contents.items() if name.endswith(".cuh")}
-    program = nvrtc.createProgram(contents[source], source, list(headers.values()), [name.encode() for name in headers])
+    program = compiler.createProgram(contents[source], source, list(headers.values()), [name.encode() for name in headers])
     try:
-        nvrtc.compileProgram(program, arguments)
-        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
-    except nvrtc.NVRTCError as error:
-        text = f"{error}: {source} with {' '.join(arguments)}\n{nvrtc.getProgramLog(program)}"
+        compiler.compileProgram(program, arguments)
+        return compiler.getCUBIN(program), compiler.getProgramLog(program)
+    except compiler.NVRTCError as error:
+        text = f"{error}: {source} with {' '.join(arguments)}\n{compiler.getProgramLog(program)}"
         raise RuntimeError(text) from None
     finally:
-        nvrtc.destroyProgram(program)
+        compiler.destroyProgram(program)
 
 
 @lru_cache(maxsize=1)
@@ -106,28 +107,16 @@ def _texts() -> dict[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _build(nvrtc: Any) -> str:
+def _build(compiler: Any) -> str:
     """What a compiler says of itself at the top of PTX that it writes: its version knows no patch level."""
-    program = nvrtc.createProgram("", "nothing.cu", [], [])
+    program = compiler.createProgram("", "nothing.cu", [], [])
     try:
-        nvrtc.compileProgram(program, ())
-        head = " ".join(line for line in nvrtc.getPTX(program).decode().splitlines() if line.startswith("//"))
+        compiler.compileProgram(program, ())
+        head = " ".join(line for line in compiler.getPTX(program).decode().splitlines() if line.startswith("//"))
     finally:
-        nvrtc.destroyProgram(program)
+        compiler.destroyProgram(program)
     said = re.search(r"Build ID: (\S+).* V([\d.]+)", head)
     return f"{said[2]} {said[1]}" if said else head
-
-
-def _nvrtc() -> Any:
-    """CuPy's module of the compiler, which it loads at the first use."""
-    try:
-        from cupy.cuda import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:
-        hint = "install it with: pip install 'dilkit[cuda12]', or 'dilkit[cuda13]' beside a torch for CUDA 13"
-        raise RuntimeError(f"NVRTC, the compiler of CUDA, cannot be loaded: {error}; {hint}") from error
-    return nvrtc
 
 
 def _place(source: str, arguments: tuple[str, ...]) -> Path | None:

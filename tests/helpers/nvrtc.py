@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda import nvrtc as cuda_nvrtc
 
 FOLDER = Path(sys.prefix) / "nvidia-cuda-nvrtc"
 
@@ -90,4 +90,4 @@ def use_nvrtc_13() -> None:
     path = nvrtc_13()
     assert path is not None
     loaded = NVRTC(path)
-    cuda_compile._nvrtc = lambda: loaded
+    cuda_nvrtc.load = lambda: loaded

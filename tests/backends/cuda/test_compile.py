@@ -79,7 +79,7 @@ def test_other_sources_are_other_code(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = cuda_compile._nvrtc()
+    true = cuda_compile.nvrtc.load()
 
     class Newer:
         def __getattr__(self, name: str) -> Any:
@@ -92,7 +92,7 @@ def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.Monkey
     cuda_compile.code_of(KERNEL, CAPABILITY)
     (major, minor), newer = cuda_compile.compiler_version(), Newer()
     assert re.fullmatch(rf"{major}\.{minor}\.\d+ \S+", cuda_compile.compiler_build())
-    monkeypatch.setattr(cuda_compile, "_nvrtc", lambda: newer)
+    monkeypatch.setattr(cuda_compile.nvrtc, "load", lambda: newer)
     assert cuda_compile.compiler_build().startswith(f"{major}.{minor}.99 "), (
         "a newer patch level, of which getVersion says nothing"
     )
