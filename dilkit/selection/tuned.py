@@ -55,7 +55,8 @@ def setup_of(device: Device) -> TunedSetup:
 
 def shape_of(problem: Problem) -> TunedShape:
     """The shape under which measurements of `problem` are kept."""
-    flags = dict(is_causal=problem.is_causal, requires_grad=problem.requires_grad)
+    flags = dict(is_causal=problem.is_causal, requires_grad=problem.requires_grad, dropout=problem.dropout_p > 0)
+    flags |= dict(key_padding_mask=problem.key_padding_mask, varlen=problem.varlen, kv_cache=problem.kv_cache)
     return TunedShape(problem.dtype, problem.head_dim, branches=branches_of(problem), seq=bucket(problem.seq), **flags)
 
 

@@ -43,7 +43,10 @@ class TunedSetup:
 
 @dataclass(frozen=True)
 class TunedShape:
-    """The facts of a problem that a measured time depends on. `seq` and segment lengths are rounded to powers of two."""
+    """The facts of a problem that a measured time depends on. `seq` and segment lengths are rounded to powers of two.
+
+    What has a default is in files only where it is true: a backend may run another kernel then.
+    """
 
     dtype: str
     head_dim: int
@@ -51,15 +54,22 @@ class TunedShape:
     requires_grad: bool
     branches: str
     seq: int
+    key_padding_mask: bool = False
+    varlen: bool = False
+    kv_cache: bool = False
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
         integer("head_dim", self.head_dim, at_least=1)
-        boolean("is_causal", self.is_causal)
-        boolean("requires_grad", self.requires_grad)
+        for name in ("is_causal", "requires_grad", *_FLAGS):
+            boolean(name, getattr(self, name))
         _text("branches", self.branches)
         if bucket(integer("seq", self.seq, at_least=1)) != self.seq:
             raise ValueError(f"seq={self.seq} is not a power of two")
+
+
+_FLAGS = frozenset(field.name for field in fields(TunedShape) if field.default is False)
 
 
 @dataclass(frozen=True)
@@ -100,13 +110,17 @@ def load(path: Path) -> tuple[TunedEntry, ...]:
 
 def to_text(entries: Iterable[TunedEntry]) -> str:
     """The file that `load` reads."""
-    listed = [dict(setup=asdict(e.setup), shape=asdict(e.shape), seconds=dict(e.seconds)) for e in entries]
+    listed = [dict(setup=asdict(e.setup), shape=_said(e.shape), seconds=dict(e.seconds)) for e in entries]
     return json.dumps(dict(schema=SCHEMA, entries=listed), indent=1, allow_nan=False) + "\n"
 
 
 def bucket(length: int) -> int:
     """The power of two that is nearest to `length` by ratio; 1 for 0."""
     return 1 << round(math.log2(max(length, 1)))
+
+
+def _said(shape: TunedShape) -> dict[str, Any]:
+    return {name: value for name, value in asdict(shape).items() if value or name not in _FLAGS}
 
 
 def _entry(data: Any) -> TunedEntry:
@@ -121,7 +135,7 @@ _PARTS: tuple[tuple[str, Any], ...] = (("setup", TunedSetup), ("shape", TunedSha
 
 
 def _fields(data: Any, what: str, names: set[str]) -> dict[str, Any]:
-    if not isinstance(data, dict) or set(data) != names:
+    if not isinstance(data, dict) or not names - _FLAGS <= set(data) <= names:
         raise TypeError(f"{what} is no object of {', '.join(sorted(names))}")
     return data
 

@@ -144,6 +144,10 @@ def test_backends_that_are_gone_and_those_unmeasured_do_no_harm(file: Path) -> N
         dict(head_dim=16),
         dict(is_causal=True),
         dict(requires_grad=True),
+        dict(key_padding_mask=True),
+        dict(varlen=True),
+        dict(kv_cache=True),
+        dict(dropout_p=0.1),
         dict(seq=128),
         dict(pattern=Pattern([16], [1])),
         dict(pattern=Pattern([16, 32], [1, 4])),
@@ -158,6 +162,23 @@ def test_other_problems_go_by_the_table(file: Path, other: dict[str, Any]) -> No
     write(file, entry())
     assert tuned.seconds(PROBLEM)
     assert tuned.seconds(replace(PROBLEM, **other)) == ()
+
+
+@pytest.mark.parametrize(
+    "flag", [dict(key_padding_mask=True), dict(varlen=True), dict(kv_cache=True), dict(dropout_p=0.1)], ids=str
+)
+def test_what_was_measured_with_a_feature_holds_with_it_alone(file: Path, flag: dict[str, Any]) -> None:
+    write(file, entry(replace(PROBLEM, **flag)))
+    assert tuned.seconds(replace(PROBLEM, **flag))
+    assert tuned.seconds(PROBLEM) == ()
+
+
+def test_a_file_that_knows_no_such_features_is_of_calls_without_them(file: Path) -> None:
+    shape = dict(dtype="float32", head_dim=8, is_causal=False, requires_grad=False, branches="16/1 32/2", seq=64)
+    file.write_text(json.dumps(dict(schema=1, entries=[dict(setup=vars(HERE), shape=shape, seconds=dict(reference=0.1))])))
+    tuned.read_again()
+    assert select(PROBLEM).name == "reference"
+    assert tuned.seconds(replace(PROBLEM, key_padding_mask=True)) == ()
 
 
 @pytest.mark.parametrize("like", [dict(seq=50), dict(seq=90), dict(heads=8, kv_heads=2), dict(batch=3), dict(scale=2.0)], ids=str)
@@ -208,6 +229,7 @@ BAD = [
     (spoiled(*FIRST, "shape", "head_dim", value=0), "head_dim=0 must be at least 1"),
     (spoiled(*FIRST, "shape", "head_dim", value=8.0), "head_dim=8.0 is a float"),
     (spoiled(*FIRST, "shape", "is_causal", value=0), "is_causal=0 is a int"),
+    (spoiled(*FIRST, "shape", "varlen", value=1), "varlen=1 is a int"),
     (spoiled(*FIRST, "shape", "branches", value=""), "branches='' is no text"),
     (spoiled(*FIRST, "shape", "seq", value=63), "seq=63 is not a power of two"),
     (spoiled(*FIRST, "seconds", value=[]), "seconds is no object"),
@@ -293,6 +315,7 @@ SHAPES = st.builds(
     requires_grad=st.booleans(),
     branches=TEXTS,
     seq=st.integers(0, 40).map(lambda power: 1 << power),
+    **dict.fromkeys(("key_padding_mask", "varlen", "kv_cache", "dropout"), st.booleans()),
 )
 ENTRIES = st.builds(TunedEntry, st.builds(TunedSetup, *[TEXTS] * 5), SHAPES, SECONDS)
 

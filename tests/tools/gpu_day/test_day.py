@@ -18,7 +18,7 @@ from dilkit.comm.launch import processes
 from dilkit.device import probe
 from dilkit.environment import CUDA_CACHE, TUNED
 from dilkit.selection import tuned
-from dilkit.selector import select
+from dilkit.selector import explain, select
 from dilkit.testing.conformance import check
 from dilkit.tools import cli
 from dilkit.tools.gpu_day import backends, stage, state
@@ -87,8 +87,9 @@ def test_a_wrong_row_is_found_and_tune_makes_the_choice_go_by_it(
     assert cli.main(["tune", "--take", str(tmp_path / "day.json")]) == 2, "it is of a rehearsal"
     state.write_result(result, tmp_path / "day.json")
     assert cli.main(["tune", "--take", str(tmp_path / "day.json")]) == 0
-    assert "1 orders" in capsys.readouterr().out, "an order with a mask holds for no call without one"
+    assert "2 orders" in capsys.readouterr().out
     assert (select(PROBLEM).name, select(replace(PROBLEM, seq=64)).name) == ("sdpa", "native")
+    assert explain(replace(PROBLEM, seq=64, key_padding_mask=True)).why.startswith("measured"), "and without a mask it is not"
     tuned.read_again()
 
 

@@ -32,9 +32,10 @@ measure which backend is the fastest here, for the automatic choice to go by
 
 Every backend that can compute the problem is checked against fp64 arithmetic, then timed in interleaved rounds: calls without
 a backward pass, and calls with one. The order by median time goes into a file, DILKIT_TUNED says which. The automatic choice
-goes by it for problems of the same dtype, head_dim, causality, pattern and, to the nearest power of two, length, on the same
-device with the same torch and dilkit. Other problems are measured by another run, which adds to the file. Ctrl-C keeps what
-was measured so far. Exit code 1 when a backend was wrong or failed, or none could be measured."""
+goes by it for problems of the same dtype, head_dim, causality, pattern and, to the nearest power of two, length, with a key
+padding mask or without, on the same device with the same torch and dilkit; not for packed sequences, caches or dropout.
+Other problems are measured by another run, which adds to the file. Ctrl-C keeps what was measured so far. Exit code 1 when a
+backend was wrong or failed, or none could be measured."""
 
 INSTEAD = ("show", "take", "clear")
 PASSES = {"forward": (False,), "training": (True,), "both": (False, True)}
@@ -159,11 +160,11 @@ def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
 
 
 def _take(args: Namespace, path: Path) -> int:
-    """The orders of a sweep. Not those with a key padding mask: a key does not say whether there is one."""
+    """The orders of a sweep."""
     found = read_result(args.take, GpuDayResult)
     if found.rehearsal:
         raise ValueError(f"--take: {args.take} is of a rehearsal, which measures no device; give that of a GPU")
-    shapes = {choice.shape: tuple(choice.seconds.items()) for choice in found.choices if choice.seconds and not choice.masked}
+    shapes = {choice.shape: tuple(choice.seconds.items()) for choice in found.choices if choice.seconds}
     entries = [TunedEntry(found.setup, shape, seconds) for shape, seconds in shapes.items()]
     if not entries:
         raise ValueError(f"--take: {args.take} has no sweep yet; `dilkit gpu-day --stage rows` measures it")

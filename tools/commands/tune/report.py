@@ -75,6 +75,8 @@ def listed(entries: Sequence[TunedEntry], here: Collection[TunedSetup]) -> Itera
 
 def _row(entry: TunedEntry) -> tuple[str, str]:
     shape = entry.shape
-    flags = f"{', causal' if shape.is_causal else ''}{', training' if shape.requires_grad else ''}"
+    said = dict(causal=shape.is_causal, training=shape.requires_grad, masked=shape.key_padding_mask, packed=shape.varlen)
+    said |= dict(cached=shape.kv_cache, dropout=shape.dropout)
+    flags = "".join(f", {name}" for name, there in said.items() if there)
     times = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
     return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{flags}", times

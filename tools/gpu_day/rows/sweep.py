@@ -61,7 +61,6 @@ def measured(problem: Problem, context: Context) -> Choice:
     return Choice(
         problem=str(problem),
         shape=tuned.shape_of(problem),
-        masked=problem.key_padding_mask,
         row=row.where if row else "no row",
         picked=picked(problem),
         entries=entries,

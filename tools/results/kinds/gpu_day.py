@@ -34,14 +34,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A problem of the sweep: the backend that the preference table picks by its row `row`, beside what was measured.
-
-    `masked`: with a key padding mask, of which `shape` does not speak.
-    """
+    """A problem of the sweep: the backend that the preference table picks by its row `row`, beside what was measured."""
 
     problem: str
     shape: TunedShape
-    masked: bool
     row: str
     picked: str
     entries: Entries
