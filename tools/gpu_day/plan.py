@@ -13,24 +13,31 @@ OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
 """Backends with kernels of our own, on a GPU and in a rehearsal: verified one by one, so that one that hangs costs itself."""
 
 
-BY_BACKEND = ("launch", "verify")
+OF_EACH = (
+    Step("right", "launch", "every kernel launched", 130, "right.kernels:launched"),
+    Step("right", "verify", "verify", 150, "right.verified:verified"),
+)
 """Steps that there is one of for each of our backends."""
-RIGHT = (
+KERNELS = (
     Step("right", "versions", "versions", 40, "right.installation:versions"),
     Step("right", "compile", "all kernels, compiled on all cores", 180, "right.kernels:compiled"),
     Step("right", "load", "all kernels, loaded: occupancy", 60, "right.kernels:loaded"),
-    Step("right", "launch", "every kernel launched", 130, "right.kernels:launched"),
-    Step("right", "first call", "the first call in a new process", 90, "right.kernels:first_call"),
-    Step("right", "verify", "verify", 150, "right.verified:verified"),
-    Step("right", "graph", "in a CUDA graph", 40, "right.calls:graph"),
+)
+"""Before those of the first of our backends."""
+WAYS = (
+    Step("right", "graph", "in a CUDA graph", 60, "right.calls:graph"),
     Step("right", "stream", "on a side stream", 40, "right.calls:stream"),
-    Step("right", "small cache", "a tiny DILKIT_CACHE_BYTES", 40, "right.calls:small_cache"),
-    Step("right", "second device", "on a second device", 40, "right.calls:second_device"),
-    Step("right", "ranks", "two ranks that share the device", 110, "right.ranks:two_ranks"),
+    Step("right", "small cache", "a tiny DILKIT_CACHE_BYTES", 60, "right.calls:small_cache"),
     Step("right", "long", "the longest sequence", 60, "right.calls:longest"),
-    Step("right", "compile mode", "torch.compile", 90, "right.calls:in_compiled_code"),
+    Step("right", "compile mode", "torch.compile", 120, "right.calls:in_compiled_code"),
     Step("right", "rough times", "rough times", 90, "right.rough:times"),
+    Step("right", "ranks", "two ranks that share the device", 110, "right.ranks:two_ranks"),
+)
+"""Before those of the other backends."""
+REST = (
+    Step("right", "first call", "the first call in a new process", 90, "right.kernels:first_call"),
     Step("right", "torch", "verify: torch's kernels", 170, "right.verified:verified", ("torch",)),
+    Step("right", "second device", "on a second device", 40, "right.calls:second_device"),
     Step("right", "memcheck", "compute-sanitizer memcheck", 170, "right.sanitizer:sanitized", ("memcheck",)),
     Step("right", "racecheck", "compute-sanitizer racecheck", 170, "right.sanitizer:sanitized", ("racecheck",)),
 )
@@ -54,12 +61,11 @@ ROWS = (
 
 def plan(rehearse: bool) -> tuple[Step, ...]:
     """All steps, of a GPU or of a rehearsal."""
-    found: list[Step] = []
-    for step in (*RIGHT, *FAST, *ROWS):
-        own = [replace(step, name=f"{step.name} {name}", what=f"{step.what}: {name}", backend=name) for name in _of(rehearse)]
-        found += [replace(one, options=(one.backend,)) for one in own] if step.name in BY_BACKEND else [step]
-    return tuple(found)
+    first, *others = REHEARSED if rehearse else OURS
+    return (*KERNELS, *_of(first), *WAYS, *(step for name in others for step in _of(name)), *REST, *FAST, *ROWS)
 
 
-def _of(rehearse: bool) -> tuple[str, ...]:
-    return REHEARSED if rehearse else OURS
+def _of(name: str) -> list[Step]:
+    """The steps of one backend of ours."""
+    named = ((step, f"{step.name} {name}", f"{step.what}: {name}") for step in OF_EACH)
+    return [replace(step, name=own, what=what, backend=name, options=(name,)) for step, own, what in named]

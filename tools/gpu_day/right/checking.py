@@ -16,7 +16,7 @@ from dilkit.testing.problems import Case
 from dilkit.threads import usable_cores
 from dilkit.tools.gpu_day.step import Context
 
-MOST = 12
+MOST = 16
 """Processes at once: each has a context of its own on the device."""
 
 
