@@ -9,6 +9,7 @@ dq, dk and dv.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,6 +95,16 @@ def flash_backward(
     return dq, dk, dv
 
 
+@lru_cache(maxsize=1)
+def _cudnn_lse_dims() -> int:
+    """4 where cuDNN's operators give and take lse as `(batch, heads, rows, 1)`, as from torch 2.9 on, and 3 without the 1."""
+    import torch
+
+    x = torch.empty(1, 1, 2, 8, dtype=torch.bfloat16, device="meta")
+    lse: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention.default(x, x, x, None, True, 0.0, False, False, scale=1.0)[1]
+    return lse.dim()
+
+
 def cudnn_forward(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     out, lse, *_ = _aten("_scaled_dot_product_cudnn_attention")(q, k, v, None, True, 0.0, causal, False, scale=scale)
     return out, lse.squeeze(-1)
@@ -106,7 +117,8 @@ def cudnn_backward(
     random = _no_dropout(q, "int64"), _no_dropout(q, "int64")
     run = _aten("_scaled_dot_product_cudnn_attention_backward")
     no_bias_or_ranges = None, None, None
-    dq, dk, dv = run(dout, q, k, v, out, lse.unsqueeze(-1), *random, *no_bias_or_ranges, rows, keys, 0.0, causal, scale=scale)
+    lse = lse.unsqueeze(-1) if _cudnn_lse_dims() == 4 else lse
+    dq, dk, dv = run(dout, q, k, v, out, lse, *random, *no_bias_or_ranges, rows, keys, 0.0, causal, scale=scale)
     return dq, dk, dv
 
 

@@ -132,3 +132,16 @@ def test_a_backward_pass_of_cudnn_has_equal_strides(at: str, operators: list[tup
     SDPA((CUDNN,)).backward(given["dout"], given["query"], k, v, out, lse, posed)
     for _, (of_dout, query, _, _, of_out, _) in operators:
         assert of_dout.stride() == query.stride() == of_out.stride()
+
+
+@pytest.mark.parametrize("dims", [3, 4])
+def test_lse_has_the_form_that_this_torch_gives_it_for_cudnn(dims: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(aten, "_aten", lambda name: lambda *arguments, **options: given.extend(arguments) or (None, None, None))
+    x, lse = torch.empty(2, 3, 4, 8, device="meta"), torch.empty(2, 3, 4, device="meta")
+    made = torch.empty(2, 3, 4, 1, device="meta") if dims == 4 else lse
+    monkeypatch.setattr(torch.ops.aten._scaled_dot_product_cudnn_attention, "default", lambda *_, **options: (x, made))
+    aten._cudnn_lse_dims.cache_clear()
+    aten.cudnn_backward(x, x, x, x, x, lse, None, False, 1.0)
+    aten._cudnn_lse_dims.cache_clear()
+    assert given[5].shape == made.shape
