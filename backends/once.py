@@ -12,19 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from dilkit.pattern import Branch, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import Branch, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.pattern.runs import UNBOUNDED
 
 TURNS = {"dilated_segment": 0, "sliding_window": 1, "strided": 1, "neighborhood": 2, "block_sparse": 3}
 
 
-def counts_once(pattern: Pattern) -> bool:
-    """Whether each pair of this pattern can be counted once in this order, with nothing left out pair by pair."""
-    others = [branch for branch in pattern.branches if not isinstance(branch, GlobalTokens)]
-    bands = [others[i] for i in in_order(others)]
-    if len(bands) == len(others):
-        return all(rate_of(b) % rate_of(a) == 0 for a, b in combinations(bands, 2))
-    return len(others) == 1 or all(branch.kind == "dilated_segment" for branch in others)
+def branches_of_heads(pattern: Pattern, heads: int) -> set[tuple[Branch, ...]]:
+    """The branches that serve a query head, of each: what one head sees counts by itself."""
+    return {tuple(branch for branch in pattern.branches if branch.serves(head)) for head in range(heads)}
+
+
+def counts_once(branches: Sequence[Branch]) -> bool:
+    """Whether each pair that these branches show a head can be counted once in this order, with nothing left out pair by pair."""
+    if len(branches) < 2 or all(isinstance(branch, DilatedSegment) for branch in branches):
+        return True
+    bands = [branches[i] for i in in_order(branches)]
+    chosen = sum(isinstance(branch, GlobalTokens) for branch in branches)
+    return len(bands) + chosen == len(branches) and all(rate_of(b) % rate_of(a) == 0 for a, b in combinations(bands, 2))
 
 
 def globals_before(branches: Sequence[Branch], at: int, head: int) -> tuple[GlobalTokens, ...]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from dilkit.backend import Refusal
-from dilkit.backends.once import counts_once
+from dilkit.backends.once import branches_of_heads, counts_once
 from dilkit.backends.sdpa.grids import BRANCH_KINDS, token_runs
 from dilkit.pattern import Branch, DilatedSegment, GlobalTokens
 from dilkit.problem import Problem
@@ -23,37 +23,30 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
     pattern = problem.pattern
     if pattern.overlap == "count" or not {branch.kind for branch in pattern.branches} <= BRANCH_KINDS:
         return ()
-    if pattern.only_segments:
-        reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(problem)]
-    else:
-        reasons = [_mix_refused(problem, branches) for branches in _branches_of_heads(problem)]
+    reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(problem)]
+    reasons += [_mix_refused(problem, branches) for branches in branches_of_heads(pattern, problem.heads)]
     return tuple(Refusal("overlap", "'once'", why, _HINT) for why in sorted(filter(None, reasons))[:1])
 
 
-def _branches_of_heads(problem: Problem) -> set[tuple[Branch, ...]]:
-    """The branches that serve a query head, of each."""
-    return {tuple(branch for branch in problem.pattern.branches if branch.serves(h)) for h in range(problem.heads)}
-
-
 def _segments_of_heads(problem: Problem) -> set[tuple[tuple[int, int, int], ...]]:
-    """The segments of each query head of a pattern of segments: (length, rate, offset)."""
+    """The segments of each query head: (length, rate, offset)."""
     pattern, group = problem.pattern, problem.heads // problem.kv_heads
     return {
         tuple(
             (branch.segment_length, branch.dilation_rate, pattern.head_offset(branch.dilation_rate, h // group, problem.kv_heads))
-            for branch in pattern.segments
-            if branch.serves(h)
+            for branch in pattern.branches
+            if isinstance(branch, DilatedSegment) and branch.serves(h)
         )
         for h in range(problem.heads)
     }
 
 
 def _mix_refused(problem: Problem, branches: tuple[Branch, ...]) -> str:
-    """Why the branches of a head cannot be computed one by one; empty where they can."""
-    if len(branches) < 2:
+    """Why the branches of a head, of which some are no segments, cannot be computed one by one; empty where they can."""
+    if len(branches) < 2 or all(isinstance(branch, DilatedSegment) for branch in branches):
         return ""
     chosen = [branch for branch in branches if isinstance(branch, GlobalTokens)]
-    if len(chosen) > 1 or not counts_once(problem.pattern) or any(isinstance(branch, DilatedSegment) for branch in branches):
+    if len(chosen) > 1 or not counts_once(branches):
         return "two branches see the same key, and what is left is no band"
     if chosen and [start for start, _ in token_runs(chosen[0], problem.seq)[0]] not in ([], [0]):
         return "without global tokens other than the first ones, what is left is no band"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dilkit import plan
 from dilkit.backend import Refusal
-from dilkit.backends.once import counts_once
+from dilkit.backends.once import branches_of_heads, counts_once
 from dilkit.backends.tiles import _tiles
 from dilkit.backends.tiles.relation_tiles import part_table, relation_tiles
 from dilkit.backends.tiles.relations import FAR, KINDS, Relation, relations
@@ -102,10 +102,10 @@ def schedule_refusals(problem: Problem) -> list[Refusal]:
         found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
     if problem.heads > MAX_HEADS:
         found.append(Refusal("heads", str(problem.heads), f"at most {MAX_HEADS}"))
-    if pattern.overlap == "once" and segments > MAX_BRANCHES:
+    if segments > MAX_BRANCHES and _scored_together(problem):
         found.append(Refusal("branches", str(segments), f'at most {MAX_BRANCHES} with overlap="once"'))
-    if pattern.overlap == "once" and not pattern.only_segments and (segments or not counts_once(pattern)):
-        limit = "of segments alone, or of global tokens and of bands whose rates divide one another"
+    if pattern.overlap == "once" and not all(map(counts_once, branches_of_heads(pattern, problem.heads))):
+        limit = "in each head of segments alone, or of global tokens and of bands whose rates divide one another"
         found.append(Refusal("overlap", "once", limit, 'use overlap="count", or backend="native"'))
     return found
 
@@ -158,7 +158,7 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
     rows are so far apart that one tall tile fills it, and another group for them would cost as much.
     """
     ordered = sorted(branches, key=lambda b: (b.segment, b.rate))
-    together = problem.pattern.overlap == "once"
+    together = _scored_together(problem)
     if together and len(ordered) > MAX_BRANCHES:
         raise ValueError(f'overlap="once" over {len(ordered)} branches: at most {MAX_BRANCHES}; use another backend')
     span = max(tile_rows, min(2 * tile_rows, MOST_ROWS)) if problem.is_causal else tile_rows
@@ -172,6 +172,14 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
         group.append(branch)
     if group:
         yield group
+
+
+def _scored_together(problem: Problem) -> bool:
+    """Whether a head has several branches of segments, of which a pair counts once."""
+    if problem.pattern.overlap == "count":
+        return False
+    heads = branches_of_heads(problem.pattern, problem.heads)
+    return any(sum(isinstance(branch, DilatedSegment) for branch in own) > 1 for own in heads)
 
 
 def _equal(group: list[_Branch], branch: _Branch) -> bool:

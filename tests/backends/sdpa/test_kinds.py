@@ -189,6 +189,24 @@ def test_what_others_have_shown_is_left_out(pattern: Pattern, is_causal: bool) -
         torch.testing.assert_close(found, torch.autograd.grad(want, leaves, dout), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "branches",
+    [
+        (SlidingWindow(9, heads=(0, 4)), DilatedSegment(8, 2, heads=(4, 8))),
+        (SlidingWindow(9, 2, heads=(0, 4)), Strided(3, heads=(4, 8)), GlobalTokens(3)),
+    ],
+    ids=str,
+)
+def test_each_head_counts_once_by_itself(branches: tuple[Any, ...]) -> None:
+    posed = problem(pattern=Pattern.of(*branches, overlap="once"), dtype="float64")
+    assert not SDPA().refusals(posed)
+    q, k, v, _ = tensors(posed.seq, (posed.heads, posed.kv_heads), width=posed.head_dim)
+    want = oracle_attention(q, k, v, posed.pattern)
+    torch.testing.assert_close(SDPA().forward(q, k, v, posed), want, rtol=1e-11, atol=1e-12)
+    meeting = Pattern.of(*branches, DilatedSegment(24, 1, heads=(5, 8)), DilatedSegment(8, 2, heads=(5, 6)), overlap="once")
+    assert SDPA().refusals(problem(pattern=meeting))
+
+
 def test_heads_with_a_branch_each_may_count_once() -> None:
     branches = SlidingWindow(9, heads=(0, 4)), Strided(5, heads=(4, 8))
     assert not SDPA().refusals(problem(pattern=Pattern.of(*branches, overlap="once")))

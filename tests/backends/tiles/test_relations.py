@@ -51,6 +51,9 @@ def test_a_window_of_one_has_tall_tiles_whatever_its_rate() -> None:
         ((SlidingWindow(40), DilatedSegment(16, 2)), True),
         ((GlobalTokens(2), DilatedSegment(16, 2)), True),
         ((SlidingWindow(40, 4), SlidingWindow(9, 2), GlobalTokens(2)), False),
+        ((SlidingWindow(40, 4, heads=(0, 2)), Strided(6, heads=(2, 4)), GlobalTokens(2)), False),
+        ((SlidingWindow(40, heads=(0, 1)), DilatedSegment(16, 2, heads=(1, 4)), DilatedSegment(8, 1, heads=(2, 3))), False),
+        ((SlidingWindow(40, heads=(0, 2)), DilatedSegment(16, 2, heads=(1, 4))), True),
     ],
 )
 def test_mixes_that_count_once_are_refused_where_branches_have_no_order(branches: Any, refused: bool) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import Pattern
-from dilkit.backends.tiles.schedule import MAX_BRANCHES, Group, schedule
+from dilkit.backends.tiles.schedule import MAX_BRANCHES, Group, schedule, schedule_refusals
 from dilkit.problem import Problem
 
 SIZES = dict(heads=4, kv_heads=2, head_dim=8)
@@ -82,6 +82,22 @@ def test_once_is_never_split() -> None:
     many = Pattern([4] * (MAX_BRANCHES + 1), [1] * (MAX_BRANCHES + 1), overlap="once")
     with pytest.raises(ValueError, match="at most 32"):
         schedule(replace(problem, pattern=many), 64)
+
+
+def test_once_makes_no_difference_where_each_head_has_a_branch_of_its_own() -> None:
+    sizes: dict[str, Any] = dict(seq=512, heads=2, head_dim=8)
+    once, count = (
+        Problem(pattern=Pattern([64, 512], [1, 16], overlap=overlap, heads=[(0, 1), (1, 2)]), **sizes)
+        for overlap in ("once", "count")
+    )
+    assert [len(group.query_tiles) for group in schedule(once, 16).groups] == [
+        len(group.query_tiles) for group in schedule(count, 16).groups
+    ]
+    check(once, 16)
+    many = Pattern([4] * (MAX_BRANCHES + 1), [1] * (MAX_BRANCHES + 1), overlap="once", heads=[(h, h + 1) for h in range(33)])
+    problem = Problem(pattern=many, seq=8, heads=33, head_dim=8)
+    assert schedule_refusals(problem) == []
+    check(problem, 4)
 
 
 def test_many_branches_are_split() -> None:
