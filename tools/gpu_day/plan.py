@@ -14,8 +14,8 @@ OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
 
 
 OF_EACH = (
-    Step("right", "launch", "every kernel launched", 130, "right.kernels:launched"),
-    Step("right", "verify", "verify", 150, "right.verified:verified"),
+    Step("right", "launch", "every kernel launched", 170, "right.kernels:launched"),
+    Step("right", "verify", "verify", 170, "right.verified:verified"),
 )
 """Steps that there is one of for each of our backends."""
 KERNELS = (

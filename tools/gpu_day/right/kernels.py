@@ -34,7 +34,7 @@ from dilkit.tools.measure.implementation import backend_implementations
 ASSUMED: Capability = (9, 0)
 """What a rehearsal compiles for."""
 REHEARSED = 2
-SECONDS = 100.0
+SECONDS = 90.0
 """For the cases that launch every kernel."""
 KINDS: tuple[dict[str, bool], ...] = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
 """Of calls: each has kernels of its own."""
