@@ -85,7 +85,10 @@ class PackedPlan:
                 f"starts={starts} must grow from 0 to the {self.cuts[-1]} rows of all ranks, a sequence from each to the next"
             )
         object.__setattr__(self, "starts", starts)
-        self._plan((0, 1))  # raises for what fits no sequence, also where none is cut
+        lengths = sorted({stop - start for start, stop in pairwise(starts) if start < stop})
+        self._plan((0, lengths[-1]))  # raises for what fits no sequence, also where none is cut
+        for length in lengths:
+            self.pattern.check_seq(length)
 
     @cached_property
     def cut_sequences(self) -> tuple[CutSequence, ...]:

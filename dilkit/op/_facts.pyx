@@ -145,11 +145,11 @@ cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:
 def first_beyond(tuple tensors, tuple spans):
     """The number of the first tensor that reaches beyond its storage; -1 if none does.
 
-    `spans`: bytes from the first element of each tensor to the end of its last.
+    `spans`: bytes from the first element of each tensor to the end of its last; an empty one has 0, and may begin anywhere.
     """
     cdef Py_ssize_t i, span
     for i in range(len(spans)):
         x, span = tensors[i], spans[i]
-        if <Py_ssize_t>x.storage_offset() * <Py_ssize_t>x.itemsize + span > <Py_ssize_t>x.untyped_storage().nbytes():
+        if span and <Py_ssize_t>x.storage_offset() * <Py_ssize_t>x.itemsize + span > <Py_ssize_t>x.untyped_storage().nbytes():
             return i
     return -1

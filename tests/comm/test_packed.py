@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,17 @@ def test_anything(data: st.DataObject, drawn: tuple[Pattern, Heads], lengths: li
         return out[0], lse[0]
 
     close(over_ranks(whole, lengths, pattern, cuts, is_causal=is_causal), on_one(oracle, whole))
+
+
+def test_neighborhoods_of_grids_packed_one_after_the_other() -> None:
+    """Every sequence is a grid of 5 x 6 cells; one of another length is refused by name, whether or not it is cut."""
+    pattern, whole = Pattern.natten((5, 6), 3), tensors(90)
+    for lengths, cuts in (([30, 0, 30, 30], (0, 10, 40, 75, 90)), ([30, 30, 30], (0, 30, 90))):
+        found = over_ranks(whole, lengths, pattern, cuts)
+        one = partial(dilated_attention_varlen, pattern=pattern, cu_seqlens=starts(lengths), return_lse=True)
+        close(found, on_one(lambda *x, one=one: one(*x[:3], sink=x[3]), whole))
+    with pytest.raises(ValueError, match=r"seq=20: the neighborhood is of a grid of 5 x 6, 30 tokens"):
+        PackedPlan(pattern, (0, 30, 80), (0, 30, 60, 80), 4, 2)
 
 
 def test_whole_sequences_are_sent_nowhere() -> None:

@@ -71,9 +71,14 @@ class Machine(RuleBasedStateMachine):
     def together(self, calls: list[draw.Data], clears: int) -> None:
         self.do("together", calls=calls, clears=clears)
 
-    @rule(cut=draw.calls_with_cuts(), schedule=st.sampled_from(SCHEDULES), fuse=st.booleans())
-    def ranks(self, cut: tuple[draw.Data, list[int]], schedule: str, fuse: bool) -> None:
-        self.do("ranks", call=cut[0], cuts=cut[1], schedule=schedule, fuse_branches=fuse)
+    @rule(
+        cut=draw.calls_with_cuts(draw.calls_of_kinds),
+        schedule=st.sampled_from(["auto", *SCHEDULES]),
+        fuse=st.sampled_from([True, True, False]),
+        small=st.booleans(),
+    )
+    def ranks(self, cut: tuple[draw.Data, list[int]], schedule: str, fuse: bool, small: bool) -> None:
+        self.do("ranks", call=cut[0], cuts=cut[1], schedule=schedule, fuse_branches=fuse, small=small)
 
     @rule(call=draw.calls())
     def forward(self, call: draw.Data) -> None:
@@ -127,7 +132,7 @@ class Machine(RuleBasedStateMachine):
     def ordered(self, call: draw.Data, shape: list[int], curves: list[str], cut: int) -> None:
         self.do("ordered", call=call, shape=shape, curves=curves, cut=cut)
 
-    @rule(cut=draw.calls_with_cuts(), rank=st.integers(0, 4), wrong=draw.wrong_on_a_rank)
+    @rule(cut=draw.calls_with_cuts(draw.plain_calls), rank=st.integers(0, 6), wrong=draw.wrong_on_a_rank)
     def wrong_rank(self, cut: tuple[draw.Data, list[int]], rank: int, wrong: tuple[str, str]) -> None:
         self.do("wrong_rank", call=cut[0], cuts=cut[1], rank=rank, argument=wrong[0], how=wrong[1])
 

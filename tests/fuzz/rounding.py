@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dilkit.oracle import oracle_attention
 from dilkit.problem import Problem
-from dilkit.testing.accuracy import Results
+from dilkit.testing.accuracy import Results, dropout_in
 from dilkit.testing.tensors import Tensors
 
 LEAST = 1e-30
@@ -62,14 +62,15 @@ def rounding(problem: Problem, tensors: Tensors) -> Results:
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     dlse = 0.0 if tensors.dlse is None else tensors.dlse.double()[..., None]
     out, lse, share, seen = _exact(problem, tensors, q, k)
+    kept = _kept(problem)
     noise = fine * (scale * q.abs() @ k.abs().mT + lse[..., None].abs()) + fine
     share_error = share * (noise + own) + least * seen
-    out_error = share_error @ v.abs() + own * out.abs()
-    slope = dout @ v.mT - (dout * out).sum(-1, keepdim=True) + dlse
-    slope_error = own * (dout.abs() @ v.abs().mT + (dout * out).abs().sum(-1, keepdim=True) + abs(dlse))
+    out_error = (kept * share_error) @ v.abs() + own * out.abs()
+    slope = kept * (dout @ v.mT) - (dout * out).sum(-1, keepdim=True) + dlse
+    slope_error = own * (kept * (dout.abs() @ v.abs().mT) + (dout * out).abs().sum(-1, keepdim=True) + abs(dlse))
     slope_error = slope_error + (dout.abs() * out_error).sum(-1, keepdim=True)
     ds_error = scale * (share * slope_error + slope.abs() * share_error + share_error * abs(dlse) + least * seen)
-    errors = dict(out=out_error, dq=ds_error @ k.abs(), dk=ds_error.mT @ q.abs(), dv=share_error.mT @ dout.abs())
+    errors = dict(out=out_error, dq=ds_error @ k.abs(), dk=ds_error.mT @ q.abs(), dv=(kept * share_error).mT @ dout.abs())
     for name in ("dk", "dv"):
         errors[name] = errors[name].unflatten(1, (-1, group)).sum(2)
     bounds = {name: (1 + own) * x.transpose(1, 2) + least for name, x in errors.items()}
@@ -84,9 +85,15 @@ def rounding(problem: Problem, tensors: Tensors) -> Results:
     return bounds
 
 
+def _kept(problem: Problem) -> Tensor:
+    """What dropout multiplies shares by, `(batch, heads, seq, seq)`, or 1."""
+    dropout, rows = dropout_in(problem), torch.arange(problem.seq)
+    return torch.ones(()) if dropout is None else dropout.kept(problem.heads, rows, rows, problem.batch) * dropout.factor
+
+
 def _exact(problem: Problem, tensors: Tensors, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """`out` `(batch, heads, seq, head_dim)`, `lse` (0 where no key is seen), shares of the softmax, and which keys are seen."""
-    options = dict(is_causal=problem.is_causal, key_padding_mask=tensors.mask, scale=problem.scale)
+    options = dict(is_causal=problem.is_causal, key_padding_mask=tensors.mask, scale=problem.scale, dropout=dropout_in(problem))
     given = tensors.to("float64")
     out, lse = oracle_attention(*given.qkv, problem.pattern, sink=given.sink, **options)  # type: ignore[arg-type]
     count = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, OF_PACKED, SAME_VALUES, WAYS, Call
 from fuzz.wrong_calls import ARGUMENTS, BESIDE_OTHERS, OF_PATTERN, TENSOR
-from helpers.strategies import branches, heads_and_groups, mixes, neighborhoods, patterns
+from helpers.strategies import branches, heads_and_groups, mixes, neighborhoods, patterns, presets
 from hypothesis import strategies as st
 
 from dilkit import Neighborhood, Pattern
@@ -30,11 +30,11 @@ many_branches = st.lists(branches(), min_size=4, max_size=40).map(lambda chosen:
 
 
 @st.composite
-def cases(draw: st.DrawFn, longest: int, of_any_kind: bool) -> Case:
-    """A problem of up to `longest` tokens; `variant` seeds its numbers. `of_any_kind`: of its branches, now and then."""
+def cases(draw: st.DrawFn, longest: int, other_kinds: int) -> Case:
+    """A problem of up to `longest` tokens; `variant` seeds its numbers. Of 8 + 3 * `other_kinds` patterns 8 are of segments."""
     heads, kv_heads = draw(heads_and_groups())
     kinds = [*[patterns(heads, kv_heads)] * 6, st.just(Pattern.dense()), many_branches]
-    kinds += [mixes(heads, kv_heads, longest), neighborhoods(heads, longest)] if of_any_kind else []
+    kinds += [mixes(heads, kv_heads, longest), neighborhoods(heads, longest), presets(heads, longest)] * other_kinds
     values = draw(st.sampled_from(VALUES))
     pattern = draw(st.sampled_from(kinds).flatmap(lambda x: x))
     return Case(
@@ -56,13 +56,22 @@ def cases(draw: st.DrawFn, longest: int, of_any_kind: bool) -> Case:
 
 
 @st.composite
-def calls(draw: st.DrawFn, longest: int = 90, ways: tuple[str, ...] = RARELY_COMPILED, of_any_kind: bool = True) -> Data:
+def calls(
+    draw: st.DrawFn,
+    longest: int = 90,
+    ways: tuple[str, ...] = RARELY_COMPILED,
+    other_kinds: int = 1,
+    dropout: tuple[float, ...] = (0.0,),
+    may_pack: bool = False,
+) -> Data:
     """A call of any backend, in any layout, by one of `ways`."""
-    case = draw(cases(longest, of_any_kind))
-    if case.mask == "none" and ways == RARELY_COMPILED and draw(st.booleans()):
+    case = draw(cases(longest, other_kinds))
+    if case.mask == "none" and (may_pack or ways == RARELY_COMPILED) and draw(st.booleans()):
         length = st.just(case.seq) if on_a_grid(case.pattern) else st.integers(0, 3) | st.integers(0, 40)
         lengths = tuple(draw(st.lists(length, min_size=1, max_size=12).filter(any)))
-        case, ways = replace(case, lengths=lengths, seq=sum(lengths), batch=1), OF_PACKED
+        case, ways = replace(case, lengths=lengths, seq=sum(lengths), batch=1), OF_PACKED if ways == RARELY_COMPILED else ways
+    else:
+        case = replace(case, dropout_p=draw(st.sampled_from(dropout)))
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
     way = draw(st.sampled_from(ways))
     backend = draw(st.sampled_from(able(case)))
@@ -90,7 +99,7 @@ def able(case: Case) -> list[str]:
     return [name for name in BACKENDS if not known[name].refusals(problem)]
 
 
-plain_calls = calls(longest=30, ways=("function",), of_any_kind=False)
+plain_calls = calls(longest=30, ways=("function",), other_kinds=0)
 wrong_arguments = st.sampled_from([(name, how) for name, changes in ARGUMENTS.items() for how in changes])
 wrong_on_a_rank = wrong_arguments.filter(lambda wrong: wrong[0] in ("query", "key", "value", "pattern", "key_padding_mask"))
 wrong_tensors = st.sampled_from([name for name in (*TENSOR, *BESIDE_OTHERS) if name != "meta"])
@@ -105,12 +114,18 @@ settings = st.sampled_from(
 
 
 @st.composite
-def calls_with_cuts(draw: st.DrawFn) -> tuple[Data, list[int]]:
-    """A call, and where its sequence is cut into shards, of one row or more."""
-    call = draw(calls(longest=60, ways=("function",), of_any_kind=False).filter(lambda call: call["case"]["seq"] > 1))
+def calls_with_cuts(draw: st.DrawFn, calls: st.SearchStrategy[Data]) -> tuple[Data, list[int]]:
+    """A call, and where its sequence is cut into shards for 2 to 7 ranks: of one row or more, and rarely of none."""
+    call = draw(calls.filter(lambda call: call["case"]["seq"] > 1))
     seq = call["case"]["seq"]
-    inner = draw(st.lists(st.integers(1, seq - 1), min_size=1, max_size=min(4, seq - 1), unique=True))
+    if draw(st.sampled_from([*[True] * 15, False])):
+        inner = draw(st.lists(st.integers(1, seq - 1), min_size=1, max_size=min(6, seq - 1), unique=True))
+    else:
+        inner = draw(st.lists(st.integers(0, seq), min_size=1, max_size=6))
     return call, [0, *sorted(inner), seq]
+
+
+calls_of_kinds = calls(longest=120, ways=("function",), other_kinds=6, dropout=(0.0, 0.0, 0.0, 0.3), may_pack=True)
 
 
 texts = st.text(max_size=6) | st.sampled_from(["", ";", "{", "}", "null", "1e999", "[]", "-1", "9" * 30, "\x00", '"', "NaN"])

@@ -17,8 +17,9 @@ from fuzz.rounding import within_rounding
 from fuzz.world import STEPS
 
 import dilkit.attention
-from dilkit import Pattern, plan
+from dilkit import Pattern, SlidingWindow, plan
 from dilkit.backends.native.backend import Native
+from dilkit.comm.plan.kinds.windows import WindowExchange
 from dilkit.op.boundary import lse_dtype
 from dilkit.problem import DTYPES
 from dilkit.testing import accuracy
@@ -26,6 +27,7 @@ from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
 
 CALL = Call(case=Case(feature="fuzz", variant="0", pattern=Pattern([4, 9], [1, 2]), seq=20)).to_data()
+WINDOW = Call(case=Case(feature="fuzz", variant="0", pattern=Pattern.of(SlidingWindow(6)), seq=20)).to_data()
 CASES = sorted(CORPUS.glob("*.jsonl"))
 
 
@@ -51,6 +53,12 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {
         "_check_mask",
         lambda *_: None,
         dict(do="wrong", call=CALL, argument="key_padding_mask", how="text"),
+    ),
+    "a halo that is too short": (
+        WindowExchange,
+        "reach",
+        property(lambda exchange: 2),
+        dict(do="ranks", call=WINDOW, cuts=[0, 7, 20], schedule="auto", fuse_branches=True),
     ),
     "a cache that keeps": (plan, "cache_info", lambda: plan.CacheInfo(0, 0, 1, 10, 100), dict(do="clear")),
 }

@@ -6,13 +6,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dilkit import Pattern
-from dilkit.comm import ExchangePlan, Fault, exchange_plan, ring_dilated_attention, run_threads
+from dilkit.comm import (
+    ExchangePlan,
+    Fault,
+    PackedPlan,
+    exchange_plan,
+    ring_dilated_attention,
+    ring_dilated_attention_varlen,
+    run_threads,
+)
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.testing import accuracy, conformance
 from dilkit.testing.accuracy import Expected
@@ -30,7 +39,8 @@ class Found:
     results: dict[str, Tensor]
     forward_bytes: list[int]
     backward_bytes: list[int]
-    plan: ExchangePlan
+    plan: Any
+    """The `ExchangePlan`, or the `PackedPlan` of packed sequences."""
 
 
 def even_cuts(seq: int, world_size: int) -> tuple[int, ...]:
@@ -48,24 +58,32 @@ def over_ranks(
     pattern: Pattern,
     cuts: Sequence[int],
     *,
+    lengths: Sequence[int] = (),
     gradients: bool = True,
+    through_lse: bool = False,
     timeout: float = 20.0,
     faults: Sequence[Fault] = (),
     **options: Any,
 ) -> Found:
-    """`ring_dilated_attention` forward and, with `gradients`, backward through `out`, each rank with its rows."""
+    """`ring_dilated_attention` forward and, with `gradients`, backward, each rank with its rows.
+
+    `lengths`: those of packed sequences, in a batch of one. Gradients are those through `out`, with `through_lse` through both.
+    """
     query, key, value, mask, dout = tensors.query, tensors.key, tensors.value, tensors.mask, tensors.dout
 
     def on_rank(comm: ThreadComm) -> tuple[dict[str, Tensor], int, int]:
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         shards = [x.detach()[:, rows].requires_grad_(gradients) for x in (query, key, value)]
-        part = None if mask is None else mask[:, rows]
+        given = options if mask is None else dict(options, key_padding_mask=mask[:, rows])
         sinks = {} if tensors.sink is None else dict(sink=tensors.sink.detach().requires_grad_(gradients))
-        out, lse = ring_dilated_attention(*shards, pattern, comm, key_padding_mask=part, return_lse=True, **sinks, **options)
-        sent, found = comm.sent_bytes, dict(out=out.detach(), lse=lse.transpose(1, 2))
+        out, lse = _attend(shards, pattern, comm, lengths, **sinks, **given)
+        sent, found = comm.sent_bytes, dict(out=out.detach(), lse=lse.detach().transpose(1, 2))
         if gradients:
             names = ("dq", "dk", "dv", *(f"d{name}" for name in sinks))
-            found |= zip(names, torch.autograd.grad(out, [*shards, *sinks.values()], dout[:, rows]), strict=True)
+            ends, incoming = [out], [dout[:, rows]]
+            if through_lse and tensors.dlse is not None:
+                ends, incoming = [out, lse], [dout[:, rows], tensors.dlse[:, :, rows]]
+            found |= zip(names, torch.autograd.grad(ends, [*shards, *sinks.values()], incoming), strict=True)
         return found, sent, comm.sent_bytes - sent
 
     every = run_threads(len(cuts) - 1, on_rank, timeout=timeout, faults=faults)
@@ -74,8 +92,27 @@ def over_ranks(
     results["lse"] = results["lse"].transpose(1, 2)
     sizes = query.shape[2], key.shape[2]
     chosen = {name: options[name] for name in ("is_causal", "schedule", "fuse_branches") if name in options}
-    plan = exchange_plan(pattern, tuple(cuts), *sizes, **chosen)
+    plan = plan_of(pattern, cuts, lengths, *sizes, **chosen)
     return Found(results, [sent for _, sent, _ in every], [sent for _, _, sent in every], plan)
+
+
+def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, lengths: Sequence[int], **options: Any) -> Any:
+    """`(out, lse)` of a rank."""
+    if not lengths:
+        return ring_dilated_attention(*shards, pattern, comm, return_lse=True, **options)
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    packed = (x.squeeze(0) for x in shards)
+    found = ring_dilated_attention_varlen(*packed, pattern, comm, starts, return_lse=True, **options)
+    return tuple(x.unsqueeze(0) for x in found)
+
+
+def plan_of(
+    pattern: Pattern, cuts: Sequence[int], lengths: Sequence[int], heads: int, kv_heads: int, **options: Any
+) -> ExchangePlan | PackedPlan:
+    """What the ranks agree to send, of packed sequences if there are `lengths`."""
+    if lengths:
+        return PackedPlan(pattern, tuple(cuts), tuple(accumulate(lengths, initial=0)), heads, kv_heads, **options)
+    return exchange_plan(pattern, tuple(cuts), heads, kv_heads, **options)
 
 
 def of_case(case: Case, cuts: Sequence[int], **options: Any) -> Found:
@@ -101,15 +138,13 @@ def _slackened(want: Expected, slack: float) -> Expected:
 
 def assert_counted(found: Found, tensors: Tensors) -> None:
     """Assert that ranks sent as many bytes as the plan says."""
-    options = dict(
-        head_dim=tensors.query.shape[3],
-        dtype=str(tensors.query.dtype).removeprefix("torch."),
-        batch=tensors.query.shape[0],
-        key_padding_mask=tensors.mask is not None,
-    )
-    assert found.forward_bytes == found.plan.all_bytes("forward", **options).tolist()
+    options = dict(head_dim=tensors.query.shape[3], dtype=str(tensors.query.dtype).removeprefix("torch."))
+    if isinstance(found.plan, ExchangePlan):
+        options |= dict(batch=tensors.query.shape[0], key_padding_mask=tensors.mask is not None)
+    ranks = range(len(found.forward_bytes))
+    assert found.forward_bytes == [found.plan.bytes(rank, "forward", **options) for rank in ranks]
     if "dq" in found.results:
-        assert found.backward_bytes == found.plan.all_bytes("backward", **options).tolist()
+        assert found.backward_bytes == [found.plan.bytes(rank, "backward", **options) for rank in ranks]
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -106,3 +108,17 @@ def neighborhoods(draw: st.DrawFn, heads: int, tokens: int = 90) -> Pattern:
     served = draw(st.sampled_from([None, (0, 1), (0, heads)]))
     branch = Neighborhood(shape, sizes, steps, heads=served)
     return Pattern.of(branch, *draw(st.sampled_from([(), (SlidingWindow(3),), (branch,)])))
+
+
+@st.composite
+def presets(draw: st.DrawFn, heads: int, tokens: int) -> Pattern:
+    """The pattern of a published model, for so many query heads, and sequences of up to `tokens` tokens."""
+    size, few = draw(st.integers(1, 24)), draw(st.integers(1, 4))
+    named: list[Callable[[], Pattern]] = [
+        lambda: Pattern.mistral(size),
+        lambda: Pattern.streaming_llm(size, few),
+        lambda: Pattern.longformer(2 * size, few),
+        lambda: Pattern.bigbird(tokens, size, random_blocks=few, seed=size, heads=draw(st.sampled_from([1, heads]))),
+        lambda: Pattern.sparse_transformer(size),
+    ]
+    return draw(st.sampled_from(named))()

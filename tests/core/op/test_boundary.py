@@ -175,3 +175,10 @@ def test_gradients_of_a_foreign_backend_are_checked() -> None:
             out.sum().backward()
     finally:
         unregister_backend("sloppy")
+
+
+def test_a_view_of_no_rows_may_begin_anywhere() -> None:
+    """As the shard of a joint projection does that begins where the sequence ends: there is nothing beyond its memory."""
+    rows = torch.zeros(1, 20, 6, 8)[:, 20:, 2:4]
+    assert rows.storage_offset() > 20 * 6 * 8
+    assert dilated_attention(rows, rows, rows, PATTERN).shape == (1, 0, 2, 8)

@@ -2,34 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
+from unittest import mock
 
+import torch
 from fuzz.calls import Call, tensors_of
 from fuzz.checks import DOES_NOT_FIT, require, require_raises, require_right
 from fuzz.wrong_calls import ARGUMENTS
-from helpers.ranks import over_ranks
+from helpers.ranks import assert_counted, over_ranks, plan_of
 
-from dilkit.comm import ring_dilated_attention, run_threads
+from dilkit import plan
+from dilkit.comm import ExchangePlan, arguments, ring_dilated_attention, run_threads
+from dilkit.comm.passes import problem_stacks
+from dilkit.comm.passes.all_to_all import index_tables
 from dilkit.comm.transports.threads import ThreadComm
+from dilkit.testing import accuracy
 
 TIMEOUT = 100.0
 """Seconds; a rank that waits for so long raises CommTimeout, which is no error that a step expects."""
 
 
-def ranks(world: Any, call: dict[str, Any], cuts: Sequence[int], schedule: str, fuse_branches: bool) -> None:
-    """The call over ranks."""
+def ranks(world: Any, call: dict[str, Any], cuts: Sequence[int], schedule: str, fuse_branches: bool, small: bool = False) -> None:
+    """The call over ranks: right, with as many bytes sent as planned, or refused where it has to be.
+
+    `small`: by tiles and stacks of a few rows, of which a long sequence has as many.
+    """
     one = Call.from_data(call)
-    tensors = replace(tensors_of(one), dlse=None)
-    options: dict[str, Any] = dict(is_causal=one.case.is_causal, scale=one.case.scale, gradients=all(one.wants))
-    options |= dict(schedule=schedule, fuse_branches=fuse_branches, timeout=TIMEOUT)
+    tensors, case = tensors_of(one), one.case
+    options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, schedule=schedule, lengths=case.lengths)
+    options |= {} if case.lengths else dict(fuse_branches=fuse_branches, dropout_p=case.dropout_p)
+    options |= dict(backend=one.backend, gradients=all(one.wants), through_lse=one.through_lse, timeout=TIMEOUT)
+    refusal = _refusal(one, cuts, schedule, fuse_branches)
     try:
-        found = over_ranks(tensors, one.case.pattern, cuts, **options)
+        with _seeded(one), _few_rows_at_once() if small else nullcontext():
+            found = over_ranks(tensors, case.pattern, cuts, **options)
     except ValueError as error:
-        require("schedule=" in str(error), f"refused: {error}")
+        require(bool(refusal) and refusal in str(error) and "use " in str(error), f"refused: {error}")
     else:
+        require(not refusal, f"not refused: {refusal}")
         require_right(replace(one, wants=(all(one.wants),) * 3), tensors, found.results)
+        if tensors.dlse is None:
+            assert_counted(found, tensors)
+
+
+@contextmanager
+def _seeded(one: Call) -> Iterator[None]:
+    """Within the block every rank draws the seed that the oracle has: of the generator that they share it might be any."""
+    dropout = accuracy.dropout_in(one.case.problem())
+    drawn = torch.tensor(0 if dropout is None else dropout.seed)
+    with mock.patch.object(arguments, "draw_seed", return_value=drawn):
+        yield
+
+
+@contextmanager
+def _few_rows_at_once() -> Iterator[None]:
+    """Within the block problems are cut into tiles of 5 rows, and stacks have about 20."""
+    with (
+        mock.patch.object(problem_stacks, "SHORT_SIDE", 5),
+        mock.patch.object(index_tables, "stack_rows", return_value=20),
+    ):
+        plan.cache_clear()
+        yield
+    plan.cache_clear()
+
+
+def _refusal(one: Call, cuts: Sequence[int], schedule: str, fuse_branches: bool) -> str:
+    """What a refusal has to name, as `docs/ranks.md` has it; empty where there is none to be."""
+    case = one.case
+    if any(start == stop for start, stop in pairwise(cuts)):
+        return "no rows on this rank"
+    options: dict[str, Any] = dict(is_causal=case.is_causal, schedule=schedule)
+    options |= {} if case.lengths else dict(fuse_branches=fuse_branches)
+    try:
+        planned = plan_of(case.pattern, cuts, case.lengths, case.heads, case.kv_heads or case.heads, **options)
+        if isinstance(planned, ExchangePlan):
+            planned.check_dropout(case.dropout_p)
+    except ValueError as error:
+        return "dropout_p=" if "dropout_p=" in str(error) else "schedule="
+    return ""
 
 
 def wrong_rank(world: Any, call: dict[str, Any], cuts: Sequence[int], rank: int, argument: str, how: str) -> None:
