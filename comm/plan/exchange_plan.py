@@ -173,11 +173,15 @@ class ExchangePlan:
         if isinstance(kind, GlobalTokens):
             return TokenExchange(*facts, kind, Hidden.of(self.pattern, branch))
         if isinstance(kind, BlockSparse):
-            layouts, first = kind.layout.array(), (self.pattern.head_shard or (0, 0))[0] * (self.heads // self.kv_heads)
-            start, stop = kind.heads or (0, self.heads)
-            chosen = layouts if len(layouts) == 1 else layouts[first + start : first + stop]
-            return BlockExchange(*facts, chosen, kind.block_size)
+            first, (start, stop) = self._first_query_head, kind.heads or (0, self.heads)
+            chosen = range(1) if kind.layout.heads == 1 else range(first + start, first + stop)
+            return BlockExchange(*facts, kind.layout, chosen, kind.block_size)
         return None
+
+    @property
+    def _first_query_head(self) -> int:
+        """The number in the whole model of the first query head."""
+        return (self.pattern.head_shard or (0, 0))[0] * (self.heads // self.kv_heads)
 
     @cached_property
     def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:

@@ -91,3 +91,18 @@ class SmallProblem(NamedTuple):
     hidden_queries: tuple[int, ...] = ()
     hidden_keys: tuple[int, ...] = ()
     """The positions `start .. stop - 1` of `(start, stop, start, stop, ...)`, which take no part."""
+
+
+class SlotProblem(NamedTuple):
+    """Query rows and key rows of one head in slots of `slot` rows each, of which `pattern` says which see which.
+
+    Each of the sides begins with a slot; where its rows do not fill the last one, others stand in, which see nothing.
+    """
+
+    queries: tuple[Side, ...]
+    keys: tuple[Side, ...]
+    pattern: Pattern
+    slot: int
+    slots: int
+    key_group: int
+    """As in `SmallProblem`."""

@@ -36,8 +36,7 @@ def _whole_blocks(branch: BlockSparse, start: int, stop: int, seq: int) -> Local
     first, last = -(-start // size), -(-stop // size) if stop == seq else stop // size
     if first >= last:
         return None
-    layout = branch.layout.array()[:, first:last, first:last]
-    return LocalBranch(first * size, min(last * size, seq), BlockSparse(layout, size, branch.heads))
+    return LocalBranch(first * size, min(last * size, seq), BlockSparse(branch.layout.part(first, last), size, branch.heads))
 
 
 def global_tokens(branch: GlobalTokens, start: int, stop: int) -> int | list[int]:

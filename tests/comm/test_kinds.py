@@ -39,11 +39,13 @@ from dilkit.comm import (
     shard_cuts,
     unshard,
 )
+from dilkit.comm.passes.all_to_all.index_tables import index_tables
 from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes
 from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.op.dropout import Dropout
 from dilkit.oracle import oracle_attention
+from dilkit.pattern import BlockLayout
 from dilkit.problem import DTYPES
 from dilkit.testing.problems import OTHER_KINDS, Case
 from dilkit.testing.tensors import make_tensors
@@ -149,6 +151,35 @@ def test_no_block_of_keys_travels_in_vain() -> None:
     plan = exchange_plan(Pattern.of(BlockSparse(layout, 8)), shard_cuts(128, 4), 2)
     queries, results = 8 * 2 * 16 * 2, 8 * 2 * (16 * 2 + 4)
     assert plan.all_bytes("forward", **sizes).tolist() == [block + 3 * queries, block + results, block + results, results]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_plan_of_blocks_looks_at_those_that_are_seen(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No matrix of all blocks is made: of 2**15 blocks that would be 2**30 bools."""
+    blocks = 2**15
+    bits = bytearray(blocks**2 // 8)
+    for at in range(blocks):  # each block sees itself and the one before
+        for place in (at * blocks + at, at * blocks + max(at - 1, 0)):
+            bits[place // 8] |= 128 >> place % 8
+    pattern = Pattern.of(BlockSparse(BlockLayout(1, blocks, bytes(bits)), 8))
+    monkeypatch.setattr(BlockLayout, "array", None)
+    plan = exchange_plan(pattern, shard_cuts(blocks * 8, 16, pattern), 2, is_causal=is_causal)
+    assert plan.all_bytes("forward", head_dim=16, dtype="bfloat16").tolist() == [8 * 2 * (2 * 16 * 2)] * 15 + [0]
+    assert sum(map(plan.work, range(16))) * 4 == pattern.flops(blocks * 8, 2, 1, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_of_others_are_computed_in_one_call(is_causal: bool) -> None:
+    """Of all heads that follow one matrix; with causality a call more for each block that a cut goes through."""
+    pattern = Pattern.bigbird(512, 8)
+    for cuts, calls in ((even_cuts(512, 4), 1), ((0, 100, 300, 410, 512), 1 + 2 * is_causal)):
+        plan = exchange_plan(pattern, cuts, 4, 2, is_causal=is_causal)
+        stacks = [index_tables(plan, rank, batch=2).stacks for rank in range(4)]
+        assert max(map(len, stacks)) <= calls
+        for rank, some in enumerate(stacks):  # and each row that is received lies in one of them once, at most
+            for stack in some:
+                real = slice(None) if stack.real_keys is None else stack.real_keys
+                assert len(torch.unique(stack.keys[real])) == len(stack.keys[real]), rank
 
 
 def loss(out: Tensor, lse: Tensor) -> Tensor:

@@ -21,8 +21,10 @@ from dilkit.comm.passes.all_to_all.message_layout import (
 )
 from dilkit.comm.passes.kept_rows import HOST, group_kept_rows, kept_rows, row_numbers, row_run
 from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRole, stack_problems, stack_rows
+from dilkit.comm.passes.slot_stacks import stack_slots
 from dilkit.comm.plan.exchange_plan import ExchangePlan
-from dilkit.comm.plan.kept_rows import Message, Messages, Side, SmallProblem
+from dilkit.comm.plan.kept_rows import Message, Messages, Side, SlotProblem, SmallProblem
+from dilkit.comm.plan.kinds.blocks import BlockExchange
 from dilkit.comm.plan.kinds.exchange import BranchExchange
 from dilkit.comm.plan.local_segments import local_segments
 from dilkit.comm.plan.sharded_segments import ShardedSegment
@@ -61,19 +63,23 @@ class IndexTables:
         )
 
 
-def index_tables(plan: ExchangePlan, rank: int, batch: int, device: torch.device = HOST) -> IndexTables:
-    """The tables of a rank, for rows on `device`, made once and kept in the cache of patterns."""
-    name = ("exchange tables", plan, rank, batch)
+def index_tables(plan: ExchangePlan, rank: int, batch: int, device: torch.device = HOST, dropout: bool = False) -> IndexTables:
+    """The tables of a rank, for rows on `device`, made once and kept in the cache of patterns.
+
+    With `dropout` each problem has rows at equal steps, so that the place of each weight in the whole is known.
+    """
+    in_slots = not dropout and any(isinstance(exchange, BlockExchange) for exchange in plan.exchanges)
+    name = ("exchange tables", plan, rank, batch, in_slots)
     if device.type == HOST.type:
-        return core_plan.cached(name, lambda: _TableBuilder(plan, rank, batch).tables())
-    return core_plan.cached((*name, device), lambda: index_tables(plan, rank, batch).to(device))
+        return core_plan.cached(name, lambda: _TableBuilder(plan, rank, batch, in_slots).tables())
+    return core_plan.cached((*name, device), lambda: index_tables(plan, rank, batch, dropout=dropout).to(device))
 
 
 class _TableBuilder:
     """Makes the index tables of one rank."""
 
-    def __init__(self, plan: ExchangePlan, rank: int, batch: int) -> None:
-        self.plan, self.rank, self.batch = plan, rank, batch
+    def __init__(self, plan: ExchangePlan, rank: int, batch: int, in_slots: bool) -> None:
+        self.plan, self.rank, self.batch, self.in_slots = plan, rank, batch, in_slots
         self.rows = batch * len(plan.positions(rank)) * plan.heads
         self.outgoing, self.incoming = self._outgoing(), self._incoming()
 
@@ -88,7 +94,9 @@ class _TableBuilder:
         gradients = {role: ReturnTable.of(packed[role]) for role in "qkv"}
         # One problem a stack where bits must be the same for every world size: a backend's may depend on what else is in a call.
         most_rows = stack_rows(self.rows) if self.plan.fuse_branches else 0
-        stacks = tuple(stack_problems(self._problems(), self._received_runs(), self.batch, most_rows))
+        every, facts = list(self._problems()), (self._received_runs(), self.batch, most_rows)
+        stacks = (*stack_problems((one for one in every if isinstance(one, SmallProblem)), *facts),)
+        stacks += (*stack_slots((one for one in every if isinstance(one, SlotProblem)), *facts),)
         return IndexTables(self.sent, self.received, packed, results, gradients, stacks)
 
     @cached_property
@@ -151,9 +159,9 @@ class _TableBuilder:
                 rows = row_numbers([row_run(self.plan, self.rank, kept, role) for kept in some], self.batch)
                 yield MessageSlice(branch, self.sent[roles].starts[role, branch, rank], rows)
 
-    def _problems(self) -> Iterator[SmallProblem]:
+    def _problems(self) -> Iterator[SmallProblem | SlotProblem]:
         for exchange in self.exchanges:
-            yield from exchange.problems(self.rank)
+            yield from exchange.in_slots(self.rank) if self.in_slots else exchange.problems(self.rank)
         for segment, group, head in self._computed_heads():
             pattern = self.plan.segment_pattern(segment.heads[head].kv_head)
             if pattern is None:

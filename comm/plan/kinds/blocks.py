@@ -6,189 +6,167 @@
     queries of rank 1                   heavy: sees 0 ... 5        its queries go to rank 0, and are computed there
 
 A block of queries is heavy where it sees more rows of another rank than it has itself; it travels where fewer rows do then. A
-shard may begin within a block. Blocks that are whole see each other in one call (a local branch). What else a rank computes is
-rectangles of the matrix of blocks, and with causality triangles within blocks that are cut.
+shard may begin within a block. Blocks that are whole see each other in one call (a local branch), and what else a rank computes
+is another. With causality, what blocks that are cut see of themselves are triangles. All of this follows from runs of blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.plan.kept_rows import Message, SmallProblem
-from dilkit.comm.plan.kinds.block_parts import Levels, Parts, Received, Split, Travels, Unit, side_of
+from dilkit.comm.plan.kept_rows import Message, SlotProblem, SmallProblem
+from dilkit.comm.plan.kinds.block_problems import BlockProblems
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
-from dilkit.comm.plan.kinds.rectangles import Bools, Rectangle, rectangles, runs
-from dilkit.comm.plan.sharded_segments import ServedHead
+from dilkit.comm.plan.kinds.part_runs import PartRuns, Parts, exactly_summed, summed, union
+from dilkit.comm.plan.kinds.seen_blocks import Division, SeenRuns, cut_diagonal, seen_runs
+from dilkit.comm.plan.sharded_segments import IntArray, ServedHead
+from dilkit.pattern import BlockLayout
+
+HeadSets = list[tuple[ServedHead, ...]]
+
+
+class Travels(NamedTuple):
+    """Which parts go from whom to whom, labelled by source, target, and unit (queries) or key group."""
+
+    queries: PartRuns
+    keys: PartRuns
 
 
 @dataclass(frozen=True, eq=False)
 class BlockExchange(BranchExchange):
-    """What is sent of a branch of blocks. `layouts` are `(query heads or 1, blocks, blocks)`: of the heads that it serves."""
+    """What is sent of a branch of blocks. `layout_heads`: the matrices of `layout` for the heads served, or the one for all."""
 
-    layouts: Bools
+    layout: BlockLayout
+    layout_heads: range
     block_size: int
 
     @property
     def kind(self) -> str:
         return "blocks"
 
-    def peers(self, rank: int) -> range:
-        return self.held
+    @cached_property
+    def units(self) -> HeadSets:
+        """The heads that follow each matrix: all, or a single query head."""
+        if len(self.layout_heads) == 1:
+            return [self.heads]
+        return [(ServedHead(h.kv_head, h.first + i, 1, 0),) for h in self.heads for i in range(h.width)]
 
     @cached_property
-    def units(self) -> list[Unit]:
-        """The layouts and who follows them, by key/value head."""
-        if len(self.layouts) == 1:
-            return [Unit(self.layouts[0], self.heads)]
-        single = [ServedHead(head.kv_head, head.first + i, 1, 0) for head in self.heads for i in range(head.width)]
-        return [Unit(layout, (head,)) for layout, head in zip(self.layouts, single, strict=True)]
+    def key_groups(self) -> HeadSets:
+        """The key/value heads whose keys are seen by the same units: all, or one."""
+        return [self.heads] if len(self.layout_heads) == 1 else [(head,) for head in self.heads]
 
     @cached_property
-    def groups(self) -> list[list[int]]:
-        """The units that see the same keys, those of one key/value head."""
-        numbered = groupby(range(len(self.units)), key=lambda u: self.units[u].heads[0].kv_head)
-        return [list(some) for _, some in numbered]
+    def group(self) -> IntArray:
+        """The key group of each unit."""
+        of_kv_head = {head.kv_head: at for at, heads in enumerate(self.key_groups) for head in heads}
+        return np.array([of_kv_head[heads[0].kv_head] if len(self.units) > 1 else 0 for heads in self.units], np.int64)
 
     @cached_property
-    def parts(self) -> dict[int, Parts]:
-        """By rank."""
-        size, found = self.block_size, {}
-        for rank in self.held:
-            start, stop = self.shard(rank)
-            ends = np.minimum(np.arange(start // size, -(-stop // size) + 1) * size, self.seq)
-            edges = np.clip(ends, start, stop)
-            found[rank] = Parts(start // size, edges, (edges[:-1] == ends[:-1]) & (edges[1:] == ends[1:]))
-        return found
+    def parts(self) -> Parts:
+        """Those of all ranks."""
+        return Parts.of(self.cuts, self.block_size)
 
-    def _seen(self, unit: Unit, rank: int, other: int) -> Bools:
-        """Which parts of keys of `other` those of queries of `rank` see: all of their rows, beside what is local."""
-        queries, keys = self.parts[rank], self.parts[other]
-        seen = unit.layout[queries.blocks, keys.blocks]
-        if other == rank:
-            seen = seen & ~(queries.whole[:, None] & queries.whole)
-            return np.tril(seen, -1) if self.is_causal else seen
-        return np.zeros_like(seen) if self.is_causal and other > rank else seen
+    @cached_property
+    def division(self) -> Division:
+        """What is seen beside what is local and the triangles, and where it is computed."""
+        lines = seen_runs(self._layout_runs, self.parts, self.is_causal)
+        widths = np.array([max(head.width for head in heads) for heads in self.units], np.int64)
+        return Division(lines, self.parts, self.group, widths)
 
-    def _split(self, rank: int, other: int) -> Split:
-        """What queries of `rank` see of keys of `other`."""
-        light = [self._seen(unit, rank, other) for unit in self.units]
-        heavy = [np.zeros_like(seen) for seen in light]
-        queries, keys = self.parts[rank].rows, self.parts[other].rows
-        for group in self.groups if rank != other else ():
-            many = {u: light[u] @ keys > queries * self._group_width(u) for u in group}
-            rest = {u: light[u] & ~many[u][:, None] for u in group}
-            before, after = (keys[_seen_by_any(seen[u] for u in group)].sum() for seen in (dict(enumerate(light)), rest))
-            if after + sum(int(queries[many[u]].sum()) * self._group_width(u) for u in group) < before:
-                for u in group:
-                    light[u], heavy[u] = rest[u], light[u] & many[u][:, None]
-        return Split(light, heavy)
+    @cached_property
+    def _layout_runs(self) -> IntArray:
+        return self.layout.runs(self.layout_heads, -(-self.seq // self.block_size))
 
-    def _group_width(self, u: int) -> int:
-        """The query heads of a unit that share keys."""
-        return max(head.width for head in self.units[u].heads)
+    @cached_property
+    def triangles(self) -> SeenRuns:
+        """With causality, the parts of blocks that are not whole and see themselves."""
+        found = cut_diagonal(self._layout_runs, self.parts)
+        return found if self.is_causal else found[:0]
+
+    def _labels(self, source: IntArray, target: IntArray, number: IntArray, of: HeadSets) -> IntArray:
+        labels: IntArray = (source * self.world_size + target) * len(of) + number
+        return labels
 
     @cached_property
     def travels(self) -> Travels:
-        """What is sent from whom to whom."""
-        found = Travels()
-        for rank in self.held:
-            for other in self.held:
-                split, (rows, keys) = self._split(rank, other), (self.parts[rank].rows, self.parts[other].rows)
-                for u, (light, heavy) in enumerate(zip(*split, strict=True)):
-                    found.add(found.queries, rank, rank, u, _seen_by_any([light.T]))
-                    found.add(found.queries, rank, other, u, _seen_by_any([heavy.T]))
-                    found.pairs[rank] += self.units[u].width * int(rows @ (light @ keys))
-                    found.pairs[other] += self.units[u].width * int(rows @ (heavy @ keys))
-                for number, group in enumerate(self.groups):
-                    found.add(found.keys, other, rank, number, _seen_by_any(split.light[u] for u in group))
-                    found.add(found.keys, other, other, number, _seen_by_any(split.heavy[u] for u in group))
-            self._add_triangles(found, rank)
+        """What is sent from whom to whom, or stays to be computed with."""
+        queries, keys = [], []
+        for lines, at in ((self.division.lines, self.division.computed_at), (self.triangles, self.triangles.keys_of)):
+            of_query = self._labels(self.parts.rank[lines.query], at, lines.unit, self.units)
+            of_keys = self._labels(lines.keys_of, at, self.group[lines.unit], self.key_groups)
+            queries.append(PartRuns(of_query, lines.query, lines.query + 1))
+            keys.append(PartRuns(of_keys, lines.start, lines.stop))
+        return Travels(union(*queries), union(*keys))
+
+    @cached_property
+    def _met(self) -> dict[int, set[int]]:
+        """By rank, those to whom it sends something, or who send it something."""
+        queries, keys = self.travels
+        pairs = np.unique(np.concatenate((queries.label // len(self.units), keys.label // len(self.key_groups))))
+        found: dict[int, set[int]] = {rank: {rank} for rank in self.held}
+        for source, target in zip(*(x.tolist() for x in np.divmod(pairs, self.world_size)), strict=True):
+            found[source].add(target)
+            found[target].add(source)
         return found
 
-    def _add_triangles(self, found: Travels, rank: int) -> None:
-        rows = self.parts[rank].rows
-        for number, group in enumerate(self.groups):
-            for u in group:
-                cut = self._cut(u, rank)
-                found.add(found.queries, rank, rank, u, cut)
-                found.add(found.keys, rank, rank, number, cut)
-                found.pairs[rank] += self.units[u].width * int((rows * (rows + 1) // 2)[cut].sum())
-
-    def _cut(self, u: int, rank: int) -> Bools:
-        """With causality, the parts of blocks that see themselves and are not whole."""
-        parts = self.parts[rank]
-        return np.diagonal(self.units[u].layout)[parts.blocks] & ~parts.whole & self.is_causal
+    def peers(self, rank: int) -> list[int]:
+        return sorted(self._met[rank])
 
     def message(self, source: int, target: int) -> Message:
-        travels, parts, nothing = self.travels, self.parts[source], np.zeros(0, np.bool_)
-        queries = [
-            self.kept(head, *parts.span(run))
-            for u, unit in enumerate(self.units)
-            for head in unit.heads
-            for run in runs(travels.queries.get((source, target, u), nothing))
-        ]
-        shared = len(self.layouts) == 1
-        keys = [
-            self.kept(head, *parts.span(run))
-            for number, head in enumerate(self.heads)
-            for run in runs(travels.keys.get((source, target, 0 if shared else number), nothing))
-        ]
-        return Message(queries, keys)
+        def kept(runs: PartRuns, of: HeadSets) -> list[Any]:
+            first = (source * self.world_size + target) * len(of)
+            edges = self.parts.edges
+            found = ((heads, runs.of_labels(first + at, first + at + 1)) for at, heads in enumerate(of))
+            spans = ((heads, edges[some.start].tolist(), edges[some.stop].tolist()) for heads, some in found)
+            return [
+                self.kept(head, *span)
+                for heads, starts, stops in spans
+                for head in heads
+                for span in zip(starts, stops, strict=True)
+            ]
+
+        return Message(kept(self.travels.queries, self.units), kept(self.travels.keys, self.key_groups))
 
     def problems(self, rank: int) -> Iterator[SmallProblem]:
-        own, levels = Received.of(self.message(rank, rank)), Levels(self.parts)
-        for u in range(len(self.units)):
-            for part in np.flatnonzero(self._cut(u, rank)).tolist():
-                square = Rectangle(part, part + 1, part, part + 1)
-                yield from self._problems(u, square, (rank, own), (rank, own), True, levels)
-        for other in self.held:
-            mine, theirs = self._split(rank, other).light, self._split(other, rank).heavy
-            foreign = own if other == rank else Received.of(self.message(other, rank))
-            for u in range(len(self.units)):
-                for rectangle in rectangles(mine[u]):
-                    yield from self._problems(u, rectangle, (rank, own), (other, foreign), False, levels)
-                for rectangle in rectangles(theirs[u]):
-                    yield from self._problems(u, rectangle, (other, foreign), (rank, own), False, levels)
+        return BlockProblems.of(self, rank).at_equal_steps()
 
-    def _problems(
-        self,
-        u: int,
-        rectangle: Rectangle,
-        queries: tuple[int, Received],
-        keys: tuple[int, Received],
-        is_causal: bool,
-        levels: Levels,
-    ) -> Iterator[SmallProblem]:
-        """The problems of a rectangle of parts, one for each head of a unit; `queries` and `keys`: whose they are."""
-        of_queries = self.parts[queries[0]].span(rectangle[:2])
-        of_keys = self.parts[keys[0]].span(rectangle[2:])
-        level = levels.next(u, self.units[u].heads[0].kv_head, queries[0], keys[0], rectangle)
-        for head in self.units[u].heads:
-            of_query = side_of(queries[1].queries[head.first], *of_queries)
-            yield SmallProblem(of_query, side_of(keys[1].keys[head.kv_head], *of_keys), is_causal, None, level)
+    def in_slots(self, rank: int) -> Iterator[SlotProblem | SmallProblem]:
+        return BlockProblems.of(self, rank).in_slots()
 
     @cached_property
     def counts(self) -> ExchangeCounts:
-        size, travels = len(self.cuts) - 1, self.travels
-        queries, keys = np.zeros((2, size, size), np.int64)
-        for (source, target, u), chosen in travels.queries.items():
-            queries[source, target] += self.units[u].width * self.parts[source].rows[chosen].sum()
-        for (source, target, _), chosen in travels.keys.items():
-            heads = len(self.heads) if len(self.layouts) == 1 else 1
-            keys[source, target] += heads * self.parts[source].rows[chosen].sum()
-        pairs: NDArray[Any] = np.array([travels.pairs.get(rank, 0) for rank in range(size)], object)
-        found = [(x.sum(1) - x.diagonal(), x.sum(0) - x.diagonal(), x.sum(0)) for x in (queries, keys)]
-        return ExchangeCounts(*found[0], *found[1], pairs)
+        queries = self._sent(self.travels.queries, self.units, True)
+        keys = self._sent(self.travels.keys, self.key_groups, False)
+        return ExchangeCounts(*queries, *keys, self._pairs())
 
+    def _sent(self, runs: PartRuns, of: HeadSets, by_width: bool) -> tuple[IntArray, IntArray, IntArray]:
+        """Rows that each rank sends, that it receives, and with its own that it computes with."""
+        heads = np.array([sum(head.width if by_width else 1 for head in some) for some in of], np.int64)
+        pair, number = np.divmod(runs.label, len(of))
+        source, target = np.divmod(pair, self.world_size)
+        rows, size = runs.rows(self.parts) * heads[number], self.world_size
+        away = rows * (source != target)
+        return summed(source, away, size), summed(target, away, size), summed(target, rows, size)
 
-def _seen_by_any(some: Iterable[Bools]) -> Bools:
-    """Which columns of any of these matrices have a true element."""
-    found: Bools = np.logical_or.reduce(np.concatenate(list(some)), 0)
-    return found
+    def _pairs(self) -> NDArray[Any]:
+        """Pairs of each rank."""
+        lines, parts, triangles = self.division.lines, self.parts, self.triangles
+        rows = parts.rows[triangles.query]
+        widths = np.array([sum(head.width for head in heads) for heads in self.units], object)
+        labels = self.division.computed_at * len(widths) + lines.unit, triangles.keys_of * len(widths) + triangles.unit
+        pairs = parts.rows[lines.query] * lines.key_rows(parts), rows * (rows + 1) // 2
+        found = exactly_summed(np.concatenate(labels), np.concatenate(pairs), self.world_size * len(widths))
+        total: NDArray[Any] = found.reshape(self.world_size, len(widths)) @ widths
+        return total
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.cuts) - 1

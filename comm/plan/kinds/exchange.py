@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.plan.kept_rows import KeptRows, Message, SmallProblem
+from dilkit.comm.plan.kept_rows import KeptRows, Message, SlotProblem, SmallProblem
 from dilkit.comm.plan.routes import Route
 from dilkit.comm.plan.sharded_segments import IntArray, ServedHead
 
@@ -77,7 +77,11 @@ class BranchExchange(ABC):
 
     @abstractmethod
     def problems(self, rank: int) -> Iterator[SmallProblem]:
-        """What a rank computes with the rows that it receives."""
+        """What a rank computes with the rows that it receives: rows at equal steps, so that weights can be dropped."""
+
+    def in_slots(self, rank: int) -> Iterator[SlotProblem | SmallProblem]:
+        """The same in as few problems as there can be."""
+        return self.problems(rank)
 
     @cached_property
     def route(self) -> Route:

@@ -118,20 +118,24 @@ class BlockSparse(Branch):
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         import numpy as np
 
-        tokens = np.array(
-            [min(max(seq - at * self.block_size, 0), self.block_size) for at in range(self.layout.blocks)], np.int64
-        )
-        chosen, rows = self._of_heads(heads), tokens.astype(object)  # sums are Python's integers, of any size
-        seen = (np.tril(chosen, -1) if is_causal else chosen) @ tokens
-        total = (seen * rows).sum()
+        edges = np.minimum(np.arange(self.layout.blocks + 1, dtype=np.int64) * self.block_size, seq)
+        _, row, start, stop = self.layout.runs(self._layouts(heads), self.layout.blocks).T
+        rows, before = np.diff(edges).astype(object), np.minimum(stop, row) if is_causal else stop  # sums are of any size
+        total = (rows[row] * (edges[np.maximum(before, start)] - edges[start])).sum()
         if is_causal:
-            total += (np.diagonal(chosen, axis1=1, axis2=2) * (rows * (rows + 1) // 2)).sum()
-        return int(total) * (len(self.served(heads)) if len(chosen) == 1 else 1)
+            own = rows[row[(start <= row) & (row < stop)]]
+            total += (own * (own + 1) // 2).sum()
+        return int(total) * (len(self.served(heads)) if self.layout.heads == 1 else 1)
+
+    def _layouts(self, heads: Heads) -> range:
+        """The numbers of the layouts of the heads that the branch serves."""
+        served = self.served(heads)
+        return range(1) if self.layout.heads == 1 else heads.in_model[served.start : served.stop]
 
     def _of_heads(self, heads: Heads) -> Any:
         """The layouts of the heads that the branch serves, `(heads served or 1, blocks, blocks)`."""
-        array, served = self.layout.array(), self.served(heads)
-        return array if len(array) == 1 else array[heads.in_model[served.start] : heads.in_model[served.stop - 1] + 1]
+        chosen = self._layouts(heads)
+        return self.layout.array()[chosen.start : chosen.stop]
 
     def to_fields(self) -> dict[str, Any]:
         layout = dict(layout=self.layout.text(), layout_heads=self.layout.heads, blocks=self.layout.blocks)

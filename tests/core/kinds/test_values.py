@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, PatternError, Problem, SlidingWindow, Strided
 from dilkit.pattern import KINDS, WHOLE_SEQUENCE, BlockLayout, Branch
+from dilkit.pattern.kinds import block_layout
 
 LAYOUT = [[True, False, False], [True, True, True], [False, False, True]]
 MIX = Pattern.of(
@@ -292,3 +293,19 @@ def test_json_with_one_field_of_anything_is_a_pattern_or_refused(branch: Branch,
     except (ValueError, TypeError):
         return
     assert Pattern.from_json(pattern.to_json()) == pattern
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.6, 1.0]), st.integers(0, 99), st.data())
+def test_runs_of_a_layout_are_what_it_shows(heads: int, blocks: int, share: float, seed: int, data: st.DataObject) -> None:
+    """Of some of its heads and of a part of its blocks, and looked at a few bytes at a time."""
+    array = np.random.default_rng(seed).random((heads, blocks, blocks)) < share
+    layout, first = BlockLayout.of(array), data.draw(st.integers(0, heads - 1))
+    used, low = data.draw(st.integers(1, blocks)), data.draw(st.integers(0, blocks - 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_layout, "CHUNK", data.draw(st.sampled_from([1, 3, 2**20])))
+        runs = layout.runs(range(first, heads), used)
+        part = layout.part(low, blocks)
+    assert BlockLayout.of_runs(runs, heads - first, used) == BlockLayout.of(array[first:, :used, :used])
+    assert runs[:, :3].tolist() == sorted(runs[:, :3].tolist())
+    assert part == BlockLayout.of(array[:, low:, low:])
