@@ -49,4 +49,5 @@ def every_one(context: Context) -> Iterator[dict[str, tuple[str, ...]]]:
     """Within the block each of torch's kernels is a backend of its own: the names of "ours" and of "torch"."""
     mine = tuple(ours(context))
     with one_kernel_backends(context.kind) as kernels:
-        yield dict(ours=mine, torch=tuple(name for name in (*able(context), *kernels) if name not in mine))
+        known = dict.fromkeys((*able(context), *kernels))  # each once: those that are able are registered now
+        yield dict(ours=mine, torch=tuple(name for name in known if name not in mine))

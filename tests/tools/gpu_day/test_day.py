@@ -102,6 +102,12 @@ def test_what_is_wrong_is_not_in_the_sweep(tiny_yardsticks: None) -> None:
     assert [len({(step.stage, step.name) for step in steps}) - len(steps) for steps in map(planned.plan, (False, True))] == [0, 0]
 
 
+def test_each_kernel_of_torch_is_verified_once() -> None:
+    with backends.every_one(CPU) as names:
+        assert "sdpa:cpu-flash" in names["torch"]
+        assert len(set(names["torch"])) == len(names["torch"])
+
+
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["gpu-day", "--out", str(tmp_path)]) == 2
