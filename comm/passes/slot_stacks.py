@@ -18,7 +18,7 @@ Sides = tuple[Side, ...]
 
 
 def stack_slots(problems: Iterable[SlotProblem], runs: RunsByRole, batch: int, most_rows: int) -> Iterator[ProblemStack]:
-    """These problems as stacks, heads that follow one pattern together, up to about `most_rows` query rows in a stack."""
+    """These problems as stacks, heads that follow one pattern together: one head at least, up to about `most_rows` query rows."""
     alike: dict[tuple[int, int, Pattern, int], list[SlotProblem]] = defaultdict(list)
     for problem in problems:
         first = problem.queries[0].kept[0]
