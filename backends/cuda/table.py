@@ -102,6 +102,11 @@ MMA_BACKWARD = (
     ),
     Config((128,), 64, 3, 32),
 )
+MMA_DQUERY_PAIRS = tuple(
+    Config((128,), 128, 2, 64, 192, since=since, before=before)
+    for since, before in ((AMPERE, (8, 6)), ((8, 7), (8, 9)), ((9, 0), (12, 0)))
+)
+"""Where shared memory has room for two blocks of 54 KB. On the others products take longer than the loads of `mma_dquery`."""
 MMA_DQUERY = Config((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
 FP32_FORWARD = Config((16, 32, 48, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
 FP32_DQUERY = (
@@ -113,6 +118,7 @@ FP32_DKEYVALUE = Config((16, 32, 48, 64), 128, 3, 64), Config((96, 128), 128, 2,
 
 TABLE = (
     KernelFamily("forward", "mma_forward.cu", "mma_forward", TENSOR_CORES, MMA_FORWARD),
+    KernelFamily("dquery", "mma_dquery_pairs.cu", "mma_dquery_pairs", TENSOR_CORES, MMA_DQUERY_PAIRS),
     KernelFamily("dquery", "mma_dquery.cu", "mma_dquery", TENSOR_CORES, MMA_DQUERY),
     KernelFamily("dkeyvalue", "mma_dkeyvalue.cu", "mma_dkeyvalue", TENSOR_CORES, MMA_BACKWARD),
     KernelFamily("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),

@@ -16,10 +16,16 @@
 
 #include "stored.cuh"
 
-/* Of a row: chunks of 8 elements, and products of 16. Of a warp: rows, and fragments of 16 of them. */
+/* Warps next to each other that have the same rows: each has an equal part of HEAD_DIM of their sums. */
+#ifndef SHARING
+#define SHARING 1
+#endif
+
+/* Of a row: chunks of 8 elements, products of 16, and chunks of a sum. Of a warp: rows, and fragments of 16 of them. */
 #define CHUNKS (HEAD_DIM / 8)
 #define STEPS (HEAD_DIM / 16)
-#define ROWS (TILE_ROWS / (THREADS / 32))
+#define SUM_CHUNKS (CHUNKS / SHARING)
+#define ROWS (TILE_ROWS / (THREADS / 32) * SHARING)
 #define FRAGMENTS (ROWS / 16)
 
 /* Lanes that copy a row, a chunk at a time, and rows that a block copies so. */
@@ -50,7 +56,7 @@ typedef struct {
 } Columns;
 
 typedef float Scores[FRAGMENTS][SCORE_COLUMNS / 8][4];
-typedef float Sums[FRAGMENTS][CHUNKS][4];
+typedef float Sums[FRAGMENTS][SUM_CHUNKS][4];
 
 DEVICE HeadRows rows_of(View view, int batch, int head) {
     HeadRows rows = {(Storage *)view.data + batch * view.batch + head * view.head, view.row};
@@ -61,8 +67,12 @@ DEVICE HeadRows rows_of(View view, int batch, int head) {
 DEVICE unsigned this_thread(void) { return (unsigned)opaque(thread_index()); }
 
 /* Rows of the tile: the first of a thread's warp; the one in half `h` of a thread's sums of fragment m. */
-DEVICE int first_row(unsigned thread) { return thread / 32 * ROWS; }
+DEVICE int first_row(unsigned thread) { return thread / (32 * SHARING) * ROWS; }
 DEVICE int own_row(unsigned thread, int m, int h) { return first_row(thread) + m * 16 + h * 8 + thread % 32 / 4; }
+
+/* Of warps with the same rows: which this one is; the first chunk of its sums. */
+DEVICE int share(unsigned thread) { return thread / 32 % SHARING; }
+DEVICE int first_chunk(unsigned thread) { return share(thread) * SUM_CHUNKS; }
 
 /* Where a chunk of 8 elements of a row lies. */
 DEVICE int swizzled(int row, int chunk) { return row * CHUNKS + (chunk ^ row / (8 / SWAPPED) % SWAPPED); }
@@ -175,7 +185,7 @@ DEVICE void clear(Sums sum) {
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
-        for (int n = 0; n < CHUNKS; n++)
+        for (int n = 0; n < SUM_CHUNKS; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 sum[m][n][e] = 0.0f;
@@ -217,10 +227,11 @@ DEVICE void multiply_across(Scores score, unsigned (*left)[4], const uint4 *colu
     }
 }
 
-/* sum[m][element / 8] += left[m] . columns, of 16 columns. `own`: row_fragment of this thread. */
+/* sum[m][element / 8] += left[m] . columns, of 16 columns, from the chunk on that `columns` points to. `own`: row_fragment of this
+   thread. */
 DEVICE void multiply_along(Sums sum, unsigned (*left)[4], const uint4 *columns, int own) {
 #pragma unroll
-    for (int n = 0; n < STEPS; n++) {
+    for (int n = 0; n < SUM_CHUNKS / 2; n++) {
         unsigned right[4];
         load_matrices_4_transposed(right, fragment_at(columns, own, 0, n));
 #pragma unroll

@@ -4,6 +4,8 @@
 
    mma_dquery      over query_tiles    dquery = scale dS K
    mma_dkeyvalue   over key_tiles      dkey = scale dS^T Q, dvalue = P^T dout, over all query heads of the tile's key head
+   mma_dquery_pairs computes what mma_dquery does where a HEAD_DIM of 128 asks for more loads than a GPU has time for; its file
+   draws how. The others:
 
        rows of the tile, of two tensors --> `buffer` (shared) --> row fragments (registers), once a tile
        for each COLUMNS of the positions that they see ("columns"), with these in one half of `buffer`:
@@ -28,7 +30,8 @@
    BLOCKS        4    3    2    2    2                   4    4    3                   3    3
    mma_dquery has 3 blocks for HEAD_DIM 96 from sm_80 on.
    No dynamic shared memory, 8 to 45 KB of static: as many blocks as registers allow find room on a multiprocessor.
-   With 32 rows a warp, shared memory is read half as often as with 16, but registers hold no more than 16 beyond HEAD_DIM 64. */
+   With 32 rows a warp, shared memory is read half as often as with 16, but registers hold no more than 16 beyond HEAD_DIM 64
+   unless two warps share the work on them. */
 #ifndef DILKIT_MMA_BACKWARD
 #define DILKIT_MMA_BACKWARD
 
@@ -136,10 +139,10 @@ DEVICE void write_gradient(HeadRows to, Sums sum, float factor, uint4 *buffer, c
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
-        for (int n = 0; n < CHUNKS; n++)
+        for (int n = 0; n < SUM_CHUNKS; n++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float *pair = floats + swizzled(own_row(thread, m, h), n) * 8 + thread % 4 * 2;
+                float *pair = floats + swizzled(own_row(thread, m, h), first_chunk(thread) + n) * 8 + thread % 4 * 2;
                 pair[0] = factor * sum[m][n][2 * h], pair[1] = factor * sum[m][n][2 * h + 1];
             }
     synchronize();

@@ -2,7 +2,9 @@
 
        dkey = scale dS^T Q        dvalue = P^T dout        over all query heads of the tile's key head
 
-   A tile's rows are keys, its columns queries. */
+   A tile's rows are keys, its columns queries. Pairs of warps, as in `mma_dquery_pairs.cu`, would save little at HEAD_DIM 128:
+   beside two sums registers hold half of the fragments of 32 rows, so that with the other half and the exchange of P and dS a
+   product takes 0.44 loads; it takes 0.52 here. */
 #include "mma_backward.cuh"
 
 /* Locates column number `index`, a query that sees the tile's keys, with its terms: what is added to its scores, and delta. */

@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, str, Capability, int, int]] = {
     "mma_forward low": ("forward", "float16", (8, 0), 128, LOW_ROWS),
     "mma_forward tall": ("forward", "float16", (9, 0), 128, MOST_ROWS),
     "mma_dquery": ("dquery", "float16", (8, 0), 64, MOST_ROWS),
+    "mma_dquery_pairs": ("dquery", "float16", (8, 0), 128, MOST_ROWS),
     "mma_dkeyvalue": ("dkeyvalue", "float16", (8, 0), 64, MOST_ROWS),
 }
 """Role, dtype, capability, head_dim and rows of a tile."""

@@ -21,7 +21,7 @@ from dilkit.testing.conformance import expected
 from dilkit.testing.problems import PROBLEMS, Case
 from dilkit.testing.tensors import make_tensors
 
-AMPERE, TURING = (8, 0), (7, 5)
+AMPERE, TURING, SMALLER = (8, 0), (7, 5), (8, 6)
 ROLES = {"dquery": ("dq",), "dkeyvalue": ("dk", "dv")}
 
 SMALL = [case for case in PROBLEMS if case.dtype in ("float16", "bfloat16") and case.gradients and not case.zero_keys]
@@ -76,9 +76,10 @@ def gradients(case: Case, way: Way, roles: Sequence[str] = tuple(ROLES)) -> dict
 
 
 def launch_groups(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor | None], way: Way) -> None:
-    assert kernel.source in ("mma_dquery.cu", "mma_dkeyvalue.cu")
+    assert kernel.source == f"{kernel.name}.cu"
+    assert kernel.name.startswith("mma")
     for i, group in enumerate(schedule(problem, kernel.tile_rows).groups):
-        tiles = group.query_tiles if kernel.name == "mma_dquery" else group.key_tiles
+        tiles = group.key_tiles if kernel.name == "mma_dkeyvalue" else group.query_tiles
         counter = np.zeros(1, np.int32)
         places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data, counter=counter.ctypes.data)
         if len(tiles):
@@ -118,7 +119,10 @@ def test_low_tiles(head_dim: int, capability: tuple[int, int]) -> None:
     judge(case, gradients(case, Way(capability, LOW_ROWS)))
 
 
-@pytest.mark.parametrize(("head_dim", "capability"), [(32, AMPERE), (64, TURING), (128, AMPERE), (32, (12, 0)), (64, (12, 0))])
+@pytest.mark.parametrize(
+    ("head_dim", "capability"),
+    [(32, AMPERE), (64, TURING), (128, AMPERE), (128, SMALLER), (32, (12, 0)), (64, (12, 0))],
+)
 def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability: tuple[int, int]) -> None:
     sizes = dict(pattern=DEEP, seq=200, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
     case = Case(feature="bits", variant="", is_causal=True, mask="random", **sizes)
@@ -130,10 +134,28 @@ def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability
 
 @pytest.mark.parametrize(
     ("head_dim", "capability", "vector"),
-    [(16, AMPERE, False), (48, TURING, True), (64, AMPERE, True), (96, AMPERE, False), (128, TURING, True)],
+    [
+        *((16, AMPERE, False), (48, TURING, True), (64, AMPERE, True), (96, AMPERE, False)),
+        *((128, TURING, True), (128, AMPERE, True), (128, AMPERE, False)),
+    ],
 )
 def test_every_access_is_checked(head_dim: int, capability: tuple[int, int], vector: bool) -> None:
     """No race, nothing out of bounds, in tiles that follow one another, with several query heads and buffers turned over."""
     sizes = dict(pattern=DEEP, seq=230, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
     case = Case(feature="checked", variant="", is_causal=True, mask="random", **sizes)
     judge(case, gradients(case, Way(capability, vector=vector, launcher=HostLauncher("random", 1, checked=True), blocks=1)))
+
+
+def test_two_warps_with_the_same_rows_load_half_as_often() -> None:
+    """Fragments of keys and values for each product, of 256 queries and keys: every one serves 32 rows, not 16."""
+    products = 3 * (256 // 16) * (256 // 8) * (128 // 16)
+    case = Case(
+        feature="loads", variant="", pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=128, dtype="float16"
+    )
+    loads = {}
+    for capability, warps_of_a_row in ((AMPERE, 2), (SMALLER, 1)):
+        way = Way(capability)
+        gradients(case, way, ["dquery"])
+        own = 2 * warps_of_a_row * (256 // 16) * (128 // 16)
+        loads[capability] = (way.launcher.matrices / 4 - own) / products
+    assert loads == {AMPERE: 0.25, SMALLER: 0.5}
