@@ -23,9 +23,9 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
     """Peak extra memory of one call in bytes: the most held during it, its result included, over what was held before.
 
     On CUDA the allocator's statistics. On the CPU the kernel's high-water mark of the process's resident memory, which counts
-    every allocation of every thread and library, but in pages: memory is counted when first written to. Good to about
-    0.5 MiB. Warm `function` up first, or what it caches counts as well. Only Linux with glibc's allocator can do this:
-    elsewhere, and where a known allocation is not seen in full, `MeasureError` is raised.
+    every allocation of every thread and library, but in pages: memory is counted when first written to. Pages of files, such as
+    those of code, do not count. Good to about 0.5 MiB. Warm `function` up first, or what it caches counts as well. Only Linux
+    with glibc's allocator can do this: elsewhere, and where a known allocation is not seen in full, `MeasureError` is raised.
     """
     check_peak_memory(device)
     return _cuda_peak(function) if device == "cuda" else _resident_peak(function)
@@ -52,11 +52,12 @@ def _cuda_peak(function: Callable[[], Any]) -> int:
 
 
 def _resident_peak(function: Callable[[], Any]) -> int:
-    before = _start_anew()
+    """Less what was read from files: code that the system has taken out of memory comes back when it is called."""
+    before, mapped = _start_anew(), _status_bytes("RssFile")
     result = function()
-    peak = _status_bytes("VmHWM")
+    peak, read = _status_bytes("VmHWM"), max(0, _status_bytes("RssFile") - mapped)
     del result
-    return max(0, peak - before)
+    return max(0, peak - before - read)
 
 
 def _start_anew() -> int:
