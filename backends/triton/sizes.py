@@ -1,10 +1,10 @@
 """How the kernels in Triton divide their work, by role, dtype, head_dim and GPU: one table, first match wins.
 
-Every size is a guess until it is measured. They are chosen so that with Triton 3.9 no forward pass and no gradient of
-halves spills.
+Every size is a guess until it is measured. They are chosen so that nothing spills, with Triton 3.6 (of torch 2.11) and 3.9.
 
 Products in fp32 run on CUDA cores (`input_precision="ieee"`). Three products of TF32 on tensor cores would hold the tolerance if
 sums were rounded; a tensor core that cuts them off instead, as is assumed here, has an error beyond it that grows with the keys.
+For these products a thread keeps a whole row of each factor in registers, hence the small tiles.
 """
 
 from __future__ import annotations
@@ -45,22 +45,27 @@ SMALL = (16, 32, 64)
 TABLE = (
     Row("forward", True, (32, 64), Sizes(128, 32, 8, 3), since=(12, 0)),
     Row("forward", True, HEAD_DIMS, Sizes(64, 32, 4, 2), since=(12, 0)),
-    Row("forward", True, (128,), Sizes(128, 32, 8, 3), since=(9, 0)),
+    Row("forward", True, (128,), Sizes(128, 32, 8, 3)),
     Row("forward", True, (128,), Sizes(64, 32, 8, 2), since=(10, 0)),
-    Row("forward", True, (128,), Sizes(128, 64, 8, 2)),
     Row("forward", True, SMALL, Sizes(128, 64, 8, 3)),
     Row("forward", True, SMALL, Sizes(64, 64, 4, 2)),
     Row("forward", True, (128,), Sizes(64, 32, 4, 2)),
     Row("dquery", True, SMALL, Sizes(64, 32, 4, 2), since=(12, 0)),
     Row("dquery", True, SMALL, Sizes(64, 64, 4, 2)),
     Row("dquery", True, (128,), Sizes(64, 32, 4, 2)),
-    Row("dkeyvalue", True, HEAD_DIMS, Sizes(64, 32, 8, 2), since=(12, 0)),
-    Row("dkeyvalue", True, (64,), Sizes(64, 32, 4, 2)),
+    Row("dkeyvalue", True, (64,), Sizes(32, 32, 4, 2), since=(12, 0)),
+    Row("dkeyvalue", True, (64,), Sizes(64, 16, 4, 2), since=(10, 0)),
+    Row("dkeyvalue", True, (64,), Sizes(64, 32, 4, 2), since=(9, 0)),
+    Row("dkeyvalue", True, (64,), Sizes(64, 16, 4, 2)),
     Row("dkeyvalue", True, HEAD_DIMS, Sizes(64, 32, 8, 2)),
-    Row("forward", False, HEAD_DIMS, Sizes(32, 32, 8, 1)),
-    Row("dquery", False, HEAD_DIMS, Sizes(32, 16, 8, 1)),
-    Row("dkeyvalue", False, SMALL, Sizes(32, 16, 4, 1)),
-    Row("dkeyvalue", False, (128,), Sizes(16, 16, 4, 1)),
+    Row("forward", False, (32,), Sizes(32, 32, 8, 1)),
+    Row("forward", False, SMALL, Sizes(32, 16, 8, 1)),
+    Row("forward", False, (128,), Sizes(16, 16, 8, 1)),
+    Row("dquery", False, (64,), Sizes(16, 16, 8, 2)),
+    Row("dquery", False, HEAD_DIMS, Sizes(16, 16, 8, 1)),
+    Row("dkeyvalue", False, (64,), Sizes(32, 16, 8, 1)),
+    Row("dkeyvalue", False, (128,), Sizes(16, 16, 4, 1), since=(9, 0)),
+    Row("dkeyvalue", False, HEAD_DIMS, Sizes(16, 16, 8, 1)),
     *(Row("dots", halves, HEAD_DIMS, Sizes(64, 0, 4, 1)) for halves in (True, False)),
 )
 """Tall tiles before low ones. The kernel of `rowsum(dout * out)` has no score tile."""

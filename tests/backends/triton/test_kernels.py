@@ -20,8 +20,8 @@ HALVES = ("float16", "bfloat16")
 CAPABILITIES = (80, 90, 100, 120)
 PRODUCTS = {80: r"mma\.sync", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma", 120: r"mma\.sync"}
 """By capability, the instruction in PTX that multiplies halves on tensor cores."""
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""By capability, the shared memory that a block may have."""
+SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""By capability, the shared memory that a block may have: there, and on 8.6 and 8.9, whose sizes are those of 8.0."""
 
 
 def interpret(*options: str) -> str:
@@ -43,12 +43,12 @@ def test_kernels_agree_with_the_oracle_on_every_case(share: str) -> None:
 
 
 def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path) -> None:
-    """Kernels for halves do not spill, tall or low, and multiply on tensor cores."""
+    """Kernels do not spill, tall or low, and those for halves multiply on tensor cores."""
     for low in (False, True):
         sizes = sizes_for(role, dtype, head_dim, (capability // 10, capability % 10), low)
         found = compile_kernel(role, dtype, head_dim, capability, sizes, folder)
         where = f"{role} {dtype} {head_dim} sm_{capability} {sizes}"
-        assert dtype == "float32" or (found.spills, found.stack) == (0, 0), f"{where}: {found.registers} registers"
+        assert (found.spills, found.stack) == (0, 0), f"{where}: {found.registers} registers"
         assert found.shared <= SHARED_BYTES[capability], where
         assert bool(re.search(PRODUCTS[capability], found.ptx)) == (dtype != "float32"), where
         assert "atom" not in found.ptx, where
@@ -56,7 +56,12 @@ def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Pa
 
 @pytest.mark.parametrize(
     ("role", "dtype", "head_dim", "capability"),
-    [("forward", "bfloat16", 64, 90), ("dquery", "float16", 128, 80), ("dkeyvalue", "float16", 16, 120)],
+    [
+        ("forward", "bfloat16", 64, 90),
+        ("dquery", "float16", 128, 80),
+        ("dkeyvalue", "float16", 16, 120),
+        ("forward", "float32", 128, 90),
+    ],
 )
 def test_kernels_compile_without_a_gpu(role: str, dtype: str, head_dim: int, capability: int, tmp_path: Path) -> None:
     check_code(role, dtype, head_dim, capability, tmp_path)
