@@ -1,7 +1,8 @@
-"""Kernels in Triton, the ones to read and change: all segments in one launch, halves on tensor cores.
+"""Kernels in Triton, the ones to read and change: a launch for each group of branches, halves on tensor cores.
 
-The kernels are in `forward` and `backward`, what they share in `tiles`. A group of a tile schedule is one launch, with a program
-for each tile and element of the batch. Which positions a tile sees, and how often each counts, is worked out in `tables`.
+The kernels are in `forward` and `backward`, what they share in `tiles`. Segments are one group, but for those whose rates are too
+large for the shortest of the others; each relation is one, too. A launch has a program for each tile of the group and element of
+the batch. Which positions a tile sees, and how often each counts, is worked out in `tables`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import hashlib
 import math
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Limits
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, tall_tiles
 from dilkit.backends.tiles.schedule import BRANCH_KINDS, LOW_ROWS
 from dilkit.backends.triton.device import DeviceGroup, device_tables
-from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded, sizes_for
-from dilkit.device import Capability
+from dilkit.backends.triton.launch import DeviceLauncher, TritonLauncher
+from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -38,35 +39,6 @@ GIVEN = {
 """By role, the tensors that a kernel is given, in its order. Those of heads are handed over with their strides."""
 
 
-class TritonLauncher(Protocol):
-    """Runs the kernels in Triton."""
-
-    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
-        """How the kernel of a role divides its work; `low`: with tiles that are not tall."""
-        ...
-
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        """Run so many programs after what was launched before. Does not wait."""
-        ...
-
-
-class DeviceLauncher:
-    """Launches on the tensors' GPU."""
-
-    def __init__(self, capability: Capability | None = None) -> None:
-        self.capability = capability
-
-    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
-        capability = self.capability or problem.device.capability or OLDEST
-        return sizes_for(role, problem.dtype, problem.head_dim, capability, low)
-
-    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        import torch
-
-        with torch.cuda.device(arguments[0].data.device):
-            kernel(role)[(programs,)](*arguments, **constants, **compiling(sizes))
-
-
 class TritonTiles(TiledBackend):
     """The tiles of all branches in one pass, in Triton.
 
@@ -74,7 +46,7 @@ class TritonTiles(TiledBackend):
     """
 
     name = "triton"
-    summary = "our kernels in Triton, all segments in one launch, written to be read: CUDA from 8.0 on, halves on tensor cores"
+    summary = "our kernels in Triton, a launch for each group of branches, to be read: CUDA from 8.0 on, halves on tensor cores"
     requires = ("torch", "triton")
     limits = Limits(
         devices=frozenset({"cuda"}),
@@ -153,18 +125,6 @@ class TritonTiles(TiledBackend):
         return self.launcher.sizes(role, problem, low=True)
 
 
-def compiling(sizes: Sizes) -> dict[str, Any]:
-    """Triton's own options for a kernel of these sizes. Products and sums are fused, whatever its default."""
-    return dict(num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True)
-
-
-def kernel(role: str) -> Any:
-    """The kernel of a role, as Triton compiles it."""
-    from dilkit.backends.triton import backward, forward
-
-    return {"forward": forward.forward, "dots": backward.dots, "dquery": backward.dquery, "dkeyvalue": backward.dkeyvalue}[role]
-
-
 @lru_cache(maxsize=1)
 def _compiler_facts() -> tuple[str, ...]:
     """What compiled kernels depend on beside the device: Triton, and the files of this folder."""
@@ -182,11 +142,8 @@ def _argument(x: Tensor | None) -> Any:
     return View(x.detach(), *x.stride()[:3]) if x.dim() == 4 else x
 
 
-def _mask(mask: Tensor | None, anything: Tensor) -> Any:
-    """The mask as kernels are given it; where there is none, `anything` stands in for it."""
+def _mask(mask: Tensor | None, anything: Tensor) -> Tensor:
+    """The mask as kernels are given it, a byte for each token; where there is none, `anything` stands in for it."""
     import torch
 
-    from dilkit.backends.triton.tiles import MaskView
-
-    found = anything if mask is None else mask
-    return MaskView(found.view(torch.uint8), *(found.stride() if mask is not None else (0, 0)))
+    return anything.view(torch.uint8) if mask is None else mask.contiguous().view(torch.uint8)

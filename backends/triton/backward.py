@@ -24,6 +24,7 @@ from dilkit.backends.triton.tiles import (
     load_rows,
     load_sums,
     not_ignored,
+    scored_keys,
     span_at,
     store_rows,
     strip_at,
@@ -48,29 +49,25 @@ def dots(dout, out, delta, seq, heads, DIM: tl.constexpr, SIZE: tl.constexpr, RO
 
 @triton.jit
 def add_keys(
-    sums, queries, douts, lses, deltas, rows, key, value, mask, table, span, batch, head, base, back, ahead, scale2,
+    sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head, base, back, ahead, scale2,
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add to the gradient of queries what comes from keys: strips of a span that a bound has `CUT`, or the others."""
     first, end = turns(span, CUT)
     for turn in range(first, end):
-        positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
-        if MASKED:
-            there = not_ignored(mask, batch, positions, there)
-            bias = tl.where(there, bias, -float("inf"))
-        keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
+        keys, scores, positions, there = scored_keys(
+            queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
+            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        )  # fmt: skip
         values = load_rows(value, batch, head, positions, there, DIM, SIZE)
-        scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
-        if CUT:
-            scores = within(scores, rows, positions, back, ahead)
         weights = tl.exp2(scores - lses[:, None])
         products = tl.dot(douts, values.T, input_precision=PRECISION) - deltas[:, None]
         sums = tl.dot((weights * products).to(keys.dtype), keys, sums, input_precision=PRECISION)
     return sums
 
 
-@triton.jit(do_not_specialize=["batches", "seq", "heads", "group", "back", "ahead"])
+@triton.jit(do_not_specialize=["mask", "batches", "seq", "heads", "group", "back", "ahead"])
 def dquery(
     query, key, value, dout, lse, delta, dquery, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
@@ -82,14 +79,15 @@ def dquery(
     queries = load_rows(query, batch, head, rows, there, DIM, SIZE)
     douts = load_rows(dout, batch, head, rows, there, DIM, SIZE)
     lses, deltas = load_sums(lse, delta, batch, head, heads, seq, rows, there)
-    span, sums = span_at(table, tile), tl.zeros([ROWS, SIZE], tl.float32)
+    span, flags = span_at(table, tile), mask + batch.to(tl.int64) * seq
+    sums = tl.zeros([ROWS, SIZE], tl.float32)
     sums = add_keys(
-        sums, queries, douts, lses, deltas, rows, key, value, mask, table, span, batch, head // group, base, back, ahead, scale2,
+        sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
         False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
     )  # fmt: skip
     if BOUNDED:
         sums = add_keys(
-            sums, queries, douts, lses, deltas, rows, key, value, mask, table, span, batch, head // group, base, back, ahead,
+            sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head // group, base, back, ahead,
             scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
         )  # fmt: skip
     store_rows(dquery, batch, head, rows, there, sums * scale, not FIRST, DIM, SIZE)
@@ -117,7 +115,7 @@ def add_queries(
     return key_sums, value_sums
 
 
-@triton.jit(do_not_specialize=["batches", "seq", "heads", "group", "back", "ahead"])
+@triton.jit(do_not_specialize=["mask", "batches", "seq", "heads", "group", "back", "ahead"])
 def dkeyvalue(
     query, key, value, dout, lse, delta, dkey, dvalue, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
@@ -128,7 +126,7 @@ def dkeyvalue(
     rows, there, kv_head, base = tile_at(table, tile, ROWS)
     real = there
     if MASKED:
-        real = not_ignored(mask, batch, rows, there)
+        real = not_ignored(mask + batch.to(tl.int64) * seq, rows, there)
     keys = load_rows(key, batch, kv_head, rows, real, DIM, SIZE)
     values = load_rows(value, batch, kv_head, rows, real, DIM, SIZE)
     key_sums, value_sums = tl.zeros([ROWS, SIZE], tl.float32), tl.zeros([ROWS, SIZE], tl.float32)

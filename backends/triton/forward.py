@@ -23,34 +23,27 @@ from dilkit.backends.triton.tiles import (
     LOG2E,
     by_row,
     load_rows,
-    not_ignored,
+    scored_keys,
     span_at,
     store_rows,
-    strip_at,
-    strip_of_turn,
     tile_at,
     turns,
-    within,
 )
 
 
 @triton.jit
 def attend(
-    maximum, total, sums, queries, rows, key, value, mask, table, span, batch, head, base, back, ahead, scale2,
+    maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head, base, back, ahead, scale2,
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the strips of a span that a bound has `CUT`, or over the others."""
     first, end = turns(span, CUT)
     for turn in range(first, end):
-        positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
-        if MASKED:
-            there = not_ignored(mask, batch, positions, there)
-            bias = tl.where(there, bias, -float("inf"))
-        keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
-        scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
-        if CUT:
-            scores = within(scores, rows, positions, back, ahead)
+        _, scores, positions, there = scored_keys(
+            queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
+            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        )  # fmt: skip
         highest = tl.maximum(maximum, tl.max(scores, 1))
         finite = tl.where(highest == -float("inf"), 0.0, highest)
         weights = tl.exp2(scores - finite[:, None])
@@ -62,7 +55,7 @@ def attend(
     return maximum, total, sums
 
 
-@triton.jit(do_not_specialize=["batches", "seq", "heads", "group", "back", "ahead"])
+@triton.jit(do_not_specialize=["mask", "batches", "seq", "heads", "group", "back", "ahead"])
 def forward(
     query, key, value, out, lse, mask, table, batches, seq, heads, group, back, ahead, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
@@ -80,14 +73,14 @@ def forward(
         maximum = tl.load(sums_at, mask=there, other=-float("inf")) * LOG2E
         sums = load_rows(out, batch, head, rows, there, DIM, SIZE).to(tl.float32)
     total = tl.where(maximum == -float("inf"), 0.0, 1.0)
-    span = span_at(table, tile)
+    span, flags = span_at(table, tile), mask + batch.to(tl.int64) * seq
     maximum, total, sums = attend(
-        maximum, total, sums, queries, rows, key, value, mask, table, span, batch, head // group, base, back, ahead, scale2,
+        maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
         False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
     )  # fmt: skip
     if BOUNDED:
         maximum, total, sums = attend(
-            maximum, total, sums, queries, rows, key, value, mask, table, span, batch, head // group, base, back, ahead, scale2,
+            maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
             True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
         )  # fmt: skip
     seen = total > 0

@@ -27,14 +27,6 @@ class View(NamedTuple):
     head: int
 
 
-class MaskView(NamedTuple):
-    """A mask `(batch, seq)` in bytes, 1 = ignored, and its strides."""
-
-    data: Tensor
-    batch: int
-    row: int
-
-
 class TableView(NamedTuple):
     """The tables of one launch, as `tables.Tables` defines them."""
 
@@ -127,10 +119,27 @@ def store_rows(view, batch, head, positions, there, sums, add: tl.constexpr, DIM
 
 
 @triton.jit
-def not_ignored(mask, batch, positions, there):
-    """Which keys are there and not ignored by the mask."""
-    flags = tl.load(mask.data + batch.to(tl.int64) * mask.batch + positions.to(tl.int64) * mask.row, mask=there, other=1)
-    return there & (flags == 0)
+def not_ignored(flags, positions, there):
+    """Which keys are there and not ignored: `flags` are those of an element of the batch, 1 = ignored."""
+    return there & (tl.load(flags + positions, mask=there, other=1) == 0)
+
+
+@triton.jit
+def scored_keys(
+    queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
+    CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The keys of the strip of a turn, the scores of queries for them, their positions, and whether they are there."""
+    positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
+    if MASKED:
+        there = not_ignored(flags, positions, there)
+        bias = tl.where(there, bias, -float("inf"))
+    keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
+    scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
+    if CUT:
+        scores = within(scores, rows, positions, back, ahead)
+    return keys, scores, positions, there
 
 
 @triton.jit

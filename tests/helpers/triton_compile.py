@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from dilkit import Pattern
-from dilkit.backends.triton.backend import TritonTiles, compiling, kernel
+from dilkit.backends.triton.backend import TritonTiles
+from dilkit.backends.triton.launch import compiling, kernel
 from dilkit.backends.triton.sizes import Sizes
 from dilkit.problem import Problem
 
@@ -59,6 +64,40 @@ class CompilingLauncher:
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         if role == self.role:
             self.compiled.append(kernel(role).warmup(*arguments, **constants, **compiling(sizes), grid=(programs,)))
+
+
+class UncompiledDriver(FakeDriver):
+    """A device for which nothing has been compiled."""
+
+    numbers = count(1000)
+
+    def __init__(self, capability: int) -> None:
+        super().__init__(capability)
+        self.number = next(self.numbers)
+
+    def get_current_device(self) -> int:
+        return self.number
+
+
+AskedFor = list[str]
+
+
+@contextmanager
+def asked_for() -> Iterator[AskedFor]:
+    """What launches would have Triton compile, instead of which nothing happens."""
+    found: AskedFor = []
+
+    def note(*, key: str, fn: Any, **others: Any) -> bool:
+        found.append(f"{fn.name} {key}")
+        return True  # it is there already
+
+    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
+    driver.set_active(UncompiledDriver(90))
+    try:
+        yield found
+    finally:
+        driver.set_active(None)
+        knobs.runtime.jit_cache_hook = before
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ warnings.simplefilter("error")
 from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, register_backend  # noqa: E402
 from dilkit.backend import Refusal  # noqa: E402
 from dilkit.backends.tiles.schedule import schedule_refusals  # noqa: E402
-from dilkit.backends.triton.backend import TritonTiles, kernel  # noqa: E402
+from dilkit.backends.triton.backend import TritonTiles  # noqa: E402
+from dilkit.backends.triton.launch import kernel  # noqa: E402
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, sizes_for  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
 from dilkit.testing.conformance import Result, check, repeats_that_differ  # noqa: E402

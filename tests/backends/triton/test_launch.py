@@ -1,0 +1,133 @@
+"""Launches through Triton: what is compiled for which calls, and what is loaded when, by stand-ins for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+
+from helpers.triton_compile import AskedFor, FakeDriver, asked_for
+from triton.runtime import driver
+
+from dilkit import Pattern, SlidingWindow
+from dilkit.backends.tiles import captured
+from dilkit.backends.triton import launch
+from dilkit.backends.triton.backend import TritonTiles
+from dilkit.backends.triton.launch import DeviceLauncher, compiling, kernel
+from dilkit.backends.triton.sizes import Sizes, sizes_for
+from dilkit.backends.triton.tiles import View
+from dilkit.problem import Problem
+
+SIZES = Sizes(16, 16, 4, 1)
+SEGMENTS = Pattern([64, 256], [1, 2])
+WINDOW = Pattern.of(SlidingWindow(40))
+
+
+class AskingLauncher(DeviceLauncher):
+    """Asks Triton for what a launch would run, on tensors of the CPU."""
+
+    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        return sizes_for(role, problem.dtype, problem.head_dim, (9, 0), low)
+
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        kernel(role).warmup(*arguments, **constants, **compiling(sizes), grid=(programs,))
+
+
+@pytest.fixture
+def asked() -> Iterator[AskedFor]:
+    with asked_for() as found:
+        yield found
+
+
+@pytest.mark.parametrize("pattern", [SEGMENTS, WINDOW], ids=["segments", "window"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_nothing_is_compiled_anew_for_another_length(asked: AskedFor, pattern: Pattern, batch: int) -> None:
+    """Whether it is a multiple of 16 or not."""
+    backend, found = TritonTiles(AskingLauncher()), []
+    for seq in (304, 301, 320, 333):
+        asked.clear()
+        fields: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=24, batch=batch, dtype="float16", is_causal=True)
+        problem = Problem(pattern=pattern, seq=seq, key_padding_mask=True, requires_grad=True, **fields)
+        q, k, v = (torch.zeros(batch, seq, heads, 24, dtype=torch.float16) for heads in (4, 2, 2))
+        mask = torch.zeros(batch, seq, dtype=torch.bool)
+        out, lse = backend.forward(q, k, v, problem, mask)
+        backend.backward(out, q, k, v, out, lse, problem, mask)
+        found.append(set(asked))
+    assert {name.split()[0] for name in found[0]} == {"forward", "dots", "dquery", "dkeyvalue"}
+    assert set.union(*found) == found[0]
+
+
+class Loading:
+    """A kernel as Triton keeps it: `module` is None until the first launch has loaded it."""
+
+    def __init__(self) -> None:
+        self.module, self.launched, self.broken, self.go_on = None, 0, 0, Event()
+        self._loading = False
+
+    def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Any:
+        return SimpleNamespace(module=self.module)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._run
+
+    def _run(self, *arguments: Any, **options: Any) -> None:
+        if self.module is None and self._loading:
+            self.broken += 1  # there is a launcher already, and no function yet
+        elif self.module is None:
+            self._loading = True
+            self.go_on.wait(0.2)  # other threads run
+            self.module = object()
+        self.launched += 1
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
+    """The kernel of every role, with no GPU."""
+    found = Loading()
+    monkeypatch.setattr(launch, "kernel", lambda role: found)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return found
+
+
+ARGUMENTS = (SimpleNamespace(data=torch.zeros(1)),)
+
+
+def test_nothing_is_loaded_while_a_graph_is_captured(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(captured, "capturing", lambda device: True)
+        with pytest.raises(RuntimeError, match=r"kernel forward is not loaded on cpu.*make the same call once before"):
+            DeviceLauncher().launch("forward", SIZES, 1, ARGUMENTS, {})
+    assert loading.launched == 0
+    DeviceLauncher().launch("forward", SIZES, 1, ARGUMENTS, {})
+    monkeypatch.setattr(captured, "capturing", lambda device: True)
+    DeviceLauncher().launch("forward", SIZES, 1, ARGUMENTS, {})
+    assert loading.launched == 2
+
+
+def test_a_kernel_is_loaded_by_one_thread(loading: Loading) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(DeviceLauncher().launch, "forward", SIZES, 1, ARGUMENTS, {}) for _ in range(4)]:
+            done.result()
+    assert (loading.launched, loading.broken) == (4, 0)
+
+
+def test_what_triton_has_compiled_but_not_loaded_is_told_apart() -> None:
+    """By the true Triton, whose kernels have no module before they are launched."""
+    x, numbers = torch.zeros(1, 16, 1, 16), torch.zeros(1, 1, 16)
+    driver.set_active(FakeDriver(80))
+    try:
+        view, constants = View(x, *x.stride()[:3]), dict(DIM=16, SIZE=16, ROWS=16)
+        made = kernel("dots").warmup(view, view, numbers, 16, 1, **constants, **compiling(SIZES), grid=(1,))
+        assert made.module is None
+        with pytest.raises(RuntimeError, match="kernel dots is not loaded"):
+            launch._expect_loaded("dots", x.device, made)
+    finally:
+        driver.set_active(None)
