@@ -25,9 +25,20 @@ NUMBERS = 2048
 """Of a tensor, for a program at once, about: 16 for each of its threads. A guess until it is measured."""
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """The lowest number of fp32."""
+LSE_STRIDES = [f"{of}_{axis}" for of in ("lse", "part_lse") for axis in ("batch", "head", "row")]
+"""Those that depend on the length of the sequence: nothing is compiled anew for one that is a multiple of 16, or 1."""
 
 
-@triton.jit(do_not_specialize=["heads", "rows"])
+@triton.jit
+def place(heads, rows, PADDED: tl.constexpr, ROWS: tl.constexpr):
+    """Batch, head, rows and columns of a program."""
+    blocks = (rows + ROWS - 1) // ROWS
+    problem, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    batch, head = (problem // heads).to(tl.int64), (problem % heads).to(tl.int64)
+    return batch, head, block.to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)[None, :]
+
+
+@triton.jit(do_not_specialize=["heads", "rows", *LSE_STRIDES])
 def merge_rows(
     out,
     lse,
@@ -52,11 +63,7 @@ def merge_rows(
     ROWS: tl.constexpr,
 ):
     """`merge`, of `ROWS` rows of one problem; `WIDTH` is head_dim, `PADDED` the power of two that holds it."""
-    blocks = (rows + ROWS - 1) // ROWS
-    problem, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    batch, head = (problem // heads).to(tl.int64), (problem % heads).to(tl.int64)
-    row = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, PADDED)[None, :]
+    batch, head, row, column = place(heads, rows, PADDED, ROWS)
     inside = row < rows
     old_lse = lse + batch * lse_batch + head * lse_head + row * lse_row
     new_lse = part_lse + batch * part_lse_batch + head * part_lse_head + row * part_lse_row
@@ -94,11 +101,7 @@ def add_rows(
     ROWS: tl.constexpr,
 ):
     """`add`, of `ROWS` rows of one problem: `group` rows of `part`, `part_group` apart, to each of `total`."""
-    blocks = (rows + ROWS - 1) // ROWS
-    problem, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    batch, head = (problem // heads).to(tl.int64), (problem % heads).to(tl.int64)
-    row = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, PADDED)[None, :]
+    batch, head, row, column = place(heads, rows, PADDED, ROWS)
     here = (column < WIDTH) & (row < rows)[:, None]
     whole = total + (batch * total_batch + head * total_head + row * total_row)[:, None] + column
     first = part + (batch * part_batch + head * part_head + row * part_row)[:, None] + column

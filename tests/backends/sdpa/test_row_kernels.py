@@ -14,6 +14,7 @@ from helpers.row_kernels import TorchRows
 
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch's builds for CUDA")
 
+from helpers.triton_compile import asked_for
 from triton import compile as triton_compile
 from triton import knobs, next_power_of_2
 from triton.backends.compiler import GPUTarget
@@ -33,8 +34,8 @@ KERNELS = {name: getattr(row_kernels, name) for name in ("merge_rows", "add_rows
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`row_kernels`, whose kernels run on the CPU."""
-    for name, kernel in KERNELS.items():
-        monkeypatch.setattr(row_kernels, name, InterpretedFunction(kernel.fn))
+    for name in (*KERNELS, "place"):
+        monkeypatch.setattr(row_kernels, name, InterpretedFunction(getattr(row_kernels, name).fn))
     return row_kernels
 
 
@@ -108,6 +109,18 @@ def test_compiled_for_gpus_they_read_whole_vectors_and_spill_nothing(
         accesses = set(re.findall(r"(?:ld|st)\.global\S*", compiled.asm["ptx"]))
         by_row = {"ld.global.b32", "st.global.b32"} if name == "merge_rows" else set()  # lse: a number for each row
         assert accesses == {"ld.global.v4.b32", "st.global.v4.b32"} | by_row
+
+
+@pytest.mark.parametrize("rate", [1, 2, 16])
+def test_nothing_is_compiled_anew_for_another_length(rate: int) -> None:
+    """Whether its rows are a multiple of 16, or those of a dilated view, or not."""
+    with asked_for() as asked:
+        for seq in (320, 333, 17):
+            out, lse = torch.zeros(2, 3, seq, 64), torch.zeros(2, 3, seq)
+            rows = len(range(0, seq, rate))
+            row_kernels.merge(out[:, :, ::rate], lse[:, :, ::rate], torch.zeros(2, 3, rows, 64), torch.zeros(2, 3, rows))
+            row_kernels.add(out[:, :, ::rate], torch.zeros(2, 3, rows, 64))
+    assert [name.split()[0] for name in sorted(set(asked))] == ["add_rows", "merge_rows"]
 
 
 def source(kernel: Any, part: str, sums: str, head_dim: int) -> ASTSource:
