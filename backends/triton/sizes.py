@@ -1,6 +1,7 @@
 """How the kernels in Triton divide their work, by role, dtype, head_dim and GPU: one table, first match wins.
 
-Every size is a guess until it is measured. They are chosen so that nothing spills, with Triton 3.6 (of torch 2.11) and 3.9.
+Every size is a guess until it is measured. They are chosen so that nothing spills, with Triton 3.6 (of torch 2.11) or 3.9: of
+fp32 every kernel was compiled with both, of fp16 with 3.6.
 
 Products in fp32 run on CUDA cores (`input_precision="ieee"`). Three products of TF32 on tensor cores would hold the tolerance if
 sums were rounded; a tensor core that cuts them off instead, as is assumed here, has an error beyond it that grows with the keys.
