@@ -46,8 +46,9 @@ SMALL = (16, 32, 64)
 TABLE = (
     Row("forward", True, (32, 64), Sizes(128, 32, 8, 3), since=(12, 0)),
     Row("forward", True, HEAD_DIMS, Sizes(64, 32, 4, 2), since=(12, 0)),
-    Row("forward", True, (128,), Sizes(128, 32, 8, 3)),
+    Row("forward", True, (128,), Sizes(128, 32, 8, 3), since=(9, 0)),
     Row("forward", True, (128,), Sizes(64, 32, 8, 2), since=(10, 0)),
+    Row("forward", True, (128,), Sizes(128, 32, 8, 2)),
     Row("forward", True, SMALL, Sizes(128, 64, 8, 3)),
     Row("forward", True, SMALL, Sizes(64, 64, 4, 2)),
     Row("forward", True, (128,), Sizes(64, 32, 4, 2)),
