@@ -87,9 +87,13 @@ class BlockSparse(Branch):
         layout = np.repeat(_local_global(blocks, window, global_blocks, both_ends=True), number, axis=0)
         draws = np.random.RandomState(integer("seed", seed, at_least=0))  # whose numbers never change, in any version
         for matrix in layout:
-            for row in matrix:
-                others = np.flatnonzero(~row)
-                row[draws.permutation(others)[:count]] = True
+            for _ in range(count):
+                rows = np.flatnonzero(~matrix.all(axis=1))
+                while rows.size:  # what a row sees already is drawn again
+                    columns = draws.randint(len(matrix), size=rows.size)
+                    free = ~matrix[rows, columns]
+                    matrix[rows[free], columns[free]] = True
+                    rows = rows[~free]
         return cls(layout, block_size)
 
     def check_heads(self, in_model: int) -> None:
@@ -170,5 +174,9 @@ def _local_global(blocks: int, window: int, global_blocks: int, both_ends: bool 
     number = np.arange(blocks)
     first = count - count // 2 if both_ends else count
     chosen = (number < first) | (number >= blocks - (count - first))
-    near = np.abs(number[:, None] - number) <= window // 2
-    return (near | chosen | chosen[:, None])[None]
+    layout = np.zeros((1, blocks, blocks), np.bool_)
+    layout[:, chosen], layout[:, :, chosen] = True, True
+    for apart in range(min(window // 2 + 1, blocks)):
+        near = number[apart:]
+        layout[:, near, near - apart] = layout[:, near - apart, near] = True
+    return layout
