@@ -1,8 +1,8 @@
 /* What all kernels share: their argument, the tiles of a launch, and which keys the rows of a tile see.
 
-       Args (constant memory) --> start_tiles, next_tile --> Tile: rows of one head, `step` apart       loop over tiles
+       counter (global) --> take_number, find_tile --> Tile: rows of one head, `step` apart              loop over tiles
                                                               |
-       Branch table (global) --> find_keys, by one thread --> Keys (shared): runs of positions          once a tile
+       Branch table (global) --> find_keys, by one warp --> Keys (shared): runs of positions            once a tile
                                                               |
               locate_key: key_position, key_bias --> position and log2(multiplicity) of a key   each key
        places (Args) -------------> find_place, by one thread --> Place (shared)                         once a tile, if DROPOUT
@@ -17,7 +17,17 @@
    second time all the same gets the weight 0 there. The same holds with queries and keys exchanged, for the gradients of keys.
 
    A tile of a relation (`dilkit.backends.tiles.relations`) has rows of one part, whose columns are given as runs. Query i sees the
-   keys from i - back to i + ahead: what no row of a tile sees is not listed, and only what a bound cuts is compared. */
+   keys from i - back to i + ahead: what no row of a tile sees is not listed, and only what a bound cuts is compared.
+
+   A block finds its next tile while it writes the results of one, when sums are on their way out of the registers:
+
+                                    | barrier: nobody needs the keys                     | barrier: the next tile is there
+       number of the next tile      | on its way, taken just before                      |
+       first warp                   | find_tile; writes results; begin_tile: find_keys   | the next tile
+       other warps                  | write results, of a tile that they have noted      | the next tile
+       Task (shared)                | written: by the first warp, at the end             | read
+
+   It is taken no earlier: a block that held a tile in reserve would keep others from it at the end of a launch. */
 #ifndef DILKIT_DILATED
 #define DILKIT_DILATED
 
@@ -103,10 +113,10 @@ typedef struct {
     unsigned number, head;
 } Place;
 
-/* The keys of a tile with `row`: `total` of them in `run_count` runs, of the branches of `segment_count` segments. PACKED: of sequence
-   number `sequence`, which begins at row `begin`. */
+/* The keys of a tile with `row`: `total` of them in runs, of the branches of `segment_count` segments. PACKED: of sequence number
+   `sequence`, which begins at row `begin`. */
 typedef struct {
-    int row, total, run_count, segment_count;
+    int row, total, segment_count;
 #if PACKED
     int begin, sequence;
 #endif
@@ -116,6 +126,19 @@ typedef struct {
     Run runs[2 * MAX_BRANCHES];
     Segment segments[MAX_BRANCHES];
 } Keys;
+
+/* Tile number `item` of the whole batch, which is of element `batch`. Without rows: none is left. */
+typedef struct {
+    Tile tile;
+    int item, batch;
+} Found;
+
+/* What a block works on, in its shared memory: a tile that was found, and its keys. */
+typedef struct {
+    Tile tile;
+    int item, batch;
+    Keys keys;
+} Task;
 
 /* The factor of weights that are kept. */
 #if DROPOUT
@@ -134,6 +157,9 @@ DEVICE int modulo(int a, int b) {
     int left = a % b;
     return left < 0 ? left + b : left;
 }
+
+/* a / b, of a that is not negative and b > 0. */
+DEVICE int divided(int a, int b) { return b & (b - 1) ? a / b : a >> bit_count(b - 1); }
 
 /* Whether `position` is congruent to `row` modulo `rate`. Most rates are powers of two, and a division takes long. */
 DEVICE int congruent(int position, int row, int rate) {
@@ -155,17 +181,25 @@ DEVICE int first_above(const int *numbers, int count, int number) {
     return low;
 }
 
-/* Tile number `item` of all sequences of a packed call, at its place among all rows; 0 if there are not as many. */
-DEVICE int packed_tile(const Args *args, int item, Tile *tile) {
+/* Tile number `item` of all sequences of a packed call, at its place among all rows, if there are as many. */
+DEVICE void packed_tile(const Args *args, int item, Tile *tile) {
     int sequence = first_above(args->tile_ends, args->batch, item);
     if (sequence == args->batch)
-        return 0;
+        return;
     int begin = LOAD(args->starts + sequence), length = LOAD(args->starts + sequence + 1) - begin;
     *tile = LOAD(args->tiles + (sequence ? item - LOAD(args->tile_ends + sequence - 1) : item));
     tile->rows = min_of(tile->rows, (length - 1 - tile->row) / tile->step + 1);
     tile->row += begin;
-    return 1;
 }
+
+/* The number of this thread in its warp; whether it is the first of the block, or in the first warp. Opaque, so that nothing that
+   follows from it stays in registers. */
+DEVICE int lane_index(void) { return (unsigned)opaque(thread_index()) % 32; }
+DEVICE int is_first(void) { return opaque(thread_index()) == 0; }
+DEVICE int in_first_warp(void) { return opaque(thread_index()) < 32; }
+
+/* Query heads of a key head. */
+DEVICE int group_of(const Args *args) { return args->heads / opaque(args->kv_heads); }
 
 /* The position of row r of the tile; beyond the last row, that of the last: the product would not fit. */
 DEVICE int own_position(const Tile *tile, int r) { return tile->row + min_of(r, tile->rows - 1) * tile->step; }
@@ -173,116 +207,176 @@ DEVICE int own_position(const Tile *tile, int r) { return tile->row + min_of(r, 
 /* Where a head's part of lse and delta begins. */
 DEVICE long long line_of(const Args *args, int batch, int head) { return ((long long)batch * args->heads + head) * args->seq; }
 
-/* A block calls it before its first `next_tile`. `item` is in the block's shared memory. */
-DEVICE void start_tiles(int *item) {
-    if (thread_index() == 0)
-        *item = block_index() - block_count();
-}
-
 /* How many tiles there are, over the batch or all packed sequences. */
 DEVICE int item_count(const Args *args) {
     return PACKED ? LOAD(args->tile_ends + args->batch - 1) : args->tile_count * args->batch;
 }
 
-/* The next number from the counter, which is 0 before a launch and after it: every block takes one number too many, and the one
-   that takes the very last of them sets the counter back, which no block looks at any more. */
-DEVICE int take_number(const Args *args) {
-    int number = atomic_add(args->counter, 1);
-    if (number == item_count(args) + block_count() - 1)
-        STORE(args->counter, 0);
-    return number;
-}
-
-/* The next tile of a persistent block, and its place in the batch: 0 when none is left. All threads call it, and have then
-   finished reading shared memory. With a counter, blocks compute whichever tile is next; without, every n-th. */
-DEVICE int next_tile(const Args *args, int *item, Tile *tile, int *batch) {
-    synchronize();
-    if (thread_index() == 0)
-        *item = args->counter ? take_number(args) : *item + block_count();
-    synchronize();
-    int mine = *item;
-#if PACKED
-    *batch = 0;
-    return packed_tile(args, mine, tile);
-#else
-    if (mine / args->batch >= args->tile_count)
+/* The number of the block's next tile, for thread 0: with a counter, blocks compute whichever tile is next; without, every n-th. */
+DEVICE int take_number(const Task *task, const Args *args) {
+    if (!is_first())
         return 0;
-    *tile = LOAD(args->tiles + mine / args->batch);
-    *batch = mine % args->batch;
-    return 1;
-#endif
+    return args->counter ? atomic_add(args->counter, 1) : task->item + block_count();
 }
 
-/* The branches of `set` that serve query head `head`. */
-DEVICE unsigned serving_branches(const Args *args, unsigned set, int head) {
-    unsigned serve = 0;
-#pragma unroll 1
-    for (int b = 0; b < args->branch_count; b++) {
-        Branch branch = LOAD(args->branches + b);
-        serve |= (unsigned)(branch.head_start <= head && head < branch.head_stop) << b;
-    }
-    return set & serve;
+/* The counter is 0 before a launch and after it: every block takes one number too many, and the one that has taken the very last
+   of them sets the counter back, which no block looks at any more. */
+DEVICE void give_back(const Args *args, int number) {
+    if (args->counter && number == item_count(args) + block_count() - 1)
+        STORE(args->counter, 0);
+}
+
+/* The tile whose number thread 0 has taken, for the first warp. All threads call it. */
+DEVICE Found find_tile(const Args *args, int number) {
+    Found found = {{0, 0, 1, 0, 0}, 0, 0};
+    if (!in_first_warp())
+        return found;
+    found.item = shuffle_word(number, 0);
+#if PACKED
+    packed_tile(args, found.item, &found.tile);
+#else
+    int place = found.item / args->batch;
+    found.batch = found.item - place * args->batch;
+    if (place < args->tile_count)
+        found.tile = LOAD(args->tiles + place);
+#endif
+    return found;
 }
 
 /* Whether any row of the launch has a bound. */
 DEVICE int bounded(const Args *args) { return min_of(args->back, args->ahead) < args->seq; }
 
-/* Appends the rows that `branch` shows from `low` on and below `high`, those that are a multiple of `step` from `row`. */
-DEVICE void append_run(Keys *keys, int row, int step, int branch, int low, int high) {
-    if (low >= high)
-        return;
-    int first = low + modulo(row - low, step);
-    if (first >= high)
-        return;
-    Run run = {first, step, (high - first - 1) / step + 1, branch};
-    keys->runs[keys->run_count++] = run;
-    keys->total += run.count;
+/* Notes where dropout finds the weights of a head. */
+DEVICE void find_place(Keys *keys, const Args *args, int batch, int head) {
+#if DROPOUT
+    Place place = {0, 0, 1, (unsigned)(args->first_batch + batch), (unsigned)(args->first_head + head)};
+    int begin = 0;
+#if PACKED
+    place.number += keys->sequence, begin = keys->begin;
+#endif
+    if (args->places) {
+        const long long *line = args->places + 5 * (long long)batch;
+        place.number = (unsigned)LOAD(line), place.head = (unsigned)LOAD(line + 1) + head;
+        place.query = LOAD(line + 2), place.key = LOAD(line + 3), place.step = LOAD(line + 4);
+    }
+    place.query -= begin * place.step, place.key -= begin * place.step;
+    keys->place = place;
+#endif
 }
 
-/* Appends the columns of a part of a relation, of a sequence that begins at `begin`, from `lowest` on and below `highest`. */
-DEVICE void append_columns(Keys *keys, const Args *args, Branch part, int begin, int lowest, int highest) {
-    const ColumnRun *runs = (const ColumnRun *)(args->branches + args->branch_count) + part.segment;
-#pragma unroll 1
-    for (int r = 0; r < -part.rate; r++) {
-        ColumnRun run = LOAD(runs + r);
+/* The rows that `branch` shows from `low` on and below `high`, those that are a multiple of `step` from `row`: a run, of count 0 if
+   there are none. */
+DEVICE Run run_between(int row, int step, int branch, int low, int high) {
+    Run run = {0, step, 0, branch};
+    if (low >= high)
+        return run;
+    int first = low + modulo(row - low, step);
+    if (first < high)
+        run.first = first, run.count = divided(high - first - 1, step) + 1;
+    return run;
+}
+
+/* Puts two runs of each lane, one after the other, after those of the lanes before, without those that are empty. */
+DEVICE void put_runs(Keys *keys, const Run *own) {
+    int lane = lane_index(), total = warp_sum(own[0].count + own[1].count);
+    unsigned first = ballot(own[0].count > 0), second = ballot(own[1].count > 0), before = (1u << lane) - 1;
+    int place = bit_count(first & before) + bit_count(second & before);
+    if (own[0].count > 0)
+        keys->runs[place++] = own[0];
+    if (own[1].count > 0)
+        keys->runs[place] = own[1];
+    if (lane == 0)
+        keys->total = total;
+}
+
+/* Two runs of each lane: of the columns of a part of a relation, the one that is in `serving`, if any. */
+DEVICE void find_columns(Run *own, const Args *args, unsigned serving, Branch mine, int row, int begin, int lowest, int highest) {
+    int part = bit_count((serving & -serving) - 1) % 32, count = serving ? -(int)shuffle_word(mine.rate, part) : 0;
+    const ColumnRun *runs = (const ColumnRun *)(args->branches + args->branch_count) + (int)shuffle_word(mine.segment, part);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int number = 2 * lane_index() + i;
+        ColumnRun run = {0, 1, 0, 0};
+        if (number < count)
+            run = LOAD(runs + number);
         int low = begin + run.low, high = min_of(begin + run.high, highest);
-        append_run(keys, run.of_row ? keys->row : low, run.step, 0, max_of(low, lowest), high);
+        own[i] = run_between(run.of_row ? row : low, run.step, 0, max_of(low, lowest), high);
     }
 }
 
-/* Finds the keys of a tile with `row` and the branches `set` that are at `lowest` or after, and before `highest`.
-   One thread calls it; `keys` is in shared memory. */
-DEVICE void find_keys(Keys *keys, const Args *args, int row, unsigned set, int lowest, int highest) {
-    keys->row = row, keys->total = keys->run_count = keys->segment_count = 0;
-    int begin = 0, end = args->seq;
+/* Two runs of each lane of `serving`: of its segment `mine`, before and after the stretch that an earlier branch of a dividing rate
+   has covered, the last of them. All segments are noted on the way. */
+DEVICE void find_stretches(Run *own, Keys *keys, unsigned serving, Segment mine, int row, int lowest, int highest) {
+    int lane = lane_index(), serves = serving >> lane & 1, place = bit_count(serving & ((1u << lane) - 1));
+    int high = serves ? mine.low + mine.length : mine.low, covered_from = high, covered_to = high;
+    if (serves)
+        keys->segments[place] = mine;
+    synchronize_warp();
+#pragma unroll 1
+    for (int i = serves ? place - 1 : -1; i >= 0; i--) {
+        Segment other = keys->segments[i];
+        if (modulo(mine.rate, other.rate))
+            continue;
+        covered_from = max_of(mine.low, other.low), covered_to = min_of(high, other.low + other.length);
+        break;
+    }
+    own[0] = run_between(row, mine.rate, mine.branch, max_of(mine.low, lowest), min_of(covered_from, highest));
+    own[1] = run_between(row, mine.rate, mine.branch, max_of(covered_to, lowest), min_of(high, highest));
+}
+
+/* Finds the keys that the rows of a tile see through the branches that serve query head `head`, from row - back to row + ahead.
+   The lanes of one warp call it, each for a branch; `keys` is in shared memory. */
+DEVICE void find_keys(Keys *keys, const Args *args, const Tile *tile, int batch, int head, int back, int ahead) {
+    int lane = lane_index(), row = tile->row, begin = 0, end = args->seq;
 #if PACKED
     int next = first_above(args->starts, args->batch + 1, row);
     begin = LOAD(args->starts + next - 1), end = LOAD(args->starts + next);
-    keys->begin = begin, keys->sequence = next - 1;
+    if (lane == 0)
+        keys->begin = begin, keys->sequence = next - 1;
 #endif
-    lowest = max_of(lowest, begin), highest = min_of(highest, end);
-#pragma unroll 1
-    for (int b = 0; b < args->branch_count; b++) {
-        if (!(set >> b & 1))
-            continue;
-        Branch branch = LOAD(args->branches + b);
-        if (branch.rate < 0) {
-            append_columns(keys, args, branch, begin, lowest, highest);
-            continue;
-        }
+    int lowest = max_of(row - back, begin), highest = min_of(own_position(tile, tile->rows - 1) + ahead + 1, end);
+    Branch branch = {1, 1, 0, 0};
+    if (lane < args->branch_count)
+        branch = LOAD(args->branches + lane);
+    unsigned serving = tile->set & ballot(branch.head_start <= head && head < branch.head_stop);
+    int of_relation = ballot(branch.rate < 0) != 0;
+    Run own[2];
+    if (of_relation) {
+        find_columns(own, args, serving, branch, row, begin, lowest, highest);
+    } else {
         int low = row - modulo(row - begin, branch.segment), high = min_of(low + branch.segment, end);
-        int covered_from = high, covered_to = high;
-#pragma unroll 1
-        for (int i = 0; i < keys->segment_count; i++) {
-            Segment other = keys->segments[i];
-            if (modulo(branch.rate, other.rate) == 0)
-                covered_from = max_of(low, other.low), covered_to = min_of(high, other.low + other.length);
-        }
-        Segment segment = {low, high - low, branch.rate, b};
-        keys->segments[keys->segment_count++] = segment;
-        append_run(keys, row, branch.rate, b, max_of(low, lowest), min_of(covered_from, highest));
-        append_run(keys, row, branch.rate, b, max_of(covered_to, lowest), min_of(high, highest));
+        Segment mine = {low, high - low, branch.rate, lane};
+        find_stretches(own, keys, serving, mine, row, lowest, highest);
     }
+    put_runs(keys, own);
+    if (lane == 0) {
+        keys->row = row, keys->segment_count = of_relation ? 0 : bit_count(serving);
+        find_place(keys, args, batch, head);
+    }
+}
+
+/* Makes what `find_tile` has found the task of the block, with its keys, or, of a tile `of_keys`, the queries of its first query
+   head. All threads call it when none reads `task` any more; the first warp does it, and the next barrier shows it to all. */
+DEVICE void begin_tile(Task *task, const Args *args, const Found *found, int of_keys) {
+    if (!in_first_warp())
+        return;
+    if (is_first()) {
+        give_back(args, found->item);
+        task->tile = found->tile, task->item = found->item, task->batch = found->batch;
+    }
+    int head = found->tile.head * (of_keys ? group_of(args) : 1);
+    int back = of_keys ? args->ahead : args->back, ahead = of_keys ? args->back : args->ahead;
+    if (found->tile.rows)
+        find_keys(&task->keys, args, &found->tile, found->batch, head, back, ahead);
+}
+
+/* The first task of a block. All threads call it. */
+DEVICE void first_tile(Task *task, const Args *args, int of_keys) {
+    if (is_first())
+        task->item = block_index() - block_count();
+    Found found = find_tile(args, take_number(task, args));
+    begin_tile(task, args, &found, of_keys);
+    synchronize();
 }
 
 /* Where key number `index` of the tile is; *branch: which branch shows it. `index` is below keys->total. */
@@ -325,22 +419,6 @@ DEVICE int locate_key(const Keys *keys, const Args *args, int batch, int index, 
 
 #if DROPOUT
 
-/* Notes where the weights of a head are in the whole. One thread calls it, after `find_keys`. */
-DEVICE void find_place(Keys *keys, const Args *args, int batch, int head) {
-    Place place = {0, 0, 1, (unsigned)(args->first_batch + batch), (unsigned)(args->first_head + head)};
-    int begin = 0;
-#if PACKED
-    place.number += keys->sequence, begin = keys->begin;
-#endif
-    if (args->places) {
-        const long long *line = args->places + 5 * (long long)batch;
-        place.number = (unsigned)LOAD(line), place.head = (unsigned)LOAD(line + 1) + head;
-        place.query = LOAD(line + 2), place.key = LOAD(line + 3), place.step = LOAD(line + 4);
-    }
-    place.query -= begin * place.step, place.key -= begin * place.step;
-    keys->place = place;
-}
-
 /* Whether dropout keeps the weight of row `query` with row `key`, for the rows of the tile of `keys`: Philox 4x32 of seven
    rounds, whose four words are those of four neighbouring keys. */
 DEVICE unsigned keeps(const Args *args, const Keys *keys, int query, int key) {
@@ -358,10 +436,6 @@ DEVICE unsigned keeps(const Args *args, const Keys *keys, int query, int key) {
     unsigned word = j & 2 ? (j & 1 ? x3 : x2) : (j & 1 ? x1 : x0);
     return word >= args->threshold;
 }
-
-#else
-
-DEVICE void find_place(Keys *keys, const Args *args, int batch, int head) {}
 
 #endif
 

@@ -21,21 +21,21 @@ DEVICE float *row_term(int row, int what) { return (float *)weights + row * (4 *
 
 /* lse and delta of a query. One that sees nothing has an lse of +inf here: its weights and its gradient are 0. */
 DEVICE void load_query(const Args *args, long long position, float *lse, float *delta) {
-    long long query = ((long long)work.batch * args->heads + work.query_head) * args->seq + position;
+    long long query = ((long long)task.batch * args->heads + work.query_head) * args->seq + position;
     float x = LOAD(args->lse + query);
     *lse = x == NEG_INF ? INFINITY : x;
     *delta = x == NEG_INF ? 0.0f : LOAD(args->delta + query);
 }
 
 DEVICE int ignored(const Args *args, long long position) {
-    return args->mask && LOAD(args->mask + work.batch * args->mask_batch + position * args->mask_row);
+    return args->mask && LOAD(args->mask + task.batch * args->mask_batch + position * args->mask_row);
 }
 
 /* The 64 by 64 weights P, from the scores: 8 by 4 of them a thread. lse is subtracted before anything is rounded: both may be
    large. */
 DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
-    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), step = work.tile.step;
-    unsigned lowest = work.tile.row - (OF_KEYS ? args->ahead : args->back), between = (unsigned)args->back + args->ahead;
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), step = task.tile.step;
+    unsigned lowest = task.tile.row - (OF_KEYS ? args->ahead : args->back), between = (unsigned)args->back + args->ahead;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
@@ -57,9 +57,9 @@ DEVICE void mark_dropped(const Args *args, int buffer) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
 #pragma unroll 1
     for (int n = 0; n < 32; n++) {
-        int own = own_position(&work.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
+        int own = own_position(&task.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
         float *weight = (float *)weights + (column + n % 4 * 16) * (4 * WEIGHTS) + row + n / 4 * 8;
-        if (!keeps(args, &keys, OF_KEYS ? other : own, OF_KEYS ? own : other))
+        if (!keeps(args, &task.keys, OF_KEYS ? other : own, OF_KEYS ? own : other))
             *weight = -*weight;
     }
 }
@@ -96,15 +96,15 @@ DEVICE void write_one(const Args *args, Storage *place, float x) {
     STORE(place, to_storage(args->first ? x : from_storage(LOAD(place)) + x));
 }
 
-/* Writes a gradient of the tile's own rows. */
-DEVICE void write_sums(const Args *args, const View *view, float factor, float sum[8][COLUMNS]) {
-    long long head = head_of(view, work.batch, work.tile.head);
+/* Writes a gradient of the own rows of a tile. */
+DEVICE void write_sums(const Args *args, const View *view, float factor, float sum[8][COLUMNS], const Tile *tile, int batch) {
+    long long head = head_of(view, batch, tile->head);
     int thread = opaque(thread_index());
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (row_of(thread, i) >= work.tile.rows)
+        if (row_of(thread, i) >= tile->rows)
             continue;
-        Storage *row = (Storage *)row_in(view, head, own_position(&work.tile, row_of(thread, i)));
+        Storage *row = (Storage *)row_in(view, head, own_position(tile, row_of(thread, i)));
 #pragma unroll
         for (int e = 0; e + 4 <= COLUMNS; e += 4) {
             float4 x = make_float4(factor * sum[i][e], factor * sum[i][e + 1], factor * sum[i][e + 2], factor * sum[i][e + 3]);
@@ -117,33 +117,27 @@ DEVICE void write_sums(const Args *args, const View *view, float factor, float s
     }
 }
 
-/* The next tile of the block, before its first query head; 0 when none is left. */
-DEVICE int next_work(const Args *args) {
-    Tile tile;
-    int batch;
-    if (!next_tile(args, &item, &tile, &batch))
-        return 0;
-    if (thread_index() == 0) {
-        int heads = OF_KEYS ? args->heads / args->kv_heads : 1;
-        work.tile = tile, work.batch = batch;
-        work.query_head = tile.head * heads - 1, work.last_head = tile.head * heads + heads - 1;
-    }
-    return 1;
+/* Sets up the tile before its first query head. */
+DEVICE void start_heads(const Args *args) {
+    int heads = OF_KEYS ? group_of(args) : 1;
+    if (thread_index() == 0)
+        work.query_head = task.tile.head * heads - 1, work.last_head = task.tile.head * heads + heads - 1;
 }
 
-/* Sets up the next query head of the tile. */
+/* Sets up the next query head of the tile; the keys of the first one are known. */
 DEVICE void next_head(const Args *args) {
     synchronize();
-    if (thread_index() == 0) {
-        int query_head = ++work.query_head, kv_head = query_head / (args->heads / args->kv_heads);
-        int row = work.tile.row, last = own_position(&work.tile, work.tile.rows - 1);
-        int back = OF_KEYS ? args->ahead : args->back, ahead = OF_KEYS ? args->back : args->ahead;
-        for (int pair = 0; pair < 2; pair++) {
-            work.own[pair] = head_of(view_of(args, OF_KEYS, pair), work.batch, OF_KEYS ? kv_head : query_head);
-            work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), work.batch, OF_KEYS ? query_head : kv_head);
+    if (in_first_warp()) {
+        int query_head = work.query_head + 1, kv_head = query_head / group_of(args);
+        if (OF_KEYS && query_head > task.tile.head * group_of(args))
+            find_keys(&task.keys, args, &task.tile, task.batch, query_head, args->ahead, args->back);
+        synchronize_warp();
+        if (thread_index() == 0)
+            work.query_head = query_head;
+        for (int pair = thread_index(); pair < 2; pair += 32) {
+            work.own[pair] = head_of(view_of(args, OF_KEYS, pair), task.batch, OF_KEYS ? kv_head : query_head);
+            work.other[pair] = head_of(view_of(args, !OF_KEYS, pair), task.batch, OF_KEYS ? query_head : kv_head);
         }
-        find_keys(&keys, args, row, serving_branches(args, work.tile.set, query_head), row - back, last + ahead + 1);
-        find_place(&keys, args, work.batch, query_head);
     }
     synchronize();
 }

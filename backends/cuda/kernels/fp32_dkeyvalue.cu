@@ -5,7 +5,7 @@
            ALONG slices of other[1] --> shared;             second gradient (registers) += P^T other[1]
            ACROSS slices of own[1], other[1] --> shared;    products (registers), P --> dS --> `weights` (shared)
            ALONG slices of other[0] --> shared;             first gradient (registers) += dS^T other[0]
-       gradients --> global memory, written or, for later groups, added
+       gradients --> global memory, written or, for later groups, added;    the first warp then finds the next tile
 
    BLOCKS: 3, from a HEAD_DIM of 96 on 2. */
 enum { OF_KEYS = 1 };
@@ -23,9 +23,9 @@ DEVICE void locate_others(const Args *args, int start, int buffer) {
     if (thread >= 64)
         return;
     float bias = NEG_INF, lse = INFINITY, delta = 0.0f;
-    if (index < keys.total) {
-        position = key_position(&keys, index, &branch);
-        bias = key_bias(&keys, position, branch, args->once);
+    if (index < task.keys.total) {
+        position = key_position(&task.keys, index, &branch);
+        bias = key_bias(&task.keys, position, branch, args->once);
         load_query(args, position, &lse, &delta);
         if (bias == NEG_INF || lse == INFINITY)
             bias = NEG_INF, position = -1;
@@ -39,13 +39,13 @@ DEVICE void locate_others(const Args *args, int start, int buffer) {
 DEVICE void accumulate_head(const Args *args, Stream *stream, float first[8][COLUMNS], float second[8][COLUMNS]) {
     float result[8][4];
     int buffer = 0;
-    if (!keys.total)
+    if (!task.keys.total)
         return;
     locate_others(args, 0, 0);
     synchronize();
     start_across(stream, args, 0, 0);
 #pragma unroll 1
-    for (int left = keys.total; left > 0; left -= 64, buffer ^= 1) {
+    for (int left = task.keys.total; left > 0; left -= 64, buffer ^= 1) {
         score_tile(result, stream, args, ALONG, 1, buffer);
         compute_weights(args, buffer, result);
 #if DROPOUT
@@ -54,7 +54,7 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float first[8][COL
         accumulate(second, DROPOUT, stream, args, 1, buffer, left, 1, buffer);
         score_tile(result, stream, args, ALONG, 0, buffer);
         if (left > 64)
-            locate_others(args, keys.total - left + 64, buffer ^ 1);
+            locate_others(args, task.keys.total - left + 64, buffer ^ 1);
         compute_score_gradients(args, buffer, result);
         accumulate(first, 0, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
@@ -66,7 +66,7 @@ DEVICE void clear_masked(const Args *args, float sum[8][COLUMNS]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         int row = row_of(thread, i);
-        if (row < work.tile.rows && ignored(args, own_position(&work.tile, row)))
+        if (row < task.tile.rows && ignored(args, own_position(&task.tile, row)))
 #pragma unroll
             for (int e = 0; e < COLUMNS; e++)
                 sum[i][e] = 0.0f;
@@ -77,17 +77,24 @@ DEVICE void clear_masked(const Args *args, float sum[8][COLUMNS]) {
 DEVICE void compute_tiles(const Args *args) {
     Stream stream;
     stream.slice = 0;
-    start_tiles(&item);
-    while (next_work(args)) {
+    first_tile(&task, args, OF_KEYS);
+    while (task.tile.rows) {
         float first[8][COLUMNS] = {{0}}, second[8][COLUMNS] = {{0}};
+        start_heads(args);
         do {
             next_head(args);
             accumulate_head(args, &stream, first, second);
         } while (work.query_head < work.last_head);
         if (args->mask)
             clear_masked(args, first), clear_masked(args, second);
-        write_sums(args, &args->dkey, args->scale, first);
-        write_sums(args, &args->dvalue, KEEP_SCALE(args), second);
+        int batch = task.batch, number = take_number(&task, args);
+        Tile tile = task.tile;
+        synchronize();
+        write_sums(args, &args->dkey, args->scale, first, &tile, batch);
+        write_sums(args, &args->dvalue, KEEP_SCALE(args), second, &tile, batch);
+        Found next = find_tile(args, number);
+        begin_tile(&task, args, &next, OF_KEYS);
+        synchronize();
     }
 }
 

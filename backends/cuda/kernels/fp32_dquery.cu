@@ -4,7 +4,7 @@
            ACROSS slices of own[0], other[0] --> shared;    scores (registers) --> P --> `weights` (shared)
            ACROSS slices of own[1], other[1] --> shared;    products (registers), P --> dS --> `weights` (shared)
            ALONG slices of other[0] --> shared;             gradient (registers) += dS^T other[0]
-       gradient --> global memory, written or, for later groups, added
+       gradient --> global memory, written or, for later groups, added;    the first warp then finds the next tile
 
    BLOCKS: 3, with a HEAD_DIM up to 64 on sm_90 and sm_100 4. */
 enum { OF_KEYS = 0 };
@@ -16,9 +16,9 @@ DEVICE void locate_others(const Args *args, int start, int buffer) {
     if (thread >= 64)
         return;
     float bias = NEG_INF;
-    if (index < keys.total) {
-        position = key_position(&keys, index, &branch);
-        bias = key_bias(&keys, position, branch, args->once);
+    if (index < task.keys.total) {
+        position = key_position(&task.keys, index, &branch);
+        bias = key_bias(&task.keys, position, branch, args->once);
         if (bias == NEG_INF || ignored(args, position))
             bias = NEG_INF, position = -1;
     }
@@ -32,8 +32,8 @@ DEVICE void load_own_terms(const Args *args) {
     float lse = INFINITY, delta = 0.0f;
     if (thread >= 64)
         return;
-    if (thread < work.tile.rows)
-        load_query(args, own_position(&work.tile, thread), &lse, &delta);
+    if (thread < task.tile.rows)
+        load_query(args, own_position(&task.tile, thread), &lse, &delta);
     *row_term(thread, LSE) = lse, *row_term(thread, DELTA) = delta;
 }
 
@@ -41,13 +41,13 @@ DEVICE void load_own_terms(const Args *args) {
 DEVICE void accumulate_head(const Args *args, Stream *stream, float sum[8][COLUMNS]) {
     float result[8][4];
     int buffer = 0;
-    if (!keys.total)
+    if (!task.keys.total)
         return;
     locate_others(args, 0, 0);
     synchronize();
     start_across(stream, args, 0, 0);
 #pragma unroll 1
-    for (int left = keys.total; left > 0; left -= 64, buffer ^= 1) {
+    for (int left = task.keys.total; left > 0; left -= 64, buffer ^= 1) {
         score_tile(result, stream, args, ACROSS, 1, buffer);
         compute_weights(args, buffer, result);
 #if DROPOUT
@@ -55,7 +55,7 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float sum[8][COLUM
 #endif
         score_tile(result, stream, args, ALONG, 0, buffer);
         if (left > 64)
-            locate_others(args, keys.total - left + 64, buffer ^ 1);
+            locate_others(args, task.keys.total - left + 64, buffer ^ 1);
         compute_score_gradients(args, buffer, result);
         accumulate(sum, 0, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
@@ -65,16 +65,23 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float sum[8][COLUM
 DEVICE void compute_tiles(const Args *args) {
     Stream stream;
     stream.slice = 0;
-    start_tiles(&item);
-    while (next_work(args)) {
+    first_tile(&task, args, OF_KEYS);
+    while (task.tile.rows) {
         float sum[8][COLUMNS] = {{0}};
+        start_heads(args);
         /* Once: a tile of queries is of one head. Written without a loop, it takes more code and, on sm_61, two registers more. */
         do {
             next_head(args);
             load_own_terms(args);
             accumulate_head(args, &stream, sum);
         } while (work.query_head < work.last_head);
-        write_sums(args, &args->dquery, args->scale, sum);
+        int batch = task.batch, number = take_number(&task, args);
+        Tile tile = task.tile;
+        synchronize();
+        write_sums(args, &args->dquery, args->scale, sum, &tile, batch);
+        Found next = find_tile(args, number);
+        begin_tile(&task, args, &next, OF_KEYS);
+        synchronize();
     }
 }
 

@@ -7,7 +7,7 @@
            online softmax step: scores --> weights (registers); accumulator and total are rescaled
            for each slice of VALUES keys:
                value slice --> slot (shared);    weights --> shared, of a warp;    accumulator (registers) += weights . values
-       accumulator / total --> out;    maximum, total --> lse
+       accumulator / total --> out;    maximum, total --> lse;    the first warp then finds the next tile
 
    There are two slots. While one is read, each thread prefetches a few numbers of the next slice into registers, and writes them
    to the other slot at the end: one barrier a slice, and two or three blocks fit where there are 64 to 96 KB. Between barriers:
@@ -65,22 +65,19 @@ DEVICE int slice_row(int d) { return d * KEY_TILE + d / 4 * PAD; }
 DEVICE int slice_thread_row(void) { return thread_index() / 8 % 4 * 4; }
 DEVICE int slice_thread_column(void) { return thread_index() / 32 * 8 + thread_index() % 8; }
 
-/* What a block works on: its tile, and where the heads begin in the tensors, in elements. It is in shared memory, for registers
-   are short; a pointer from there would no longer be known to point to global memory. */
+/* Where the heads of a tile begin in the tensors, in elements. It is in shared memory, for registers are short; a pointer from
+   there would no longer be known to point to global memory. */
 typedef struct {
-    Tile tile;
-    int batch;
     long long query, key, value, out, lse;
-} Work;
+} Heads;
 
 DEVICE long long head_of(const View *view, int batch, int head) { return batch * view->batch + head * view->head; }
 
-DEVICE void start_work(Work *work, const Args *args, Tile tile, int batch) {
-    int kv_head = tile.head / (args->heads / args->kv_heads);
-    work->tile = tile, work->batch = batch;
-    work->query = head_of(&args->query, batch, tile.head), work->out = head_of(&args->out, batch, tile.head);
-    work->key = head_of(&args->key, batch, kv_head), work->value = head_of(&args->value, batch, kv_head);
-    work->lse = ((long long)batch * args->heads + tile.head) * args->seq;
+DEVICE Heads heads_of(const Args *args, const Task *task) {
+    int batch = task->batch, head = task->tile.head, kv_head = head / group_of(args);
+    Heads heads = {head_of(&args->query, batch, head), head_of(&args->key, batch, kv_head), head_of(&args->value, batch, kv_head),
+                   head_of(&args->out, batch, head), line_of(args, batch, head)};
+    return heads;
 }
 
 /* Prefetches SLICE columns of head_dim, from `from` on, of the rows at `positions`; a row at -1 is 0. */
@@ -267,12 +264,12 @@ DEVICE void online_softmax_step(float *scores, Softmax *softmax, const int *posi
 }
 
 /* The state that earlier groups of branches left in out and lse, of the rows of the tile that exist; else that of no key. */
-DEVICE void start_softmax(Softmax *softmax, const Args *args, const Work *work, int row, int column) {
-    const Storage *out = (const Storage *)args->out.data + work->out;
+DEVICE void start_softmax(Softmax *softmax, const Args *args, const Tile *tile, const Heads *heads, int row, int column) {
+    const Storage *out = (const Storage *)args->out.data + heads->out;
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; i++) {
-        int position = own_position(&work->tile, row + i), before = !args->first && row + i < work->tile.rows;
-        float left = before ? LOAD(args->lse + work->lse + position) : NEG_INF;
+        int position = own_position(tile, row + i), before = !args->first && row + i < tile->rows;
+        float left = before ? LOAD(args->lse + heads->lse + position) : NEG_INF;
         softmax->maximum[i] = left * LOG2E;
         softmax->total[i] = column == 0 && left != NEG_INF ? 1.0f : 0.0f;
 #pragma unroll
@@ -297,12 +294,12 @@ DEVICE void start_softmax(Softmax *softmax, const Args *args, const Work *work, 
 
 #if DROPOUT
 /* Makes the weights 0 that dropout drops, after they have been added up. */
-DEVICE void drop_weights(float *weights, const Args *args, const Keys *keys, const Work *work, const int *positions,
+DEVICE void drop_weights(float *weights, const Args *args, const Keys *keys, const Tile *tile, const int *positions,
                          int row) {
     unsigned long long kept = 0;
 #pragma unroll 1
     for (int n = 0; n < THREAD_ROWS * THREAD_KEYS; n++) {
-        int query = own_position(&work->tile, row + n / THREAD_KEYS), key = positions[n % THREAD_KEYS * ACROSS];
+        int query = own_position(tile, row + n / THREAD_KEYS), key = positions[n % THREAD_KEYS * ACROSS];
         kept |= (unsigned long long)keeps(args, keys, query, key) << n;
     }
 #pragma unroll
@@ -311,19 +308,19 @@ DEVICE void drop_weights(float *weights, const Args *args, const Keys *keys, con
 }
 #endif
 
-DEVICE void write_rows(Softmax *softmax, const Args *args, const Work *work, int row, int column) {
-    Storage *out = (Storage *)args->out.data + work->out;
+DEVICE void write_rows(Softmax *softmax, const Args *args, const Tile *tile, long long to, long long lse, int row, int column) {
+    Storage *out = (Storage *)args->out.data + to;
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; i++)
         softmax->total[i] = row_sum(softmax->total[i]);
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; i++) {
         float total = softmax->total[i], share = total > 0.0f ? KEEP_SCALE(args) / total : 0.0f;
-        if (row + i >= work->tile.rows)
+        if (row + i >= tile->rows)
             continue;
-        int position = own_position(&work->tile, row + i);
+        int position = own_position(tile, row + i);
         if (column == 0)
-            STORE(args->lse + work->lse + position, total > 0.0f ? (softmax->maximum[i] + log2f(total)) * LN2 : NEG_INF);
+            STORE(args->lse + lse + position, total > 0.0f ? (softmax->maximum[i] + log2f(total)) * LN2 : NEG_INF);
 #pragma unroll
         for (int c = 0; c < QUAD_COLUMNS; c += 4) {
             const float *sums = softmax->accumulator + i * THREAD_COLUMNS + c;
@@ -344,50 +341,44 @@ DEVICE void write_rows(Softmax *softmax, const Args *args, const Work *work, int
 KERNEL(fp32_forward) {
     SHARED float4 queries[HEAD_DIM / SLICE * SLICE_SIZE / 4], slots[2][SLOT / 4], weights[SHARED_KEYS * TILE_ROWS / 4];
     SHARED float bias[2][KEY_TILE];
-    SHARED int positions[2][KEY_TILE], item;
-    SHARED Keys keys;
-    SHARED Work work;
+    SHARED int positions[2][KEY_TILE];
+    SHARED Task task;
+    SHARED Heads heads;
     int lane = thread_index() % 32, warp = thread_index() / 32;
     int column = lane / 2 % ACROSS, row = (warp * (32 / ACROSS) + lane / (2 * ACROSS) * 2 + lane % 2) * THREAD_ROWS;
     float4 *own_weights = weights + warp * (SHARED_KEYS * 2 * 32 / ACROSS);
     const float4 *row_weights = own_weights + (lane - 2 * column);
     int slices = (args.head_dim + SLICE - 1) / SLICE;
-    Tile tile;
-    int batch;
-    start_tiles(&item);
-    while (next_tile(&args, &item, &tile, &batch)) {
-        if (thread_index() == 0) {
-            int end = own_position(&tile, tile.rows - 1) + args.ahead + 1;
-            start_work(&work, &args, tile, batch);
-            find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, tile.head), tile.row - args.back, end);
-            find_place(&keys, &args, batch, tile.head);
-        }
+    first_tile(&task, &args, 0);
+    while (task.tile.rows) {
+        if (thread_index() == 0)
+            heads = heads_of(&args, &task);
         for (int r = thread_index(); r < TILE_ROWS; r += THREADS)
-            positions[1][key_in_column(r)] = r < tile.rows ? own_position(&tile, r) : -1;
+            positions[1][key_in_column(r)] = r < task.tile.rows ? own_position(&task.tile, r) : -1;
         synchronize();
         Quad prefetched[PREFETCHED];
         for (int s = 0; s < slices; s++) {
-            fetch_slice(prefetched, &args.query, work.query, positions[1], s * SLICE, args.head_dim);
+            fetch_slice(prefetched, &args.query, heads.query, positions[1], s * SLICE, args.head_dim);
             store_slice((float *)queries + s * SLICE_SIZE, prefetched);
         }
-        locate_keys(positions[0], bias[0], &keys, &args, batch, 0);
+        locate_keys(positions[0], bias[0], &task.keys, &args, task.batch, 0);
         synchronize();
         Softmax softmax;
-        start_softmax(&softmax, &args, &work, row, column);
-        fetch_slice(prefetched, &args.key, work.key, positions[0], 0, args.head_dim);
+        start_softmax(&softmax, &args, &task.tile, &heads, row, column);
+        fetch_slice(prefetched, &args.key, heads.key, positions[0], 0, args.head_dim);
         store_slice((float *)slots[0], prefetched);
         synchronize();
-        int slot = 0, buffer = 0, has_rows = row - row % (32 / ACROSS * THREAD_ROWS) < tile.rows;
-        for (int first = 0; first < keys.total; first += KEY_TILE) {
-            int left = keys.total - first, value_slices = (min_of(left, KEY_TILE) + VALUES - 1) / VALUES;
+        int slot = 0, buffer = 0, has_rows = row - row % (32 / ACROSS * THREAD_ROWS) < task.tile.rows;
+        for (int first = 0; first < task.keys.total; first += KEY_TILE) {
+            int left = task.keys.total - first, value_slices = (min_of(left, KEY_TILE) + VALUES - 1) / VALUES;
             if (left > KEY_TILE)
-                locate_keys(positions[1 - buffer], bias[1 - buffer], &keys, &args, work.batch, first + KEY_TILE);
+                locate_keys(positions[1 - buffer], bias[1 - buffer], &task.keys, &args, task.batch, first + KEY_TILE);
             float scores[THREAD_ROWS * THREAD_KEYS] = {0};
             for (int s = 1; s <= slices; s++) {
                 if (s < slices)
-                    fetch_slice(prefetched, &args.key, work.key, positions[buffer], s * SLICE, args.head_dim);
+                    fetch_slice(prefetched, &args.key, heads.key, positions[buffer], s * SLICE, args.head_dim);
                 else
-                    fetch_values(prefetched, &args.value, work.value, positions[buffer], args.head_dim);
+                    fetch_values(prefetched, &args.value, heads.value, positions[buffer], args.head_dim);
                 if (has_rows)
                     add_score_tile(scores, (float *)queries + (s - 1) * SLICE_SIZE, (float *)slots[slot], row, column);
                 slot = 1 - slot;
@@ -397,15 +388,15 @@ KERNEL(fp32_forward) {
                     store_values(slots[slot], prefetched);
                 synchronize();
             }
-            online_softmax_step(scores, &softmax, positions[buffer] + column, bias[buffer] + column, &args, &work.tile, row);
+            online_softmax_step(scores, &softmax, positions[buffer] + column, bias[buffer] + column, &args, &task.tile, row);
 #if DROPOUT
-            drop_weights(scores, &args, &keys, &work, positions[buffer] + column, row);
+            drop_weights(scores, &args, &task.keys, &task.tile, positions[buffer] + column, row);
 #endif
             for (int s = 1; s <= value_slices; s++) {
                 if (s < value_slices)
-                    fetch_values(prefetched, &args.value, work.value, positions[buffer] + s * VALUES, args.head_dim);
+                    fetch_values(prefetched, &args.value, heads.value, positions[buffer] + s * VALUES, args.head_dim);
                 else if (left > KEY_TILE)
-                    fetch_slice(prefetched, &args.key, work.key, positions[1 - buffer], 0, args.head_dim);
+                    fetch_slice(prefetched, &args.key, heads.key, positions[1 - buffer], 0, args.head_dim);
                 int of = (s - 1) * VALUES;
                 if (of % SHARED_KEYS == 0)
                     share_weights(own_weights, scores, of);
@@ -420,6 +411,13 @@ KERNEL(fp32_forward) {
             }
             buffer = 1 - buffer;
         }
-        write_rows(&softmax, &args, &work, row, column);
+        long long out = heads.out, lse = heads.lse;
+        int number = take_number(&task, &args);
+        Tile tile = task.tile;
+        synchronize();
+        write_rows(&softmax, &args, &tile, out, lse, row, column);
+        Found next = find_tile(&args, number);
+        begin_tile(&task, &args, &next, 0);
+        synchronize();
     }
 }

@@ -39,12 +39,11 @@ enum { ACROSS, ALONG };
 #define COPIES 0
 #endif
 
-/* What a block works on: a tile, and one query head; own, other: where the head begins in the tensors, in elements. It is in
-   shared memory, as registers are short; a pointer from there would not be known to point to global memory. */
+/* The query head of the tile that a block works on; own, other: where the head begins in the tensors, in elements. It is in shared
+   memory, as registers are short; a pointer from there would not be known to point to global memory. */
 typedef struct {
     long long own[2], other[2];
-    Tile tile;
-    int batch, query_head, last_head;
+    int query_head, last_head;
 } Work;
 
 /* The slices: where the one that is being read begins, 0 or 2 * SIDE, and what this thread loads of the next ACROSS slice: of one
@@ -55,9 +54,8 @@ typedef struct {
     Quad prefetched[PREFETCHED];
 } Stream;
 
+SHARED Task task;
 SHARED Work work;
-SHARED Keys keys;
-SHARED int item;
 SHARED int positions[2][64]; /* of 64 others, and of the next 64 */
 SHARED float4 weights[64 * WEIGHTS];
 SHARED float4 slices[4 * SIDE];
@@ -116,7 +114,7 @@ DEVICE void finish_across(const Stream *stream) {
 DEVICE void start_across(Stream *stream, const Args *args, int pair, int buffer) {
     int row = side_row(opaque(thread_index())), other = positions[buffer][row];
     stream->stop = other >= 0 ? args->head_dim : 0;
-    stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own_position(&work.tile, row));
+    stream->own = row_in(view_of(args, OF_KEYS, pair), work.own[pair], own_position(&task.tile, row));
     stream->other = row_in(view_of(args, !OF_KEYS, pair), work.other[pair], max_of(other, 0));
     load_across(stream, args, 0);
 }

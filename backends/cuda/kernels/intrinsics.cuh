@@ -24,7 +24,7 @@
    Warps      of 32 threads, all of which take part
               synchronize_warp(), ballot(condition), shuffle(value, lane), shuffle_xor(value, mask), shuffle_up(value, delta),
               shuffle_down(value, delta), shuffle_word(word, lane), shuffle_word_xor(word, mask),
-              warp_min(x), warp_max(x)      of ints
+              warp_min(x), warp_max(x), warp_sum(x)      of ints; bit_count(word) is of a thread alone
    Matrices   of 8 x 8 elements of 2 bytes in shared memory: lane i says where row i % 8 of matrix i / 8 is, at a multiple of 16
               load_matrix(out, row), load_matrices_2(out, row), load_matrices_4(out, row); the same ..._transposed
               lane i gets elements (i / 4, i % 4 * 2 + {0, 1}) of each; transposed, (i % 4 * 2 + {0, 1}, i / 4)
@@ -162,10 +162,12 @@ DEVICE float shuffle_up(float value, int delta) { return __shfl_up_sync(ALL_LANE
 DEVICE float shuffle_down(float value, int delta) { return __shfl_down_sync(ALL_LANES, value, delta); }
 DEVICE unsigned shuffle_word(unsigned word, int lane) { return __shfl_sync(ALL_LANES, word, lane); }
 DEVICE unsigned shuffle_word_xor(unsigned word, int mask) { return __shfl_xor_sync(ALL_LANES, word, mask); }
+DEVICE int bit_count(unsigned word) { return __popc(word); }
 
 #if __CUDA_ARCH__ >= 800
 DEVICE int warp_min(int x) { return __reduce_min_sync(ALL_LANES, x); }
 DEVICE int warp_max(int x) { return __reduce_max_sync(ALL_LANES, x); }
+DEVICE int warp_sum(int x) { return __reduce_add_sync(ALL_LANES, x); }
 #else
 DEVICE int warp_min(int x) {
     for (int mask = 16; mask; mask /= 2)
@@ -173,6 +175,11 @@ DEVICE int warp_min(int x) {
     return x;
 }
 DEVICE int warp_max(int x) { return ~warp_min(~x); }
+DEVICE int warp_sum(int x) {
+    for (int mask = 16; mask; mask /= 2)
+        x += (int)shuffle_word_xor(x, mask);
+    return x;
+}
 #endif
 
 /* Matrices */

@@ -113,10 +113,10 @@ DEVICE void copy_chunk(uint4 *to, HeadRows from, int position, int chunk, int he
 #endif
 }
 
-/* A thread's chunks of a row. */
+/* A thread's chunks of a row: element by element one after the other, for each takes many registers. */
 DEVICE void copy_row(uint4 *slot, int row, HeadRows from, int position, int head_dim) {
     int lane = this_thread() % ROW_LANES;
-#pragma unroll
+#pragma unroll (VECTOR ? CHUNKS : 1)
     for (int chunk = 0; chunk < CHUNKS; chunk += ROW_LANES)
         copy_chunk(slot + swizzled(row, chunk + lane), from, position, chunk + lane, head_dim);
 }
@@ -124,40 +124,54 @@ DEVICE void copy_row(uint4 *slot, int row, HeadRows from, int position, int head
 /* Starts copying the rows of a tile. */
 DEVICE void copy_tile(uint4 *slot, HeadRows from, const Tile *tile, int head_dim) {
     int first = this_thread() / ROW_LANES;
-#pragma unroll
+#pragma unroll (VECTOR ? TILE_ROWS : 1)
     for (int i = 0; i < TILE_ROWS; i += COPIED)
         copy_row(slot, first + i, from, first + i < tile->rows ? own_position(tile, first + i) : -1, head_dim);
     copy_async_commit();
 }
 
-/* Starts copying COLUMNS rows, from number `column` of the window on. Positions are read ahead: copies that follow each other at
-   once are faster. */
+/* Starts copying COLUMNS rows, from number `column` of the window on. Positions are read ahead, but for copies element by element:
+   copies that follow each other at once are faster. */
 DEVICE void copy_columns(uint4 *slot, HeadRows from, const Columns *columns, int column, int head_dim) {
-    int first = this_thread() / ROW_LANES, position[COLUMNS / COPIED + 1];
+    int first = this_thread() / ROW_LANES;
+    const int *position = columns->position + column % WINDOW + first;
     if (COPIED <= COLUMNS || first < COLUMNS) {
+#if VECTOR
+        int ahead[COLUMNS / COPIED + 1];
 #pragma unroll
         for (int i = 0; i < COLUMNS; i += COPIED)
-            position[i / COPIED] = columns->position[column % WINDOW + first + i];
+            ahead[i / COPIED] = position[i];
 #pragma unroll
         for (int i = 0; i < COLUMNS; i += COPIED)
-            copy_row(slot, first + i, from, position[i / COPIED], head_dim);
+            copy_row(slot, first + i, from, ahead[i / COPIED], head_dim);
+#else
+#pragma unroll 1
+        for (int i = 0; i < COLUMNS; i += COPIED)
+            copy_row(slot, first + i, from, position[i], head_dim);
+#endif
     }
     copy_async_commit();
 }
 
 /* Columns */
 
+/* Notes of 32 columns, once a warp, the lowest and highest position. */
+DEVICE void put_range(Columns *columns, int slot, int lowest, int highest) {
+    if (slot % 32 == 0)
+        columns->lowest[slot / 32] = lowest, columns->highest[slot / 32] = highest;
+}
+
 /* Puts column number `index` into the window. All threads call it, each for a column. */
 DEVICE void put_column(Columns *columns, int index, int position, float bias, int bounds) {
-    int slot = index % WINDOW, lowest = MAX_POSITION, highest = -1;
+    int slot = index % WINDOW;
     unsigned biased = ballot(bias != 0.0f), any = ballot(position >= 0);
     columns->position[slot] = position;
-    if (bounds)
-        lowest = warp_min(position < 0 ? lowest : position), highest = warp_max(position);
-    else if (any)
-        lowest = 0, highest = MAX_POSITION;
     if (slot % 32 == 0)
-        columns->biased[slot / 32] = biased, columns->lowest[slot / 32] = lowest, columns->highest[slot / 32] = highest;
+        columns->biased[slot / 32] = biased;
+    if (bounds)
+        put_range(columns, slot, warp_min(position < 0 ? MAX_POSITION : position), warp_max(position));
+    else
+        put_range(columns, slot, any ? 0 : MAX_POSITION, any ? MAX_POSITION : -1);
 }
 
 /* The lowest and the highest position of the SCORE_COLUMNS columns from number `slot` of the window on. */

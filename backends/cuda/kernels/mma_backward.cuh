@@ -13,7 +13,8 @@
            for each SCORE_COLUMNS of them:
                score tiles (registers) = row fragments . column fragments, of both tensors --> P, dS (registers)
                gradients (registers) += P, dS . column fragments, transposed
-       gradients --> `buffer` (shared) --> global memory, written or, for later groups, added
+       gradients --> `buffer` (shared) --> global memory, written or, for later groups, added;    meanwhile the first warp finds
+           the next tile
 
    Shared memory while half h of `buffer` is computed with, from one barrier to the next:
 
@@ -47,9 +48,6 @@
 #define SPARE (FRAGMENTS * STEPS > 7)
 #endif
 #define HELD (STEPS - SPARE)
-
-/* Query heads of a key head. */
-DEVICE int group_of(const Args *args) { return args->heads / opaque(args->kv_heads); }
 
 /* Loads the fragments of this warp's rows of a head of two tensors, through `buffer`, which is free before and after. */
 DEVICE void load_row_fragments(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch,
@@ -130,10 +128,8 @@ DEVICE void write_chunk(Storage *to, const float *sums, int count) {
 #endif
 }
 
-/* Writes a gradient of the tile's rows, factor * sum, through `buffer`, which is free before and after; or adds it to what is
-   there. 0 in rows that see nothing by `lse` (of the head) or `mask` (of the batch element), either of which may be null. */
-DEVICE void write_gradient(HeadRows to, Sums sum, float factor, uint4 *buffer, const float *lse, const unsigned char *mask,
-                           const Args *args, const Tile *tile) {
+/* Leaves a gradient of the tile's rows, factor * sum, in `buffer`, which is free before. */
+DEVICE void stage_gradient(uint4 *buffer, Sums sum, float factor) {
     unsigned thread = this_thread();
     float *floats = (float *)buffer;
 #pragma unroll
@@ -146,6 +142,13 @@ DEVICE void write_gradient(HeadRows to, Sums sum, float factor, uint4 *buffer, c
                 pair[0] = factor * sum[m][n][2 * h], pair[1] = factor * sum[m][n][2 * h + 1];
             }
     synchronize();
+}
+
+/* Writes a gradient of the tile's rows from `buffer`, or adds it to what is there. 0 in rows that see nothing by `lse` (of the
+   head) or `mask` (of the batch element), either of which may be null. */
+DEVICE void write_gradient(HeadRows to, const uint4 *buffer, const float *lse, const unsigned char *mask, const Args *args,
+                           const Tile *tile) {
+    unsigned thread = this_thread();
 #pragma unroll 1
     for (unsigned i = thread; i < TILE_ROWS * CHUNKS; i += THREADS) {
         int row = i / CHUNKS, chunk = i % CHUNKS, count = args->head_dim - chunk * 8, position = own_position(tile, row);
@@ -153,7 +156,7 @@ DEVICE void write_gradient(HeadRows to, Sums sum, float factor, uint4 *buffer, c
             continue;
         int live = (!lse || LOAD(lse + position) != NEG_INF) && (!mask || !LOAD(mask + position * args->mask_row));
         Storage *there = to.data + position * to.row + chunk * 8;
-        const float4 *from = (const float4 *)floats + swizzled(row, chunk) * 2;
+        const float4 *from = (const float4 *)buffer + swizzled(row, chunk) * 2;
         int second = thread / 4 % 2; /* of eight lanes, four read the second half first: all banks at once */
         float4 one = from[second], other = from[!second], low = second ? other : one, high = second ? one : other;
         float sums[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -164,7 +167,6 @@ DEVICE void write_gradient(HeadRows to, Sums sum, float factor, uint4 *buffer, c
             add_chunk(sums, there, count);
         write_chunk(there, sums, count);
     }
-    synchronize();
 }
 
 /* 0 in `weight` where a column is not from row - back to row + ahead. */

@@ -40,23 +40,19 @@ DEVICE void key_score_gradients(Scores p, Scores ds, const float2 *column_terms,
 }
 
 KERNEL(mma_dkeyvalue) {
-    SHARED int item, batch, heads_end;
-    SHARED Tile tile;
-    SHARED Keys keys;
+    SHARED Task task;
+    SHARED int heads_end;
     SHARED Columns columns;
     SHARED float2 terms[WINDOW];
     SHARED uint4 buffer[2 * HALF], spare[(SPARE ? SPARE : 1) * FRAGMENTS * THREADS];
-    int element;
-    Tile found;
-    start_tiles(&item);
-    while (next_tile(&args, &item, &found, &element)) {
+    first_tile(&task, &args, 1);
+    while (task.tile.rows) {
         unsigned own_key[FRAGMENTS][STEPS][4], own_value[FRAGMENTS][STEPS][4];
         Sums dkey, dvalue;
-        if (thread_index() == 0)
-            tile = found, batch = element, heads_end = (found.head + 1) * group_of(&args);
-        synchronize();
+        if (is_first())
+            heads_end = (task.tile.head + 1) * group_of(&args);
         clear(dkey), clear(dvalue);
-        load_row_fragments(own_key, own_value, buffer, args.key, args.value, batch, tile.head, &args, &tile);
+        load_row_fragments(own_key, own_value, buffer, args.key, args.value, task.batch, task.tile.head, &args, &task.tile);
 #pragma unroll
         for (int k = HELD; k < STEPS; k++)
 #pragma unroll
@@ -66,29 +62,23 @@ KERNEL(mma_dkeyvalue) {
             }
 #pragma unroll 1
         for (int head = heads_end - group_of(&args); head < heads_end; head++) {
-            if (thread_index() == 0) {
-                int end = own_position(&tile, tile.rows - 1) + args.back + 1;
-                find_keys(&keys, &args, tile.row, serving_branches(&args, tile.set, head), tile.row - args.ahead, end);
-                find_place(&keys, &args, batch, head);
-            }
+            locate_query(&columns, terms, &task.keys, &args, task.batch, head, this_thread());
             synchronize();
-            locate_query(&columns, terms, &keys, &args, batch, head, this_thread());
-            synchronize();
-            copy_pair(buffer, &columns, 0, args.query, args.dout, batch, head, args.head_dim);
+            copy_pair(buffer, &columns, 0, args.query, args.dout, task.batch, head, args.head_dim);
 #pragma unroll 1
-            for (int column = 0; column < keys.total; column += SCORE_COLUMNS) {
+            for (int column = 0; column < task.keys.total; column += SCORE_COLUMNS) {
                 if (column % COLUMNS == 0) {
                     int next = column + COLUMNS, after = next + COLUMNS;
                     copy_async_wait(0);
                     synchronize();
-                    if (next < keys.total)
-                        copy_pair(buffer, &columns, next, args.query, args.dout, batch, head, args.head_dim);
-                    if (after < keys.total && after % THREADS == 0)
-                        locate_query(&columns, terms, &keys, &args, batch, head, after + this_thread());
+                    if (next < task.keys.total)
+                        copy_pair(buffer, &columns, next, args.query, args.dout, task.batch, head, args.head_dim);
+                    if (after < task.keys.total && after % THREADS == 0)
+                        locate_query(&columns, terms, &task.keys, &args, task.batch, head, after + this_thread());
                 }
                 int slot = column % WINDOW;
-                int begin = warp_begin(&tile), end = warp_end(&tile);
-                if (warp_is_idle(&tile) || none_seen(&columns, slot, begin, end, args.ahead, args.back))
+                int begin = warp_begin(&task.tile), end = warp_end(&task.tile);
+                if (warp_is_idle(&task.tile) || none_seen(&columns, slot, begin, end, args.ahead, args.back))
                     continue;
                 int compare = bounded(&args) && some_cut(&columns, slot, begin, end, args.ahead, args.back);
                 const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
@@ -98,7 +88,7 @@ KERNEL(mma_dkeyvalue) {
                 score_tile(p, own_key, STEPS, 0, columns_at);
                 synchronize_warp();
 #if DROPOUT
-                unsigned kept = kept_weights(&columns, slot, 1, &args, &keys, &tile);
+                unsigned kept = kept_weights(&columns, slot, 1, &args, &task.keys, &task.tile);
                 drop(ds, kept, args.keep_scale);
 #endif
                 key_score_gradients(p, ds, terms + slot, args.scale * LOG2E);
@@ -106,8 +96,8 @@ KERNEL(mma_dkeyvalue) {
                 drop(p, kept, 1.0f);
 #endif
                 if (compare) {
-                    mask_beyond(p, &columns, slot, args.ahead, args.back, &tile);
-                    mask_beyond(ds, &columns, slot, args.ahead, args.back, &tile);
+                    mask_beyond(p, &columns, slot, args.ahead, args.back, &task.tile);
+                    mask_beyond(ds, &columns, slot, args.ahead, args.back, &task.tile);
                 }
                 accumulate(dvalue, p, columns_at + HALF / 2);
                 synchronize_warp();
@@ -115,9 +105,22 @@ KERNEL(mma_dkeyvalue) {
             }
             copy_async_wait(0);
             synchronize();
+            if (head + 1 == heads_end)
+                break;
+            if (in_first_warp())
+                find_keys(&task.keys, &args, &task.tile, task.batch, head + 1, args.ahead, args.back);
+            synchronize();
         }
+        int batch = task.batch, number = take_number(&task, &args);
+        Tile tile = task.tile;
         const unsigned char *mask = args.mask ? args.mask + batch * args.mask_batch : args.mask;
-        write_gradient(rows_of(args.dkey, batch, tile.head), dkey, args.scale, buffer, 0, mask, &args, &tile);
-        write_gradient(rows_of(args.dvalue, batch, tile.head), dvalue, KEEP_SCALE(&args), buffer, 0, mask, &args, &tile);
+        stage_gradient(buffer, dkey, args.scale);
+        Found next = find_tile(&args, number);
+        write_gradient(rows_of(args.dkey, batch, tile.head), buffer, 0, mask, &args, &tile);
+        synchronize();
+        stage_gradient(buffer, dvalue, KEEP_SCALE(&args));
+        write_gradient(rows_of(args.dvalue, batch, tile.head), buffer, 0, mask, &args, &tile);
+        begin_tile(&task, &args, &next, 1);
+        synchronize();
     }
 }

@@ -6,46 +6,38 @@
 #include "mma_dquery.cuh"
 
 KERNEL(mma_dquery) {
-    SHARED int item, batch, key_head;
-    SHARED Tile tile;
-    SHARED Keys keys;
+    SHARED Task task;
+    SHARED int key_head;
     SHARED Columns columns;
     SHARED float biases[WINDOW];
     SHARED uint4 buffer[2 * HALF];
-    int element;
-    Tile found;
-    start_tiles(&item);
-    while (next_tile(&args, &item, &found, &element)) {
+    first_tile(&task, &args, 0);
+    while (task.tile.rows) {
         unsigned own_query[FRAGMENTS][STEPS][4], own_dout[FRAGMENTS][STEPS][4];
         Sums dquery;
         float shift[FRAGMENTS][2], delta[FRAGMENTS][2];
-        if (thread_index() == 0) {
-            int end = own_position(&found, found.rows - 1) + args.ahead + 1;
-            tile = found, batch = element, key_head = found.head / group_of(&args);
-            find_keys(&keys, &args, found.row, found.set, found.row - args.back, end);
-            find_place(&keys, &args, element, found.head);
-        }
-        synchronize();
+        if (is_first())
+            key_head = task.tile.head / group_of(&args);
         clear(dquery);
-        row_terms(shift, delta, line_of(&args, batch, tile.head), &args, &tile);
-        load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, batch, tile.head, &args, &tile);
-        locate_column(&columns, biases, &keys, &args, batch, this_thread());
+        row_terms(shift, delta, line_of(&args, task.batch, task.tile.head), &args, &task.tile);
+        load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, task.batch, task.tile.head, &args, &task.tile);
+        locate_column(&columns, biases, &task.keys, &args, task.batch, this_thread());
         synchronize();
-        copy_pair(buffer, &columns, 0, args.key, args.value, batch, key_head, args.head_dim);
+        copy_pair(buffer, &columns, 0, args.key, args.value, task.batch, key_head, args.head_dim);
 #pragma unroll 1
-        for (int column = 0; column < keys.total; column += SCORE_COLUMNS) {
+        for (int column = 0; column < task.keys.total; column += SCORE_COLUMNS) {
             if (column % COLUMNS == 0) {
                 int next = column + COLUMNS, after = next + COLUMNS;
                 copy_async_wait(0);
                 synchronize();
-                if (next < keys.total)
-                    copy_pair(buffer, &columns, next, args.key, args.value, batch, key_head, args.head_dim);
-                if (after < keys.total && after % THREADS == 0)
-                    locate_column(&columns, biases, &keys, &args, batch, after + this_thread());
+                if (next < task.keys.total)
+                    copy_pair(buffer, &columns, next, args.key, args.value, task.batch, key_head, args.head_dim);
+                if (after < task.keys.total && after % THREADS == 0)
+                    locate_column(&columns, biases, &task.keys, &args, task.batch, after + this_thread());
             }
             int slot = column % WINDOW;
-            int begin = warp_begin(&tile), end = warp_end(&tile);
-            if (warp_is_idle(&tile) || none_seen(&columns, slot, begin, end, args.back, args.ahead))
+            int begin = warp_begin(&task.tile), end = warp_end(&task.tile);
+            if (warp_is_idle(&task.tile) || none_seen(&columns, slot, begin, end, args.back, args.ahead))
                 continue;
             int compare = bounded(&args) && some_cut(&columns, slot, begin, end, args.back, args.ahead);
             const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
@@ -53,17 +45,23 @@ KERNEL(mma_dquery) {
             score_tile(p, own_query, STEPS, 0, columns_at);
             score_tile(ds, own_dout, STEPS, 0, columns_at + HALF / 2);
 #if DROPOUT
-            drop(ds, kept_weights(&columns, slot, -1, &args, &keys, &tile), args.keep_scale);
+            drop(ds, kept_weights(&columns, slot, -1, &args, &task.keys, &task.tile), args.keep_scale);
 #endif
             const float *found = columns.biased[slot / 32] ? biases + slot : 0;
             query_score_gradients(ds, p, found, args.scale * LOG2E, shift, delta);
             if (compare)
-                mask_beyond(ds, &columns, slot, args.back, args.ahead, &tile);
+                mask_beyond(ds, &columns, slot, args.back, args.ahead, &task.tile);
             accumulate(dquery, ds, columns_at);
         }
+        int batch = task.batch, number = take_number(&task, &args);
+        Tile tile = task.tile;
         copy_async_wait(0);
         synchronize();
+        stage_gradient(buffer, dquery, args.scale);
+        Found next = find_tile(&args, number);
         const float *lse = args.lse + line_of(&args, batch, tile.head);
-        write_gradient(rows_of(args.dquery, batch, tile.head), dquery, args.scale, buffer, lse, 0, &args, &tile);
+        write_gradient(rows_of(args.dquery, batch, tile.head), buffer, lse, 0, &args, &tile);
+        begin_tile(&task, &args, &next, 0);
+        synchronize();
     }
 }

@@ -58,7 +58,7 @@ DEVICE void copy_step(uint4 *buffer, const Columns *columns, int column, int bat
 
 /* Notes the terms of the scores of the tile's rows, as `row_terms` has them; what they are for a thread's rows. */
 DEVICE void note_terms(float2 *terms, long long line, const Args *args, const Tile *tile) {
-    int row = thread_index();
+    int row = this_thread();
     if (row >= TILE_ROWS)
         return;
     int position = own_position(tile, row);
@@ -107,55 +107,47 @@ DEVICE void accumulate_step(Sums sum, Rounded own, const uint4 *slot, const uint
 }
 
 KERNEL(mma_dquery_pairs) {
-    SHARED int item, batch, key_head;
-    SHARED Tile tile;
-    SHARED Keys keys;
+    SHARED Task task;
+    SHARED int key_head;
     SHARED Columns columns;
     SHARED float biases[WINDOW];
     SHARED float2 terms[TILE_ROWS];
     DYNAMIC_SHARED(bytes);
     uint4 *buffer = (uint4 *)bytes, *exchange = buffer + 5 * SLOT;
-    int element;
-    Tile found;
-    start_tiles(&item);
-    while (next_tile(&args, &item, &found, &element)) {
+    first_tile(&task, &args, 0);
+    while (task.tile.rows) {
         unsigned own_query[FRAGMENTS][STEPS][4], own_dout[FRAGMENTS][STEPS][4];
         Rounded rounded;
         Sums dquery;
         int pending = 0; /* whether the last step has left dS */
-        if (thread_index() == 0) {
-            int end = own_position(&found, found.rows - 1) + args.ahead + 1;
-            tile = found, batch = element, key_head = found.head / group_of(&args);
-            find_keys(&keys, &args, found.row, found.set, found.row - args.back, end);
-            find_place(&keys, &args, element, found.head);
-        }
-        synchronize();
+        if (is_first())
+            key_head = task.tile.head / group_of(&args);
         clear(dquery);
-        note_terms(terms, line_of(&args, batch, tile.head), &args, &tile);
-        locate_column(&columns, biases, &keys, &args, batch, this_thread());
-        load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, batch, tile.head, &args, &tile);
-        copy_step(buffer, &columns, 0, batch, key_head, &args);
+        note_terms(terms, line_of(&args, task.batch, task.tile.head), &args, &task.tile);
+        locate_column(&columns, biases, &task.keys, &args, task.batch, this_thread());
+        load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, task.batch, task.tile.head, &args, &task.tile);
+        copy_step(buffer, &columns, 0, task.batch, key_head, &args);
 #pragma unroll 1
         for (int column = 0;; column += COLUMNS) {
             int next = column + COLUMNS, after = next + COLUMNS;
             copy_async_wait(0);
             synchronize();
-            if (next < keys.total)
-                copy_step(buffer, &columns, next, batch, key_head, &args);
-            if (after < keys.total && after % THREADS == 0)
-                locate_column(&columns, biases, &keys, &args, batch, after + this_thread());
+            if (next < task.keys.total)
+                copy_step(buffer, &columns, next, task.batch, key_head, &args);
+            if (after < task.keys.total && after % THREADS == 0)
+                locate_column(&columns, biases, &task.keys, &args, task.batch, after + this_thread());
             if (pending)
                 accumulate_step(dquery, rounded, exchange + exchange_slot(next), buffer + key_slot(after));
             pending = 0;
-            if (column >= keys.total)
+            if (column >= task.keys.total)
                 break;
             int slot = column % WINDOW;
-            if (warp_is_idle(&tile) || none_seen(&columns, slot, warp_begin(&tile), warp_end(&tile), args.back, args.ahead))
+            if (warp_is_idle(&task.tile) || none_seen(&columns, slot, warp_begin(&task.tile), warp_end(&task.tile), args.back, args.ahead))
                 continue;
             int first = share(this_thread()) * SCORE_COLUMNS;
             Scores p, ds;
 #if DROPOUT
-            unsigned kept = kept_weights(&columns, slot + first, -1, &args, &keys, &tile);
+            unsigned kept = kept_weights(&columns, slot + first, -1, &args, &task.keys, &task.tile);
 #endif
             score_tile(p, own_query, STEPS, 0, buffer + key_slot(column) + first * CHUNKS);
             score_tile(ds, own_dout, STEPS, 0, buffer + value_slot(column) + first * CHUNKS);
@@ -168,13 +160,19 @@ KERNEL(mma_dquery_pairs) {
             own_terms(shift, delta, terms);
             const float *found = columns.biased[slot / 32] ? biases + slot + first : 0;
             query_score_gradients(ds, p, found, args.scale * LOG2E, shift, delta);
-            if (bounded(&args) && some_cut(&columns, slot, warp_begin(&tile), warp_end(&tile), args.back, args.ahead))
-                mask_beyond(ds, &columns, slot + first, args.back, args.ahead, &tile);
+            if (bounded(&args) && some_cut(&columns, slot, warp_begin(&task.tile), warp_end(&task.tile), args.back, args.ahead))
+                mask_beyond(ds, &columns, slot + first, args.back, args.ahead, &task.tile);
             round_and_share(rounded, ds, exchange + exchange_slot(column));
             pending = 1;
         }
+        int batch = task.batch, number = take_number(&task, &args);
+        Tile tile = task.tile;
         synchronize();
+        stage_gradient(buffer, dquery, args.scale);
+        Found next = find_tile(&args, number);
         const float *lse = args.lse + line_of(&args, batch, tile.head);
-        write_gradient(rows_of(args.dquery, batch, tile.head), dquery, args.scale, buffer, lse, 0, &args, &tile);
+        write_gradient(rows_of(args.dquery, batch, tile.head), buffer, lse, 0, &args, &tile);
+        begin_tile(&task, &args, &next, 0);
+        synchronize();
     }
 }

@@ -8,7 +8,7 @@
            score tile (registers) = query fragments . key fragments
            online softmax step: scores --> weights (registers), the left fragments of the next product
            wait for values j;    sum (registers) += weights . value fragments
-       sum / l --> shared, of a warp alone --> out;    m, l --> lse
+       sum / l --> shared, of a warp alone --> out;    m, l --> lse;    meanwhile the first warp finds the next tile
 
    A warp computes 16 * FRAGMENTS of the tile's rows; `mma.cuh` draws how: scores, weights and sums stay in its registers. With
    SLOTS 3 there are two slots for keys and one for values; with SLOTS 2, one each, and keys j + 1 are copied while values j are
@@ -61,10 +61,8 @@
 /* What all threads need to know of a tile of rows; registers have no room for it. `key` and `value` are of its head. */
 typedef struct {
     float total[THREADS][FRAGMENTS][2];
-    Tile tile;
-    int batch, item;
+    Task task;
     Storage *key, *value;
-    Keys keys;
     Columns columns;
     float bias[WINDOW];
 } TileState;
@@ -87,7 +85,7 @@ DEVICE void copy_keys(uint4 *slot, Storage *from, long long stride, const TileSt
 /* Locates THREADS keys, from number `from` on. */
 DEVICE void locate_keys(TileState *shared, const Args *args, int from) {
     float bias;
-    int index = from + thread_index(), position = locate_key(&shared->keys, args, shared->batch, index, &bias);
+    int index = from + this_thread(), position = locate_key(&shared->task.keys, args, shared->task.batch, index, &bias);
     shared->bias[index % WINDOW] = bias;
     put_column(&shared->columns, index, position, bias, bounded(args));
 }
@@ -130,8 +128,8 @@ DEVICE void scale_and_mask(Scores score, const Args *args, const TileState *shar
     }
     if (!compare)
         return;
-    unsigned step = shared->tile.step, between = (unsigned)args->back + args->ahead;
-    unsigned lowest = shared->tile.row + own_row(thread, 0, 0) * step - args->back; /* of no row, it may wrap */
+    unsigned step = shared->task.tile.step, between = (unsigned)args->back + args->ahead;
+    unsigned lowest = shared->task.tile.row + own_row(thread, 0, 0) * step - args->back; /* of no row, it may wrap */
 #pragma unroll
     for (int n = 0; n < SCORE_COLUMNS / 8; n++) {
         int column = slot + n * 8 + thread % 4 * 2;
@@ -197,11 +195,11 @@ DEVICE void drop_weights(Weights weight, const TileState *shared, const Args *ar
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int row = own_position(&shared->tile, own_row(thread, f, h));
+            int row = own_position(&shared->task.tile, own_row(thread, f, h));
             unsigned kept = 0;
 #pragma unroll 1
             for (int i = 0; i < SCORE_COLUMNS / 4; i++)
-                kept |= keeps(args, &shared->keys, row, positions[i / 2 * 8 + i % 2]) << i;
+                kept |= keeps(args, &shared->task.keys, row, positions[i / 2 * 8 + i % 2]) << i;
 #pragma unroll
             for (int n = 0; n < SCORE_COLUMNS / 8; n++)
                 weight[n / 2][f][n % 2 * 2 + h] &= (kept >> 2 * n & 1 ? 0xffffu : 0u) | (kept >> 2 * n & 2 ? 0xffff0000u : 0u);
@@ -248,10 +246,9 @@ DEVICE void start_rows(Rows *rows, float (*total)[2], const Args *args, const Ti
         }
 }
 
-/* Writes out and lse, through shared memory that only this warp uses. */
-DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const Tile *tile, int batch, uint4 *stage) {
+/* Writes lse, and, to shared memory that only this warp uses, out. */
+DEVICE void stage_rows(uint4 *stage, Rows *rows, float (*totals)[2], const Args *args, const Tile *tile, int batch) {
     unsigned thread = this_thread(), lane = thread % 32;
-    HeadRows out = rows_of(args->out, batch, tile->head);
     float *lse = lse_of(args, tile, batch);
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
@@ -272,6 +269,12 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
             }
         }
     synchronize_warp();
+}
+
+/* Writes out. */
+DEVICE void write_rows(const uint4 *stage, const Args *args, const Tile *tile, int batch) {
+    unsigned thread = this_thread(), lane = thread % 32;
+    HeadRows out = rows_of(args->out, batch, tile->head);
     for (int i = lane / ROW_LANES; i < ROWS; i += 32 / ROW_LANES) {
         int row = first_row(thread) + i;
         if (row >= tile->rows)
@@ -290,19 +293,17 @@ DEVICE void write_rows(Rows *rows, float (*totals)[2], const Args *args, const T
     }
 }
 
-/* What one thread prepares of a tile, for all. */
-DEVICE void begin_tile(TileState *shared, const Args *args, const Tile *tile, int batch) {
-    int kv_head = tile->head / (opaque(args->heads) / args->kv_heads), last = own_position(tile, tile->rows - 1);
-    shared->tile = *tile, shared->batch = batch;
-    shared->key = rows_of(args->key, batch, kv_head).data, shared->value = rows_of(args->value, batch, kv_head).data;
-    find_keys(&shared->keys, args, tile->row, tile->set, tile->row - args->back, last + args->ahead + 1);
-    find_place(&shared->keys, args, batch, tile->head);
+/* Notes where the key head of the tile begins. */
+DEVICE void find_heads(TileState *shared, const Args *args) {
+    int batch = shared->task.batch, head = shared->task.tile.head / group_of(args);
+    shared->key = rows_of(args->key, batch, head).data, shared->value = rows_of(args->value, batch, head).data;
 }
 
 /* Whether any row of the warp sees any of the keys from number `slot` of the window on. */
 DEVICE int warp_sees_any(const TileState *shared, const Args *args, int slot) {
-    int row = first_row(this_thread()), first = own_position(&shared->tile, row), last = own_position(&shared->tile, row + ROWS - 1);
-    return row < shared->tile.rows && !none_seen(&shared->columns, slot, first, last, args->back, args->ahead);
+    const Tile *tile = &shared->task.tile;
+    int row = first_row(this_thread()), first = own_position(tile, row), last = own_position(tile, row + ROWS - 1);
+    return row < tile->rows && !none_seen(&shared->columns, slot, first, last, args->back, args->ahead);
 }
 
 /* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to
@@ -311,7 +312,8 @@ DEVICE void attend(Weights weight, Rows *rows, TileState *shared, const Args *ar
                    const uint4 *keys, int raise) {
     const Columns *columns = &shared->columns;
     float (*total)[2] = shared->total[this_thread()], added[FRAGMENTS][2], scale = args->scale * LOG2E;
-    int row = first_row(this_thread()), first = own_position(&shared->tile, row), last = own_position(&shared->tile, row + ROWS - 1);
+    const Tile *tile = &shared->task.tile;
+    int row = first_row(this_thread()), first = own_position(tile, row), last = own_position(tile, row + ROWS - 1);
     int compare = bounded(args) && some_cut(columns, slot, first, last, args->back, args->ahead);
     int plain = !compare && !columns->biased[slot / 32] && !columns->biased[slot / 32 + 1] && scale >= 0.0f;
     do {
@@ -339,25 +341,26 @@ DEVICE void accumulate(Rows *rows, Weights weight, const uint4 *values) {
         multiply_along(rows->sum, weight[k], values + k * 16 * CHUNKS, own);
 }
 
-DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, TileState *shared, uint4 *slots) {
+/* Computes the block's tile, and finds the next one. */
+DEVICE void compute_tile(const Args *args, TileState *shared, uint4 *slots) {
     uint4 *queries = slots + (HELD ? SLOTS - 2 : SLOTS) * SLOT, *values = slots + (SLOTS - 1) * SLOT;
-    copy_tile(queries, rows_of(args->query, batch, tile->head), tile, args->head_dim);
-    if (thread_index() == 0)
-        begin_tile(shared, args, tile, batch);
-    synchronize();
+    Tile tile = shared->task.tile;
+    copy_tile(queries, rows_of(args->query, shared->task.batch, tile.head), &tile, args->head_dim);
+    if (is_first())
+        find_heads(shared, args);
     locate_keys(shared, args, 0);
     synchronize();
     copy_keys(slots, shared->key, args->key.row, shared, 0, args->head_dim);
 
     Rows rows;
-    start_rows(&rows, shared->total[this_thread()], args, &shared->tile, shared->batch);
+    start_rows(&rows, shared->total[this_thread()], args, &shared->task.tile, shared->task.batch);
     copy_async_wait(1);
     synchronize();
     if (HELD)
         load_fragments(rows.query, queries);
 
-    for (int column = 0; column < shared->keys.total; column += COLUMNS) {
-        int next = column + COLUMNS, after = next + COLUMNS, more = next < shared->keys.total;
+    for (int column = 0; column < shared->task.keys.total; column += COLUMNS) {
+        int next = column + COLUMNS, after = next + COLUMNS, more = next < shared->task.keys.total;
         const uint4 *keys = slots + (SLOTS > 2 ? column / COLUMNS % 2 * SLOT : 0);
         uint4 *next_keys = slots + (SLOTS > 2 ? next / COLUMNS % 2 * SLOT : 0);
         copy_async_wait(0);
@@ -365,7 +368,7 @@ DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, TileStat
         copy_keys(values, shared->value, args->value.row, shared, column, args->head_dim);
         if (SLOTS > 2 && more)
             copy_keys(next_keys, shared->key, args->key.row, shared, next, args->head_dim);
-        if (after < shared->keys.total && after % THREADS == 0)
+        if (after < shared->task.keys.total && after % THREADS == 0)
             locate_keys(shared, args, after);
         int seen = warp_sees_any(shared, args, column % WINDOW);
         Weights weight;
@@ -381,17 +384,21 @@ DEVICE void compute_tile(const Args *args, const Tile *tile, int batch, TileStat
         if (seen)
             accumulate(&rows, weight, values);
     }
+    int batch = shared->task.batch, number = take_number(&shared->task, args);
+    tile = shared->task.tile;
     copy_async_wait(0);
     synchronize();
-    write_rows(&rows, shared->total[this_thread()], args, &shared->tile, shared->batch, slots);
+    stage_rows(slots, &rows, shared->total[this_thread()], args, &tile, batch);
+    Found next = find_tile(args, number);
+    write_rows(slots, args, &tile, batch);
+    begin_tile(&shared->task, args, &next, 0);
+    synchronize();
 }
 
 KERNEL(mma_forward) {
     SHARED TileState shared;
     DYNAMIC_SHARED(bytes);
-    Tile tile;
-    int batch;
-    start_tiles(&shared.item);
-    while (next_tile(&args, &shared.item, &tile, &batch))
-        compute_tile(&args, &tile, batch, &shared, (uint4 *)bytes);
+    first_tile(&shared.task, &args, 0);
+    while (shared.task.tile.rows)
+        compute_tile(&args, &shared, (uint4 *)bytes);
 }

@@ -106,6 +106,13 @@ def test_least_and_most_of_a_warp(what: int, of_warp: Any) -> None:
     np.testing.assert_array_equal(each(given, what), np.repeat(want, 32))
 
 
+def test_sum_of_a_warp_and_bits_of_a_word() -> None:
+    given = GENERATOR.integers(0, 2**32, 128, np.uint32)
+    sums = (given & 0xFFFFFF).reshape(-1, 32).sum(axis=1, dtype=np.uint32)
+    np.testing.assert_array_equal(each(given, 16), np.repeat(sums, 32))
+    np.testing.assert_array_equal(each(given, 17), [int(word).bit_count() for word in given])
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_matrices_lie_in_registers_as_ptx_says(count: int, transposed: bool) -> None:

@@ -45,6 +45,8 @@ KERNEL(words) {
     case 13: out = ballot(word & 1); break;
     case 14: out = (unsigned)warp_min((int)word); break;
     case 15: out = (unsigned)warp_max((int)word); break;
+    case 16: out = (unsigned)warp_sum((int)(word & 0xffffff)); break;
+    case 17: out = (unsigned)bit_count(word); break;
     }
     STORE(args.out + place, out);
 }

@@ -48,4 +48,6 @@ DEVICE unsigned pack_bfloats(float low, float high) { return float_to_bfloat(low
 
 DEVICE float exp2_fast(float x) { return exp2f(x); }
 
+DEVICE int bit_count(unsigned word) { return __builtin_popcount(word); }
+
 #endif

@@ -119,6 +119,13 @@ static inline int host_least(int x, const char *place) {
     return x;
 }
 
+static inline int host_sum(int x, const char *place) {
+    uint32_t sum = (uint32_t)x;
+    for (int mask = WARP / 2; mask; mask /= 2)
+        sum += host_shuffle(sum, host.current ^ mask, place);
+    return (int)sum;
+}
+
 static inline uint32_t host_ballot(int condition, const char *place) {
     uint32_t result;
     host_together(&BALLOT, &result, &condition, 0, place);
@@ -148,6 +155,7 @@ static inline int host_below(int delta) { return host.current % WARP >= delta ? 
 #define shuffle_word_xor(word, mask) host_shuffle(word, host.current ^ (mask), HOST_PLACE)
 #define warp_min(x) host_least(x, HOST_PLACE)
 #define warp_max(x) (~host_least(~(x), HOST_PLACE))
+#define warp_sum(x) host_sum(x, HOST_PLACE)
 
 #define load_matrix(out, row) host_load(0, 0, out, row, HOST_PLACE)
 #define load_matrices_2(out, row) host_load(1, 0, out, row, HOST_PLACE)
