@@ -44,7 +44,6 @@ class Config:
     """How a kernel is compiled for `head_dims`, on devices of capability `since` and above, but below `before`: see `CudaKernel`.
 
     `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element.
-    `elements`: also where rows are read element by element, which takes more registers.
     """
 
     head_dims: tuple[int, ...]
@@ -55,7 +54,6 @@ class Config:
     defines: tuple[tuple[str, int], ...] = ()
     since: Capability = OLDEST
     before: Capability = (99, 0)
-    elements: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ MMA_BACKWARD = (
     Config((128,), 64, 3, 32),
 )
 MMA_DQUERY_PAIRS = tuple(
-    Config((128,), 128, 2, 64, 192, since=since, before=before, elements=False)
+    Config((128,), 128, 2, 64, 192, since=since, before=before)
     for since, before in ((AMPERE, (8, 6)), ((8, 7), (8, 9)), ((9, 0), (12, 0)))
 )
 """Where shared memory has room for two blocks of 54 KB. On the others products take longer than the loads of `mma_dquery`."""
@@ -176,8 +174,7 @@ def kernel_for(
         if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:
             continue
         for c in family.configs:
-            able = (vector or c.elements) and c.tile_rows <= most_rows
-            if able and size in c.head_dims and c.since <= capability < c.before:
+            if size in c.head_dims and c.since <= capability < c.before and c.tile_rows <= most_rows:
                 macros = (*defines, *c.defines)
                 return CudaKernel(family.source, family.name, c.threads, c.blocks, c.tile_rows, macros, c.shared_rows * size * 2)
     shown = f"{capability[0]}.{capability[1]}"

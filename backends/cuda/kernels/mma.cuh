@@ -92,24 +92,22 @@ DEVICE const void *fragment_at(const uint4 *slot, int own, int row, int step) {
 /* Copies */
 
 /* Starts copying a chunk of the row at `position`; zeros for a position of -1 and beyond head_dim: a copy of nothing has the
-   address of the head. */
+   address of the head. Element by element two at a time: more would want registers that are not there. */
 DEVICE void copy_chunk(uint4 *to, HeadRows from, int position, int chunk, int head_dim) {
     const Storage *source = row_at(from.data, position, from.row) + chunk * 8;
 #if VECTOR
     int present = position >= 0 && chunk * 8 < head_dim;
     copy_async_or_zero(to, present ? source : from.data, present);
 #else
-    unsigned words[4];
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 4; i++) {
         unsigned low = 0, high = 0;
         if (position >= 0 && chunk * 8 + 2 * i < head_dim)
             low = LOAD(source + 2 * i);
         if (position >= 0 && chunk * 8 + 2 * i + 1 < head_dim)
             high = LOAD(source + 2 * i + 1);
-        words[i] = low | high << 16;
+        ((unsigned *)to)[i] = low | high << 16;
     }
-    *to = make_uint4(words[0], words[1], words[2], words[3]);
 #endif
 }
 

@@ -58,7 +58,7 @@ DEVICE void copy_step(uint4 *buffer, const Columns *columns, int column, int bat
 
 /* Notes the terms of the scores of the tile's rows, as `row_terms` has them; what they are for a thread's rows. */
 DEVICE void note_terms(float2 *terms, long long line, const Args *args, const Tile *tile) {
-    int row = this_thread();
+    int row = thread_index();
     if (row >= TILE_ROWS)
         return;
     int position = own_position(tile, row);
@@ -123,8 +123,8 @@ KERNEL(mma_dquery_pairs) {
         if (is_first())
             key_head = task.tile.head / group_of(&args);
         clear(dquery);
-        note_terms(terms, line_of(&args, task.batch, task.tile.head), &args, &task.tile);
         locate_column(&columns, biases, &task.keys, &args, task.batch, this_thread());
+        note_terms(terms, line_of(&args, task.batch, task.tile.head), &args, &task.tile);
         load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, task.batch, task.tile.head, &args, &task.tile);
         copy_step(buffer, &columns, 0, task.batch, key_head, &args);
 #pragma unroll 1
