@@ -62,9 +62,9 @@ def _graph(device: torch.device) -> object | None:
     import torch
 
     current = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)
-    if current is None:
+    if current is None or device.type != "cuda":
         return None
-    with torch.cuda.device(device.index):
+    with torch.cuda.device(device):
         try:
             graph = current()
         except RuntimeError:  # captured by others than torch
