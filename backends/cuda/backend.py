@@ -1,4 +1,4 @@
-"""CUDA kernels of our own, in the `.cu` files of `kernels/`: all segments in one launch, compiled at first use.
+"""CUDA kernels of our own, in the `.cu` files of `kernels/`: a launch for each group of branches, compiled at first use.
 
 Blocks stay resident and compute tile after tile, those with the most keys first. A tile's rows run one online softmax over the
 keys of all their branches, each distinct key scored once. Branches that cannot share tiles make groups: one launch each, which
@@ -46,7 +46,7 @@ class CupyRaw(TiledBackend):
     """
 
     name = "cupy_raw"
-    summary = "our CUDA C++ kernels, all segments in one launch: CUDA from 5.2 on; half types on tensor cores from 7.5 on"
+    summary = "our kernels in CUDA C++, a launch for each group of branches: CUDA from 5.2 on; halves on tensor cores from 7.5 on"
     requires = ("torch", "cupy")
     extra = "cuda"
     limits = Limits(
