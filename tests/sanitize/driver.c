@@ -79,9 +79,9 @@ static int check(const InstructionSet *code, Problem p, int threads, double *con
     return right;
 }
 
-/* The last rows of each sequence alone, in buffers of their size, are those of the whole. */
-static int check_last(const InstructionSet *code, Problem p, int threads, const double *expected) {
-    int64_t rows = (p.seq + 1) / 2, first = p.seq - rows, row = p.heads * p.dim, size = rows * row * size_of(p.dtype);
+/* So many last rows of each sequence alone, in buffers of their size, are those of the whole. */
+static int check_last(const InstructionSet *code, Problem p, int threads, int64_t rows, const double *expected) {
+    int64_t first = p.seq - rows, row = p.heads * p.dim, size = rows * row * size_of(p.dtype);
     char *q = malloc((size_t)(p.batch * size)), *out = malloc((size_t)(p.batch * size));
     double *wanted = malloc(sizeof(double) * (size_t)(p.batch * rows * row));
     int32_t *lengths = malloc(4 * (size_t)p.batch);
@@ -97,6 +97,12 @@ static int check_last(const InstructionSet *code, Problem p, int threads, const 
     right &= agrees("out of the last rows", out, wanted, p.batch * rows * row, p.dtype, p.dtype);
     free(q), free(out), free(wanted), free(lengths), free(p.lse);
     return right;
+}
+
+/* The last row, which reads keys where they lie, and half of all rows. */
+static int check_some_last(const InstructionSet *code, Problem p, int threads, const double *expected) {
+    int right = check_last(code, p, threads, 1, expected);
+    return right & check_last(code, p, threads, (p.seq + 1) / 2, expected);
 }
 
 /* The next problem of the file, with the code for every instruction set. */
@@ -139,7 +145,7 @@ static int next(const int64_t *header, int number_of) {
     int right = 1, last = p.causal && !mask && !starts && p.classes == 1;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         for (int threads = 1; threads <= 4; threads += 3)
-            if (!check(codes[i], p, threads, expected) || (last && !check_last(codes[i], p, threads, expected[0]))) {
+            if (!check(codes[i], p, threads, expected) || (last && !check_some_last(codes[i], p, threads, expected[0]))) {
                 fprintf(stderr, "problem %d, %s, %d threads\n", number_of, codes[i]->name, threads);
                 right = 0;
             }

@@ -33,6 +33,7 @@
 #include "results.h"
 #include "packing.h"
 #include "dropout.h"
+#include "few_rows.h"
 
 /* A tile of scores: the rows in `vectors` vectors of slots from `first` on, `count` of them in use, with the columns from .. to - 1. */
 static void N(attend_tile)(
@@ -161,8 +162,8 @@ static void N(attend_row_list)(const Task *task, const RowList *list, int64_t co
     }
 }
 
-/* Pack the rows of the first `slots` slots with their state; return their lowest and highest row through `low` and `high`. */
-static void N(load_slots)(const Task *task, int64_t slots, int64_t *low, int64_t *high) {
+/* Set the state of the first `slots` slots; return their lowest and highest row through `low` and `high`. */
+static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_t *high) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
     *low = p->block_rows, *high = -1;
@@ -177,11 +178,15 @@ static void N(load_slots)(const Task *task, int64_t slots, int64_t *low, int64_t
         for (int n = 0; n < task->relations; n++)
             N(relate_row)(&s->relation[n], task->phase == BACKWARD_KEY, i, row < p->block_rows ? task->start + row : task->start);
     }
+}
+
+/* Pack the rows of the slots, and begin their sums. */
+static void N(load_slots)(const Task *task, int64_t slots) {
     N(pack_rows)(task, 0, slots);
     if (task->phase != FORWARD)
         N(pack_rows)(task, 1, slots);
     for (int a = 0; a < task->accumulators; a++)
-        memset(s->slot_sums[a], 0, (size_t)(slots * task->padded_dim) * sizeof(REAL));
+        memset(task->s.slot_sums[a], 0, (size_t)(slots * task->padded_dim) * sizeof(REAL));
 }
 
 /* The rows of some lists, in the first `slots` slots, with all columns that they see. */
@@ -190,7 +195,9 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
     const Problem *p = task->p;
     int64_t low, high, from = task->first_column, to = task->last_column;
     uint64_t among = 0;
-    N(load_slots)(task, slots, &low, &high);
+    int few = N(are_few)(task, lists, count);
+    N(start_slots)(task, slots, &low, &high);
+    few ? N(load_few)(task, slots) : N(load_slots)(task, slots);
     for (int i = 0; i < count; i++)
         among |= lists[i].set;
     if (task->before != UNBOUNDED)
@@ -202,16 +209,19 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
         s->tiles->mask = p->mask + task->batch * p->mask_batch, s->tiles->mask_row = p->mask_row;
     s->tiles->runs = &p->runs, s->tiles->without = task->without[1];
     for (ColumnTile *tile; (tile = next_tile(s->tiles));) {
-        N(pack_tile)(task, tile);
+        few ? N(find_columns)(task, tile) : N(pack_tile)(task, tile);
         for (int i = 0; i < count; i++) {
             int times = __builtin_popcountll(tile->set & lists[i].set);
-            if (times)
-                N(attend_row_list)(task, &lists[i], tile->count, times == 1 || p->once ? 0 : (REAL)log(times));
+            REAL bias = times <= 1 || p->once ? 0 : (REAL)log(times);
+            if (times && few)
+                N(attend_few)(task, &lists[i], tile, bias);
+            else if (times)
+                N(attend_row_list)(task, &lists[i], tile->count, bias);
         }
         if (task->fused)
             N(add_columns_to_dq)(task, tile);
     }
-    N(merge_slots)(task, slots);
+    few ? N(merge_few)(task, slots) : N(merge_slots)(task, slots);
 }
 
 #include "branches.h"

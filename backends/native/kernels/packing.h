@@ -111,8 +111,8 @@ __attribute__((noinline)) static void N(pack_column_pairs)(const Task *task, con
 }
 #endif
 
-/* Pack the columns of a tile, with the numbers that belong to each of them. */
-static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
+/* Place the columns of a tile, with the numbers that belong to each of them. */
+static void N(place_columns)(const Task *task, const ColumnTile *tile) {
     const Scratch *s = &task->s;
     for (int64_t k = tile->count; k < round_up(tile->count, REGISTER_ROWS); k++)
         s->column_position[k] = (REAL)INFINITY, s->column_lse[k] = s->column_delta[k] = 0; /* beyond what any row sees */
@@ -125,6 +125,11 @@ static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
             s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];
         }
     }
+}
+
+/* Pack the columns of a tile. */
+static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
+    N(place_columns)(task, tile);
     N(pack_columns)(task, 0, tile);
 #if UNIT == 2
     N(pack_column_pairs)(task, tile);

@@ -20,10 +20,12 @@ ABLE = ["native", "sdpa", "reference"]
 PATTERN = Pattern([8, 16, 64], [1, 2, 4])
 
 
-def whole(batch: int, seq: int, heads: Heads = (4, 2), dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def whole(
+    batch: int, seq: int, heads: Heads = (4, 2), dtype: torch.dtype = torch.float64, head_dim: int = 6
+) -> list[Tensor]:
     """Query, key and value of whole sequences."""
     draw = torch.Generator().manual_seed(seq)
-    return [torch.randn(batch, seq, h, 6, generator=draw, dtype=torch.float64).to(dtype) for h in (heads[0], *heads[1:] * 2)]
+    return [torch.randn(batch, seq, h, head_dim, generator=draw, dtype=torch.float64).to(dtype) for h in (heads[0], *heads[1:] * 2)]
 
 
 def last_rows(qkv: list[Tensor], lengths: list[int], rows: int, pattern: Pattern, capacity: int, **options: Any) -> Any:
@@ -64,6 +66,23 @@ def test_every_instruction_set(isa: str, dtype: torch.dtype, tolerance: float, m
         for b, length in enumerate(lengths):
             right, _ = oracle_attention(*(x[b : b + 1, :length] for x in qkv), PATTERN, is_causal=True)
             torch.testing.assert_close(out[b].double(), right[0, -rows:], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("isa", _instruction_sets())
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [1, 15, 48, 130])
+def test_few_rows(isa: str, dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole vector and of parts of it, three heads for a key; numbers of a cache that no row sees are never read."""
+    monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+    qkv = whole(2, 333, (6, 2), dtype, head_dim)
+    for rows in (1, 2):
+        out, lse = last_rows(qkv, [333, 200], rows, PATTERN, 340, backend="native", sink=torch.zeros(6, dtype=dtype))
+        for b, length in enumerate((333, 200)):
+            given = [x[b : b + 1, :length].double() for x in qkv]
+            right, right_lse = oracle_attention(*given, PATTERN, is_causal=True, sink=torch.zeros(6, dtype=torch.float64))
+            tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+            torch.testing.assert_close(out[b].double(), right[0, -rows:], rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(lse[b].double(), right_lse[0, :, -rows:], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("backend", ABLE)
