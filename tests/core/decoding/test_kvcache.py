@@ -20,12 +20,10 @@ ABLE = ["native", "sdpa", "reference"]
 PATTERN = Pattern([8, 16, 64], [1, 2, 4])
 
 
-def whole(
-    batch: int, seq: int, heads: Heads = (4, 2), dtype: torch.dtype = torch.float64, head_dim: int = 6
-) -> list[Tensor]:
+def whole(batch: int, seq: int, heads: Heads = (4, 2), dtype: torch.dtype = torch.float64, head_dim: int = 6) -> list[Tensor]:
     """Query, key and value of whole sequences."""
-    draw = torch.Generator().manual_seed(seq)
-    return [torch.randn(batch, seq, h, head_dim, generator=draw, dtype=torch.float64).to(dtype) for h in (heads[0], *heads[1:] * 2)]
+    draw, sizes = torch.Generator().manual_seed(seq), (heads[0], *heads[1:] * 2)
+    return [torch.randn(batch, seq, h, head_dim, generator=draw, dtype=torch.float64).to(dtype) for h in sizes]
 
 
 def last_rows(qkv: list[Tensor], lengths: list[int], rows: int, pattern: Pattern, capacity: int, **options: Any) -> Any:
