@@ -81,11 +81,11 @@ def sessions(home: Path, variables: dict[str, str], folder: Path, minutes: float
         found.unlink(missing_ok=True)
         options = dict(minutes=left, seed=seed, journal=journal, counts=found, found=CORPUS)
         code = start(home, variables, *(text for name, value in options.items() for text in (f"--{name}", str(value))))
-        counted = json.loads(found.read_text()) if found.exists() else dict(next=seed, counts={}, failures=[])
+        counted = json.loads(found.read_text()) if found.exists() else dict(next=seed, counts={}, failures=[], ended=False)
         counts.update(counted["counts"])
         failures += counted["failures"]
         seed = counted["next"]
-        if code in (0, 1):
+        if counted["ended"]:
             break
         kept = keep(journal, CORPUS)
         failures.append(f"{kept.name}: the process ended with {code} at seed {seed}")

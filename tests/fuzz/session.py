@@ -69,7 +69,8 @@ def perform(steps: list[dict[str, Any]]) -> None:
 
 
 def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path) -> int:
-    """Seeds from `first` on until `minutes` are over. Counts are written after each: 'next' is the seed to go on with."""
+    """Seeds from `first` on until `minutes` are over. Counts are written after each: 'next' is the seed to go on with, and
+    'ended' says at last that none is left, whatever the exit code: sanitizers end a process with that of a failure."""
     done: Counter[str] = Counter()
     Machine.journal, Machine.performed = Journal(journal), done
     start, failures = time.monotonic(), []
@@ -78,8 +79,9 @@ def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path) -
         while (passed := time.monotonic() - start) < minutes * 60 and len(failures) < MOST_FOUND:
             failures += try_seed(number, journal, found)
             number += 1
-            counts.write_text(json.dumps(dict(next=number, counts=done, failures=failures)))
+            counts.write_text(json.dumps(dict(next=number, counts=done, failures=failures, ended=False)))
             bar.update(min(bar.total, round(passed)) - bar.n)
+    counts.write_text(json.dumps(dict(next=number, counts=done, failures=failures, ended=True)))
     return bool(failures)
 
 

@@ -101,14 +101,17 @@ def test_a_session_counts_what_it_did(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for a session: it writes a step down and dies, each time at the next seed."""
+    """A stand-in for a session: it writes a step down and dies, by a signal and by a sanitizer, each time at the next seed."""
     seeds = []
 
     def dies(home: Path, variables: dict[str, str], *options: str) -> int:
         given = dict(zip(options[::2], options[1::2], strict=True))
         seeds.append(int(given["--seed"]))
         Journal(Path(given["--journal"])).write(dict(do="clear"))
-        return -11 if len(seeds) < 3 else 0
+        ended = dict(next=seeds[-1] + 1, counts=dict(runs=1), failures=[], ended=True)
+        if len(seeds) == 3:
+            Path(given["--counts"]).write_text(json.dumps(ended))
+        return [-11, 1, 0][len(seeds) - 1]
 
     monkeypatch.setattr(run, "start", dies)
     monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")

@@ -42,7 +42,7 @@ static void N(keep_weights)(
             if (keys[k] >> 2 != of) {
                 of = keys[k] >> 2;
                 x[0] = (uint64_t)of - (Words){0}, x[1] = i, x[2] = (uint64_t)place->batch - (Words){0};
-                x[3] = (i >> 32 << 16) + (uint64_t)(place->head | of >> 32 << 24);
+                x[3] = (i >> 32 << 16) + ((uint64_t)place->head | (uint64_t)(of >> 32) << 24);
                 N(philox)(x, seed);
             }
             Masks kept = __builtin_convertvector((x[keys[k] & 3] & 0xffffffffu) >= (uint64_t)threshold, Masks);
