@@ -77,7 +77,7 @@ __attribute__((always_inline)) static inline Vector N(score_columns_of)(
     Vector most = N(broadcast)(-(REAL)INFINITY);
     for (int64_t k = from; k < to; k += N(LANES)) {
         Vector x[N(LANES)];
-        Lanes unseen;
+        Lanes unseen = {0};
         for (int i = 0; i < N(LANES); i++) {
             const char *key = base + column[k + i < to ? k + i : k] * row;
             Vector sum = {0};
