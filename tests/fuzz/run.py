@@ -85,7 +85,7 @@ def sessions(home: Path, variables: dict[str, str], folder: Path, minutes: float
         counts.update(counted["counts"])
         failures += counted["failures"]
         seed = counted["next"]
-        if counted["ended"]:
+        if counted["ended"] and code == bool(counted["failures"]):
             break
         kept = keep(journal, CORPUS)
         failures.append(f"{kept.name}: the process ended with {code} at seed {seed}")

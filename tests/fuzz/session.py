@@ -70,7 +70,7 @@ def perform(steps: list[dict[str, Any]]) -> None:
 
 def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path) -> int:
     """Seeds from `first` on until `minutes` are over. Counts are written after each: 'next' is the seed to go on with, and
-    'ended' says at last that none is left, whatever the exit code: sanitizers end a process with that of a failure."""
+    'ended' says at last that no time is left. The exit code does not tell: sanitizers end a process with that of a failure."""
     done: Counter[str] = Counter()
     Machine.journal, Machine.performed = Journal(journal), done
     start, failures = time.monotonic(), []

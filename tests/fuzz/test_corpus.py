@@ -101,7 +101,7 @@ def test_a_session_counts_what_it_did(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for a session: it writes a step down and dies, by a signal and by a sanitizer, each time at the next seed."""
+    """A stand-in for a session: it writes a step down and dies, by a signal, by a sanitizer, and by a signal after its end."""
     seeds = []
 
     def dies(home: Path, variables: dict[str, str], *options: str) -> int:
@@ -109,15 +109,15 @@ def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: 
         seeds.append(int(given["--seed"]))
         Journal(Path(given["--journal"])).write(dict(do="clear"))
         ended = dict(next=seeds[-1] + 1, counts=dict(runs=1), failures=[], ended=True)
-        if len(seeds) == 3:
+        if len(seeds) >= 3:
             Path(given["--counts"]).write_text(json.dumps(ended))
-        return [-11, 1, 0][len(seeds) - 1]
+        return [-11, 1, -6, 0][len(seeds) - 1]
 
     monkeypatch.setattr(run, "start", dies)
     monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
     report = run.sessions(tmp_path, {}, tmp_path, minutes=1, seed=3)
-    assert seeds == [3, 4, 5]
-    assert len(report["failures"]) == 2
+    assert seeds == [3, 4, 5, 7]
+    assert len(report["failures"]) == 3
     assert "ended with -11 at seed 3" in report["failures"][0]
     assert [read(path) for path in (tmp_path / "corpus").iterdir()] == [[dict(do="clear")]]
 
