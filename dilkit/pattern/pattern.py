@@ -277,6 +277,16 @@ class Pattern(Presets):
             branch.check_heads(in_model)
 
     @property
+    def differs_by_head(self) -> bool:
+        """Whether heads see different keys, so that a part of a model's heads has to know which they are (`head_shard`).
+
+        >>> from dilkit import Pattern, SlidingWindow
+        >>> Pattern([16, 64], [1, 4]).differs_by_head, Pattern.of(SlidingWindow(16)).differs_by_head
+        (True, False)
+        """
+        return any(branch.differs_by_head for branch in self.branches)
+
+    @property
     def max_seq(self) -> int:
         """The longest sequence that this pattern can be applied to."""
         return min(branch.max_seq for branch in self.branches)

@@ -1,9 +1,11 @@
 """Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `dilated_cache`.
 
     registration.py the names that transformers looks the functions up by
-    patterns.py     which pattern a layer has: of the call of `register`, or of the model's configuration
-    masks.py        the mask function: which keys are tokens
-    attention.py    the attention function: what is refused, and which call of dilkit computes the rest
+    choice.py       which attention a model is made with: one that would not ask is refused
+    patterns.py     which pattern a layer has: of the model's configuration, or of the call of `register`
+    masks.py        the mask function: which keys are tokens, and which rows are one sequence; its result is in token_mask.py
+    attention.py    the attention function: which call of dilkit computes what a layer asks for
+    checks.py       what of it is refused
     packing.py      padded batches as packed sequences
     cached.py       the last rows of sequences against a cache
     conversion.py   dilated attention in a model that is there

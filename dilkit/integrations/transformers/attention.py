@@ -1,4 +1,4 @@
-"""The attention function: what is refused, and which call of dilkit computes the rest.
+"""The attention function: which call of dilkit computes what a layer asks for.
 
 the rows are those of the keys      no padding          dilated_attention
                                     padding, packed     dilated_attention_varlen, of the tokens alone
@@ -10,6 +10,7 @@ the rows are the last of them       a cache             dilated_attention_with_k
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
@@ -18,18 +19,26 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.integrations.transformers.cached import KEPT_BY, last_rows
+from dilkit.integrations.transformers.checks import (
+    check_decoding,
+    check_heads,
+    check_one_sequence,
+    check_options,
+    check_window,
+    checked_mask,
+)
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
+from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.packed.attention import dilated_attention_varlen
-from dilkit.pattern import Pattern, SlidingWindow
+from dilkit.pattern import Pattern
 
-REFUSED = {
-    "softcap": "scores are not capped; take a configuration without it",
-    "position_bias": "nothing is added to the scores; take a model with rotary or absolute positions",
-    "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",
-    "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
-}
-"""Arguments that ask for another attention, with the reason."""
+ONE_SEQUENCE = (
+    "position_ids begin anew or jump within a row, but transformers' mask takes the row for one sequence, and so does dilkit. "
+    "It is cut by positions only without attention_mask and without a cache (use_cache=False), and never in models that keep "
+    "positions from their mask, such as gpt-oss. To cut it, give cu_seq_lens_q and cu_seq_lens_k"
+)
+"""Said where a packed batch is not computed as one."""
 
 
 def attend(
@@ -38,7 +47,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: TokenMask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -47,99 +56,75 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The attention function of transformers: `(batch, heads, rows, head_dim)` in, `(batch, rows, heads, head_dim)` out.
 
-    `given`: the patterns of `register`. Raises ValueError, with the reason, for what dilated attention does not compute.
+    `given`: the patterns of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None where
+    nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
     """
-    _refuse(module, query, attention_mask, options)
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    check_options(module, options)
+    check_one_sequence(module)
+    mask = checked_mask(attention_mask, module, query, key)
+    causal = mask.causal if mask is not None and mask.causal is not None else _layer_is_causal(module, is_causal)
     pattern, width = pattern_of(given, module), value.shape[-1]
+    check_heads(module, pattern, query.shape[1], key.shape[1])
     if stated_patterns(given, module.config) is None:
-        _check_window(module, pattern, causal, options)
+        check_window(module, pattern, causal, options)
     if width < query.shape[-1]:
         value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
-    if (layer := getattr(key, KEPT_BY, None)) is not None:
-        layer.handed_on = False
-        _check_kept(causal, attention_mask, dropout)
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        return layer.attend(q, k, v, pattern, sink=s_aux, scale=scaling)[..., :width], None
-    packing = _packing(query, key.shape[2], attention_mask, options)
-    seen = key.shape[2] if attention_mask is None else attention_mask.shape[1]
-    q, k, v = query.transpose(1, 2), key[:, :, :seen].transpose(1, 2), value[:, :, :seen].transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     call: dict[str, Any] = dict(sink=s_aux, scale=scaling)
+    if (layer := getattr(key, KEPT_BY, None)) is not None:
+        layer.claim()
+        check_decoding(causal, mask, dropout)
+        return layer.attend(q, k, v, pattern, **call)[..., :width], None
+    packing, tokens = _packing(q, key.shape[2], mask, options), None if mask is None else mask.tokens
+    seen = k.shape[1] if tokens is None else tokens.shape[1]
+    k, v = k[:, :seen], v[:, :seen]
     if q.shape[1] == seen:
         out = _all_rows(q, k, v, pattern, packing, is_causal=causal, dropout_p=dropout, **call)
     elif not causal:
         raise ValueError(f"{q.shape[1]} rows see {seen} keys without causality; dilated attention is of one sequence with itself")
-    elif _by_cache(q, k, attention_mask, dropout):
-        out = last_rows(q, k, v, pattern, attention_mask, **call)
+    elif _by_cache(q, k, tokens, dropout):
+        out = last_rows(q, k, v, pattern, tokens, **call)
     else:
         whole = F.pad(q, (0, 0, 0, 0, seen - q.shape[1], 0))
-        packing = None if attention_mask is None else of_tokens(attention_mask)
-        out = _all_rows(whole, k, v, pattern, packing, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
+        own = None if tokens is None else of_tokens(tokens)
+        out = _all_rows(whole, k, v, pattern, own, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
     return out[..., :width], None
 
 
-def _refuse(module: Any, query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
-    for name, reason in REFUSED.items():
-        if options.get(name) not in (None, False):
-            raise ValueError(f"{name}={options[name]!r} of {type(module).__name__}: {reason}")
-    config = module.config
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+def _layer_is_causal(module: Any, is_causal: bool | None) -> bool:
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+def _packing(query: Tensor, key_rows: int, mask: TokenMask | None, options: dict[str, Any]) -> Packing | None:
+    """The sequences of the rows of a call, `(batch, rows, heads, head_dim)`; None where each element of the batch is one."""
+    batch, rows = query.shape[:2]
+    if options.get("cu_seq_lens_q") is not None:
+        return _packing_given(batch * rows, key_rows == rows, mask, options)
+    if mask is not None and (mask.packing is not None or mask.tokens is not None or torch.compiler.is_compiling()):
+        return mask.packing
+    by_positions = of_positions(options.get("position_ids"), batch, rows) if key_rows == rows else None
+    if mask is None or by_positions is None:
+        return by_positions
+    warnings.warn(ONE_SEQUENCE, UserWarning, stacklevel=2)
+    return None
+
+
+def _packing_given(total: int, all_rows: bool, mask: TokenMask | None, options: dict[str, Any]) -> Packing:
+    """That of `cu_seq_lens_q`. Raises ValueError where it is not all that there is to know of `total` rows."""
+    cu_seqlens, of_keys, longest = (options.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q"))
+    assert cu_seqlens is not None
+    if not all_rows:
+        raise ValueError("cu_seq_lens_q with keys from a cache; packed sequences have no cache (use_cache=False)")
+    if mask is not None and mask.tokens is not None:
+        raise ValueError("cu_seq_lens_q and an attention_mask with padding; packed sequences have none: leave the mask out")
+    if of_keys is not None and (
+        of_keys.shape != cu_seqlens.shape or not (torch.compiler.is_compiling() or torch.equal(of_keys, cu_seqlens))
+    ):
         raise ValueError(
-            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
+            f"cu_seq_lens_q, {tuple(cu_seqlens.shape)}, and cu_seq_lens_k, {tuple(of_keys.shape)}, differ; the same is needed: "
+            "dilated attention is of one sequence with itself"
         )
-    if mask is not None and (mask.dim() != 2 or mask.dtype != torch.bool or mask.shape[0] != query.shape[0]):
-        raise ValueError(
-            f"attention_mask is {mask.dtype} {tuple(mask.shape)}; a bool mask (batch, seen) of the tokens is needed: "
-            "what sees what is for the pattern to say"
-        )
-
-
-def _check_kept(causal: bool, mask: Tensor | None, dropout: float) -> None:
-    """Raise ValueError for what a `DilatedCache` does not compute."""
-    if mask is not None:
-        raise ValueError(
-            "attention_mask has padding, but all sequences of a dilated_cache() have the same length; give a DynamicCache, or "
-            "each sequence by itself"
-        )
-    if not causal or dropout > 0:
-        raise ValueError("a dilated_cache() is for decoding: causal, without dropout; give model.eval()")
-
-
-def _check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str, Any]) -> None:
-    """Raise ValueError where `own_pattern` of a layer is not what transformers computes of it."""
-    windows = [branch.window for branch in pattern.branches if isinstance(branch, SlidingWindow)]
-    window = windows[0] if windows else None
-    if window is not None and not causal:
-        raise ValueError(
-            f"sliding_window={window} of {type(module).__name__} without causality: models differ in how far a window reaches; "
-            f"give the pattern, such as Pattern.of(SlidingWindow({window + 1})) for |i - j| <= {window}"
-        )
-    if options.get("sliding_window", window) != window:
-        raise ValueError(
-            f"sliding_window={options['sliding_window']} of {type(module).__name__}, but by the configuration it is {window} in "
-            f"layer {module.layer_idx}; give the pattern of each layer, register([...])"
-        )
-
-
-def _packing(query: Tensor, key_rows: int, mask: Tensor | None, options: dict[str, Any]) -> Packing | None:
-    """The sequences of the rows of a call; None where each element of the batch is one, or there is a cache."""
-    batch, _, rows, _ = query.shape
-    cu_seqlens = options.get("cu_seq_lens_q")
-    if cu_seqlens is not None:
-        if key_rows != rows:
-            raise ValueError(
-                f"cu_seq_lens_q with {rows} rows and {key_rows} keys; packed sequences have no cache (use_cache=False)"
-            )
-        if (other := options.get("cu_seq_lens_k")) is not None and other.shape != cu_seqlens.shape:
-            raise ValueError(
-                f"cu_seq_lens_q has shape {tuple(cu_seqlens.shape)} and cu_seq_lens_k {tuple(other.shape)}; the same is needed: "
-                "dilated attention is of one sequence with itself"
-            )
-        longest = options.get("max_length_q")
-        return Packing(cu_seqlens.int(), batch * rows if longest is None else int(longest))
-    if mask is None:
-        return of_positions(options.get("position_ids"), batch, rows)
-    return of_tokens(mask) if mask.shape[1] == rows else None
+    return Packing(cu_seqlens.int(), total if longest is None else int(longest))
 
 
 def _all_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, packing: Packing | None, **call: Any) -> Tensor:

@@ -6,8 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dilkit.integrations.transformers.patterns import FULL, WINDOWED, Patterns, checked, kind_of, pattern_of, to_config
-from dilkit.integrations.transformers.registration import register
+from dilkit.integrations.transformers.patterns import (
+    FULL,
+    WINDOWED,
+    Patterns,
+    checked,
+    kind_of,
+    pattern_of_layer,
+    stated_patterns,
+    to_config,
+)
+from dilkit.integrations.transformers.registration import is_registered, patterns_registered, register
 from dilkit.pattern import Pattern
 
 
@@ -49,9 +58,9 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
     """Let every attention layer of `model`, of transformers, compute dilated attention from now on; its weights stay as they are.
 
     - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each. It is written into the configuration,
-      `config.dilkit`, and saved with the model; a model that is loaded again needs `register()` and `attn_implementation=name`.
+      `config.dilkit`, and saved with the model, `name` too: to be loaded again it needs `register()` and nothing else.
       None: what the configuration says, as in `register`: of a model with windows, what it computed before.
-    - `name`: as in `register`, which is called with it.
+    - `name`: as in `register`, which is called with it, unless it is registered; other models of that name stay as they are.
 
     Returns what changed by layer. Where dilated attention sees less than the model was trained with, its results differ: train
     it further. Raises TypeError or ValueError, with the reason, for a model with chunked attention or cross-attention, or one
@@ -70,11 +79,18 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
     given = None if pattern is None else checked(pattern)
     layers = _attention_layers(model)
     _check(model, layers, given)
+    stated = stated_patterns(None, model.config) if given is None else given
+    registered = patterns_registered(name)
+    if stated is None and registered is not None:
+        raise ValueError(
+            f"name={name!r} is registered with {registered}, which other models may compute; give a pattern, or another name"
+        )
     changed = [
-        ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of(given, x))
+        ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of_layer(stated, x))
         for path, x in layers.items()
     ]
-    register(None, name)
+    if not is_registered(name):
+        register(None, name)
     if given is not None:
         for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
             config.dilkit = to_config(given)

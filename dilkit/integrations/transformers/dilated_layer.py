@@ -41,10 +41,24 @@ class DilatedLayer(_CacheLayer):  # type: ignore[misc]
         setattr(key_states, KEPT_BY, self)
         return key_states, value_states
 
+    def claim(self) -> None:
+        """The attention function has found the keys that were handed on. Raises ValueError where it has found them before."""
+        if not self.handed_on:
+            raise ValueError(
+                "several attention calls of the model share the keys of one layer (num_kv_shared_layers, or attention computed "
+                "twice), which a dilated_cache() would add once for each; give a DynamicCache"
+            )
+        self.handed_on = False
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, **options: Any) -> Tensor:
         """What the new rows get; all are `(batch, rows, heads, head_dim)`."""
         if self.cache is None:
             self.cache = DilatedCache(pattern, key.shape[2], rollback=self.rollback)
+        elif self.cache.pattern != pattern:
+            raise ValueError(
+                f"the cache was filled under {self.cache.pattern}, and the pattern of the layer is {pattern}; go on with that of "
+                "the cache, or from an empty dilated_cache()"
+            )
         return self.cache.attend(query, key, value, **options)
 
     def get_seq_length(self) -> int:

@@ -1,4 +1,4 @@
-"""The mask function: which of the keys that a call has seen are tokens.
+"""The mask function: which of the keys that a call has seen are tokens, and which rows are of one sequence.
 
 transformers asks it once for a kind of layer, and hands what it returns to each of them. `generate` hands it in again as the mask
 of the next call, so that it must bear to be asked twice.
@@ -7,13 +7,16 @@ of the next call, so that it must bear to be asked twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dilkit.integrations.transformers.packing import of_neighbours, of_tokens
 from dilkit.integrations.transformers.patterns import WINDOWED, Patterns, stated_patterns
+from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
 COMPUTED = (
@@ -33,27 +36,30 @@ def tokens_seen(
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | TokenMask | None = None,
     use_vmap: bool = False,
     device: torch.device | None = None,
     config: Any = None,
-    **_: Any,
-) -> Tensor | None:
-    """Bool `(batch, seen)`, True for tokens: the keys seen so far, of which the rows of the call are the last `q_length`.
+    **options: Any,
+) -> TokenMask:
+    """Which of the keys seen so far are tokens, of which the rows of the call are the last `q_length`, and what is packed.
 
     Of a cache that keeps a window, the `kv_offset` keys that it has left out are left out here too: the others are the sequence.
-    None where all `kv_length` keys are tokens. One row against a cache of fixed size gets `(batch, kv_length)`, False for what
-    has not been written, so that the shape stays the same at every step. Raises ValueError for a mask that is no padding, and
-    where the patterns `given` to `register`, or of the configuration, see what has been left out.
+    One row against a cache of fixed size gets tokens `(batch, kv_length)`, False for what has not been written, so that the shape
+    stays the same at every step. Raises ValueError for a mask that is no padding, and where the pattern, one `given` to
+    `register` or that of the configuration, sees what has been left out.
     """
+    if isinstance(attention_mask, TokenMask):
+        return attention_mask
     _check(mask_function, use_vmap, config)
+    made = partial(TokenMask, _is_causal(mask_function, options), q_length, kv_length)
     if kv_offset:
         _check_kept(stated_patterns(given, config), config, kv_length - q_length, kv_offset)
         q_offset = q_offset - kv_offset
-        if attention_mask is not None and attention_mask.shape[1] > kv_length:  # else it is what was returned here
+        if attention_mask is not None:
             attention_mask = attention_mask[:, kv_offset:]
     if q_length == 1 and (isinstance(q_offset, Tensor) or q_offset + 1 < kv_length):
-        return _one_row(batch_size, kv_length, q_offset, attention_mask, device)
+        return made(_one_row(batch_size, kv_length, q_offset, attention_mask, device))
     if isinstance(q_offset, Tensor):
         if torch.compiler.is_compiling():
             raise ValueError(
@@ -61,9 +67,18 @@ def tokens_seen(
                 "leave the prompt out of torch.compile, as `generate` does"
             )
         q_offset = int(q_offset)
-    seen = q_offset + q_length
+    tokens = _tokens(batch_size, q_offset + q_length, kv_length, attention_mask, device)
+    if tokens is not None:
+        return made(tokens, of_tokens(tokens) if tokens.shape[1] == q_length else None)
+    if attention_mask is None and kv_length == q_length and _may_be_packed(mask_function):
+        return made(None, of_neighbours(_see_the_row_before(mask_function, batch_size, q_length, device)))
+    return made()
+
+
+def _tokens(batch: int, seen: int, kv_length: int, attention_mask: Tensor | None, device: torch.device | None) -> Tensor | None:
+    """Bool `(batch, seen)`; None where all `kv_length` keys are tokens."""
     if attention_mask is None:
-        return None if seen == kv_length else torch.ones(batch_size, seen, dtype=torch.bool, device=device)
+        return None if seen == kv_length else torch.ones(batch, seen, dtype=torch.bool, device=device)
     if attention_mask.shape[1] < seen:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, but {seen} tokens have been seen; (batch, {seen}) is needed"
@@ -122,3 +137,23 @@ def _parts(mask_function: Callable[..., Any]) -> Iterator[str]:
         for part in held if isinstance(held, tuple) else (held,):
             if callable(part):
                 yield from _parts(part)
+
+
+def _is_causal(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> bool | None:
+    """Whether no row sees a later key: of what the mask is composed of or, compiled, of which skips transformers allows."""
+    if torch.compiler.is_compiling():
+        return "allow_is_bidirectional_skip" not in options if "allow_is_causal_skip" in options else None
+    return None if mask_function is None else "bidirectional_mask_function" not in _parts(mask_function)
+
+
+def _may_be_packed(mask_function: Callable[..., Any] | None) -> bool:
+    if mask_function is None or torch.compiler.is_compiling():
+        return mask_function is not None and mask_function.__name__ not in ("causal_mask_function", "bidirectional_mask_function")
+    return "packed_sequence_mask_function" in _parts(mask_function)
+
+
+def _see_the_row_before(mask_function: Any, batch: int, rows: int, device: torch.device | None) -> Tensor:
+    """Whether rows 1, 2, ... of each element of the batch see the one before: where they do not, a sequence begins."""
+    before = torch.arange(rows - 1, device=device)[None]
+    seen: Tensor = mask_function(torch.arange(batch, device=device)[:, None], 0, before + 1, before)
+    return seen.expand(batch, rows - 1)

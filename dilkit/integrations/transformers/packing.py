@@ -9,6 +9,7 @@ Under `torch.compile` no shape may depend on the numbers in a tensor: there all 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ class Packing:
     cu_seqlens: Tensor
     longest: int
     rows: tuple[Tensor, ...] | None = None
+
+    def to(self, device: torch.device | str | int, **options: Any) -> Packing:
+        rows = None if self.rows is None else tuple(places.to(device, **options) for places in self.rows)
+        return Packing(self.cu_seqlens.to(device, **options), self.longest, rows)
 
     def pack(self, x: Tensor) -> Tensor:
         """`(batch, seq, heads, head_dim)` as `(total, heads, head_dim)`."""
@@ -53,10 +58,18 @@ def of_positions(position_ids: Tensor | None, batch: int, seq: int) -> Packing |
     """The sequences of a packed batch, which begin where positions do not go on by 1; None where none begins within a row."""
     if position_ids is None or position_ids.dim() != 2 or position_ids.shape[1] != seq:
         return None
-    goes_on = (position_ids.diff() == 1).expand(batch, seq - 1)
+    return of_neighbours((position_ids.diff() == 1).expand(batch, seq - 1))
+
+
+def of_neighbours(goes_on: Tensor) -> Packing | None:
+    """The sequences of a packed batch, of whether rows 1, 2, ... go on with the one before, bool `(batch, seq - 1)`.
+
+    None where each element of the batch is one sequence, which `torch.compile` cannot know.
+    """
     if not torch.compiler.is_compiling() and bool(goes_on.all()):
         return None
-    begins, total = ~F.pad(goes_on, (1, 0)).flatten(), batch * seq
+    begins, (batch, before) = ~F.pad(goes_on, (1, 0)).flatten(), goes_on.shape
+    total = batch * (before + 1)
     places = torch.arange(total, device=begins.device)
     starts = places.where(begins, total).sort().values if torch.compiler.is_compiling() else places[begins]
-    return Packing(F.pad(starts, (0, 1), value=total).int(), seq)
+    return Packing(F.pad(starts, (0, 1), value=total).int(), before + 1)

@@ -1,4 +1,4 @@
-"""Which pattern a layer has: that of the call of `register`, that of `config.dilkit`, or its own window by the configuration."""
+"""Which pattern a layer has: that of `config.dilkit`, that of the call of `register`, or its own window by the configuration."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ def to_config(pattern: Patterns) -> Any:
 
 def pattern_of(given: Patterns | None, module: Any) -> Pattern:
     """The pattern of the attention layer `module`. Raises ValueError or TypeError if there is none for it."""
-    stated = stated_patterns(given, module.config)
+    return pattern_of_layer(stated_patterns(given, module.config), module)
+
+
+def pattern_of_layer(stated: Patterns | None, module: Any) -> Pattern:
+    """The pattern of the attention layer `module` among those `stated` for its model."""
     if isinstance(stated, Pattern):
         return stated
     return own_pattern(module) if stated is None else _of_layer(stated, getattr(module, "layer_idx", None))
 
 
 def stated_patterns(given: Patterns | None, config: Any) -> Patterns | None:
-    """Those of `register`, or of `config.dilkit`; None if neither says any."""
-    if given is not None or (stated := getattr(config, "dilkit", None)) is None:
-        return given
-    return _KNOWN[_known_as(stated)]
+    """Those of `config.dilkit`, which are of this model alone, or else of `register`; None if neither says any."""
+    stated = getattr(config, "dilkit", None)
+    return given if stated is None else _KNOWN[_known_as(stated)]
 
 
 def own_pattern(module: Any) -> Pattern:

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from dilkit.integrations.transformers.attention import attend
+from dilkit.integrations.transformers.choice import watch_models
 from dilkit.integrations.transformers.masks import tokens_seen
-from dilkit.integrations.transformers.patterns import checked
+from dilkit.integrations.transformers.patterns import Patterns, checked
 from dilkit.pattern import Pattern
 
 TAKEN = ("flash", "sdpa", "flex", "eager", "paged", "/", "|")
@@ -21,16 +22,18 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
 
         out[i] = softmax_j(scaling * q_i . k_j + log count[h, i, j]) . v
 
-    - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each; None: that of each model's configuration,
-      `config.dilkit`, the JSON of `Pattern.to_json` as an object, or a list of them, which is saved and loaded with it. Without
-      one, a model with windows computes its own: `Pattern.mistral(config.sliding_window)` in layers of `sliding_attention`,
-      or in all where the configuration names no `layer_types`, and `Pattern.dense()` in others.
+    - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each, of models whose configuration names none. One
+      that does, `config.dilkit`, the JSON of `Pattern.to_json` as an object, or a list of them, which is saved and loaded with
+      the model, comes first. Without either, a model with windows computes its own: `Pattern.mistral(config.sliding_window)` in
+      layers of `sliding_attention`, or in all where the configuration names no `layer_types`, and `Pattern.dense()` in others.
     - `name`: several names may be registered, each with patterns of its own; of one name the latest registration rules.
 
     Padding, on either side, is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each
     sequence gets what it would get alone; so it does from a `DynamicCache` or `StaticCache`, in `generate`, also where these
     keep a window alone and the pattern sees no more. Attention sinks (`s_aux`) take part. Refused, with the reason: capped
-    scores, position biases, masks other than padding, cross-attention.
+    scores, position biases, masks other than padding, cross-attention; a part of the model's heads, where the pattern differs by
+    head; and, when a model is made or loaded, one that does not look its attention up by name. For this, and to say so where
+    a model with `config.dilkit` is loaded with other attention, `PreTrainedModel.get_correct_attn_implementation` is wrapped.
 
     Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
     (`pip install dilkit[transformers]`).
@@ -56,9 +59,25 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
         raise ValueError(
             f"name={name!r} must not be empty or contain {', '.join(map(repr, TAKEN))}: transformers reads meaning into them"
         )
-    given = None if pattern is None else checked(pattern)
-    transformers().AttentionInterface.register(name, partial(attend, given))
-    transformers().AttentionMaskInterface.register(name, partial(tokens_seen, given))
+    given, package = None if pattern is None else checked(pattern), transformers()
+    package.AttentionInterface.register(name, partial(attend, given))
+    package.AttentionMaskInterface.register(name, partial(tokens_seen, given))
+    watch_models(package.PreTrainedModel, is_registered)
+
+
+def is_registered(name: object) -> bool:
+    """Whether `name` is that of a registration."""
+    return getattr(_function(name), "func", None) is attend
+
+
+def patterns_registered(name: object) -> Patterns | None:
+    """The pattern that `name` was registered with."""
+    given: Patterns | None = _function(name).args[0] if is_registered(name) else None
+    return given
+
+
+def _function(name: object) -> Any:
+    return transformers().AttentionInterface().get(name)
 
 
 def transformers() -> Any:

@@ -96,6 +96,10 @@ class BlockSparse(Branch):
                     rows = rows[~free]
         return cls(layout, block_size)
 
+    @property
+    def differs_by_head(self) -> bool:
+        return self.heads is not None or self.layout.heads > 1
+
     def check_heads(self, in_model: int) -> None:
         if self.layout.heads not in (1, in_model):
             raise PatternError(

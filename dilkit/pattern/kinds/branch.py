@@ -54,6 +54,11 @@ class Branch(ABC):
     def check_seq(self, seq: int) -> None:  # noqa: B027
         """Raise `PatternError` unless the branch can be applied to `seq` tokens."""
 
+    @property
+    def differs_by_head(self) -> bool:
+        """Whether not all heads of a model see the same of it."""
+        return self.heads is not None
+
     def serves(self, head: int) -> bool:
         """Whether query head `head` takes part in this branch."""
         return self.heads is None or self.heads[0] <= head < self.heads[1]

@@ -44,6 +44,10 @@ class DilatedSegment(Branch):
         if rate > length:
             raise PatternError(f"dilation_rate={rate} exceeds segment_length={length}; at most the length")
 
+    @property
+    def differs_by_head(self) -> bool:
+        return self.heads is not None or self.dilation_rate > 1
+
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         length, rate = self.segment_length, self.dilation_rate
         offsets = heads.offsets(rate, self.served(heads)).to(rows.device)[:, None]

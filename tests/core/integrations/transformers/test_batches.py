@@ -43,13 +43,59 @@ def test_padding_between_tokens(model: Any) -> None:
         assert_close(found[own], wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name != "gpt_oss"])
 def test_packed_by_positions(name: str) -> None:
     register(PATTERN)
     model, parts = MODELS[name](attn_implementation="dilkit"), sequences()
     with torch.no_grad():
         out = result(model, **packed(parts), use_cache=False)
         assert_close(out[0], torch.cat(alone(model, parts)), **CLOSE)
+
+
+ONE_SEQUENCE = {
+    "a cache": ("llama", dict(use_cache=True)),
+    "a mask of ones": ("llama", dict(use_cache=False, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))),
+    "positions kept from the mask": ("gpt_oss", dict(use_cache=False)),
+}
+
+
+@pytest.mark.parametrize("case", ONE_SEQUENCE)
+@pytest.mark.parametrize("jumps", [False, True], ids=["begin anew", "jump"])
+def test_positions_cut_a_row_where_transformers_cuts_it_and_nowhere_else(case: str, jumps: bool) -> None:
+    register(Pattern.dense(), "dilkit_dense")
+    name, options = ONE_SEQUENCE[case]
+    batch = packed(sequences()) | options
+    if jumps:
+        batch["position_ids"] = torch.arange(sum(LENGTHS))[None] + 5 * (torch.arange(sum(LENGTHS)) > 20)
+    with torch.no_grad():
+        wanted = result(MODELS[name](attn_implementation="eager"), **batch)
+        with pytest.warns(UserWarning, match="takes the row for one sequence, and so does dilkit"):
+            found = result(MODELS[name](attn_implementation="dilkit_dense"), **batch)
+    assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:position_ids begin anew or jump:UserWarning")
+def test_the_rows_after_a_prompt_whose_positions_jump() -> None:
+    register(PATTERN)
+    tokens, model = sequences((20,))[0][None], llama(attn_implementation="dilkit")
+    places, cache = torch.arange(20)[None] + 5 * (torch.arange(20) > 7), transformers().DynamicCache()
+    with torch.no_grad():
+        whole = result(model, input_ids=tokens, position_ids=places)
+        parts = [
+            result(model, input_ids=tokens[:, rows], position_ids=places[:, rows], past_key_values=cache)
+            for rows in (slice(15), slice(15, 20))
+        ]
+    assert_close(torch.cat(parts, 1), whole, **CLOSE)
+
+
+def test_compiled_a_cache_keeps_a_row_whole() -> None:
+    register(Pattern.dense(), "dilkit_dense")
+    batch = packed(sequences())
+    with torch.no_grad():
+        for cached in (False, True):
+            model, eager = (llama(attn_implementation=kind) for kind in ("dilkit_dense", "eager"))
+            found = torch.compile(model, backend="eager")(**batch, use_cache=cached).logits
+            assert_close(found, result(eager, **batch, use_cache=cached), **CLOSE)
 
 
 def test_packed_by_positions_in_a_batch_of_two() -> None:

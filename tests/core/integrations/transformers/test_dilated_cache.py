@@ -80,3 +80,21 @@ def test_copies_choices_and_a_new_beginning() -> None:
         cache.reset()
         assert cache.get_seq_length() == 0
         torch.testing.assert_close(model(PROMPT, past_key_values=cache).logits, model(PROMPT).logits, atol=2e-5, rtol=2e-5)
+
+
+def test_keys_that_several_attention_calls_share() -> None:
+    register(PATTERN)
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=64, pad_token_id=0)
+    model = package.DiffLlamaForCausalLM(package.DiffLlamaConfig(**sizes, attn_implementation="dilkit")).eval()
+    with torch.no_grad(), pytest.raises(ValueError, match="several attention calls of the model share the keys of one layer"):
+        model(PROMPT, past_key_values=dilated_cache())
+
+
+def test_a_cache_that_was_filled_under_another_pattern() -> None:
+    register(PATTERN)
+    model, cache = llama(attn_implementation="dilkit"), dilated_cache()
+    with torch.no_grad():
+        model(PROMPT, past_key_values=cache)
+        register(PATTERNS["sinks"])
+        with pytest.raises(ValueError, match=r"the cache was filled under Pattern\(\[4, 16\], \[1, 2\]\), and the pattern of"):
+            model(PROMPT[:, :1], past_key_values=cache)

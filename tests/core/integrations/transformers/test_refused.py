@@ -39,10 +39,20 @@ def test_position_biases_and_cross_attention() -> None:
     refused("BartConfig has cross-attention", package.BartModel(config).eval())
 
 
+def test_cross_attention_of_a_decoder_without_a_mask() -> None:
+    """Its shapes fit where an image has as many places as the text has tokens."""
+    layers = dict(cross_attention_layers=[1], rope_parameters=dict(rope_type="default", rope_theta=1e4))
+    config = package.models.mllama.MllamaTextConfig(**SIZES, num_key_value_heads=2, **layers, attn_implementation="dilkit")
+    model = package.models.mllama.modeling_mllama.MllamaForCausalLM(config).eval()
+    refused("MllamaTextCrossAttention is cross-attention, of two sequences", model, cross_attention_states=torch.randn(1, 12, 32))
+
+
 def test_masks_of_what_sees_what() -> None:
     mask = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
     refused(
-        r"attention_mask is torch.bool \(1, 1, 12, 12\); a bool mask", llama(attn_implementation="dilkit"), attention_mask=mask
+        r"attention_mask of LlamaAttention is torch.bool \(1, 1, 12, 12\); a mask",
+        llama(attn_implementation="dilkit"),
+        attention_mask=mask,
     )
 
 
@@ -83,6 +93,24 @@ def test_packed_sequences_with_a_cache() -> None:
     with torch.no_grad():
         result(model, input_ids=TOKENS, past_key_values=cache)
     refused("packed sequences have no cache", model, past_key_values=cache, cu_seq_lens_q=ends)
+
+
+def test_packed_sequences_and_padding() -> None:
+    ends, mask = torch.tensor([0, 12], dtype=torch.int32), torch.ones(1, 12, dtype=torch.int64)
+    model, other = llama(attn_implementation="dilkit"), torch.tensor([0, 5, 12], dtype=torch.int32)
+    refused("cu_seq_lens_q and an attention_mask with padding", model, cu_seq_lens_q=ends, attention_mask=mask.tril(-1))
+    refused(r"cu_seq_lens_q, \(2,\), and cu_seq_lens_k, \(3,\), differ", model, cu_seq_lens_q=ends, cu_seq_lens_k=other)
+    refused(r"cu_seq_lens_q, \(2,\), and cu_seq_lens_k, \(2,\), differ", model, cu_seq_lens_q=ends, cu_seq_lens_k=ends + 1)
+
+
+def test_a_part_of_the_rows_with_the_mask_of_all() -> None:
+    from dilkit.integrations.transformers.attention import attend
+    from dilkit.integrations.transformers.token_mask import TokenMask
+
+    layer = llama(attn_implementation="dilkit").model.layers[0].self_attn
+    q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
+    with pytest.raises(ValueError, match="LlamaAttention has 6 rows and 6 keys, but its mask is for 12 and 12"):
+        attend(PATTERN, layer, q, k, k, TokenMask(True, 12, 12))
 
 
 def test_a_mask_of_too_few_tokens() -> None:

@@ -1,0 +1,119 @@
+"""What of a layer's call dilated attention does not compute, each with its reason and a way out."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.integrations.transformers.cached import KEPT_BY
+from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.pattern import Pattern, SlidingWindow
+
+REFUSED = {
+    "softcap": "scores are not capped; take a configuration without it",
+    "position_bias": "nothing is added to the scores; take a model with rotary or absolute positions",
+    "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",
+    "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
+}
+"""Arguments that ask for another attention, with the reason."""
+OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context"}, {"query", "key", "value"})
+"""What `forward` of a layer takes if its keys may be of another sequence than its queries."""
+
+
+def check_options(module: Any, options: dict[str, Any]) -> None:
+    """Raise ValueError for arguments that ask for another attention."""
+    for name, reason in REFUSED.items():
+        if (asked := options.get(name)) is not None and asked is not False:
+            raise ValueError(f"{name}={_short(asked)} of {type(module).__name__}: {reason}")
+
+
+def _short(value: object) -> str:
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def check_one_sequence(module: Any) -> None:
+    """Raise ValueError for a model, or a layer, in which the keys are of another sequence than the queries."""
+    config, across = module.config, getattr(module, "is_cross_attention", None)
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
+        )
+    if across or (across is None and not hasattr(config, "add_cross_attention") and _takes_other_states(type(module))):
+        raise ValueError(
+            f"{type(module).__name__} is cross-attention, of two sequences; dilated attention is of one sequence with itself"
+        )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _takes_other_states(kind: Any) -> bool:
+    arguments = set(inspect.signature(kind.forward).parameters)
+    return any(names <= arguments for names in OTHER_STATES)
+
+
+def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor) -> TokenMask | None:
+    """`mask`, if it is one for these queries and keys, `(batch, heads, rows, head_dim)`. Raises ValueError otherwise."""
+    if mask is None:
+        return None
+    if not isinstance(mask, TokenMask):
+        what = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        raise ValueError(
+            f"attention_mask of {type(module).__name__} is {what}; a mask (batch, seen) of the tokens, handed to the model, is "
+            "needed: what sees what is for the pattern to say"
+        )
+    rows, keys = query.shape[2], key.shape[2]
+    if mask.rows != rows or (mask.keys != keys and getattr(key, KEPT_BY, None) is None):
+        raise ValueError(
+            f"{type(module).__name__} has {rows} rows and {keys} keys, but its mask is for {mask.rows} and {mask.keys}: dilated "
+            "attention needs all rows of a sequence, or the last of them with all keys"
+        )
+    if mask.tokens is not None and mask.tokens.shape[0] != query.shape[0]:
+        raise ValueError(f"attention_mask has {mask.tokens.shape[0]} sequences, and {type(module).__name__} {query.shape[0]}")
+    return mask
+
+
+def check_heads(module: Any, pattern: Pattern, heads: int, kv_heads: int) -> None:
+    """Raise ValueError where the heads at hand are a part of the model's, and the pattern differs by head."""
+    if not pattern.differs_by_head or pattern.head_shard is not None:
+        return
+    config = module.config
+    if getattr(config, "is_heterogeneous", False):
+        config = config.per_layer_config[module.layer_idx]
+    in_model = getattr(config, "num_attention_heads", None)
+    kv_in_model = getattr(config, "num_key_value_heads", None) or in_model
+    for name, held, total in (("", heads, in_model), ("key/value ", kv_heads, kv_in_model)):
+        if isinstance(total, int) and held < total:
+            raise ValueError(
+                f"{type(module).__name__} has {held} of the {total} {name}heads of the model, as under tensor parallelism, "
+                f"and pattern={pattern} differs by head: which of them these are is not known. Say it, by "
+                "Pattern(..., head_shard=(first, total)) of key/value heads, or take a pattern that is the same for all heads"
+            )
+
+
+def check_decoding(causal: bool, mask: TokenMask | None, dropout: float) -> None:
+    """Raise ValueError for what a `DilatedCache` does not compute."""
+    if mask is not None and (mask.tokens is not None or mask.packing is not None):
+        raise ValueError(
+            "attention_mask has padding, but all sequences of a dilated_cache() have the same length; give a DynamicCache, or "
+            "each sequence by itself"
+        )
+    if not causal or dropout > 0:
+        raise ValueError("a dilated_cache() is for decoding: causal, without dropout; give model.eval()")
+
+
+def check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str, Any]) -> None:
+    """Raise ValueError where `own_pattern` of a layer is not what transformers computes of it."""
+    windows = [branch.window for branch in pattern.branches if isinstance(branch, SlidingWindow)]
+    window = windows[0] if windows else None
+    if window is not None and not causal:
+        raise ValueError(
+            f"sliding_window={window} of {type(module).__name__} without causality: models differ in how far a window reaches; "
+            f"give the pattern, such as Pattern.of(SlidingWindow({window + 1})) for |i - j| <= {window}"
+        )
+    if options.get("sliding_window", window) != window:
+        raise ValueError(
+            f"sliding_window={options['sliding_window']} of {type(module).__name__}, but by the configuration it is {window} in "
+            f"layer {module.layer_idx}; give the pattern of each layer, register([...])"
+        )

@@ -1,0 +1,62 @@
+"""`TokenMask`: what the mask function tells the attention function.
+
+mask function    which keys are tokens, which rows are of one sequence, causal or not    -> TokenMask
+transformers     hands it to each layer, unread
+attention        reads it; a model that computes with it by itself does not look its attention up by name, and is refused
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from dilkit.integrations.transformers.packing import Packing
+
+COMPUTED_WITH = (
+    "the model computes with its attention mask by itself, for attention of its own or to choose keys, which dilated attention "
+    "does not take the place of; use another attn_implementation"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMask:
+    """Of a call with `rows` queries and `keys` keys, which of these are tokens, and where sequences begin.
+
+    - `causal`: whether a row sees none after it; None where `torch.compile` hides it: the layer says it then.
+    - `tokens`: bool `(batch, seen)`, True for tokens, of the keys seen so far; None means that all keys are.
+    - `packing`: the sequences that the rows are of; None where each element of the batch is one.
+
+    It is no tensor, so that nothing can be computed with it unnoticed: Bloom, for one, takes a mask from transformers' function,
+    but adds it to scores of its own. Raises ValueError there.
+    """
+
+    causal: bool | None
+    rows: int
+    keys: int
+    tokens: Tensor | None = None
+    packing: Packing | None = None
+
+    ndim: ClassVar[int] = 0  # transformers reads it of a mask that it gets back, and converts those of 2
+
+    def to(self, device: torch.device | str | int, **options: Any) -> TokenMask:
+        """The same on another device, for models whose layers lie on several."""
+        tokens = None if self.tokens is None else self.tokens.to(device, **options)
+        packing = None if self.packing is None else self.packing.to(device, **options)
+        return replace(self, tokens=tokens, packing=packing)
+
+    def contiguous(self) -> TokenMask:
+        """Itself; `generate` asks for it."""
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise ValueError(f"{getattr(func, '__name__', func)} of a TokenMask: {COMPUTED_WITH}")
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise ValueError(f"a part of a TokenMask: {COMPUTED_WITH}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a TokenMask has no {name!r}: {COMPUTED_WITH}")

@@ -1,0 +1,90 @@
+"""Heads have places: a part of a model's heads has to say which they are, where the pattern differs by head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import launch
+from helpers.language_models import llama, transformers
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from dilkit import BlockSparse, DilatedSegment, Pattern, SlidingWindow
+
+transformers()
+from dilkit.integrations.transformers.attention import attend  # noqa: E402
+
+HEADS, KV_HEADS = 8, 4
+SEQ = 40
+
+
+class Layer(nn.Module):
+    """What an attention layer of 8 query and 4 key/value heads has."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, **config)
+
+
+def computed(pattern: Pattern, first: int = 0, kv_heads: int = KV_HEADS, layer: Layer | None = None) -> Tensor:
+    """What the layer gives key/value heads from `first` on, and their query heads."""
+    torch.manual_seed(4)
+    group = HEADS // KV_HEADS
+    q, (k, v) = torch.randn(2, HEADS, SEQ, 8), torch.randn(2, 2, KV_HEADS, SEQ, 8).unbind()
+    mine, queries = slice(first, first + kv_heads), slice(first * group, (first + kv_heads) * group)
+    return attend(pattern, layer or Layer(), q[:, queries], k[:, mine], v[:, mine], None)[0]
+
+
+DIFFERS = {
+    "dilated": Pattern([16, 64], [1, 4]),
+    "dilated by blocks": Pattern([16, 64], [1, 4], offset="block"),
+    "a range": Pattern.of(SlidingWindow(4), SlidingWindow(9, heads=(0, 2))),
+    "layouts": Pattern.of(BlockSparse(torch.ones(HEADS, 4, 4, dtype=torch.bool).tril(), 10)),
+}
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("pattern", DIFFERS)
+def test_a_part_of_the_heads_is_refused_where_the_pattern_differs_by_head(pattern: str, kv_heads: int) -> None:
+    with pytest.raises(ValueError, match=rf"Layer has {2 * kv_heads} of the 8 heads of the model.*head_shard=\(first, total\)"):
+        computed(DIFFERS[pattern], 2, kv_heads)
+
+
+def test_key_value_heads_alone_may_be_a_part() -> None:
+    q, kv = torch.randn(1, HEADS, SEQ, 8), torch.randn(1, 2, SEQ, 8)
+    with pytest.raises(ValueError, match="Layer has 2 of the 4 key/value heads of the model"):
+        attend(DIFFERS["dilated"], Layer(), q, kv, kv, None)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("offset", ["modulo", "block"])
+def test_a_pattern_that_says_which_heads_they_are_gives_what_all_heads_give(offset: str, first: int) -> None:
+    whole = computed(Pattern([16, 64], [1, 4], offset=offset))
+    part = computed(Pattern([16, 64], [1, 4], offset=offset, head_shard=(first, KV_HEADS)), first, 2)
+    assert_close(part, whole[:, :, 2 * first : 2 * first + 4])
+
+
+def test_a_pattern_that_is_the_same_for_all_heads_takes_any() -> None:
+    pattern = Pattern.of(SlidingWindow(5), DilatedSegment(8, 1))
+    assert_close(computed(pattern, 1, 2), computed(pattern)[:, :, 2:6])
+
+
+def test_heads_that_differ_by_layer() -> None:
+    layer = Layer(is_heterogeneous=True, per_layer_config=[SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)])
+    layer.layer_idx = 0
+    assert computed(DIFFERS["dilated"], 0, 2, layer).shape == (2, SEQ, 4, 8)
+    with pytest.raises(ValueError, match="Layer has 2 of the 4 heads"):
+        computed(DIFFERS["dilated"], 0, 1, layer)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tensor_parallelism_on_two_ranks(tmp_path: Path) -> None:
+    llama(num_key_value_heads=4).save_pretrained(tmp_path / "model")
+    job = launch.start("gloo", 2, tmp_path, "tensor_parallel_rank.py", str(tmp_path / "model")).finish()
+    assert job.code == 0, job
+    assert job.text.count("refused, and computed what is the same for all heads") == 2, job
