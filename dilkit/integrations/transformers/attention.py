@@ -102,11 +102,27 @@ def _packing(query: Tensor, key_rows: int, mask: TokenMask | None, options: dict
         return _packing_given(batch * rows, key_rows == rows, mask, options)
     if mask is not None and (mask.packing is not None or mask.tokens is not None or torch.compiler.is_compiling()):
         return mask.packing
-    by_positions = of_positions(options.get("position_ids"), batch, rows) if key_rows == rows else None
+    positions = options.get("position_ids")
+    if key_rows != rows or positions is None or positions.shape[1:] != (rows,):
+        return None
+    if not torch.compiler.is_compiling() and bool((positions[:, 0] > 0).any()):
+        _part_of_a_sequence(mask, int(positions[:, 0].max()))
+    by_positions = of_positions(positions, batch)
     if mask is None or by_positions is None:
         return by_positions
     warnings.warn(ONE_SEQUENCE, UserWarning, stacklevel=2)
     return None
+
+
+def _part_of_a_sequence(mask: TokenMask | None, first: int) -> None:
+    """Rows begin at position `first`, and there are no keys before: say so, or raise ValueError where the model made no mask."""
+    what = (
+        f"position_ids begin at {first}, but there are no keys of earlier positions: a part of a sequence sees itself alone, as under "
+        "context parallelism"
+    )
+    if mask is None:
+        raise ValueError(f"{what}; give all rows of a sequence, or a cache with the keys before")
+    warnings.warn(what, UserWarning, stacklevel=2)
 
 
 def _packing_given(total: int, all_rows: bool, mask: TokenMask | None, options: dict[str, Any]) -> Packing:

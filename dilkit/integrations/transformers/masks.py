@@ -52,7 +52,12 @@ def tokens_seen(
     if isinstance(attention_mask, TokenMask):
         return attention_mask
     _check(mask_function, use_vmap, config)
-    made = partial(TokenMask, _is_causal(mask_function, options), q_length, kv_length)
+    causal = _is_causal(mask_function, options)
+    made = partial(TokenMask, causal, q_length, kv_length)
+    if torch.compiler.is_compiling() and causal and q_length == kv_length > 1 and _is_composed(mask_function):
+        before = torch.arange(q_length - 1, device=device)
+        ahead = _sees(mask_function, batch_size, before, before + 1)
+        torch._assert_async(~ahead.any(), "the model's mask lets tokens see later ones, which dilated attention does not compute")
     if kv_offset:
         _check_kept(stated_patterns(given, config), config, kv_length - q_length, kv_offset)
         q_offset = q_offset - kv_offset
@@ -71,7 +76,8 @@ def tokens_seen(
     if tokens is not None:
         return made(tokens, of_tokens(tokens) if tokens.shape[1] == q_length else None)
     if attention_mask is None and kv_length == q_length and _may_be_packed(mask_function):
-        return made(None, of_neighbours(_see_the_row_before(mask_function, batch_size, q_length, device)))
+        rows = torch.arange(1, q_length, device=device)
+        return made(None, of_neighbours(_sees(mask_function, batch_size, rows, rows - 1)))
     return made()
 
 
@@ -146,14 +152,18 @@ def _is_causal(mask_function: Callable[..., Any] | None, options: dict[str, Any]
     return None if mask_function is None else "bidirectional_mask_function" not in _parts(mask_function)
 
 
+def _is_composed(mask_function: Callable[..., Any] | None) -> bool:
+    """Whether there is more to it than causality, which under `torch.compile` only calling it tells."""
+    return mask_function is not None and mask_function.__name__ not in ("causal_mask_function", "bidirectional_mask_function")
+
+
 def _may_be_packed(mask_function: Callable[..., Any] | None) -> bool:
     if mask_function is None or torch.compiler.is_compiling():
-        return mask_function is not None and mask_function.__name__ not in ("causal_mask_function", "bidirectional_mask_function")
+        return _is_composed(mask_function)
     return "packed_sequence_mask_function" in _parts(mask_function)
 
 
-def _see_the_row_before(mask_function: Any, batch: int, rows: int, device: torch.device | None) -> Tensor:
-    """Whether rows 1, 2, ... of each element of the batch see the one before: where they do not, a sequence begins."""
-    before = torch.arange(rows - 1, device=device)[None]
-    seen: Tensor = mask_function(torch.arange(batch, device=device)[:, None], 0, before + 1, before)
-    return seen.expand(batch, rows - 1)
+def _sees(mask_function: Any, batch: int, rows: Tensor, keys: Tensor) -> Tensor:
+    """Which of the `rows` `(n,)` see the key beside them in `keys` `(n,)`: bool `(batch, n)`."""
+    seen: Tensor = mask_function(torch.arange(batch, device=rows.device)[:, None], 0, rows[None], keys[None])
+    return seen.expand(batch, len(rows))

@@ -54,11 +54,10 @@ def of_tokens(tokens: Tensor) -> Packing:
     return Packing(torch.cat((ends, alone)).int(), seq, (order // seq, order % seq))
 
 
-def of_positions(position_ids: Tensor | None, batch: int, seq: int) -> Packing | None:
-    """The sequences of a packed batch, which begin where positions do not go on by 1; None where none begins within a row."""
-    if position_ids is None or position_ids.dim() != 2 or position_ids.shape[1] != seq:
-        return None
-    return of_neighbours((position_ids.diff() == 1).expand(batch, seq - 1))
+def of_positions(position_ids: Tensor, batch: int) -> Packing | None:
+    """The sequences of a packed batch, which begin where positions `(batch or 1, seq)` do not go on by 1, or None."""
+    goes_on = position_ids.diff() == 1
+    return of_neighbours(goes_on.expand(batch, goes_on.shape[1]))
 
 
 def of_neighbours(goes_on: Tensor) -> Packing | None:

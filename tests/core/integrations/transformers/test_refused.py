@@ -103,6 +103,17 @@ def test_packed_sequences_and_padding() -> None:
     refused(r"cu_seq_lens_q, \(2,\), and cu_seq_lens_k, \(2,\), differ", model, cu_seq_lens_q=ends, cu_seq_lens_k=ends + 1)
 
 
+def test_a_part_of_a_sequence_by_its_positions() -> None:
+    from dilkit.integrations.transformers.attention import attend
+
+    model, later = llama(attn_implementation="dilkit"), torch.arange(12, 24)[None]
+    with torch.no_grad(), pytest.warns(UserWarning, match="position_ids begin at 12, but there are no keys of earlier positions"):
+        result(model, input_ids=TOKENS, position_ids=later)
+    q, k = torch.randn(1, 4, 12, 8), torch.randn(1, 2, 12, 8)
+    with pytest.raises(ValueError, match=r"position_ids begin at 12.*give all rows of a sequence, or a cache"):
+        attend(PATTERN, model.model.layers[0].self_attn, q, k, k, None, position_ids=later)
+
+
 def test_a_part_of_the_rows_with_the_mask_of_all() -> None:
     from dilkit.integrations.transformers.attention import attend
     from dilkit.integrations.transformers.token_mask import TokenMask
@@ -168,3 +179,18 @@ def test_dilkit_does_not_import_it_and_names_are_functions_whatever_is_imported_
     shown = f"'transformers' in sys.modules, callable({home}.register), callable({home}.convert)"
     done = run(sys.executable, "-c", f"import sys, dilkit, {home}.conversion; print({shown})", cwd=tmp_path)
     assert done.stdout.strip() == "False True True", done.stderr
+
+
+def test_compiled_blocks_of_tokens_that_see_each_other() -> None:
+    from transformers.masking_utils import create_causal_mask
+
+    def masked(embeds: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        create_causal_mask(config, embeds, None, None, torch.arange(12)[None], block_sequence_ids=blocks)
+        return embeds + 1
+
+    config, alone = llama(attn_implementation="dilkit").config, torch.full((1, 12), -1)
+    compiled = torch.compile(masked, backend="eager", fullgraph=True)
+    compiled(torch.zeros(1, 12, 32), alone)
+    image = torch.where(torch.arange(12) // 3 == 1, 0, alone)
+    with pytest.raises(RuntimeError, match="lets tokens see later ones"):
+        compiled(torch.zeros(1, 12, 32), image)

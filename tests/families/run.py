@@ -1,0 +1,72 @@
+"""Tries every base model and causal language model of transformers, tiny and of random weights, with dilated attention.
+
+    python tests/families/run.py [--only WORD] [--write FILE] [--json]
+
+A line for each verdict with how many classes it has, and each class that is wrong. The exit code is 1 if any is. `--write`
+writes all as JSON, of which `make docs` makes the table of docs/transformers.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import resource
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from families.examine import WRONG, Examined, classes, examine
+from tqdm import tqdm
+
+MEMORY = 6 * 2**30
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="WORD", help="classes whose name has this word")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write all as JSON")
+    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    options = parser.parse_args()
+    chosen = [one for one in classes() if options.only in one[0]]
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=40) as pool:
+        examined = list(tqdm(pool.imap(_quietly, chosen), total=len(chosen), unit="class"))
+    text = json.dumps(report(examined), indent=1)
+    if options.write:
+        options.write.write_text(text + "\n")
+    print(text if options.json else summary(examined))
+    return int(any(one.verdict == WRONG for one in examined))
+
+
+def _quietly(name_and_family: tuple[str, str]) -> Examined:
+    import transformers
+
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # a class that cannot be made small is to fail by itself
+    transformers.logging.set_verbosity_error()
+    return examine(*name_and_family)
+
+
+def report(examined: list[Examined]) -> dict[str, Any]:
+    """All that was found, and the versions that it holds for."""
+    import torch
+    import transformers
+
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"kind": "families", "versions": versions, "classes": [dataclasses.asdict(one) for one in examined]}
+
+
+def summary(examined: list[Examined]) -> str:
+    counts = Counter(one.verdict for one in examined)
+    lines = [f"{count:5} {verdict}" for verdict, count in counts.most_common()]
+    lines += [f"{one.model}: {one.reason}" for one in examined if one.verdict == WRONG]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
