@@ -36,6 +36,7 @@ from dilkit.tools.report.picture import write_png
 from dilkit.tools.results.file import write_text
 from dilkit.tools.site import figures
 from dilkit.tools.site.decoding_figures import kept_table
+from dilkit.tools.site.model_families import family_table
 from dilkit.tools.site.order_figures import locality_table
 from dilkit.tools.site.pattern_gallery import draw_gallery, gallery_table
 from dilkit.tools.site.slide_picture import draw_slide
@@ -227,6 +228,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "calls": call_table,
     "command-line": command_help,
     "environment": environment_table,
+    "families": family_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
     "gallery": gallery_table,
     "kept": kept_table,

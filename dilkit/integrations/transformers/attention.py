@@ -117,8 +117,8 @@ def _packing(query: Tensor, key_rows: int, mask: TokenMask | None, options: dict
 def _part_of_a_sequence(mask: TokenMask | None, first: int) -> None:
     """Rows begin at position `first`, and there are no keys before: say so, or raise ValueError where the model made no mask."""
     what = (
-        f"position_ids begin at {first}, but there are no keys of earlier positions: a part of a sequence sees itself alone, as under "
-        "context parallelism"
+        f"position_ids begin at {first}, but there are no keys of earlier positions: a part of a sequence, as under context "
+        "parallelism, sees itself alone"
     )
     if mask is None:
         raise ValueError(f"{what}; give all rows of a sequence, or a cache with the keys before")

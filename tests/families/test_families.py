@@ -1,0 +1,43 @@
+"""Classes of models of transformers with dilated attention: what `eager` attention gives, or refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
+from families.examine import EQUAL, NO_ATTENTION, NOT_LOOKED_UP, REFUSED, WRONG, Examined, classes, examine
+
+FILE = Path(__file__).with_name("examined.json")
+QUICK = {
+    ("LlamaForCausalLM", "llama"): EQUAL,
+    ("BigBirdPegasusForCausalLM", "bigbird_pegasus"): EQUAL,
+    ("BertModel", "bert"): EQUAL,
+    ("MambaModel", "mamba"): NO_ATTENTION,
+    ("BloomForCausalLM", "bloom"): NOT_LOOKED_UP,
+    ("DeepseekV32ForCausalLM", "deepseek_v32"): REFUSED,
+}
+
+
+@pytest.mark.parametrize("model", QUICK, ids=lambda model: model[0])
+def test_some_classes(model: tuple[str, str]) -> None:
+    found = examine(*model)
+    assert found.verdict == QUICK[model], found
+    assert (found.every_layer_asks is True) == (found.verdict == EQUAL), found
+
+
+def test_every_class_was_tried_and_none_is_wrong() -> None:
+    """The file that the table of docs/transformers.md is made of."""
+    examined = [Examined(**one) for one in json.loads(FILE.read_text())["classes"]]
+    assert len(examined) > 700
+    assert not [one for one in examined if one.verdict == WRONG]
+    assert not [one for one in examined if one.verdict == REFUSED and not one.reason]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_classes() -> None:
+    wrong = [found for found in (examine(*model) for model in classes()) if found.verdict == WRONG]
+    assert not wrong
