@@ -16,9 +16,11 @@ def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int
     `tiles` and `coords` are those of `SlideEncoder.forward`, slides of one length. `layer` counts from 0, or from the last with
     -1. A head's weights sum to 1 less what the class token gives to itself and to padding. In a branch only heads with offset 0
     keep the class token: of the 16 heads of the published models 8 see tiles beyond the first 1,024 tokens, 4 beyond 5,792, 2
-    beyond 32,768. What all tiles together look at is `dilkit.attention_mass`.
+    beyond 32,768. What all tiles together look at is `dilkit.attention_mass`. With `global_pool` the embedding is not the class
+    token's, which GigaPath's pretraining did not train.
 
-    Raises IndexError for a layer that is not there, and as `SlideEncoder.forward` does.
+    Raises IndexError for a layer that is not there, ValueError in training mode with dropout, which would make another map of
+    each call, and as `SlideEncoder.forward` does.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig, attention_map
@@ -33,6 +35,10 @@ def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int
         raise IndexError(f"layer={layer} is not there: the model has {depth} layers, 0 to {depth - 1}")
     if model.ranks is not None:
         raise ValueError("model is over ranks (comm=), which attention_map is not; load it without comm")
+    if model.config.dropout > 0 and any(module.training for module in model.modules()):
+        raise ValueError(
+            f"model is in training mode with dropout={model.config.dropout}: maps would differ by chance; call model.eval() first"
+        )
     with torch.no_grad():
         x, lengths = model.packed(tiles, coords)
         *before, last = model.layers()[: layer % depth + 1]

@@ -30,6 +30,17 @@ def test_the_map_is_the_first_row_of_the_layer(layer):
     assert found.count_nonzero(dim=-1).tolist() == 2 * [[13, 11, 7, 7]]
 
 
+@pytest.mark.parametrize("part", ["", "encoder.layers.1"])
+def test_a_model_in_training_is_refused(part):
+    model = small(dropout=0.25)
+    model.get_submodule(part).train()
+    with pytest.raises(ValueError, match=r"training mode with dropout=0\.25.*model\.eval\(\)"):
+        attention_map(model, *slide(20))
+    model.eval()
+    assert torch.equal(attention_map(model, *slide(20)), attention_map(model, *slide(20)))
+    assert attention_map(small(dropout=0.0).train(), *slide(20)).isfinite().all()  # nothing is drawn
+
+
 @pytest.mark.parametrize("layer", [2, -3])
 def test_a_layer_that_is_not_there(layer):
     with pytest.raises(IndexError, match=f"layer={layer} is not there: the model has 2 layers, 0 to 1"):
