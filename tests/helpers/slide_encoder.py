@@ -34,8 +34,15 @@ def small(**changes: Any) -> SlideEncoder:
 def slide(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Tiles `(1, n, in_chans)` and coordinates `(1, n, 2)` of a slide."""
     generator = torch.Generator().manual_seed(seed)
-    tiles = torch.randn(1, n, SMALL["in_chans"], dtype=torch.float64, generator=generator)
-    return tiles, torch.randint(0, 256 * SMALL["ngrids"], (1, n, 2), generator=generator)
+    return torch.randn(1, n, SMALL["in_chans"], dtype=torch.float64, generator=generator), places(n, seed)
+
+
+def places(n: int, seed: int = 0) -> Tensor:
+    """Coordinates `(1, n, 2)`, each somewhere in a cell of its own of a small encoder's grid."""
+    generator, side = torch.Generator().manual_seed(seed), SMALL["ngrids"]
+    cells = torch.randperm(side**2, generator=generator)[:n]
+    within = torch.randint(0, 256, (n, 2), generator=generator)
+    return (256 * torch.stack((cells // side, cells % side), dim=1) + within)[None]
 
 
 def manifest(embed_dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int, ...]]:

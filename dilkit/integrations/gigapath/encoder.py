@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from dilkit.integrations.gigapath.config import SlideEncoderConfig
 from dilkit.integrations.gigapath.layers import EPS, EncoderLayer
 from dilkit.integrations.gigapath.over_ranks import Ranks
 from dilkit.integrations.gigapath.positions import GridPositions
+from dilkit.integrations.gigapath.spacing import check_spacing
 from dilkit.nn import DilatedAttention
 
 
@@ -25,6 +27,7 @@ class SlideEncoder(nn.Module):
     `config` says its sizes; `load_slide_encoder` makes one of a published architecture. The names and shapes of its parameters
     are those of the published checkpoints.
 
+    - `tile_size`, `global_pool`: those of `config`. They can be set later and hold from the next call on; `config` follows.
     - `activation_checkpointing`: whether the backward pass computes each layer anew instead of holding its activations.
     - `backend`: that of `dilkit.dilated_attention`.
     - `comm`: a `dilkit.comm.Comm`. Each rank is given the whole slide, computes its share of the rows, and returns the embedding,
@@ -55,12 +58,12 @@ class SlideEncoder(nn.Module):
         if not isinstance(config, SlideEncoderConfig):
             raise TypeError(f"config={config!r} is a {type(config).__name__}; a SlideEncoderConfig is needed")
         boolean("activation_checkpointing", activation_checkpointing)
-        self.config, self.activation_checkpointing = config, activation_checkpointing
+        self._config, self.activation_checkpointing = config, activation_checkpointing
         factory: dict[str, Any] = dict(device=device, dtype=dtype)
         dim = config.embed_dim
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim, **factory))
         self.patch_embed = nn.ModuleDict({"proj": nn.Linear(config.in_chans, dim, **factory)})
-        self.positions = GridPositions(dim, config.ngrids, config.tile_size, device)
+        self.positions = GridPositions(dim, config.ngrids, device)
         self.positions.to(dtype)
         self.ranks = None if comm is None else Ranks(comm, config.pattern)
         self.attention = self.ranks.attention(backend) if self.ranks else DilatedAttention(config.pattern, backend=backend)
@@ -69,6 +72,29 @@ class SlideEncoder(nn.Module):
         self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers), "layer_norm": nn.LayerNorm(dim, eps=EPS, **factory)})
         self.norm = nn.LayerNorm(dim, eps=1e-6, **factory)
         self._reset_parameters()
+
+    @property
+    def config(self) -> SlideEncoderConfig:
+        """What the encoder is made of. Of its fields `tile_size` and `global_pool` can be set, on the encoder itself."""
+        return self._config
+
+    @property
+    def tile_size(self) -> int:
+        """Pixels a side of the tiles, in the units of `coords`."""
+        return self._config.tile_size
+
+    @tile_size.setter
+    def tile_size(self, value: int) -> None:
+        self._config = replace(self._config, tile_size=value)
+
+    @property
+    def global_pool(self) -> bool:
+        """Whether the mean of the tiles is taken instead of the class token."""
+        return self._config.global_pool
+
+    @global_pool.setter
+    def global_pool(self, value: bool) -> None:
+        self._config = replace(self._config, global_pool=value)
 
     def _reset_parameters(self) -> None:
         nn.init.normal_(self.cls_token, std=0.02)
@@ -83,12 +109,14 @@ class SlideEncoder(nn.Module):
         """`[embedding]`, `(batch, embed_dim)`; with `all_layer_embed` `[embedding of the input, of layer 0, of layer 1, ...]`.
 
         - `tiles`: `(batch, n, in_chans)`, the features of the tiles.
-        - `coords`: `(batch, n, 2)`, their x and y in pixels.
+        - `coords`: `(batch, n, 2)`, their x and y in pixels, integers or float32 or float64.
         - `key_padding_mask`: bool `(batch, n)`, True where there is no tile. Each slide is computed as it would be alone, of the
           tiles that it has, in their order; whatever stands in the others, NaN too, has no part in it.
         - `all_layer_embed`: one embedding a layer, without the norm that follows the last layer, as in GigaPath.
 
-        Raises TypeError or ValueError for tensors that do not fit, tiles outside the grid, and a slide without tiles.
+        Raises TypeError or ValueError for tensors that do not fit, tiles outside the grid, and a slide without tiles. Warns of a
+        slide whose tiles lie as tiles of another size would: mostly farther apart than `tile_size`, or a tenth of them and more
+        in a cell with another. More than 16 to a cell raise ValueError.
         """
         boolean("all_layer_embed", all_layer_embed)
         x, lengths = self.packed(tiles, coords, key_padding_mask)
@@ -107,13 +135,15 @@ class SlideEncoder(nn.Module):
         kept = self._kept(tiles, coords, key_padding_mask)
         lengths = [tiles.shape[1]] * len(tiles) if kept is None else kept.sum(dim=1).tolist()
         if 0 in lengths:
-            raise ValueError(f"tiles: slide {lengths.index(0)} of {len(lengths)} has no tiles; leave it out")
+            given = "" if kept is None else " (key_padding_mask is True where there is no tile: ~mask if yours says where one is)"
+            raise ValueError(f"tiles: slide {lengths.index(0)} of {len(lengths)} has no tiles; leave it out{given}")
         rows, where = (tiles.flatten(0, 1), coords.flatten(0, 1)) if kept is None else (tiles[kept], coords[kept])
+        cells = self.positions.cells(where, self.tile_size)
+        check_spacing(where, cells, lengths, self.tile_size)
         if self.ranks is None:
-            return self._embed(rows, where, lengths), [length + 1 for length in lengths]
+            return self._embed(rows, cells, lengths), [length + 1 for length in lengths]
         held, first = self.ranks.tiles(lengths)
-        self.positions.cells(where)  # raises on every rank where it does on one
-        x = self._embed(rows[held], where[held], [held.stop - held.start], first)
+        x = self._embed(rows[held], cells[held], [held.stop - held.start], first)
         return x, [len(x)]
 
     def _kept(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
@@ -150,10 +180,10 @@ class SlideEncoder(nn.Module):
         if dtype != weight.dtype and not (dtype.is_floating_point and torch.is_autocast_enabled(weight.device.type)):
             raise TypeError(f"tiles is {dtype} but the model {weight.dtype}; convert it with .to({weight.dtype})")
 
-    def _embed(self, tiles: Tensor, coords: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
+    def _embed(self, tiles: Tensor, cells: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
         """The packed rows that enter the first layer, each slide's class token first if it is to be there."""
         x = self.patch_embed["proj"](tiles)
-        x = x + self.positions(coords).to(x.dtype)
+        x = x + self.positions(cells).to(x.dtype)
         first = self.cls_token[0, : int(with_class)].to(x.dtype)  # no row of it still has a gradient, which is 0
         x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
         return F.dropout(x, self.config.dropout, self.training)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 BASE = 10000.0
+EXACT = (torch.float32, torch.float64)
+"""The floating-point dtypes that hold every pixel of a slide: half types round beyond 2,048, or 256."""
 
 
 class GridPositions(nn.Module):
@@ -18,33 +20,38 @@ class GridPositions(nn.Module):
 
     halves: Tensor
 
-    def __init__(self, embed_dim: int, ngrids: int, tile_size: int, device: torch.device | str | None = None) -> None:
+    def __init__(self, embed_dim: int, ngrids: int, device: torch.device | str | None = None) -> None:
         super().__init__()
-        self.ngrids, self.tile_size = ngrids, tile_size
+        self.ngrids = ngrids
         frequencies = BASE ** -(torch.arange(embed_dim // 4, dtype=torch.float64) / (embed_dim // 4))
         angles = torch.arange(ngrids, dtype=torch.float64)[:, None] * frequencies
         halves = torch.cat((angles.sin(), angles.cos()), dim=1).float().to(device)
         self.register_buffer("halves", halves, persistent=False)
 
-    def forward(self, coords: Tensor) -> Tensor:
-        """`(n, embed_dim)` for `coords` `(n, 2)`, pixels x and y. Raises ValueError for a tile outside the grid."""
-        x, y = self.cells(coords).unbind(dim=1)
+    def forward(self, cells: Tensor) -> Tensor:
+        """`(n, embed_dim)` for `cells` `(n, 2)`, x and y, as `cells` gives them."""
+        x, y = cells.unbind(dim=1)
         return torch.cat((self.halves[y], self.halves[x]), dim=1)
 
-    def cells(self, coords: Tensor) -> Tensor:
-        """The cells of the grid that tiles are in, `(n, 2)`, x and y. Raises ValueError for a tile outside the grid."""
-        exact = coords.dtype in (torch.float32, torch.float64)  # not every device has double precision
-        numbers = coords if exact else coords.float() if coords.is_floating_point() else coords.long()
-        cells = torch.div(numbers, self.tile_size, rounding_mode="floor")
+    def cells(self, coords: Tensor, tile_size: int) -> Tensor:
+        """The cells of the grid that tiles at `coords` `(n, 2)`, pixels x and y, are in: `(n, 2)`, x and y.
+
+        Raises TypeError for numbers that do not hold every pixel, ValueError for a tile outside the grid.
+        """
+        kept = coords.dtype in EXACT if coords.is_floating_point() else not (coords.is_complex() or coords.dtype == torch.bool)
+        if not kept:
+            raise TypeError(f"coords is {coords.dtype}, which does not hold every pixel; integers or float32 are needed")
+        numbers = coords if coords.is_floating_point() else coords.long()
+        cells = torch.div(numbers, tile_size, rounding_mode="floor")
         inside = ((cells >= 0) & (cells < self.ngrids)).all(dim=1)  # NaN is neither
         if not bool(inside.all()):
             first, outside = int(inside.logical_not().nonzero()[0]), int(inside.logical_not().sum())
             raise ValueError(
                 f"coords: tile {first} of {len(coords)} is at {tuple(coords[first].tolist())}, and {outside} lie outside the "
-                f"grid of {self.ngrids} x {self.ngrids} tiles of {self.tile_size} pixels: 0 to "
-                f"{self.ngrids * self.tile_size - 1} is needed; raise ngrids, or give pixels of the level that tiles were cut at"
+                f"grid of {self.ngrids} x {self.ngrids} tiles of {tile_size} pixels: 0 to {self.ngrids * tile_size - 1} is "
+                "needed; raise ngrids, or give pixels of the level that tile_size is of"
             )
         return cells.long()
 
     def extra_repr(self) -> str:
-        return f"ngrids={self.ngrids}, tile_size={self.tile_size}"
+        return f"ngrids={self.ngrids}"

@@ -19,10 +19,11 @@ CHECKED = 600
 
 
 def slide(tiles: int, config: SlideEncoderConfig) -> tuple[Tensor, Tensor]:
-    """Features `(1, tiles, in_chans)` and coordinates `(1, tiles, 2)`, the same whenever they are made."""
+    """Features `(1, tiles, in_chans)` and coordinates `(1, tiles, 2)`, a cell for each tile, the same whenever they are made."""
     generator = torch.Generator().manual_seed(tiles)
     features = torch.randn(1, tiles, config.in_chans, generator=generator)
-    return features, torch.randint(0, config.ngrids * config.tile_size, (1, tiles, 2), generator=generator)
+    cells = torch.randperm(config.ngrids**2, generator=generator)[:tiles]
+    return features, config.tile_size * torch.stack((cells // config.ngrids, cells % config.ngrids), dim=1)[None]
 
 
 def padded(slides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy
 import pytest
 import torch
-from helpers.slide_encoder import embeddings
+from helpers.slide_encoder import embeddings, places
 
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 
@@ -79,7 +79,7 @@ def test_every_layer_is_theirs(theirs, n, lengths, global_pool):
     ours = SlideEncoder(config, dtype=torch.float64).eval()
     assert ours.state_dict().keys() == model.state_dict().keys()
     ours.load_state_dict(model.state_dict())
-    tiles, coords = torch.randn(1, n, 24, dtype=torch.float64), torch.randint(0, 20 * 256, (1, n, 2))
+    tiles, coords = torch.randn(1, n, 24, dtype=torch.float64), places(n)
     with torch.no_grad(), in_double():
         right = [*model(tiles, coords, all_layer_embed=True), *model(tiles, coords)]
     with torch.no_grad():
@@ -95,4 +95,5 @@ def test_positions_are_the_rows_of_their_table(theirs):
     model = theirs((16, 32, 64, 128, 256), False)
     ours = SlideEncoder(SlideEncoderConfig(**SIZES, ngrids=20))
     coords = 256 * torch.cartesian_prod(torch.arange(20), torch.arange(20)) + torch.randint(0, 256, (400, 2))
-    assert (ours.positions(coords) - model.pos_embed[0, model.coords_to_pos(coords)]).abs().max() <= 1e-6
+    found = ours.positions(ours.positions.cells(coords, 256))
+    assert (found - model.pos_embed[0, model.coords_to_pos(coords)]).abs().max() <= 1e-6

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
+import numpy as np
 import pytest
 import torch
 from helpers.slide_encoder import LENGTHS, SMALL, embeddings, position, slide, small
@@ -78,19 +82,72 @@ def test_positions_are_the_rows_of_the_table():
     cells = torch.cartesian_prod(torch.arange(20), torch.arange(20))
     table = torch.stack([position(x, y, model.config) for x, y in cells.tolist()])
     for coords in (256 * cells, 256 * cells + 255, (256 * cells + 255.5).double()):
-        assert (model.positions(coords) - table).abs().max() <= 1e-6
+        assert (model.positions(model.positions.cells(coords, 256)) - table).abs().max() <= 1e-6
     assert model.positions.halves.shape == (20, 24)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint16, torch.uint32, torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint16, torch.uint32, torch.float32, torch.float64])
 def test_coordinates_of_any_dtype(dtype):
-    coords = torch.tensor([[0, 256], [255, 5119], [2560, 511]]).to(dtype)  # 5119 is 5120 in half precision: outside
-    positions = small().positions
-    if dtype == torch.float16:
-        with pytest.raises(ValueError, match="tile 1 of 3"):
-            positions(coords)
-    else:
-        assert positions.cells(coords).tolist() == [[0, 1], [0, 19], [10, 1]]
+    coords = torch.tensor([[0, 256], [255, 5119], [2560, 511]]).to(dtype)
+    assert small().positions.cells(coords, 256).tolist() == [[0, 1], [0, 19], [10, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.complex64])
+def test_coordinates_that_do_not_hold_every_pixel_are_refused(dtype):
+    tiles, coords = slide(3)
+    with pytest.raises(TypeError, match=f"coords is {dtype}, which does not hold every pixel; integers or float32"):
+        small()(tiles, coords.to(dtype))
+
+
+def sized(tile_size, *slides):
+    """The embeddings of slides by an encoder that was made with this size."""
+    with torch.no_grad():
+        return small(tile_size=tile_size)(*slides)[0]
+
+
+def test_the_tile_size_can_be_set_later():
+    model, slides = small(), slide(40)
+    wide = (slides[0], 2 * slides[1])  # tiles of 512 pixels, each in a cell of its own
+    with torch.no_grad():
+        assert torch.equal(model(*slides)[0], sized(256, *slides))
+        model.tile_size = np.int64(512)
+        for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.compile(model, backend="eager")):
+            assert one.tile_size == one.config.tile_size == 512
+            assert torch.allclose(one(*wide)[0], sized(256, *slides), rtol=0, atol=1e-12)
+        compiled = torch.compile(model, backend="eager")
+        compiled(*wide)
+        compiled.tile_size = 256
+        assert torch.allclose(compiled(*slides)[0], sized(256, *slides), rtol=0, atol=1e-12)
+    assert model.tile_size == 256
+
+
+def test_pooling_can_be_set_later():
+    model, slides = small(), slide(40)
+    model.global_pool = True
+    with torch.no_grad():
+        assert torch.equal(model(*slides)[0], small(global_pool=True)(*slides)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("tile_size", 0, ValueError),
+        ("tile_size", 256.0, TypeError),
+        ("tile_size", True, TypeError),
+        ("global_pool", 1, TypeError),
+    ],
+)
+def test_what_is_set_later_is_checked_as_before(name, value, error):
+    model = small()
+    with pytest.raises(error, match=name):
+        setattr(model, name, value)
+    assert model.config == small().config
+
+
+def test_the_configuration_itself_cannot_be_replaced():
+    """The attention holds its pattern, and the positions their table."""
+    with pytest.raises(AttributeError, match="config"):
+        small().config = small().config
 
 
 @pytest.mark.parametrize("place", [(-1, 0), (0, -0.5), (5120, 0), (0, 1e30), (float("nan"), 0)])
@@ -111,7 +168,8 @@ def test_a_tile_outside_the_grid_is_named(place):
         (dict(key_padding_mask=torch.zeros(1, 5)), "key_padding_mask is torch.float32"),
         (dict(key_padding_mask=torch.zeros(1, 6, dtype=torch.bool)), r"torch.bool \(1, 6\)"),
         (dict(key_padding_mask=torch.ones(1, 5, dtype=torch.bool)), "slide 0 of 1 has no tiles"),
-        (dict(tiles=torch.zeros(1, 0, 10), coords=torch.zeros(1, 0, 2)), "slide 0 of 1 has no tiles"),
+        (dict(key_padding_mask=torch.ones(1, 5, dtype=torch.bool)), "True where there is no tile: ~mask if yours"),
+        (dict(tiles=torch.zeros(1, 0, 10), coords=torch.zeros(1, 0, 2)), "slide 0 of 1 has no tiles; leave it out$"),
         (dict(tiles=torch.zeros(0, 5, 10), coords=torch.zeros(0, 5, 2)), "tiles has no slides"),
     ],
 )
