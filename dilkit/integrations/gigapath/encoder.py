@@ -181,10 +181,12 @@ class SlideEncoder(nn.Module):
             raise TypeError(f"tiles is {dtype} but the model {weight.dtype}; convert it with .to({weight.dtype})")
 
     def _embed(self, tiles: Tensor, cells: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
-        """The packed rows that enter the first layer, each slide's class token first if it is to be there."""
-        x = self.patch_embed["proj"](tiles)
-        x = x + self.positions(cells).to(x.dtype)
-        first = self.cls_token[0, : int(with_class)].to(x.dtype)  # no row of it still has a gradient, which is 0
+        """The packed rows that enter the first layer, each slide's class token first if it is to be there.
+
+        Under autocast they are of the model's dtype, as all sums of layers are: only what is added is of the half type.
+        """
+        x = self.patch_embed["proj"](tiles) + self.positions(cells)
+        first = self.cls_token[0, : int(with_class)]  # no row of it still has a gradient, which is 0
         x = torch.cat([part for slide in torch.split(x, list(lengths)) for part in (first, slide)])
         return F.dropout(x, self.config.dropout, self.training)
 

@@ -207,6 +207,20 @@ def test_autocast_takes_tiles_of_any_floating_dtype():
             model(tiles.long(), coords)
 
 
+@pytest.mark.parametrize("global_pool", [False, True])
+def test_under_autocast_rows_are_summed_in_the_dtype_of_the_model(global_pool):
+    """As GigaPath's are: a half type would round each sum, and float16 has no numbers beyond 65,504."""
+    model, (tiles, coords) = small(global_pool=global_pool, depth=8), slide(40)
+    model.cls_token.data += 1e5
+    with torch.no_grad():
+        right = model(tiles, coords, all_layer_embed=True)
+        with torch.autocast("cpu", dtype=torch.float16):
+            found = model.float()(tiles.float(), coords, all_layer_embed=True)
+    for ours, exact in zip(found, right, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - exact).abs().max() < 0.1
+
+
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
