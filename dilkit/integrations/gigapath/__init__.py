@@ -3,7 +3,9 @@
 tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class token first -> encoder layers -> norm -> pooling
 
     config.py       sizes and patterns of the published architectures
+    inputs.py       tensors of slides, checked and packed
     positions.py    positions by coordinate
+    spacing.py      whether tiles lie as tiles of their size do
     layers.py       one encoder layer, on packed rows of several slides
     encoder.py      the module
     over_ranks.py   one slide over several ranks

@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dilkit.checks import boolean
 from dilkit.integrations.gigapath.config import SlideEncoderConfig
+from dilkit.integrations.gigapath.inputs import tiles_of
 from dilkit.integrations.gigapath.layers import EPS, EncoderLayer
-from dilkit.integrations.gigapath.over_ranks import Ranks
+from dilkit.integrations.gigapath.over_ranks import Ranks, digest
 from dilkit.integrations.gigapath.positions import GridPositions
 from dilkit.integrations.gigapath.spacing import check_spacing
 from dilkit.nn import DilatedAttention
@@ -31,8 +32,9 @@ class SlideEncoder(nn.Module):
     - `activation_checkpointing`: whether the backward pass computes each layer anew instead of holding its activations.
     - `backend`: that of `dilkit.dilated_attention`.
     - `comm`: a `dilkit.comm.Comm`. Each rank is given the whole slide, computes its share of the rows, and returns the embedding,
-      one slide at a time. If each computes the same loss from it, the gradients of parameters are those of the rank's own rows:
-      `dilkit.comm.sum_over_ranks` adds them up to those of one process.
+      one slide at a time; ranks that differ in coordinates, class token, configuration or mode are refused. If each computes
+      the same loss from it, the gradients of parameters are those of the rank's own rows: `dilkit.comm.sum_over_ranks` adds
+      them up to those of one process.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
@@ -132,53 +134,27 @@ class SlideEncoder(nn.Module):
 
         Over ranks, they are this rank's.
         """
-        kept = self._kept(tiles, coords, key_padding_mask)
-        lengths = [tiles.shape[1]] * len(tiles) if kept is None else kept.sum(dim=1).tolist()
-        if 0 in lengths:
-            given = "" if kept is None else " (key_padding_mask is True where there is no tile: ~mask if yours says where one is)"
-            raise ValueError(f"tiles: slide {lengths.index(0)} of {len(lengths)} has no tiles; leave it out{given}")
-        rows, where = (tiles.flatten(0, 1), coords.flatten(0, 1)) if kept is None else (tiles[kept], coords[kept])
-        cells = self.positions.cells(where, self.tile_size)
-        check_spacing(where, cells, lengths, self.tile_size)
+        given = partial(self._placed, tiles, coords, key_padding_mask)
         if self.ranks is None:
+            rows, cells, lengths = given()
             return self._embed(rows, cells, lengths), [length + 1 for length in lengths]
+        rows, cells, lengths = self.ranks.agreed(given, lambda slide: self._facts(*slide))
         held, first = self.ranks.tiles(lengths)
         x = self._embed(rows[held], cells[held], [held.stop - held.start], first)
         return x, [len(x)]
 
-    def _kept(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
-        """Where there are tiles, bool `(batch, n)`; None means everywhere."""
-        self._check_kinds(
-            tiles=tiles, coords=coords, **({} if key_padding_mask is None else dict(key_padding_mask=key_padding_mask))
-        )
-        if tiles.dim() != 3 or tiles.shape[2] != self.config.in_chans:
-            raise ValueError(f"tiles has shape {tuple(tiles.shape)}; (batch, n, in_chans={self.config.in_chans}) is needed")
-        if coords.shape != (*tiles.shape[:2], 2):
-            raise ValueError(f"coords has shape {tuple(coords.shape)}; (batch, n, 2) = {(*tiles.shape[:2], 2)} is needed")
-        if len(tiles) == 0:
-            raise ValueError("tiles has no slides: the batch is 0, and at least 1 is needed")
-        if key_padding_mask is None:
-            return None
-        if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != tiles.shape[:2]:
-            raise ValueError(
-                f"key_padding_mask is {key_padding_mask.dtype} {tuple(key_padding_mask.shape)}; torch.bool (batch, n) = "
-                f"{tuple(tiles.shape[:2])} is needed, True where there is no tile"
-            )
-        return None if not bool(key_padding_mask.any()) else key_padding_mask.logical_not()
+    def _placed(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, list[int]]:
+        """The tiles that there are, packed, the cells that they are in, and how many each slide has."""
+        rows, where, lengths = tiles_of(tiles, coords, key_padding_mask, self.config.in_chans, self.cls_token)
+        cells = self.positions.cells(where, self.tile_size)
+        check_spacing(where, cells, lengths, self.tile_size)
+        return rows, cells, lengths
 
-    def _check_kinds(self, **given: Tensor) -> None:
-        """Raise TypeError or ValueError for what is no tensor, on another device than the weights, or tiles of another dtype."""
-        weight = self.cls_token
-        for name, x in given.items():
-            if not isinstance(x, Tensor):
-                raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
-            if x.device != weight.device:
-                raise ValueError(
-                    f"{name} is on {x.device} but the model on {weight.device}; move it with .to({str(weight.device)!r})"
-                )
-        dtype = given["tiles"].dtype
-        if dtype != weight.dtype and not (dtype.is_floating_point and torch.is_autocast_enabled(weight.device.type)):
-            raise TypeError(f"tiles is {dtype} but the model {weight.dtype}; convert it with .to({weight.dtype})")
+    def _facts(self, rows: Tensor, cells: Tensor, lengths: list[int]) -> dict[str, Any]:
+        """What all ranks must have alike: each computes its own rows of one slide, with the same weights."""
+        drops = self.training and (self.config.dropout > 0 or self.config.drop_path > 0)
+        facts = dict(tiles=lengths, coords=digest(cells), cls_token=digest(self.cls_token), config=str(self.config))
+        return facts | dict(dtype=str(rows.dtype), training=drops)
 
     def _embed(self, tiles: Tensor, cells: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
         """The packed rows that enter the first layer, each slide's class token first if it is to be there.

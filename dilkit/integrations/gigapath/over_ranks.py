@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Pattern
+
+T = TypeVar("T")
 
 
 class Ranks:
@@ -23,6 +26,17 @@ class Ranks:
         """The attention of all ranks together."""
         module: nn.Module = importlib.import_module("dilkit.comm").RingDilatedAttention(self.pattern, self.comm, backend=backend)
         return module
+
+    def agreed(self, given: Callable[[], T], facts: Callable[[T], dict[str, Any]]) -> T:
+        """What `given()` returns. Raises on every rank where it raises on one, or where ranks differ in its `facts`."""
+        values: list[T] = []
+
+        def own() -> dict[str, Any]:
+            values.append(given())
+            return facts(values[0])
+
+        importlib.import_module("dilkit.comm.agreement").agree_on(self.comm, own, step="arguments of SlideEncoder")
+        return values[0]
 
     def tiles(self, lengths: Sequence[int]) -> tuple[slice, bool]:
         """Which tiles of a slide this rank holds, and whether it holds the class token, which is the first of all rows.
@@ -54,6 +68,11 @@ class Ranks:
         weights = {name: _OnFirst.apply(weight, first) for name, weight in module.named_parameters()}  # type: ignore[no-untyped-call]
         out: Tensor = torch.func.functional_call(module, weights, (x,))
         return out
+
+
+def digest(x: Tensor) -> str:
+    """A short text that differs where a number of `x` differs."""
+    return hashlib.sha256(x.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -132,6 +132,51 @@ def test_what_is_refused_is_refused_on_every_rank():
         assert "model is over ranks" in mapped
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda mine, rank: None, ""),
+        (lambda mine, rank: mine.cls_token.data.add_(rank), "cls_token"),
+        (lambda mine, rank: setattr(mine, "global_pool", rank == 0), "config"),
+        (lambda mine, rank: mine.train(rank == 0), "training"),
+    ],
+)
+def test_ranks_that_differ_are_refused(change, text):
+    """Each would compute its rows with weights of its own, or pool another thing."""
+    model, (tiles, coords) = small(dropout=0.25), slide(30)
+
+    def on_rank(comm):
+        mine = SlideEncoder(model.config, comm=comm, dtype=torch.float64).eval()
+        mine.load_state_dict(model.state_dict())
+        change(mine, comm.rank)
+        with torch.no_grad():
+            return refusal(lambda: mine(tiles, coords)) if text else str(mine(tiles, coords)[0].shape)
+
+    assert all(text in answer for answer in run_threads(2, on_rank))
+
+
+def test_a_rank_that_is_given_its_own_rows_alone_is_refused():
+    """The whole slide goes to each; of halves as long as one another, each would take a part, and nobody would be told."""
+    model, (tiles, coords) = small(), slide(30)
+
+    def on_rank(comm):
+        mine = SlideEncoder(model.config, comm=comm, dtype=torch.float64).eval()
+        mine.load_state_dict(model.state_dict())
+        return refusal(lambda: mine(*(x.chunk(2, 1)[comm.rank] for x in (tiles, coords))))
+
+    assert all("arguments of SlideEncoder" in answer and "coords=" in answer for answer in run_threads(2, on_rank))
+
+
+def test_what_one_rank_refuses_the_others_refuse():
+    model, (tiles, coords) = small(), slide(30)
+
+    def on_rank(comm):
+        mine = SlideEncoder(model.config, comm=comm, dtype=torch.float64).eval()
+        return refusal(lambda: mine(tiles, coords + 9000 * comm.rank))
+
+    assert all("outside the grid" in answer for answer in run_threads(2, on_rank))
+
+
 def test_what_is_no_transport_is_named():
     with pytest.raises(TypeError, match="comm=3 is a int"):
         SlideEncoder(small().config, comm=3)
