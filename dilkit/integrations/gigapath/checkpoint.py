@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,10 @@ from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 
 MOST_BYTES = 2**63
+UNTRAINED = (
+    "global_pool is not given: the class token is pooled, which GigaPath's pretraining did not train; "
+    "global_pool=True takes the mean of the tiles, global_pool=False suits weights that were tuned with the class token"
+)
 
 
 def load_slide_encoder(
@@ -24,9 +29,10 @@ def load_slide_encoder(
     arch: str = "gigapath_slide_enc12l768d",
     *,
     ngrids: int = 1000,
+    tile_size: int = 256,
     segment_lengths: Sequence[int] | None = None,
     tail: str = "zeros",
-    global_pool: bool = False,
+    global_pool: bool | None = None,
     activation_checkpointing: bool = False,
     backend: str | Sequence[str] | None = None,
     comm: Any = None,
@@ -38,13 +44,15 @@ def load_slide_encoder(
     - `checkpoint`: a file `{"model": weights}` such as the published `slide_encoder.pth`, or of the weights alone; without it
       they are random. Only tensors and plain values are read from it, no code.
     - `arch`: one of `dilkit.integrations.gigapath.ARCHITECTURES`.
-    - `ngrids`, `tail`, `global_pool`: those of `SlideEncoderConfig`.
-    - `segment_lengths`: by default the architecture's, (1024, 5792, 32768, 185363, 1048576).
+    - `ngrids`, `tile_size`, `tail`: those of `SlideEncoderConfig`.
+    - `global_pool`: that of `SlideEncoderConfig`, False by default. GigaPath's pretraining did not train the class token, which
+      is pooled then: of a checkpoint, without a word about it, that is warned of.
+    - `segment_lengths`: by default the architecture's, (1024, 5792, 32768, 185363, 1048576), whatever `tile_size` is.
     - `activation_checkpointing`, `backend`, `comm`: those of `SlideEncoder`.
     - `device`, `dtype`: of the parameters.
 
     Raises OSError for a file that cannot be read, ValueError for one that holds other weights: all names that are missing, not
-    known or of another shape are listed.
+    known, of another shape or of integers are listed.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import load_slide_encoder
@@ -55,13 +63,16 @@ def load_slide_encoder(
     one_of("arch", arch, tuple(ARCHITECTURES))
     known = ARCHITECTURES[arch]
     lengths = known.segment_lengths if segment_lengths is None else tuple(segment_lengths)
-    config = replace(known, ngrids=ngrids, segment_lengths=lengths, tail=tail, global_pool=global_pool)
+    sizes: dict[str, Any] = dict(ngrids=ngrids, tile_size=tile_size, segment_lengths=lengths, tail=tail)
+    config = replace(known, **sizes, global_pool=known.global_pool if global_pool is None else global_pool)
     weights = None if checkpoint is None else _weights(Path(checkpoint))
     options: dict[str, Any] = dict(backend=backend, comm=comm, device=device, dtype=dtype)
     model = SlideEncoder(config, activation_checkpointing=activation_checkpointing, **options).eval()
     if weights is not None:
         _check(weights, model.state_dict(), f"checkpoint {checkpoint} does not fit arch={arch!r}")
         model.load_state_dict(weights)
+        if global_pool is None and not model.global_pool:
+            warnings.warn(UNTRAINED, stacklevel=2)
     return model
 
 
@@ -95,6 +106,7 @@ def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: st
         "missing": [name for name in expected if name not in found],
         "not known": [str(name) for name in found if name not in expected],
         "of another shape": misshapen,
+        "not of floating point": [name for name in expected if name in found and not found[name].is_floating_point()],
     }
     if any(lists.values()):
         raise ValueError(

@@ -39,7 +39,7 @@ def test_names_and_shapes_are_the_published_ones(arch, embed_dim, depth, numbers
 def test_weights_are_read(tiny, tmp_path, beside):
     model = small()
     torch.save(model.state_dict() if beside is None else dict(model=model.state_dict(), **beside), tmp_path / "weights.pth")
-    loaded = load_slide_encoder(tmp_path / "weights.pth", tiny, ngrids=20, dtype=torch.float64)
+    loaded = load_slide_encoder(tmp_path / "weights.pth", tiny, ngrids=20, global_pool=False, dtype=torch.float64)
     assert not loaded.training
     assert loaded.config == model.config
     with torch.no_grad():
@@ -47,12 +47,30 @@ def test_weights_are_read(tiny, tmp_path, beside):
 
 
 def test_settings_are_those_asked_for(tiny):
-    settings = dict(ngrids=30, segment_lengths=(4, 8, 12), tail="exact", global_pool=True)
+    settings = dict(ngrids=30, tile_size=512, segment_lengths=(4, 8, 12), tail="exact", global_pool=True)
     model = load_slide_encoder(arch=tiny, **settings, activation_checkpointing=True, backend="reference", dtype=torch.bfloat16)
     assert all(getattr(model.config, name) == value for name, value in settings.items())
     assert model.activation_checkpointing
     assert model.attention.backend == "reference"
     assert {weight.dtype for weight in (*model.parameters(), *model.buffers())} == {torch.bfloat16}
+
+
+def test_pooling_of_published_weights_is_to_be_said(tiny, tmp_path):
+    torch.save({"model": small().state_dict()}, tmp_path / "weights.pth")
+    with pytest.warns(UserWarning, match="GigaPath's pretraining did not train; global_pool=True"):
+        assert not load_slide_encoder(tmp_path / "weights.pth", tiny).global_pool
+    for said in (False, True):  # warnings are errors
+        assert load_slide_encoder(tmp_path / "weights.pth", tiny, global_pool=said).global_pool is said
+    assert not load_slide_encoder(arch=tiny).global_pool
+
+
+def test_weights_of_integers_are_refused(tiny, tmp_path):
+    """Such as quantised ones, whose scales lie elsewhere."""
+    weights = small().state_dict()
+    weights["norm.weight"] = weights["norm.weight"].to(torch.int8)
+    torch.save({"model": weights}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"1 not of floating point: norm\.weight"):
+        load_slide_encoder(tmp_path / "weights.pth", tiny, global_pool=True)
 
 
 def test_every_difference_is_listed(tiny, tmp_path):
