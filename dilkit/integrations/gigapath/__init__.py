@@ -11,6 +11,7 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     over_ranks.py   one slide over several ranks
     checkpoint.py   loading of published weights
     features.py     files of tile features
+    attributes.py   what such files say of their tiles
     attention_map.py    what the class token looks at
 
 Names are loaded at first use.

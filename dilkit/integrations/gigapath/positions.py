@@ -6,8 +6,13 @@ import torch
 from torch import Tensor, nn
 
 BASE = 10000.0
-EXACT = (torch.float32, torch.float64)
-"""The floating-point dtypes that hold every pixel of a slide: half types round beyond 2,048, or 256."""
+
+
+def holds_pixels(dtype: torch.dtype) -> bool:
+    """Whether coordinates of this dtype hold every pixel of a slide: half types round beyond 2,048, or 256."""
+    if dtype.is_floating_point:
+        return dtype in (torch.float32, torch.float64)
+    return not dtype.is_complex and dtype != torch.bool
 
 
 class GridPositions(nn.Module):
@@ -38,8 +43,7 @@ class GridPositions(nn.Module):
 
         Raises TypeError for numbers that do not hold every pixel, ValueError for a tile outside the grid.
         """
-        kept = coords.dtype in EXACT if coords.is_floating_point() else not (coords.is_complex() or coords.dtype == torch.bool)
-        if not kept:
+        if not holds_pixels(coords.dtype):
             raise TypeError(f"coords is {coords.dtype}, which does not hold every pixel; integers or float32 are needed")
         numbers = coords if coords.is_floating_point() else coords.long()
         cells = torch.div(numbers, tile_size, rounding_mode="floor")

@@ -13,6 +13,9 @@ from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoderConfig
 from dilkit.tools.cli import main
 
+HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
+"""Features that float32 does not hold."""
+
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -25,14 +28,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(path: Path, n: int) -> None:
+def write(path: Path, n: int, **said: Any) -> None:
     tiles, coords = slide(n)
-    torch.save({"features": tiles[0], "coords": coords[0]}, path)
+    torch.save({"features": tiles[0], "coords": coords[0], **said}, path)
 
 
 def arguments(files: Path, *more: str) -> list[str]:
     at = ["--checkpoint", str(files / "weights.pth"), "--out", str(files / "out"), "--arch", "tiny", "--dtype", "fp64"]
-    return ["encode-slide", str(files / "slides"), *at, *more]
+    return ["encode-slide", str(files / "slides"), *at, "--no-global-pool", *more]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,82 @@ def test_a_slide_that_will_not_do_is_named_and_the_others_are_embedded(files: Pa
     assert "empty.pt: the slide has no tiles" in empty
     assert "far.pt: coords: tile 0 of 1 is at (0, 300000)" in far
     assert "wide.pt: tiles has shape (1, 1, 11)" in wide
+
+
+def embedding(files: Path, name: str) -> torch.Tensor:
+    found: torch.Tensor = torch.load(files / "out" / f"{name}.pt", weights_only=True)["embedding"]
+    return found
+
+
+def test_the_tile_size_is_the_file_s_or_the_option_s(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same tiles at the same places in other pixels, the embedding is the same."""
+    tiles, coords = slide(30)
+    torch.save({"features": tiles[0], "coords": 2 * coords[0], "patch_size_level0": 512}, files / "slides" / "a.pt")
+    report = json_output(capsys, *arguments(files))
+    assert [(one["tile_size"], one["tile_size_from"]) for one in report["slides"]] == [(512, "file"), (256, "default")]
+    with torch.no_grad():
+        right = small()(tiles, coords)[0][0].float()
+    assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
+    torch.save({"features": tiles[0], "coords": 2 * coords[0]}, files / "slides" / "a.pt")
+    printed = output(capsys, *arguments(files, "--tile-size", "512", "--ngrids", "40"))
+    assert "wrote 2 embeddings" in printed
+    assert "; 2 with tiles of 512 pixels (--tile-size)" in printed
+    assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "text"),
+    [
+        ({}, [], "most neighbours are 512 pixels apart, and neither the file nor --tile-size says how large tiles are"),
+        (
+            dict(patch_size_level0=512),
+            ["--tile-size", "256"],
+            "512 pixels a side, as the file says, but --tile-size says 256",
+        ),
+        (dict(encoder="uni_v2", patch_size_level0=512), [], "features are of 'uni_v2', not of 'gigapath'"),
+        (dict(unit="um"), ["--tile-size", "512"], "coords are in unit='um'"),
+        (
+            dict(features=HUGE, patch_size_level0=512),
+            ["--dtype", "fp32"],
+            "float32 is not finite",
+        ),
+    ],
+)
+def test_what_a_file_leaves_open_or_says_otherwise_is_refused(
+    files: Path, capsys: pytest.CaptureFixture[str], said: dict[str, Any], options: list[str], text: str
+) -> None:
+    coords = 512 * torch.cartesian_prod(torch.arange(10), torch.arange(10))
+    torch.save({"features": torch.randn(100, 10), "coords": coords, **said}, files / "slides" / "a.pt")
+    (files / "slides" / "b.pt").unlink()
+    assert main(arguments(files, *options)) == 2
+    assert text in capsys.readouterr().err
+    assert not any((files / "out").iterdir())
+    ways_out = ["--tile-size", "512", "--tile-encoder", "uni", "--dtype", "fp64"]
+    assert main(arguments(files, *ways_out)) == (2 if said.get("unit") else 0)
+
+
+def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiles, coords = (torch.cat(2 * [x[0]]) for x in slide(10))
+    torch.save({"features": tiles, "coords": coords}, files / "slides" / "b.pt")
+    (files / "slides" / "c.hdf5").write_bytes(b"")
+    report = json_output(capsys, *[one for one in arguments(files) if one != "--no-global-pool"])
+    assert report["pooling"] == "class token"
+    assert [Path(path).name for path in report["not_read"]] == ["c.hdf5"]
+    assert [len(one["warnings"]) for one in report["slides"]] == [0, 1]
+    assert main([one for one in arguments(files) if one != "--no-global-pool"]) == 0
+    pooling, unread, twice = capsys.readouterr().err.splitlines()
+    assert "pooled, which GigaPath's pretraining did not train; --global-pool takes the mean" in pooling
+    assert "c.hdf5 is no file of features, and is not read" in unread
+    assert "b.pt: coords: 20 of 20 tiles share a cell" in twice
+
+
+def test_embeddings_replace_nothing_but_embeddings(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "out").mkdir()
+    write(files / "out" / "a.pt", 3)
+    assert main(arguments(files)) == 2
+    assert "a.pt is there, and is no embedding to be replaced; choose another --out" in capsys.readouterr().err
+    assert set(torch.load(files / "out" / "a.pt", weights_only=True)) == {"features", "coords"}
+    assert main(arguments(files, "--out", str(files / "other"))) == main(arguments(files, "--out", str(files / "other"))) == 0
 
 
 def test_a_checkpoint_that_does_not_fit_ends_it(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

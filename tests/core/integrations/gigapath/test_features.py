@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dilkit.integrations.gigapath import read_features
-from dilkit.integrations.gigapath.features import features_in
+from dilkit.integrations.gigapath.features import features_in, others_in
 
 TILES, COORDS = torch.randn(5, 8), torch.arange(10).view(5, 2) * 256
 
@@ -25,6 +25,19 @@ def written(path, tiles=TILES, coords=COORDS, name="features"):
         h5py = pytest.importorskip("h5py", reason="h5py is not installed")
         with h5py.File(path, "w") as file:
             file[name], file["coords"] = tiles.numpy(), coords.numpy()
+    return path
+
+
+def saying(path, said):
+    """The file, with these attributes or entries."""
+    if path.suffix == ".pt":
+        torch.save({"features": TILES, "coords": COORDS, **said}, path)
+        return path
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    with h5py.File(written(path), "r+") as file:
+        whose = {"encoder": file["features"], "extractor": file, "unit": file}
+        for name, value in said.items():
+            whose.get(name, file["coords"]).attrs[name] = value
     return path
 
 
@@ -58,6 +71,55 @@ def test_content_that_does_not_fit_is_named(tmp_path, suffix, tiles, coords, mes
     with pytest.raises(ValueError, match=message) as caught:
         read_features(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("coords", [COORDS.half(), COORDS.bool(), COORDS.to(torch.complex64)])
+def test_coordinates_that_do_not_hold_every_pixel_are_named(tmp_path, coords):
+    with pytest.raises(ValueError, match=f"slide.pt: coords are {coords.dtype}, which does not hold every pixel"):
+        read_features(written(tmp_path / "slide.pt", coords=coords))
+
+
+@pytest.mark.parametrize(
+    ("said", "tile_size", "tile_encoder"),
+    [
+        ({}, None, None),
+        (dict(patch_size=256, patch_size_level0=512, encoder="gigapath"), 512, "gigapath"),
+        (dict(patch_size_level0=512.0, encoder="None"), 512, None),
+        (dict(patch_size=256, patch_level=0, extractor="uni_v2"), 256, "uni_v2"),
+        (dict(patch_size=256, patch_level=1), None, None),  # of level 1, while coordinates are of level 0
+        (dict(patch_size=256, patch_level=0, custom_downsample=2), None, None),
+        (dict(patch_size=256, level0_width=2561, level0_height=2562, unit="px"), None, None),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pt", ".h5"])
+def test_what_a_file_says_of_its_tiles(tmp_path, suffix, said, tile_size, tile_encoder):
+    assert read_features(saying(tmp_path / f"slide{suffix}", said))[2:] == (tile_size, tile_encoder)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (dict(patch_size_level0=512.5), "patch_size_level0=.*512.5.* is no whole number"),
+        (dict(patch_size_level0="large"), "patch_size_level0=.*large.* is no whole number"),
+        (dict(unit="um"), "coords are in unit='um'; pixels are needed"),
+        (
+            dict(level0_width=9000, level0_height=2304),
+            r"coords of tile 4 are \(2048, 2304\), and 1 lie outside the slide of 9000 x 2304 pixels.*x comes first",
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pt", ".h5"])
+def test_what_does_not_fit_what_a_file_says_is_refused(tmp_path, suffix, said, message):
+    with pytest.raises(ValueError, match=rf"slide{suffix}: {message}"):
+        read_features(saying(tmp_path / f"slide{suffix}", said))
+
+
+def test_numbers_in_the_other_byte_order(tmp_path):
+    np.save(tmp_path / "slide.npy", TILES.numpy().astype(">f4"))
+    np.save(tmp_path / "slide.coords.npy", COORDS.numpy().astype(">i4"))
+    tiles, coords, *_ = read_features(tmp_path / "slide.npy")
+    assert torch.equal(tiles, TILES)
+    assert torch.equal(coords.long(), COORDS)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +180,7 @@ def test_folders_are_looked_into(tmp_path):
         written(tmp_path / name)
     (tmp_path / "notes.txt").write_text("")
     assert [path.name for path in features_in([tmp_path, tmp_path / "b.pt"])] == ["a.npy", "b.pt", "b.pt"]
+    assert [path.name for path in others_in([tmp_path, tmp_path / "b.pt"])] == ["notes.txt"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty holds no file of features"):
         features_in([tmp_path / "empty"])
