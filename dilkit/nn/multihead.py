@@ -310,7 +310,7 @@ class MultiheadDilatedAttention(nn.Module):
         """A copy of torchscale's `DilatedAttention`: its weights, pattern, device and dtype (`offset="block"`).
 
         `tail`: "zeros" computes what torchscale computes where segments are padded, "exact" attends to no padding. Raises
-        TypeError for another module, ValueError for one with xPos, multiway weights or attention dropout.
+        TypeError for another module, ValueError for one with xPos, multiway weights, attention dropout or `seq_parallel`.
         """
         from dilkit.integrations.torchscale.weights import module_of
 

@@ -42,6 +42,19 @@ def pattern_of(module: Any, tail: str) -> Pattern:
     return _patterns[_name_of_pattern(pairs, tail)]
 
 
+PROCEDURE = ("attention_ops", "gathering", "gather_kv", "scattering", "dense_to_sparse", "sparse_to_dense")
+"""The methods of torchscale's class that its `forward` calls, and dilkit does not."""
+
+
+def check_procedure(kind: type, own: type) -> None:
+    """Raise TypeError for a subclass of the patched class that computes a part of it in its own way."""
+    if changed := [name for name in PROCEDURE if getattr(own, name, None) is not getattr(kind, name, None)]:
+        raise TypeError(
+            f"{own.__name__} has its own {', '.join(changed)}, which dilkit does not call; give it its own forward, which "
+            "install() leaves alone"
+        )
+
+
 _patterns: dict[str, Pattern] = {}
 
 
@@ -73,9 +86,12 @@ def attend(
 ) -> tuple[Tensor, None]:
     """What `forward` of `module` returns; `package` is where its class and the `utils` that belong to it lie.
 
-    `is_first_step` changes nothing: the incremental state says how many keys there are.
+    The incremental state says how many keys there are; at `is_first_step` there are none.
     """
     _check_supported(module, attn_mask=attn_mask, rel_pos=rel_pos)
+    if is_first_step and incremental_state:
+        held = {name: tuple(kept.shape) for name, kept in incremental_state.items()}
+        raise ValueError(f"is_first_step is given with an incremental_state that holds {held}; give a new one, or leave it out")
     q, k, v = (_heads(module, x) for x in (module.q_proj(query), module.k_proj(key), module.v_proj(value)))
     if incremental_state is not None:
         k, v = (_appended(incremental_state, name, x) for name, x in (("prev_key", k), ("prev_value", v)))
@@ -88,8 +104,7 @@ def attend(
         q, k = _rotated(module, q, before, False).type_as(v), _rotated(module, k, 0, True).type_as(v)
     q = F.pad(q, (0, 0, 0, 0, before, 0)) if before else q  # rows that were decoded before; their results are not needed again
     group = _group(module, package)
-    if group is not None and incremental_state is not None:
-        raise ValueError("incremental_state is given with seq_parallel: decode on one rank, without seq_parallel")
+    _check_ranks(group, incremental_state=incremental_state, xPos=module.xpos)
     out = _attention(options, pattern_of(module, options.tail), (q, k, v), _bool(key_padding_mask), is_causal, group)
     out = out[:, before:].reshape(query.shape)
     return module.out_proj(out if module.inner_attn_ln is None else module.inner_attn_ln(out)), None
@@ -106,6 +121,12 @@ def _check_supported(module: Any, **refused: Any) -> None:
         )
 
 
+def _check_ranks(group: Any, **refused: Any) -> None:
+    """xPos would take the first row of each rank for the first of the sequence, as torchscale does."""
+    if group is not None and (given := [name for name, value in refused.items() if value is not None]):
+        raise ValueError(f"{' and '.join(given)} is given with seq_parallel: run it on one rank, without seq_parallel")
+
+
 def _heads(module: Any, x: Tensor) -> Tensor:
     return x.view(*x.shape[:2], module.num_heads, module.head_dim)
 
@@ -114,7 +135,12 @@ def _appended(state: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
     """The rows of `state[name]`, `(batch, heads, rows, head_dim)` as torchscale keeps them, and `new`, which are added to it."""
     rows = new.transpose(1, 2)
     if name in state:
-        rows = torch.cat([state[name].view(*rows.shape[:2], -1, rows.shape[3]), rows], dim=2)
+        batch, heads, _, head_dim = rows.shape
+        held = tuple(state[name].shape)
+        if held != (batch, heads, held[2] if len(held) == 4 else -1, head_dim):
+            needed = f"(batch, heads, rows, head_dim) = ({batch}, {heads}, rows, {head_dim})"
+            raise ValueError(f"incremental_state[{name!r}] has shape {held}; {needed} is needed: is it of other sequences?")
+        rows = torch.cat([state[name], rows], dim=2)
     state[name] = rows.contiguous()
     return state[name].transpose(1, 2)
 
@@ -142,7 +168,8 @@ def _attention(
         comm = importlib.import_module("dilkit.comm")  # not before it is needed: the core stands below it
         out = comm.ring_dilated_attention(*rows, pattern, _transport(group), key_padding_mask=mask, **call)
     else:
-        mask = None if mask is None or not options.masks.hides(mask) else mask
+        fits = mask is not None and mask.shape == rows[1].shape[:2]  # what does not is refused there
+        mask = mask if mask is None or not fits or options.masks.hides(mask) else None
         out = dilated_attention(*rows, pattern, key_padding_mask=mask, **call)  # type: ignore[assignment]
     return out
 

@@ -13,7 +13,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from dilkit.checks import one_of
-from dilkit.integrations.torchscale.forward import Options, attend
+from dilkit.integrations.torchscale.forward import Options, attend, check_procedure
 from dilkit.pattern import TAILS
 from dilkit.selector import names_of
 
@@ -69,7 +69,8 @@ def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence
 
     Returns a handle: `uninstall()` undoes the installation, and so does the end of a `with` block. Of several installations, the
     latest that is not undone rules. Raises ValueError or TypeError for arguments that do not fit; a call of a patched module does
-    so for `attn_mask`, `rel_pos`, and attention dropout in training.
+    so for `attn_mask`, `rel_pos`, attention dropout in training, xPos with `seq_parallel`, an `incremental_state` of other
+    sequences, and subclasses that change a part of torchscale's procedure.
 
         >>> from dilkit.integrations.torchscale import install
         >>> with install(tail="exact") as handle:
@@ -104,7 +105,10 @@ def _patch(module: ModuleType) -> None:
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         handles = _installed[-1:]
-        return attend(handles[0]._options, package, self, *args, **kwargs) if handles else original(self, *args, **kwargs)
+        if not handles:
+            return original(self, *args, **kwargs)
+        check_procedure(kind, type(self))
+        return attend(handles[0]._options, package, self, *args, **kwargs)
 
     _originals[kind] = original
     kind.forward = forward  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from weakref import ref
 
@@ -25,11 +26,23 @@ class MaskMemory:
         if torch.compiler.is_compiling():
             return True
         if mask.device.type == "cpu":
-            return bool(mask.any())
+            return _look(mask)
         if mask.is_inference() or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
             return True
         last, version, answer = self._last
         if last() is not mask or version != mask._version:
-            answer = bool(mask.any())
+            answer = _look(mask)
             self._last = ref(mask), mask._version, answer
         return answer
+
+
+def _look(mask: Tensor) -> bool:
+    """Whether the mask hides anything. Warns where it hides a whole sequence, as masks of tokens do, the other way round."""
+    hides = bool(mask.any())
+    if hides and int(mask.sum(dim=-1).max()) == mask.shape[-1]:
+        warnings.warn(
+            "key_padding_mask hides every key of a sequence, whose rows see nothing; it is True where there is padding, "
+            "~mask if yours says where tokens are",
+            stacklevel=2,
+        )
+    return hides

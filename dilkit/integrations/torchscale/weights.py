@@ -43,7 +43,11 @@ def _check_module(module: Any) -> None:
     reasons = {
         "xpos_rel_pos": ("xPos", module.xpos is not None),
         "multiway": ("two sets of weights", not hasattr(module.q_proj, "weight")),
-        "attention_dropout": ("dropout of each branch by itself", module.training and module.dropout > 0),
+        "attention_dropout": ("dropout of each branch by itself; module.dropout = 0 for none", module.dropout > 0),
+        "seq_parallel": (
+            "rows over ranks; module.args.seq_parallel = False for one",
+            getattr(module.args, "seq_parallel", False),
+        ),
     }
     if wrong := [f"{name} ({what})" for name, (what, given) in reasons.items() if given]:
         raise ValueError(

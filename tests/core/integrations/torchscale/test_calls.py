@@ -141,6 +141,39 @@ def test_decoding_with_a_mask_of_all_keys(peer: type[Any]) -> None:
             made(x[:, :1], x[:, :1], x[:, :1], state, key_padding_mask=mask[:, :1], is_causal=True)
 
 
+def test_a_state_of_other_sequences_is_refused(peer: type[Any]) -> None:
+    """A view of it would give rows of four sequences to two."""
+    made, x, state = layer(peer, LENGTHS, RATIOS), rows(11, batch=4), {}
+    with install():
+        made(x, x, x, state, is_first_step=True, is_causal=True)
+        with pytest.raises(
+            ValueError, match=r"incremental_state\['prev_key'\] has shape \(4, 4, 11, 8\); .* = \(2, 4, rows, 8\)"
+        ):
+            made(x[:2, :1], x[:2, :1], x[:2, :1], state, is_causal=True)
+        with pytest.raises(ValueError, match=r"is_first_step is given with an incremental_state that holds .*\(4, 4, 11, 8\)"):
+            made(x, x, x, state, is_first_step=True, is_causal=True)
+    assert tuple(state["prev_key"].shape) == (4, 4, 11, 8)
+
+
+def test_a_mask_of_tokens_is_warned_of(peer: type[Any]) -> None:
+    made, x, mask = layer(peer, LENGTHS, RATIOS), rows(43), torch.ones(2, 43, dtype=torch.bool)
+    mask[1, 30:] = False
+    with install():
+        with pytest.warns(UserWarning, match="hides every key of a sequence.*True where there is padding, ~mask if yours"):
+            made(x, x, x, key_padding_mask=mask)
+        made(x, x, x, key_padding_mask=~mask)
+
+
+def test_a_subclass_with_a_procedure_of_its_own_is_refused(peer: type[Any]) -> None:
+    x = rows(16)
+    other = type("Other", (peer,), {"gathering": lambda self: None})
+    same = type("Same", (peer,), {"note": 3})
+    with install():
+        assert layer(same, LENGTHS, RATIOS)(x, x, x)[0].shape == x.shape
+        with pytest.raises(TypeError, match="Other has its own gathering, which dilkit does not call; give it its own forward"):
+            layer(other, LENGTHS, RATIOS)(x, x, x)
+
+
 @pytest.mark.parametrize("peer", CHECKOUTS, indirect=True)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("option", ["xpos_rel_pos", "multiway"])
@@ -225,11 +258,17 @@ def test_refused_patterns(peer: type[Any], lengths: Any, ratios: Any, text: str)
         made(x, x, x)
 
 
-def test_decoding_over_ranks_is_refused(peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("xpos", "state", "text"), [(None, {}, "incremental_state is"), (Turn(), None, "xPos is"), (Turn(), {}, "state and xPos is")]
+)
+def test_what_ranks_cannot_do_is_refused(
+    peer: type[Any], monkeypatch: pytest.MonkeyPatch, xpos: Any, state: Any, text: str
+) -> None:
     utils = ModuleType("utils")
     utils.get_data_parallel_group = lambda: "some ranks"
     monkeypatch.setitem(sys.modules, PUBLISHED.replace("dilated_attention", "utils"), utils)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
     made, x = layer(peer, LENGTHS, RATIOS, seq_parallel=True), rows(16)
-    with install(), pytest.raises(ValueError, match="incremental_state is given with seq_parallel"):
-        made(x, x, x, {})
+    made.xpos = xpos
+    with install(), pytest.raises(ValueError, match=f"{text} given with seq_parallel: run it on one rank"):
+        made(x, x, x, state)

@@ -64,6 +64,10 @@ def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
     made.xpos, made.q_proj = nn.Identity(), nn.Identity()
     with pytest.raises(ValueError, match=r"module has xpos_rel_pos \(xPos\), multiway .*, attention_dropout"):
         MultiheadDilatedAttention.from_torchscale(made)
+    with pytest.raises(ValueError, match=r"attention_dropout .*module\.dropout = 0"):  # train() would have none
+        MultiheadDilatedAttention.from_torchscale(layer(peer, [8], [1], dropout=0.5).eval())
+    with pytest.raises(ValueError, match=r"seq_parallel \(rows over ranks"):
+        MultiheadDilatedAttention.from_torchscale(layer(peer, [8], [1], seq_parallel=True))
 
 
 @pytest.mark.parametrize(
