@@ -29,7 +29,9 @@ class SlideEncoderConfig:
     - `segment_lengths`, `dilation_rates`: the pattern, with `offset="block"`.
     - `tail`: "zeros" as the weights were trained, "exact" without padding (`dilkit.Pattern`).
     - `ngrids`: a slide has `ngrids` x `ngrids` cells of `tile_size` pixels.
-    - `global_pool`: the mean of the tiles instead of the class token.
+    - `tile_size`: pixels a side of the tiles, in the units of coordinates. Segment lengths stay as they are:
+      `segment_lengths_of(slide_pixels, tile_size)` are those that GigaPath derives from it.
+    - `global_pool`: the mean of the tiles instead of the class token, which GigaPath's pretraining does not train.
     - `dropout`, `drop_path`: in training; the layers' own rates of `drop_path` rise from 0 to this.
 
     Raises TypeError or ValueError naming the field.
@@ -54,7 +56,9 @@ class SlideEncoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("embed_dim", "depth", "num_heads", "in_chans", "ngrids", "tile_size"):
-            integer(name, getattr(self, name), at_least=1)
+            object.__setattr__(self, name, integer(name, getattr(self, name), at_least=1))
+        for name in ("segment_lengths", "dilation_rates"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # a list could change, and the attention would not
         if self.embed_dim % self.num_heads or self.embed_dim % 4:
             raise ValueError(
                 f"embed_dim={self.embed_dim} must be a multiple of 4, for the positions, and of num_heads={self.num_heads}"

@@ -239,6 +239,14 @@ def test_a_configuration_that_does_not_fit_is_named(field, value, error):
         SlideEncoderConfig(**dict(SMALL, segment_lengths=LENGTHS) | {field: value})
 
 
+def test_a_configuration_does_not_change_with_what_it_was_made_of():
+    lengths = [8, 16, 32]
+    config = SlideEncoderConfig(**SMALL, segment_lengths=lengths, tile_size=np.int64(256))
+    lengths[0] = 4
+    assert config == small().config
+    assert str(config) == str(small().config)
+
+
 def test_segment_lengths_of_slides():
     assert (
         segment_lengths_of() == ARCHITECTURES["gigapath_slide_enc12l768d"].segment_lengths == (1024, 5792, 32768, 185363, 1048576)
