@@ -190,16 +190,17 @@ cdef int32_t *int32_of(tensor) except? NULL:
 
 cdef int set_sequences(Problem *p, starts, q) except -1:
     """The problem of a packed call; `starts` may be None, for a call that is none."""
-    cdef int64_t i, rows
+    cdef int64_t i, rows, longest = 1
     if starts is None:
         return 0
-    p.classes = max(lesser(p.classes, q.shape[1]), 1)
     p.starts, p.batch, rows = int32_of(starts), len(starts) - 1, q.shape[1]
     for i in range(p.batch):
         if p.starts[i] > p.starts[i + 1]:
             raise ValueError(f"starts decreases at index {i + 1}; the kernel would read beyond the tensors")
         if p.starts[i] < p.starts[i + 1]:
             check_grids(p, p.starts[i + 1] - p.starts[i])
+        longest = max(longest, p.starts[i + 1] - p.starts[i])
+    p.classes = lesser(p.classes, longest)
     if p.starts[0] != 0 or p.starts[p.batch] != rows:
         raise ValueError(f"starts goes from {p.starts[0]} to {p.starts[p.batch]}; from 0 to the {rows} rows is needed")
     p.lse_head = rows

@@ -87,9 +87,9 @@ def residue_classes(problem: Problem) -> int:
 
 
 def widest_window(problem: Problem) -> int:
-    """The widest window that does not reach over the whole sequence; 0 if there is none."""
+    """The widest window that does not reach over the whole sequence, of packed ones the longest; 0 if there is none."""
     windows = [branch.window for branch in problem.pattern.branches if isinstance(branch, SlidingWindow)]
-    return max((window for window in windows if problem.varlen or window < problem.seq), default=0)
+    return max((window for window in windows if window < problem.seq), default=0)
 
 
 def _kind_length_rate(branch: Branch) -> tuple[int, int, int]:

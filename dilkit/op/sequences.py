@@ -13,6 +13,9 @@ from dilkit.op.boundary import check_memory, lse_dtype
 from dilkit.op.zero_keys import ZeroKeys
 from dilkit.problem import Problem
 
+_MANY_ROWS = 2**23
+"""Of a sequence, beyond which a packed call is prepared for its own length: that takes a moment of what the call takes."""
+
 
 def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int) -> None:
     """Raise TypeError or ValueError unless this tensor can say where sequences of `total` rows in all begin.
@@ -34,7 +37,8 @@ def check_cu_seqlens(cu_seqlens: object, query: Tensor, total: int) -> None:
 
 
 def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Tensor | None) -> int:
-    """What a packed call is prepared for: a power of two that no sequence is longer than. Few calls differ in it.
+    """What a packed call is prepared for: a power of two that no sequence is longer than. Few calls differ in it. It is the
+    length of the longest where that is beyond `_MANY_ROWS`, so that backends know a window that reaches over all of it.
 
     Raises TypeError or ValueError, naming the argument. The numbers of a tensor on a GPU are not looked at if `max_seqlen` is
     given, because that would wait for the GPU.
@@ -55,7 +59,7 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
                 f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {found} rows; that many are needed, or None"
             )
         max_seqlen = found
-    return 1 << (max(max_seqlen, 1) - 1).bit_length()
+    return max_seqlen if max_seqlen > _MANY_ROWS else 1 << (max(max_seqlen, 1) - 1).bit_length()
 
 
 def checked_longest(cu_seqlens: Tensor, total: int) -> int:

@@ -139,6 +139,14 @@ def test_a_window_of_the_whole_sequence_and_mixes_that_count_once_are_taken() ->
         assert Native().refusals(problem(pattern)) == ()
 
 
+def test_many_short_sequences_are_not_cut_into_more_classes_than_they_have_rows() -> None:
+    """Classes times sequences would be 2 * 10**10 problems."""
+    query, key, value = torch.randn(3, 200_000, 1, 4).unbind()
+    starts = torch.arange(0, 200_001, 2, dtype=torch.int32)
+    out = attend_packed(query, key, value, Pattern.of(Strided(10**9)), starts, backend="native")
+    assert torch.equal(out, value)  # type: ignore[arg-type]
+
+
 def test_packed_sequences_longer_than_a_layout_are_an_error() -> None:
     query, key, value = (x[0] for x in tensors(20))
     pattern = Pattern.of(BlockSparse.local_global(3, 5))

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import dilkit
-from dilkit import Pattern, Problem, dilated_attention, dilated_attention_varlen
+from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
 from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.sequences import longest
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.testing.packings import LENGTHS
 
@@ -167,6 +168,39 @@ def test_thousands_of_sequences_take_one_call_of_the_kernel(monkeypatch: pytest.
     assert calls == [1]
     last = dilated_attention(*(x[None, -4:] for x in qkv), PATTERN, backend="native")
     assert torch.equal(out[-4:], last[0])
+
+
+BEYOND = 2**24  # more than the numbers of positions that the CPU kernel compares
+WHOLE_SEQUENCES: dict[str, tuple[Pattern, Pattern]] = {
+    "window": (Pattern.of(SlidingWindow(BEYOND)), Pattern.of(SlidingWindow(300))),
+    "dilated window": (Pattern.of(SlidingWindow(2**62, 3)), Pattern.of(SlidingWindow(300, 3))),
+    "window once": (
+        Pattern.of(Strided(3), SlidingWindow(BEYOND), overlap="once"),
+        Pattern.of(Strided(3), SlidingWindow(300), overlap="once"),
+    ),
+    "own token": (Pattern.of(SlidingWindow(2**63 - 1, 2**63 - 1)), Pattern.of(SlidingWindow(1))),
+    "stride": (Pattern.of(Strided(2**62)), Pattern.of(SlidingWindow(1))),
+    "segments": (Pattern([2**62], [3]), Pattern([300], [3])),
+    "global tokens": (Pattern.of(GlobalTokens(2**62)), Pattern.of(GlobalTokens(300))),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_SEQUENCES)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_numbers_beyond_the_longest_sequence_mean_all_of_it(name: str, is_causal: bool) -> None:
+    beyond, whole = WHOLE_SEQUENCES[name]
+    options: dict[str, Any] = dict(is_causal=is_causal, backend="native")
+    found = differentiated(packed(RAGGED, beyond, **options), tensors(sum(RAGGED)))
+    for got, right in zip(found, differentiated(packed(RAGGED, whole, **options), tensors(sum(RAGGED))), strict=True):
+        torch.testing.assert_close(got, right)
+
+
+@pytest.mark.parametrize("most", [1, 20, 1000, 2**23, 2**23 + 1, 17_000_000])
+def test_what_a_call_is_prepared_for_is_no_more_than_a_window_over_the_longest_sequence(most: int) -> None:
+    """Up to 2**23 rows it is a power of two, and a window between the two is one that kernels take."""
+    prepared = longest(starts([1, most]), None, torch.empty(1, 1, 1, 1).expand(1, most + 1, 1, 1), None)
+    assert most <= prepared < 2 * most
+    assert prepared == most or prepared <= 2**23
 
 
 def test_packings_share_what_was_prepared() -> None:
