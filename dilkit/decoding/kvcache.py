@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from dilkit.attention import check_pattern, encode_arguments
 from dilkit.checks import boolean
-from dilkit.op.kvcache import check_tensors, last_rows_op
+from dilkit.op.kvcache import check_no_gradient, check_tensors, last_rows_op
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 
@@ -38,7 +37,8 @@ def dilated_attention_with_kvcache(
     - `query`: `(batch, rows, heads, head_dim)`, the last rows of each sequence: one, or a chunk, in the dtypes of
       `dilated_attention`.
     - `k_cache`, `v_cache`: `(batch, capacity, kv_heads, head_dim)`, written in place; what lies beyond a sequence is never read.
-    - `key`, `value`: `(batch, new, kv_heads, head_dim)`, appended before.
+    - `key`, `value`: `(batch, new, kv_heads, head_dim)`, appended before. Where they are given, each cache needs memory that no
+      other of these tensors has a part in, and no two of its elements; views side by side in one tensor are such.
     - `cache_seqlens`: int32 `(batch,)` on the device of `query`: rows of each sequence that are in the cache before. It is not
       changed: add `new` for the next call.
     - `sink`, `scale`, `backend`, `return_lse`: as in `dilated_attention`.
@@ -65,8 +65,7 @@ def dilated_attention_with_kvcache(
     pattern.check_heads(query.shape[2], k_cache.shape[2])
     if sink is not None:
         check_sink(sink, query)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*given.values(), sink)):
-        raise ValueError("a tensor requires a gradient, which dilated_attention_with_kvcache does not have; use torch.no_grad()")
+    check_no_gradient(*given.values(), sink)
     factor, call = encode_arguments(query, k_cache, v_cache, pattern, True, scale, backend)
     out, lse = last_rows_op(query, k_cache, v_cache, key, value, cache_seqlens, factor, call, sink)
     return (out, lse) if return_lse else out

@@ -59,7 +59,7 @@ def prepare(names: Sequence[str], tensors: tuple[Tensor, ...]) -> Admission:
         if x.shape != shapes.get(name, x.shape):
             raise ValueError(f"{name} has shape {tuple(x.shape)}; {tuple(shapes[name])} is needed{hint}")
     copied = tuple(name not in ("lse", MASK) and x.shape[-1] > 1 and x.stride(-1) != 1 for name, x in by_name.items())
-    return Admission(names, tuple(map(_span, tensors)), copied, any(copied))
+    return Admission(names, tuple(map(span, tensors)), copied, any(copied))
 
 
 def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
@@ -84,7 +84,7 @@ def _shapes(query: torch.Size) -> dict[str, torch.Size]:
     return {"dout": query, "out": query, "lse": torch.Size((query[0], query[2], query[1])), MASK: query[:2]}
 
 
-def _span(x: Tensor) -> int:
+def span(x: Tensor) -> int:
     """Bytes from the first element to the end of the last; 0 of an empty tensor."""
     if 0 in x.shape:
         return 0
@@ -93,7 +93,7 @@ def _span(x: Tensor) -> int:
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:
     """Raise ValueError where a tensor reaches beyond its memory."""
-    _check_room(names, tensors, tuple(map(_span, tensors)))
+    _check_room(names, tensors, tuple(map(span, tensors)))
 
 
 def _check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.op.boundary import check_memory, check_returned, empty_outputs
+from dilkit.op.overlap import check_written
 from dilkit.op.schema import backends_asked, decode_call, library
 from dilkit.op.zero_keys import add_zero_keys, check_sink
 from dilkit.problem import DTYPES, Problem
@@ -62,6 +63,12 @@ def check_tensors(
             raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; {wanted} is needed: rows of the cache")
     _check_lengths_tensor(cache_seqlens, first)
     return tensors
+
+
+def check_no_gradient(*tensors: Tensor | None) -> None:
+    """Raise ValueError where a gradient of one of these is wanted."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise ValueError("a tensor requires a gradient, which dilated_attention_with_kvcache does not have; use torch.no_grad()")
 
 
 def _checked(name: str, x: object) -> Tensor:
@@ -117,12 +124,16 @@ def _last_rows(
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
     tensors = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
-    check_memory((*tensors, "cache_seqlens"), (*tensors.values(), cache_seqlens))
+    given = {**tensors, "cache_seqlens": cache_seqlens}
     if sink is not None:
         check_sink(sink, query)
-        check_memory(("sink",), (sink,))
+        given["sink"] = sink
+    check_memory(tuple(given), tuple(given.values()))
+    check_no_gradient(*given.values())
     new = 0 if key is None else key.shape[1]
     _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
+    if new:
+        check_written(("k_cache", "v_cache"), given)
     asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
     facts = query.shape[0], k_cache.shape[1:], query.shape[2], query.dtype, query.device
     prepared = plan.cached(("last rows", state(), asked, facts, scale, call), _prepare, query, k_cache, asked, scale, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from dilkit import Pattern, dilated_attention_with_kvcache
 from dilkit.backends.native.backend import _instruction_sets
+from dilkit.op.kvcache import last_rows_op
+from dilkit.op.operators import encode_call
+from dilkit.op.overlap import overlaps_itself, share_memory
 from dilkit.oracle import oracle_attention
 
 ABLE = ["native", "sdpa", "reference"]
@@ -179,6 +183,108 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a backend that cannot": (dict(backend="plain"), ValueError, "kv_cache yes: not supported"),
     "no pattern": (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
 }
+
+
+def views(step: int) -> tuple[Tensor, Tensor]:
+    """Caches in one tensor, the second `step` numbers after the first."""
+    memory = torch.full((400,), 3.0, dtype=torch.float64)
+    return tuple(memory.as_strided((2, 8, 2, 6), (96, 12, 6, 1), first) for first in (0, step))  # type: ignore[return-value]
+
+
+CACHE = torch.full((2, 8, 2, 6), 3.0, dtype=torch.float64)
+LARGE = torch.full((2, 8, 4, 6), 3.0, dtype=torch.float64)
+with torch.inference_mode():
+    INFERRED = CACHE.clone()
+SHARED: dict[str, tuple[dict[str, Any], str]] = {
+    "one cache for both": (dict(k_cache=CACHE, v_cache=CACHE), "v_cache shares memory with k_cache, which is written"),
+    "another view of it": (dict(k_cache=CACHE, v_cache=CACHE.view(-1).view(CACHE.shape)), "v_cache shares memory with k_cache"),
+    "shifted by a row": (dict(zip(("k_cache", "v_cache"), views(12), strict=True)), "v_cache shares memory with k_cache"),
+    "one row for all sequences": (dict(k_cache=CACHE[:1].expand(2, -1, -1, -1)), "k_cache has .* several elements in one place"),
+    "one head for all": (dict(v_cache=CACHE[:, :, :1].expand(-1, -1, 2, -1)), "v_cache has .* several elements in one place"),
+    "rows of two sequences": (
+        dict(v_cache=views(0)[0].as_strided((2, 8, 2, 6), (60, 12, 6, 1))),
+        r"v_cache has shape \(2, 8, 2, 6\) and strides \(60, 12, 6, 1\), with several elements in one place",
+    ),
+    "new rows out of a cache": (dict(k_cache=CACHE, key=CACHE[:, 2:4]), "key shares memory with k_cache"),
+    "values out of the other": (dict(k_cache=CACHE, value=CACHE[:, 5:7]), "value shares memory with k_cache"),
+    "queries out of a cache": (
+        dict(v_cache=LARGE, k_cache=LARGE.clone(), query=LARGE[:, 3:5], key=LARGE[:, :2] + 1, value=LARGE[:, :2] + 1),
+        "query shares memory with v_cache",
+    ),
+    "a sink out of a cache": (dict(k_cache=CACHE, sink=CACHE.flatten()[:4]), "sink shares memory with k_cache"),
+    "lengths out of a cache": (
+        dict(v_cache=(zeros := torch.zeros_like(CACHE)), cache_seqlens=zeros.view(torch.int32).flatten()[:2]),
+        "cache_seqlens shares memory with v_cache",
+    ),
+    "a cache of inference mode": (dict(v_cache=INFERRED), "v_cache was made in inference mode"),
+}
+
+
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("operator", [False, True], ids=["function", "operator"])
+def test_what_is_written_is_in_one_place_and_of_nobody_else(shared: str, operator: bool) -> None:
+    changed, text = SHARED[shared]
+    given: dict[str, Any] = dict(query=QUERY, k_cache=torch.full_like(CACHE, 3), v_cache=torch.full_like(CACHE, 3))
+    given |= dict(key=KEY, value=VALUE, cache_seqlens=LENGTHS - 3) | changed
+    before, sink = [given[name].clone() for name in ("k_cache", "v_cache")], given.pop("sink", None)
+    call = encode_call(PATTERN, True, False, "")
+    attend = partial(last_rows_op, scale=0.5, call=call) if operator else partial(dilated_attention_with_kvcache, pattern=PATTERN)
+    with pytest.raises(ValueError, match=text):
+        attend(**given, sink=sink)
+    assert all(torch.equal(given[name], x) for name, x in zip(("k_cache", "v_cache"), before, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["heads first", "side by side", "in one row", "one after the other"])
+def test_caches_side_by_side_in_one_tensor_are_not_shared(layout: str) -> None:
+    query, key, value = whole(2, 9)
+    shape = {"heads first": (2, 2, 2, 12, 6), "side by side": (2, 12, 2, 2, 6), "in one row": (2, 12, 2, 12)}
+    memory = torch.zeros(shape.get(layout, (2, 2, 12, 2, 6)), dtype=torch.float64)
+    caches = {
+        "heads first": lambda: (x.transpose(1, 2) for x in memory.unbind(1)),
+        "side by side": lambda: memory.unbind(2),
+        "in one row": lambda: memory.split(6, 3),
+    }
+    k_cache, v_cache = caches.get(layout, memory.unbind)()
+    lengths = torch.zeros(2, dtype=torch.int32)
+    out = dilated_attention_with_kvcache(query, k_cache, v_cache, PATTERN, key=key, value=value, cache_seqlens=lengths)
+    torch.testing.assert_close(out, oracle_attention(query, key, value, PATTERN, is_causal=True)[0])
+    assert torch.equal(k_cache[:, :9], key)
+    assert torch.equal(v_cache[:, :9], value)
+
+
+def test_what_is_only_read_may_be_shared() -> None:
+    """A prompt that all sequences have in common, its keys for values too."""
+    query, key, _ = whole(2, 9)
+    cache, lengths = key[:1].expand(2, -1, -1, -1), torch.full((2,), 9, dtype=torch.int32)
+    out = dilated_attention_with_kvcache(query[:, -3:], cache, cache, PATTERN, cache_seqlens=lengths)
+    torch.testing.assert_close(out, oracle_attention(query, cache, cache, PATTERN, is_causal=True)[0][:, -3:])
+
+
+@pytest.mark.parametrize("backend", ABLE)
+def test_the_operator_has_no_gradient_either(backend: str) -> None:
+    """`reference` gave that of some of its steps, `native` none."""
+    caches = [torch.full_like(CACHE, 3) for _ in range(2)]
+    given = QUERY.clone().requires_grad_(), *caches, KEY, VALUE, LENGTHS
+    with pytest.raises(ValueError, match=r"a tensor requires a gradient, .* use torch\.no_grad"):
+        last_rows_op(*given, 0.5, encode_call(PATTERN, True, False, backend))
+    assert all((x == 3).all() for x in caches)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whether_memory_is_shared(data: st.DataObject) -> None:
+    """Of any two views of one tensor, against all of their bytes."""
+    memory, found = torch.zeros(60), list[tuple[Tensor, set[int]]]()
+    for _ in range(2):
+        sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+        strides = data.draw(st.lists(st.integers(0, 6), min_size=len(sizes), max_size=len(sizes)))
+        view = memory.view(data.draw(st.sampled_from([torch.float32, torch.int16])))
+        x = view.as_strided(sizes, strides, data.draw(st.integers(0, 5)))
+        first, numbers = torch.arange(len(view)).as_strided(sizes, strides, x.storage_offset()).flatten().tolist(), x.itemsize
+        found.append((x, {number * numbers + byte for number in first for byte in range(numbers)}))
+        assert overlaps_itself(x.shape, x.stride()) or len(set(first)) == x.numel()
+    (a, of_a), (b, of_b) = found
+    assert share_memory(a, b) == bool(of_a & of_b)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
