@@ -38,8 +38,10 @@ class DilatedCache:
     - `pattern`: a `dilkit.Pattern` without a `Neighborhood`; its tail has no effect under causality.
     - `kv_heads`: key/value heads. Batch, query heads, head_dim, dtype and device are those of the first call of `attend`.
 
-    - `rollback`: how many tokens `crop` can always take back, as speculative decoding does, at most the shortest segment. For it,
-      `ceil(rollback / r_b)` rows more are kept of each branch of segments, and `rollback` more of a window.
+    - `rollback`: how many tokens `crop` can always take back, as speculative decoding does, at most the shortest segment. They
+      are counted from the longest length there has been since the cache was empty: what is taken back and what comes in its
+      place lie within them. For it, `ceil(rollback / r_b)` rows more are kept of each branch of segments, and `rollback` more of
+      a window.
 
     All sequences of a batch have the same length: in a row at another place of its segments other heads take part. Give
     sequences of other lengths a cache of their own. Raises TypeError or ValueError for a pattern or heads that do not fit.
@@ -65,12 +67,12 @@ class DilatedCache:
         check_decodable(pattern)
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
         lengths = [branch.segment_length for branch in pattern.branches if isinstance(branch, DilatedSegment)]
-        self.rollback, shortest = integer("rollback", rollback, at_least=0), min(lengths, default=WHOLE_SEQUENCE)
-        if self.rollback > shortest:
-            raise ValueError(f"rollback={rollback} must be at most the shortest segment of the pattern, {shortest} tokens")
+        self.rollback, self._most_rollback = integer("rollback", rollback, at_least=0), min(lengths, default=WHOLE_SEQUENCE)
+        if self.rollback > (most := self._most_rollback):
+            raise ValueError(f"rollback={rollback} must be at most the shortest segment of the pattern, {most} tokens")
         if pattern.only_segments and pattern.heads is None:  # ranges and layouts are of query heads, which the first rows have
             pattern.check_heads(self.kv_heads, self.kv_heads)
-        self._seen = 0
+        self._seen = self._longest = 0
         self._layout: Layout | None = None
         self._stores: list[BranchRows] = []
         self._period = math.lcm(*lengths) if pattern.only_segments else WHOLE_SEQUENCE
@@ -134,14 +136,16 @@ class DilatedCache:
             rows = slice(start, start + count)
             out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, sink, backend)
             self._seen += count
+            self._longest = max(self._longest, self._seen)
             start += count
         return out
 
     def crop(self, length: int) -> None:
         """Forget all tokens but the first `length`, as if the others had never been seen.
 
-        By up to `rollback` tokens this is always possible; else where no key would be needed that is not kept any more: within
-        the open segment of each branch, or where one begins. Raises ValueError where it is not; the cache is then as it was.
+        To `rollback` tokens before the longest length there has been, or less far, this is always possible, in one step or
+        several with other rows between them; further only where no key would be needed that is not kept any more: within the
+        open segment of each branch, or where one begins. Raises ValueError where it is not; the cache is then as it was.
         """
         length = integer("length", length, at_least=0)
         if length > self._seen:
@@ -149,12 +153,18 @@ class DilatedCache:
         for store in self._stores:
             if not store.can_go_back(self._seen, length):
                 raise ValueError(
-                    f"length={length} needs keys from token {store.needed_from(length)} on, which the branch with "
-                    f"{store.branch} keeps no more after {self._seen} tokens; a cache with rollback={self._seen - length} does"
+                    f"length={length} needs keys from token {store.needed_from(length)} on, which the branch with {store.branch} "
+                    f"keeps no more after {self._longest} tokens; {self._way_to(length)}"
                 )
         for store in self._stores:
             store.go_back(self._seen, length)
-        self._seen = length
+        self._seen, self._longest = length, self._longest if length else 0
+
+    def _way_to(self, length: int) -> str:
+        """What to do for a cache that can go back to `length`."""
+        if (needed := self._longest - length) <= self._most_rollback:
+            return f"a cache with rollback={needed} does"
+        return f"rollback can be {self._most_rollback} at most, so attend to the tokens again, or keep a copy (copy.deepcopy)"
 
     def reorder(self, indices: Tensor | Sequence[int]) -> None:
         """Make sequence i what was sequence `indices[i]`: the beams that go on. The batch becomes as large as there are indices.
@@ -184,6 +194,7 @@ class DilatedCache:
         Raises TypeError or ValueError for anything else, and leaves the cache as it was.
         """
         self._seen, self._layout, self._stores = loaded(state, self.pattern, self.kv_heads, self.rollback)
+        self._longest = max((store.latest for store in self._stores), default=0)
 
     def _check_backend(self, query: Tensor, key: Tensor, scale: float, backend: str | Sequence[str] | None) -> None:
         """Raise, before anything is kept, for an unknown one, or if none can compute those of the rows that need one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import DilatedCache, Pattern
+from dilkit import BlockSparse, DilatedCache, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.oracle import oracle_attention
 
 PATTERN = Pattern([4, 12], [1, 3])
@@ -33,7 +34,7 @@ class Follower:
         self.all = rows(0, *self.sizes)
 
     def attend(self, count: int) -> None:
-        """Compare `count` new rows."""
+        """Compare `count` new rows with those of all at once."""
         new, before = rows(count, *self.sizes), self.cache.seen
         self.all = tuple(torch.cat(pair, 1) for pair in zip(self.all, new, strict=True))
         exact, _ = oracle_attention(*self.all, self.cache.pattern, is_causal=True)
@@ -85,6 +86,67 @@ def test_with_rollback_the_rows_before_count_too(drawn: tuple[Pattern, Heads], s
     row = 2 * 2 * 4 * 8
     assert cache.nbytes == row * needed
     assert cache.nbytes <= cache.allocated_nbytes <= row * bound
+
+
+KINDS = {
+    "segments": PATTERN,
+    "window": Pattern.of(SlidingWindow(5)),
+    "dilated window": Pattern.of(SlidingWindow(7, 2)),
+    "tokens that see all": Pattern.of(GlobalTokens([0, 7])),
+    "tokens that are read": Pattern.of(GlobalTokens([2, 9], "read")),
+    "strides": Pattern.of(Strided(3)),
+    "blocks": Pattern.of(BlockSparse.local_global(40, 3)),
+    "mix": Pattern.of(SlidingWindow(6), GlobalTokens([0, 5]), DilatedSegment(5, 2), overlap="once"),
+    "by heads": Pattern.of(SlidingWindow(6, heads=(0, 2)), DilatedSegment(7, 2, heads=(1, 4))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_from_the_longest_length_rollback_tokens_can_be_taken_back(kind: str, data: st.DataObject) -> None:
+    """By steps of any lengths, with other rows between them; and what an error advises can go back where this one cannot."""
+    rollback = data.draw(st.integers(0, 4), "rollback")
+    follower, longest, steps = Follower(KINDS[kind], 4, 2, rollback), 0, list[tuple[str, int]]()
+    for _ in range(data.draw(st.integers(2, 10), "times")):
+        if data.draw(st.booleans(), "goes on") or not follower.cache.seen:
+            steps.append(("attend", data.draw(st.sampled_from([1, 1, 2, 3, 9]), "rows")))
+            follower.attend(steps[-1][1])
+            longest = max(longest, follower.cache.seen)
+            continue
+        length = data.draw(st.integers(max(0, follower.cache.seen - rollback - 2), follower.cache.seen), "length")
+        steps.append(("crop", length))
+        try:
+            follower.cache.crop(length)
+        except ValueError as error:
+            assert length < longest - rollback
+            advice = re.search(r"a cache with rollback=(\d+) does", str(error))
+            assert advice is not None or longest - length > 4
+            if advice is not None:
+                with_more = Follower(KINDS[kind], 4, 2, int(advice[1]))
+                assert all(getattr(with_more, step)(number) is not False for step, number in steps)
+                with_more.attend(1)
+            return
+        follower.all = tuple(x[:, :length] for x in follower.all)
+        longest = longest if length else 0
+
+
+def test_the_advice_counts_from_the_longest_length() -> None:
+    """Of a window of 5, tokens from 20 - 3 - 4 on are at hand, whatever came in the place of those taken back."""
+    follower = Follower(Pattern.of(SlidingWindow(5)), 4, 2, rollback=3)
+    follower.attend(20)
+    assert follower.crop(17)
+    follower.attend(1)
+    with pytest.raises(
+        ValueError, match=r"length=16 needs keys from token 12 on, .* after 20 tokens; a cache with rollback=4 does"
+    ):
+        follower.cache.crop(16)
+    assert follower.crop(17)
+    follower.attend(2)
+    follower = Follower(PATTERN, 4, 2, rollback=4)
+    follower.attend(18)
+    with pytest.raises(ValueError, match="rollback can be 4 at most, so attend to the tokens again, or keep a copy"):
+        follower.cache.crop(2)
 
 
 def test_a_draft_that_is_refused_leaves_no_trace() -> None:
