@@ -111,9 +111,16 @@ class OpenSegment(BranchRows):
 
     def fits(self, seen: int, slots: int, saved: int) -> bool:
         tokens, most = self.tokens(seen), -(-self.kept.length // self.kept.rate)
-        ends = seen - tokens + self.kept.length if tokens else seen
-        least = max(self.kept.slots(offset, tokens) for offset in self.kept.classes)
-        return least <= slots <= most and saved <= most and seen <= self.latest <= ends
+        begun = seen - tokens
+        ends = begun + self.kept.length if tokens else seen
+        if not (0 <= self.since <= begun and slots <= most and saved <= most and seen <= self.latest <= ends):
+            return False
+        restores = self._restores(begun, begun)
+        of_before, over_it = (self.kept.length, self.latest - begun) if restores else (0, 0)
+        return self._most_slots(max(tokens, of_before)) <= slots and self._most_slots(over_it) <= saved
+
+    def _most_slots(self, tokens: int) -> int:
+        return max(self.kept.slots(offset, tokens) for offset in self.kept.classes)
 
     def _restores(self, begun: int, length: int) -> bool:
         """Whether the segment before the one that begins at `begun` is at hand, and `length` is in it."""

@@ -7,6 +7,7 @@ import io
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.strategies import Heads, patterns_with_heads
@@ -241,6 +242,8 @@ def test_a_saved_cache_goes_on(seen: int, rollback: int) -> None:
         again.attend(9)
 
 
+GONE = torch.zeros(2, 2, 2, 4, 4, dtype=torch.float64)
+GONE.untyped_storage().resize_(0)
 WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "another pattern": (
         dict(pattern=Pattern([4], [2]).to_json()),
@@ -249,13 +252,13 @@ WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "kv_heads": (dict(kv_heads=4), ValueError, "state is of a cache with kv_heads=4, but this one has kv_heads=2"),
     "rollback": (dict(rollback=3), ValueError, "state is of a cache with rollback=3"),
-    "seen": (dict(seen=-1), ValueError, "seen=-1 must be at least 0"),
+    "seen": (dict(seen=-1), ValueError, "state: seen=-1 must be at least 0"),
     "fewer rows": (dict(rows=[torch.zeros(2, 2, 2, 1, 4).double()] * 2), ValueError, "not what the branch keeps after 18 tokens"),
     "other rows": (dict(seen=23), ValueError, "latest=18, which is not what the branch keeps after 23 tokens"),
     "heads": (dict(heads=3), ValueError, "kv_heads=2 must divide heads=3"),
-    "no rows": (dict(rows=[]), TypeError, "rows must be tensors"),
+    "no rows": (dict(rows=[]), TypeError, "rows must be plain tensors"),
     "one branch": (dict(rows=[torch.zeros(2, 2, 2, 4, 4)]), ValueError, "an entry for each of the 2 branches"),
-    "other dtypes": (dict(saved=[torch.zeros(2, 2, 2, 0, 4)] * 2), TypeError, "saved must be tensors of one dtype"),
+    "other dtypes": (dict(saved=[torch.zeros(2, 2, 2, 0, 4)] * 2), TypeError, "saved must be plain tensors of one dtype"),
     "integers": (
         dict(rows=[torch.zeros(2, 2, 2, 4, 4, dtype=torch.int64)] * 2),
         TypeError,
@@ -269,9 +272,28 @@ WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a branch on another device": (
         dict(rows=[torch.zeros(2, 2, 2, 4, 4, dtype=torch.float64, device=device) for device in ("cpu", "meta")]),
         TypeError,
-        "rows must be tensors of one dtype on one device",
+        "rows must be plain tensors of one dtype on one device",
     ),
-    "no tensors": (dict(saved=[None, None]), TypeError, "saved must be tensors of one dtype"),
+    "a tensor of heads": (
+        dict(kv_heads=torch.tensor([2, 2])),
+        TypeError,
+        r"state: kv_heads=tensor\(\[2, 2\]\) is a Tensor; an integer",
+    ),
+    "an array of a rollback": (dict(rollback=np.array([0, 0])), TypeError, "state: rollback=array.* is a ndarray; an integer"),
+    "a truth of heads": (dict(kv_heads=True), TypeError, "state: kv_heads=True is a bool"),
+    "bytes of a pattern": (dict(pattern=PATTERN.to_json().encode()), TypeError, "state: pattern is a bytes; the JSON text"),
+    "a tensor of a pattern": (dict(pattern=torch.ones(2)), TypeError, "state: pattern is a Tensor"),
+    "a float of tokens": (dict(seen=18.0), TypeError, "state: seen=18.0 is a float"),
+    "no heads": (dict(heads=0), ValueError, "state: heads=0 must be at least 1"),
+    "rows, but no token and no head": (dict(heads=0, seen=0), ValueError, "must have an entry for each of the 0 branches"),
+    "a beginning before the first token": (dict(since=[-4, 0]), ValueError, "state: since=-4 must be at least 0"),
+    "a beginning after the open segment's": (dict(since=[17, 0]), ValueError, "since=17, .* not what the branch keeps after 18"),
+    "floats of ends": (dict(latest=[18.0, 18.0]), TypeError, "state: latest=18.0 is a float"),
+    "one more name": (dict(step=3), TypeError, "state is not what .* returns; missing: ; unknown: step"),
+    "sparse rows": (dict(rows=[torch.zeros(2, 2, 2, 4, 4).double().to_sparse()] * 2), TypeError, "rows must be plain tensors"),
+    "nested rows": (dict(rows=[torch.nested.nested_tensor([torch.zeros(2, 2)], layout=torch.jagged)] * 2), TypeError, "plain"),
+    "rows whose memory is gone": (dict(rows=[GONE] * 2), ValueError, "state: rows has shape .* beyond the 0 bytes"),
+    "no tensors": (dict(saved=[None, None]), TypeError, "saved must be plain tensors of one dtype"),
 }
 
 
@@ -279,11 +301,32 @@ WRONG_STATES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_a_state_of_something_else_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     follower = Follower(PATTERN, 4, 2, 0)
     follower.attend(18)
+    state = follower.cache.state_dict()
+    follower.attend(2)
     with pytest.raises(error, match=message):
-        follower.cache.load_state_dict(follower.cache.state_dict() | change)
-    with pytest.raises(TypeError, match="not what DilatedCache"):
+        follower.cache.load_state_dict(state | change)
+    with pytest.raises(TypeError, match=r"not what DilatedCache.* returns; missing: heads, kv_heads, latest, "):
         follower.cache.load_state_dict({"pattern": "x"})
+    with pytest.raises(TypeError, match="state is a list, not what DilatedCache"):
+        follower.cache.load_state_dict([state])  # type: ignore[arg-type]
+    assert follower.cache.seen == 20
     follower.attend(4)
+
+
+@pytest.mark.parametrize("change", ["saved", "rows"])
+def test_a_state_without_what_going_back_restores_is_refused(change: str) -> None:
+    """The first rows of the open segment are in the place of those of the segment before, which are in `saved`."""
+    follower = Follower(PATTERN, 4, 2, rollback=3)
+    follower.attend(12)
+    follower.attend(1 if change == "saved" else 0)
+    again, state = Follower(PATTERN, 4, 2, rollback=3), follower.cache.state_dict()
+    short: Any = {change: [x[:, :, :, :0] for x in state[change]]}  # type: ignore[literal-required]
+    with pytest.raises(ValueError, match=r"not what the branch keeps after 1[23] tokens"):
+        again.cache.load_state_dict(state | short)
+    again.cache.load_state_dict(state)
+    again.all = follower.all
+    assert again.crop(10)
+    again.attend(5)
 
 
 @pytest.mark.parametrize(
