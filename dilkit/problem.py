@@ -90,9 +90,7 @@ class Problem:
                 f"device={self.device!r} is a {type(self.device).__name__}; a dilkit.Device is needed, as Device.assume('sm_80')"
             )
         scale = float(self.head_dim) ** -0.5 if self.scale is None else real("scale", self.scale)
-        if abs(scale) > (most := MOST_SCALE[self.dtype == "float64"]):
-            raise ValueError(f"scale={scale:g} would make infinite scores in {self.dtype}; at most {most:g} is needed")
-        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "scale", check_scale(scale, self.dtype))
         self.pattern.check_heads(self.heads, self.kv_heads)
         object.__setattr__(self, "dropout_p", probability("dropout_p", self.dropout_p))
         self._check_sizes()
@@ -151,3 +149,10 @@ class Problem:
         options = "".join(f", {name}" for name in flags if getattr(self, name))
         options += f", dropout_p={self.dropout_p:g}" if self.dropout_p else ""
         return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"
+
+
+def check_scale(scale: float, dtype: str) -> float:
+    """`scale`. Raises ValueError where it would make infinite scores in `dtype`."""
+    if abs(scale) > (most := MOST_SCALE[dtype == "float64"]):
+        raise ValueError(f"scale={scale:g} would make infinite scores in {dtype}; at most {most:g} is needed")
+    return scale

@@ -36,8 +36,10 @@ class Block:
 
     def score(self, query: Tensor, scores: Tensor, scale: float) -> None:
         """Fill `scores` `(heads, batch, rows, group, slots)` with `scale * q . k`, and -inf where a row does not see a key."""
-        rows = query[self.heads, :, self.rows]
-        product = rows.flatten(2, 3).flatten(0, 1) @ self.stored[0].flatten(0, 1).mT
+        rows, keys = query[self.heads, :, self.rows].flatten(2, 3).flatten(0, 1), self.stored[0].flatten(0, 1)
+        if rows.dtype == torch.float16:  # whose largest number a product may exceed before it is scaled
+            rows, keys = rows.float(), keys.float()
+        product = rows @ keys.mT
         scores.copy_(product.view(scores.shape)).mul_(scale)
         if self.unseen is not None:
             scores.masked_fill_(self.unseen, -torch.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -18,7 +19,7 @@ from dilkit.decoding.layout import Layout
 from dilkit.decoding.state import CacheState, loaded, state_of
 from dilkit.decoding.stores import check_decodable, open_stores
 from dilkit.pattern import WHOLE_SEQUENCE, DilatedSegment, Pattern
-from dilkit.problem import Problem
+from dilkit.problem import Problem, check_scale
 from dilkit.selector import requested_backends, select
 
 _MOST_SCORES = 2**23
@@ -126,6 +127,7 @@ class DilatedCache:
         """
         layout = self._checked(query, key, value, sink)
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
+        check_scale(factor, str(query.dtype).removeprefix("torch."))
         self._check_backend(query, key, factor, backend)
         if self._layout != layout:  # nothing has been seen
             self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
@@ -171,7 +173,10 @@ class DilatedCache:
 
         `indices` are integers `(new_batch,)`, at least 0 and less than the batch. Raises TypeError or ValueError for others.
         """
-        which = torch.as_tensor(indices)
+        try:
+            which = torch.as_tensor(indices)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"indices is a {type(indices).__name__}; integers (new_batch,) are needed") from None
         if which.dim() != 1 or which.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"indices is {which.dtype} {tuple(which.shape)}; integers (new_batch,) are needed")
         if self._layout is None:
@@ -236,11 +241,13 @@ class DilatedCache:
 
     def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
         """The layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
+        if torch._C._are_functorch_transforms_active():
+            raise ValueError("a cache cannot keep the rows of vmap and other transforms; make the mapped dimension a batch")
         check_inputs(query, key, value, self.pattern, sink=sink)
         self.pattern.check_seq(self._seen + query.shape[1])
         if not query.dtype == key.dtype == value.dtype:
             raise TypeError(f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; one dtype is needed (.to(query))")
-        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, sink)):
             raise ValueError("a tensor requires a gradient, which a cache has none of; decode under torch.no_grad()")
         (batch, _, heads, head_dim), kv_heads = query.shape, key.shape[2]
         found = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device)
@@ -250,6 +257,10 @@ class DilatedCache:
             there, here = ([f"{name}={getattr(x, name)}" for name in differing] for x in (wanted, found))
             raise ValueError(f"these rows have {', '.join(here)}, but the cache {', '.join(there)}; they need another cache")
         return found
+
+    def __copy__(self) -> DilatedCache:
+        """A cache of its own: rows that one is given are not the other's."""
+        return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return f"DilatedCache({self.pattern}, kv_heads={self.kv_heads}, seen={self.seen}, nbytes={self.nbytes})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,6 +19,9 @@ from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.packed.nested import is_nested, nested_like, packed_rows
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
+
+_FILLED_BY: weakref.WeakKeyDictionary[DilatedCache, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+"""The layer that each cache was given to last."""
 
 
 class MultiheadDilatedAttention(nn.Module):
@@ -267,6 +271,13 @@ class MultiheadDilatedAttention(nn.Module):
         inner = self._plain_attention("cache")
         if cache.pattern != inner.pattern:
             raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
+        layer = _FILLED_BY.setdefault(cache, weakref.ref(self))() if cache.seen else None
+        if layer not in (None, self):
+            raise ValueError(
+                "cache has the rows of another layer; each layer needs a cache of its own, and one that goes on in the place of "
+                "another a copy of it (copy.copy(cache))"
+            )
+        _FILLED_BY[cache] = weakref.ref(self)
         if not causal:
             raise ValueError("cache is given, but is_causal=False; decoding is causal (is_causal=True)")
         if self.training and self.dropout:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+import pickle
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -157,6 +159,33 @@ def test_dtypes_and_strides(dtype: str, layout: str, pattern: Pattern) -> None:
         assert check.passed, check.complaint
 
 
+@pytest.mark.parametrize("cuts", [range(1, 31), [7, 12, 30]], ids=["steps", "chunks"])
+def test_scores_beyond_the_largest_half_number(cuts: Iterable[int]) -> None:
+    """Products of queries and keys are up to 10**6, before they are scaled."""
+    rows = tuple(x[:, :30].half() * (400, 400, 1)[i] for i, x in enumerate(tensors(3)))
+    exact, _ = oracle_attention(*(x.double() for x in rows), PATTERNS["nested"], is_causal=True)
+    found = decoded(DilatedCache(PATTERNS["nested"], 3), rows, cuts)  # type: ignore[arg-type]
+    torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copy_is_a_cache_of_its_own(copied: Callable[[DilatedCache], DilatedCache]) -> None:
+    pattern, rows, others = PATTERNS["nested"], tensors(3), tensors(3)
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    cache = DilatedCache(pattern, 3)
+    decoded(cache, rows, [9])
+    decoded(other := copied(cache), others, [SEQ])
+    torch.testing.assert_close(decoded(cache, rows, [10, SEQ]), exact[:, 9:])
+    assert (cache.seen, other.seen) == (SEQ, SEQ)
+
+
+def test_rows_of_vmap_are_refused() -> None:
+    cache, rows = DilatedCache(PATTERNS["nested"], 3), tensors(3)
+    with pytest.raises(ValueError, match="a cache cannot keep the rows of vmap"):
+        torch.vmap(lambda *qkv: cache.attend(*qkv))(*(x.unsqueeze(1) for x in rows))
+    assert cache.seen == cache.allocated_nbytes == 0
+
+
 @each_pattern
 def test_a_row_that_sees_no_key_gets_nothing(pattern: Pattern) -> None:
     sees_none = (pattern.count(SEQ, 6, is_causal=True) == 0).all(-1)
@@ -226,6 +255,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "integers": (dict(dtype=torch.int64), TypeError, "query is torch.int64; one of"),
     "device": (dict(device="meta"), ValueError, "these rows have device=meta, but the cache device=cpu"),
     "sink": (dict(sink=torch.zeros(5)), ValueError, r"sink has shape \(5,\); \(heads,\) = \(6,\) is needed"),
+    "gradient of a sink": (dict(sink=torch.zeros(6, requires_grad=True)), ValueError, "a tensor requires a gradient"),
+    "infinite scores": (dict(scale=1e35), ValueError, r"scale=1e\+35 would make infinite scores in float32; at most 1e\+30"),
     "scale": (dict(scale="large"), TypeError, "scale='large' is a str"),
     "backend": (dict(backend="flash9"), ValueError, "backend='flash9' is not a known backend"),
     "gradient": (dict(value=torch.ones(2, 1, 3, 4, requires_grad=True)), ValueError, r"decode under torch\.no_grad\(\)"),

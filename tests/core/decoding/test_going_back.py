@@ -209,6 +209,8 @@ def test_beams(indices: Any, rollback: int) -> None:
         (torch.zeros(0, dtype=torch.int64), ValueError, "must be some of the 2 sequences"),
         ([[0]], TypeError, r"integers \(new_batch,\) are needed"),
         ([True], TypeError, "indices is torch.bool"),
+        ("01", TypeError, r"indices is a str; integers \(new_batch,\) are needed"),
+        (None, TypeError, "indices is a NoneType; integers"),
     ],
 )
 def test_beams_that_are_not_there(indices: Any, error: type[Exception], message: str) -> None:

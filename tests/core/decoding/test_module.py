@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -76,3 +77,20 @@ def test_what_a_cache_cannot_do(inner: Any, arguments: dict[str, Any], error: ty
 def test_gradients_are_refused() -> None:
     with pytest.raises(ValueError, match=r"decode under torch\.no_grad\(\)"):
         module()(torch.zeros(1, 3, 16, dtype=torch.float64), cache=DilatedCache(PATTERN, 4))
+
+
+@torch.no_grad()
+def test_a_cache_of_another_layer_is_refused() -> None:
+    """Both would add their rows to it."""
+    layers, x = [module(), module()], torch.randn(1, 9, 16, dtype=torch.float64)
+    cache = DilatedCache(PATTERN, 4)
+    layers[0](x[:, :5], cache=cache)
+    with pytest.raises(ValueError, match=r"cache has the rows of another layer; .* a cache of its own"):
+        layers[1](x[:, :5], cache=cache)
+    again = copy.copy(cache)
+    torch.testing.assert_close(layers[0](x[:, 5:], cache=cache)[0], layers[0](x)[0][:, 5:])
+    layers[1](x[:, 5:], cache=again)  # a copy is anybody's, and so is a cache that is empty or whose layer is gone
+    cache.crop(0)
+    layers[1](x[:, :5], cache=cache)
+    del layers[1]
+    layers[0](x[:, 5:], cache=cache)
