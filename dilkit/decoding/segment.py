@@ -70,7 +70,7 @@ class OpenSegment(BranchRows):
 
     def _append(self, seen: int, parts: list[Part], new: Tensor) -> None:
         """Store `parts` of a chunk that begins after `seen`; `new` `(2, batch, rows, kv_heads, head_dim)` is keys and values."""
-        if self.tokens(seen) == 0:
+        if self.tokens(seen) == 0 and self.latest <= seen:  # else it is what a call had begun with that failed, and is saved
             self.latest = seen
             if self.rollback:
                 self.saved = self.rows[:, :, :, : -(-self.rollback // self.kept.rate)].clone()

@@ -96,9 +96,10 @@ def _check_lengths_tensor(cache_seqlens: object, query: Tensor) -> None:
         )
 
 
-def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) -> None:
-    """Raise ValueError for a sequence that the cache has no room for, or that is shorter than the rows to be computed."""
-    for b, length in enumerate(cache_seqlens.tolist()):
+def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) -> set[int]:
+    """The lengths with the new rows. Raises ValueError for one beyond the capacity, or shorter than the rows to be computed."""
+    before = cache_seqlens.tolist()
+    for b, length in enumerate(before):
         if length < 0 or length + new > capacity:
             raise ValueError(
                 f"cache_seqlens[{b}]={length} and {new} new rows: from 0 to the capacity {capacity} of k_cache is needed in all; "
@@ -109,6 +110,7 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
                 f"cache_seqlens[{b}]={length} and {new} new rows are fewer than the {rows} rows of query; "
                 "the keys of all of them are needed (key=, value=)"
             )
+    return {length + new for length in before}
 
 
 def _last_rows(
@@ -131,12 +133,14 @@ def _last_rows(
     check_memory(tuple(given), tuple(given.values()))
     check_no_gradient(*given.values())
     new = 0 if key is None else key.shape[1]
-    _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
+    lengths_in_all = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
     if new:
         check_written(("k_cache", "v_cache"), given)
     asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
     facts = query.shape[0], k_cache.shape[1:], query.shape[2], query.dtype, query.device
     prepared = plan.cached(("last rows", state(), asked, facts, scale, call), _prepare, query, k_cache, asked, scale, call)
+    for length in lengths_in_all if query.shape[1] else ():
+        prepared.problem.pattern.check_seq(length)
     if key is not None and value is not None:
         _append(k_cache, key, cache_seqlens)
         _append(v_cache, value, cache_seqlens)

@@ -62,6 +62,8 @@ def _forward(
         boundary.check_memory(("sink",), (sink,))
     if query.numel() == 0:
         return boundary.empty_outputs(query)
+    if cu_seqlens is not None and max_seqlen is not None and cu_seqlens.device.type == "cuda":
+        sequences.assert_lengths(cu_seqlens, max_seqlen, query.shape[1])
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
     backend: Any = prepared.backend
     options = _options(prepared.problem, dropout_seed, dropout_places)

@@ -41,7 +41,7 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
     length of the longest where that is beyond `_MANY_ROWS`, so that backends know a window that reaches over all of it.
 
     Raises TypeError or ValueError, naming the argument. The numbers of a tensor on a GPU are not looked at if `max_seqlen` is
-    given, because that would wait for the GPU.
+    given, because that would wait for the GPU: `assert_lengths` has it look.
     """
     if query.dim() != 4 or query.shape[0] != 1:
         raise ValueError(f"query has shape {tuple(query.shape)}; with cu_seqlens (1, total, heads, head_dim) is needed")
@@ -59,7 +59,20 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
                 f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {found} rows; that many are needed, or None"
             )
         max_seqlen = found
+    max_seqlen = min(max_seqlen, total)
     return max_seqlen if max_seqlen > _MANY_ROWS else 1 << (max(max_seqlen, 1) - 1).bit_length()
+
+
+def assert_lengths(cu_seqlens: Tensor, max_seqlen: int, total: int) -> None:
+    """Have the device of `cu_seqlens` fail where its numbers are not what `checked_longest` and `max_seqlen` ask for.
+
+    Nothing waits for it, so that the error comes with a later call: on a GPU "device-side assert triggered", which ends its use
+    by the process. Before that, no kernel has read or written beyond the tensors.
+    """
+    lengths = cu_seqlens.diff()
+    right = ((lengths >= 0) & (lengths <= max_seqlen)).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == total)
+    needed = f"from 0 to the {total} rows of query without decreasing, and no sequence longer than max_seqlen={max_seqlen}"
+    torch._assert_async(right, f"cu_seqlens is wrong: {needed}; without max_seqlen the error says where")
 
 
 def checked_longest(cu_seqlens: Tensor, total: int) -> int:

@@ -13,6 +13,9 @@ from dilkit.op.operators import forward_op
 from dilkit.op.sequences import check_cu_seqlens
 from dilkit.pattern import Pattern
 
+_MOST_ROWS = 2**31 - 1
+"""No sequence has more: `cu_seqlens` is int32."""
+
 
 def dilated_attention_varlen(
     query: Tensor,
@@ -39,8 +42,9 @@ def dilated_attention_varlen(
       dimension.
     - `key`, `value`: `(total, kv_heads, head_dim)` like `query`; `kv_heads` divides `heads`.
     - `cu_seqlens`: int32 `(sequences + 1,)` on the device of `query`, as in flash-attn: where each sequence begins, and `total`.
-    - `max_seqlen`: the length of the longest sequence, or more. On a GPU `cu_seqlens` is then not looked at, which would wait for
-      the GPU: what it holds must be right. Without it, and on a CPU always, it is checked.
+    - `max_seqlen`: the length of the longest sequence, or more. On a GPU the numbers of `cu_seqlens` are then checked by the GPU
+      alone, for which nothing waits: of wrong ones a later call says "device-side assert triggered". Without it, and on a CPU
+      always, they are checked at once.
     - `is_causal`, `sink`, `scale`, `dropout_p`, `backend`, `return_lse`: as in `dilated_attention`. Sequence b drops the weights
       that element b of a batch would.
 
@@ -64,7 +68,7 @@ def dilated_attention_varlen(
     boolean("return_lse", return_lse)
     check_cu_seqlens(cu_seqlens, query, query.shape[1])
     if max_seqlen is not None and not isinstance(max_seqlen, torch.SymInt):
-        integer("max_seqlen", max_seqlen, at_least=0)
+        max_seqlen = min(integer("max_seqlen", max_seqlen, at_least=0), _MOST_ROWS)
     check_inputs(query, key, value, pattern, sink=sink)
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
     out, lse = forward_op(query, key, value, None, factor, call, sink, *further_arguments(dropout_p, cu_seqlens, max_seqlen))

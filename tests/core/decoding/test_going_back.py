@@ -160,6 +160,24 @@ def test_a_draft_that_is_refused_leaves_no_trace() -> None:
         follower.attend(1)
 
 
+def test_a_step_that_failed_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a segment begins, the first branch has stored its rows, and the second has no memory."""
+    follower = Follower(PATTERN, 4, 2, rollback=3)
+    follower.attend(12)
+    with monkeypatch.context() as patch:
+        patch.setattr(follower.cache._stores[1], "extend", _without_memory)
+        with pytest.raises(MemoryError):
+            follower.cache.attend(*rows(1))
+    assert follower.cache.seen == 12
+    follower.attend(1)
+    assert follower.crop(10)
+    follower.attend(5)
+
+
+def _without_memory(*_: Any) -> None:
+    raise MemoryError
+
+
 @pytest.mark.parametrize(
     ("length", "message"),
     [

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import Pattern, dilated_attention_with_kvcache
+from dilkit import BlockSparse, Pattern, dilated_attention_with_kvcache
 from dilkit.backends.native.backend import _instruction_sets
 from dilkit.op.kvcache import last_rows_op
 from dilkit.op.operators import encode_call
@@ -181,6 +181,16 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a gradient of the sink": (dict(sink=torch.zeros(4, requires_grad=True)), ValueError, "requires a gradient"),
     "a gradient": (dict(query=QUERY.clone().requires_grad_()), ValueError, "requires a gradient"),
     "a backend that cannot": (dict(backend="plain"), ValueError, "kv_cache yes: not supported"),
+    "a grid of other tokens": (
+        dict(pattern=Pattern.natten((2, 3), 1)),
+        ValueError,
+        "seq=5: the neighborhood is of a grid of 2 x 3",
+    ),
+    "a layout of fewer tokens": (
+        dict(pattern=Pattern.of(BlockSparse.local_global(2, 3))),
+        ValueError,
+        "seq=7: layout has 2 blocks of 3 tokens",
+    ),
     "no pattern": (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
 }
 

@@ -16,7 +16,7 @@ import dilkit
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
 from dilkit.op.operators import encode_call, forward_op
-from dilkit.op.sequences import longest
+from dilkit.op.sequences import assert_lengths, longest
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.testing.packings import LENGTHS
 
@@ -222,6 +222,33 @@ def test_starts_whose_memory_is_gone_are_refused() -> None:
     gone.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match=r"cu_seqlens has shape .* beyond the 0 bytes of its storage"):
         dilated_attention_varlen(Q, K, V, PATTERN, gone)
+
+
+@pytest.mark.parametrize("most", [15, 20, 2**31, 2**70])
+def test_max_seqlen_may_be_more(most: int) -> None:
+    assert torch.equal(dilated_attention_varlen(Q, K, V, PATTERN, CU, most), dilated_attention_varlen(Q, K, V, PATTERN, CU))  # type: ignore
+    assert longest(CU, most, Q[None], None) == 16
+
+
+def test_what_is_prepared_is_no_longer_than_all_rows() -> None:
+    """As on a GPU, where the numbers are not looked at."""
+    meta = CU.to("meta")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dilkit.op.sequences.check_memory", lambda *_: None)
+        assert longest(meta, 10**6, Q[None].to("meta"), None) == 20 + 12  # the power of two
+
+
+@pytest.mark.parametrize(
+    ("wrong", "most"),
+    [([0, 5, 20], 14), ([0, 9, 5, 20], 20), ([1, 20], 20), ([0, 19], 20), ([0, 21], 21), ([0, -5, 20], 30)],
+    ids=str,
+)
+def test_a_device_says_what_it_finds_wrong(wrong: list[int], most: int) -> None:
+    """On a GPU it alone looks, where `max_seqlen` is given; here torch's assertion is checked at once."""
+    assert_lengths(CU, 15, 20)
+    assert_lengths(torch.tensor([0, 0, 0], dtype=torch.int32), 0, 0)
+    with pytest.raises(RuntimeError, match="cu_seqlens is wrong: from 0 to the 20 rows of query without decreasing"):
+        assert_lengths(torch.tensor(wrong, dtype=torch.int32), most, 20)
 
 
 Q, K, V = (x.detach() for x in tensors(20))
