@@ -211,6 +211,8 @@ class MultiheadDilatedAttention(nn.Module):
             self._check_cache(cache, causal, key_padding_mask)
         if cu_seqlens is not None:
             self._check_packed(query, cu_seqlens, key_padding_mask, cache)
+        elif max_seqlen is not None:
+            raise ValueError(f"max_seqlen={max_seqlen} is given without cu_seqlens, which says where sequences begin; give both")
         if positions is not None and self.rotary is None:
             raise ValueError("positions is given, but this module has no rotary positions; build it with rotary=True")
         q, k, v = self._project(query, key, value)

@@ -48,6 +48,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a mask": (None, dict(key_padding_mask=torch.zeros(44, dtype=torch.bool)), "key_padding_mask is given with cu_seqlens"),
     "a cache": (None, dict(cache=DilatedCache(PATTERN, 4), is_causal=True), "cache is given with cu_seqlens"),
     "an order": (GRID, {}, "cu_seqlens is given, but the inner attention is"),
+    "a length without starts": (None, dict(cu_seqlens=None, max_seqlen=30), "max_seqlen=30 is given without cu_seqlens"),
     "other rows": (None, dict(cu_seqlens=CU[:-1]), "cu_seqlens ends with 14"),
 }
 
