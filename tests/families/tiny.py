@@ -95,8 +95,9 @@ def _parts(kind: Any) -> dict[str, Any]:
     return {name: type(part) for name in parts if (part := getattr(usual, name, None)) is not None}
 
 
-def inputs_of(model: Any) -> dict[str, Any]:
-    """Arguments of `model.forward`: two texts, images or sounds, by its main input. `torch.manual_seed` decides on them."""
+def inputs_of(model: Any, and_images: bool = False) -> dict[str, Any]:
+    """Arguments of `model.forward`: two texts, images or sounds, by its main input, always the same."""
+    torch.manual_seed(2)
     accepted, main = inspect.signature(model.forward).parameters, getattr(model, "main_input_name", "input_ids")
     ids, image = torch.randint(4, VOCABULARY - 4, (2, SEQ)), torch.randn(2, 3, IMAGE, IMAGE)
     known: dict[str, Tensor] = dict(input_ids=ids, pixel_values=image, input_values=torch.randn(2, 4000))
@@ -105,6 +106,8 @@ def inputs_of(model: Any) -> dict[str, Any]:
     inputs |= {name: known[name] for name in needed & {*known}}
     if "decoder_input_ids" in accepted and main == "input_ids":
         inputs["decoder_input_ids"] = ids
+    if and_images and "pixel_values" in accepted:
+        inputs["pixel_values"] = image
     if "use_cache" in accepted:
         inputs["use_cache"] = False
     return inputs
