@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,14 +26,29 @@ def numbers(name: str, x: Any) -> Array:
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
             raise ValueError(f"{name} is on {x.device}; codes are computed on the CPU: pass {name}.cpu()")
-        if x.layout is not torch.strided or x.dtype == torch.bfloat16:
-            raise TypeError(f"{name} is a tensor of {x.dtype}, {x.layout}; a plain one of a dtype that numpy has is needed")
-        x = x.detach().numpy()
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"{name} is a {type(x).__name__}; a numpy array or a torch tensor is needed")
+        try:
+            x = x.detach().numpy()
+        except (RuntimeError, TypeError) as error:
+            what = f"{name} is a tensor of {x.dtype}, {x.layout}"
+            raise TypeError(f"{what}; a plain one of a dtype that numpy has is needed: {error}") from error
+    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a {type(x).__name__}; a numpy array without a mask or a torch tensor is needed")
     if x.dtype.kind not in "iuf":
         raise TypeError(f"{name} is of dtype {x.dtype}; integers are needed")
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def to_write(name: str, x: Any) -> Any:
+    """`x`. Raises ValueError for an array in the byte order of other machines, of which `numbers` makes a copy."""
+    for array in x if isinstance(x, (tuple, list)) else (x,):
+        if isinstance(array, np.ndarray) and not array.dtype.isnative:
+            raise ValueError(f"{name} is of dtype {array.dtype.str}; the byte order of this machine is needed to write to it")
+    return x
+
+
+def apart(read: list[Array], written: list[Array]) -> list[Array]:
+    """`read`, as copies where they may share memory with what is written block by block."""
+    return [array.copy() if any(np.may_share_memory(array, out) for out in written) else array for array in read]
 
 
 def integers(name: str, x: Any) -> Array:
@@ -70,6 +84,8 @@ def check_out(name: str, array: Array, count: int, bits: int) -> None:
         raise ValueError(f"{name} has {array.shape[0] if array.ndim == 1 else array.shape} places; {count} are needed")
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only; pass an array that can be written")
+    if count > 1 and abs(array.strides[0]) < array.itemsize:
+        raise ValueError(f"{name} has places that share memory, {array.strides[0]} bytes apart; each number needs its own")
     if bits > value_bits(array):
         raise ValueError(f"{name} is of dtype {array.dtype}, which holds {value_bits(array)} bits; {bits} are needed")
 

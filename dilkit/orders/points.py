@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from math import isfinite
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -57,8 +60,9 @@ def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out:
         bits = max(1, *(int(axis.max(initial=0)).bit_length() for axis in axes))
     _check(ndim, bits, curve)
     codes = _codes(count, ndim * bits, point_arrays.is_tensor(coords)) if out is None else out
-    code = point_arrays.integers("out", codes)
+    code = point_arrays.integers("out", point_arrays.to_write("out", codes))
     point_arrays.check_out("out", code, count, ndim * bits)
+    axes = point_arrays.apart(axes, [code])
     at = _run(_points.encode, curve, bits, axes, (0,) * ndim, code, threads)
     if at < count:
         point = tuple(int(axis[at]) for axis in axes)
@@ -82,11 +86,14 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     if out is None:
         is_tensor = isinstance(codes, torch.Tensor)
         out = torch.empty(count, ndim, dtype=torch.int32) if is_tensor else np.empty((count, ndim), np.int32)
-    axes = [point_arrays.integers("out", axis) for axis in point_arrays.axes("out", out)]
+    axes = [point_arrays.integers("out", axis) for axis in point_arrays.axes("out", point_arrays.to_write("out", out))]
     if len(axes) != ndim:
         raise ValueError(f"out has {len(axes)} axes; ndim={ndim}")
     for axis in axes:
         point_arrays.check_out("out", axis, count, bits)
+    if any(np.shares_memory(one, other) for one, other in combinations(axes, 2)):
+        raise ValueError("out has axes that share memory; each needs its own")
+    (code,) = point_arrays.apart([code], axes)
     at = _run(_points.decode, curve, bits, axes, (0,) * ndim, code, threads)
     if at < count:
         raise ValueError(f"codes[{at}]={code[at]} is out of range: bits={bits} in {ndim}-D give 0 to {2 ** (ndim * bits) - 1}")
@@ -105,7 +112,8 @@ def sort_points(
     - `coords`: `(n, 2)` or `(n, 3)`, or a tuple of arrays `(n,)`, one for each axis; integers, which may be negative, or
       floating-point numbers with `cell`; numpy arrays or torch tensors on the CPU.
     - `curve`: "hilbert" (Skilling's transform, doi 10.1063/1.1751381) or "morton".
-    - `cell`: the side of a cell in the units of `coords`: `cells = floor((coords - coords.min(0)) / cell)`.
+    - `cell`: the side of a cell in the units of `coords`: `cells = floor((coords - coords.min(0)) / cell)`, in float64 for
+      floating-point numbers and whole numbers of any dtype alike, and exactly where coordinates and `cell` are whole numbers.
     - `batch`: `(n,)` integers, 0 or more: the cloud that each point belongs to. The order visits one cloud after another.
     - `threads`: the number of threads to compute codes with.
 
@@ -126,7 +134,8 @@ def sort_points(
     one_of("curve", curve, CURVES)
     axes = point_arrays.axes("coords", coords)
     if cell is not None:
-        axes = [_cells(axis, real("cell", cell, above=0.0)) for axis in axes]
+        side = real("cell", cell, above=0.0)
+        axes = [_cells(axis, int(cell) if isinstance(cell, Integral) else side) for axis in axes]
     axes = [point_arrays.integers("coords", axis) for axis in axes]
     ndim, count = len(axes), len(axes[0])
     least = tuple(int(axis.min()) if count else 0 for axis in axes)
@@ -187,17 +196,29 @@ def _run(
         return min(pool.map(convert_range, range(threads)))
 
 
-def _cells(axis: Array, cell: float) -> Array:
+def _cells(axis: Array, cell: int | float) -> Array:
     """The cell of each coordinate, counted from the cell of the least one."""
     if not len(axis):
         return axis.astype(np.int64)
-    low, high = float(axis.min()), float(axis.max())
-    if not np.isfinite(high - low):
+    of_floats = axis.dtype.kind == "f"
+    low, high = (float(x) if of_floats else int(x) for x in (axis.min(), axis.max()))
+    if not (isfinite(low) and isfinite(high)):
         raise ValueError(f"coords has coordinates from {low} to {high}; leave out the points that have one that is not finite")
-    if (high - low) / cell >= 2**31:
-        raise ValueError(f"coords span {(high - low) / cell:.3g} cells; a code has room for at most 2**31: pass a larger cell")
-    cells: Array = np.floor((axis - axis.min()) / cell).astype(np.int64)
-    return cells
+    if (span := (high - low) / cell) >= 2**31:
+        raise ValueError(f"coords span {span:.3g} cells; a code has room for at most 2**31: pass a larger cell")
+    if high - low < cell:
+        return np.zeros(len(axis), np.int64)
+    places = _from_least(axis)
+    cells: Array = places // np.uint64(int(cell)) if not of_floats and cell == int(cell) else np.floor(places / cell)
+    return cells.astype(np.int64)
+
+
+def _from_least(axis: Array) -> Array:
+    """How far each coordinate is from the least: of integers exactly, as uint64; of others in float64, or in what is wider."""
+    modulo_2_64 = np.dtype(np.uint64)  # where differences of integers are exact
+    wide: Array = axis.astype(np.result_type(axis, np.float64) if axis.dtype.kind == "f" else modulo_2_64)
+    wide -= wide[axis.argmin()]
+    return wide
 
 
 def _with_batch(codes: Array, bits: int, batch: Array) -> Array:

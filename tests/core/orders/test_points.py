@@ -1,5 +1,8 @@
 """Codes of points against Skilling's transform and interleaved bits, by every instruction set there is; sorting by them."""
 
+from fractions import Fraction
+from math import floor
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +134,17 @@ def test_codes_in_any_dtype(isa):
     assert encode(points, 17).dtype == np.int64
 
 
+def test_results_may_overwrite_what_they_come_from(isa):
+    points, memory = some_points(2, 9, 1500), np.zeros(3200, np.int64)
+    codes = encode(points, 9)
+    for first in (0, 100, 1500):
+        memory[:1500] = points[:, 0]
+        assert np.array_equal(encode((memory[:1500], points[:, 1]), 9, out=memory[first : first + 1500]), codes)
+        memory[:1500] = codes
+        y = np.zeros(1500, np.int64)
+        assert np.array_equal(decode(memory[:1500], 2, 9, out=(memory[first : first + 1500], y))[0], points[:, 0])
+
+
 def test_tensors(isa):
     points = torch.from_numpy(some_points(3, 10, 77))
     codes = encode(points)
@@ -227,6 +241,15 @@ def test_a_code_out_of_range_is_named(isa):
             r"span 2\*\*32 cells.*2\*\*31 in 2-D: pass a larger cell",
         ),
         (lambda: sort_points(np.array([[0.0, 0.0], [0.0, 1e30]]), cell=1e-3), ValueError, "larger cell"),
+        (lambda: sort_points(np.array([[-1e308, 0.0], [1e308, 0.0]]), cell=1e300), ValueError, "span inf cells"),
+        (lambda: sort_points(np.array([[0, 0], [0, 100]], np.int8), cell=1e-8), ValueError, "span 1e.10 cells.*larger cell"),
+        (lambda: sort_points(np.ma.masked_array([[1, 2]])), TypeError, "MaskedArray; a numpy array without a mask"),
+        (lambda: sort_points(torch.zeros(1, 2, dtype=torch.float8_e5m2), cell=1.0), TypeError, "tensor of torch.float8"),
+        (lambda: sort_points(torch.zeros(1, 2, dtype=torch.bfloat16), cell=1.0), TypeError, "tensor of torch.bfloat16"),
+        (lambda: encode(np.zeros((4, 2), int), out=np.zeros(4, ">i8")), ValueError, "out is of dtype >i8; the byte order"),
+        (lambda: decode(np.zeros(4, int), 2, 3, out=np.zeros((4, 2), ">i4")), ValueError, "out is of dtype >i4; the byte order"),
+        (lambda: encode(np.zeros((4, 2), int), out=torch.zeros(1).int().expand(4)), ValueError, "places that share memory"),
+        (lambda: decode(np.zeros(4, int), 2, 3, out=[np.zeros(4, int)] * 2), ValueError, "out has axes that share memory"),
         (lambda: sort_points(np.zeros((4, 3), int), batch=np.zeros(3, int)), ValueError, r"batch has shape \(3,\)"),
         (lambda: sort_points(np.zeros((4, 3), int), batch=np.array([0, 0, -1, 0])), ValueError, "batch has the number -1"),
         (lambda: sort_points(np.array([[0, 2**30]]), batch=np.array([2**62])), ValueError, "more than 63"),
@@ -290,6 +313,38 @@ def test_floating_point_clouds_are_sorted_by_cells():
     assert np.array_equal(sort_points(cloud, cell=0.1).perm, expected)
     assert np.array_equal(sort_points(torch.from_numpy(cloud), cell=0.1).perm, expected)
     assert np.array_equal(sort_points(tuple(cloud.T), cell=0.1).perm, expected)
+
+
+def exact_order(points: np.ndarray, cell: float) -> list[int]:
+    """The order by cells that are counted in fractions of whole numbers."""
+    axes = [[Fraction(x) for x in axis] for axis in points.T.tolist()]
+    cells = [[floor((x - min(axis)) / Fraction(cell)) for x in axis] for axis in axes]
+    return np.argsort(encode(np.array(cells).T), kind="stable").tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_whole_coordinates_are_counted_in_cells_exactly(dtype):
+    limits, rng = np.iinfo(dtype), np.random.default_rng(3)
+    for low, high in ((limits.min, limits.max), (limits.max - 100, limits.max), (limits.min, limits.min + 100)):
+        points = rng.integers(low, high, (200, 2), dtype, endpoint=True)
+        points[:2] = [[low], [high]]
+        for cell in (float(high - low) / 4 + 0.5, (high - low) // 97 + 1, float((high - low) // 9 + 1), 2.0**70, 2**64):
+            assert sort_points(points, cell=cell).perm.tolist() == exact_order(points, cell), (low, cell)
+    few = rng.integers(0, 100, (200, 2)).astype(dtype)
+    assert sort_points(few, cell=0.125).perm.tolist() == exact_order(few, 0.125)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_cells_of_floats_are_counted_in_double_precision(dtype):
+    rng = np.random.default_rng(4)
+    most = 0.999 * min(float(np.finfo(dtype).max), 1e7)
+    for low, high, cells in ((-most, most, 1021.7), (most / 2, most, 173.3), (-1e-3, 1e-3, 11.1), (-most, most, 2.0**22.7)):
+        points = (low + (high - low) * rng.random((300, 2))).astype(dtype)
+        cell = (high - low) / cells
+        assert sort_points(points, cell=cell).perm.tolist() == exact_order(points, cell), (low, high)
+    far_apart = (most - 300 * rng.random((300, 2))).astype(dtype)
+    far_apart[0] = -most
+    assert sort_points(far_apart, cell=0.75).perm.tolist() == exact_order(far_apart, 0.75)
 
 
 def test_clouds_of_a_batch_follow_each_other():
