@@ -89,8 +89,11 @@ def load_shard(
     `path` is an `.npy` file of shape `(seq, ...)`, or a raw file of numbers of numpy dtype `dtype`, `(seq,)`. `pattern` and
     `order` are those of `shard`.
 
-    Raises ValueError for a raw file without `dtype` or an `.npy` file with one, for fewer tokens than ranks, and for an order of
-    another length.
+    Nothing is sent: ranks have to see the same file and to pass the same `pattern` and `order`, or rows are left out, or there
+    twice.
+
+    Raises ValueError for a raw file without `dtype` or an `.npy` file with one, for a file that is damaged or goes on after its
+    array, for fewer tokens than ranks, and for an order of another length.
 
         >>> import numpy, tempfile
         >>> from dilkit.comm import load_shard, run_threads

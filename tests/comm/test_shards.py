@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,57 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             load_shard(tmp_path / "none.npy", comm)
 
     run_threads(3, on_rank)
+
+
+def npy(header: str, content: bytes = bytes(24)) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
+
+
+def saved(*arrays: Any, save: Callable[..., Any] = np.save) -> bytes:
+    """The bytes of a file that arrays were saved in, one after the other."""
+    file = BytesIO()
+    for array in arrays:
+        save(file, array)
+    return file.getvalue()
+
+
+FIELDS = "{'descr': '<i4', 'fortran_order': False, 'shape': "
+DAMAGED = {
+    "open bracket": (npy(FIELDS + "(6,\n"), "cannot be read as .npy"),
+    "open text": (npy("{'descr': '''\n"), "cannot be read as .npy"),
+    "sums without end": (npy("1" + "+1" * 3000), "cannot be read as .npy"),
+    "header cut off": (npy(FIELDS + "(6,), }")[:40], "cannot be read as .npy"),
+    "numbers cut off": (saved(np.arange(9))[:-1], "cannot be read as .npy: mmap length is greater"),
+    "more bytes": (saved(np.arange(9)) + bytes(3), r"goes on for 3 bytes after the \(9,\) numbers"),
+    "two arrays": (saved(np.arange(9), np.arange(7)), r"goes on for 184 bytes after the \(9,\) numbers"),
+    "more than memory has": (npy(FIELDS + "(4611686018427387904, 8), }\n"), "cannot be read as .npy"),
+    "no tokens": (npy(FIELDS + "(), }\n", bytes(4)), "numbers .seq, .... are needed"),
+    "pairs by name": (saved(np.zeros(4, [("a", "<i4")])), "numbers .seq, .... are needed"),
+    "archive": (saved(np.arange(9), save=np.savez), "cannot be read as .npy: the magic string is not correct"),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_files_are_refused_by_name(content: bytes, text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokens.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"tokens\.npy' {text}" if "needed" not in text else text):
+        run_threads(1, lambda comm: load_shard(tmp_path / "tokens.npy", comm))
+
+
+def test_files_that_hold_something_else_than_raw_numbers(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_bytes(saved(np.arange(9)))
+    with pytest.raises(ValueError, match=r"tokens' begins as an .npy file does"):
+        run_threads(1, lambda comm: load_shard(tmp_path / "tokens", comm, dtype="uint16"))
+    for dtype in ("S0", "V0", "O", "u2,u2", "M8[s]"):
+        with pytest.raises(ValueError, match=r"numbers \(seq, \.\.\.\) are needed"):
+            run_threads(1, lambda comm, dtype=dtype: load_shard(tmp_path / "tokens", comm, dtype=dtype))
+
+
+def test_tokens_of_columns_that_lie_one_after_the_other(tmp_path: Path) -> None:
+    tokens = np.arange(60.0).reshape(20, 3)
+    np.save(tmp_path / "tokens.npy", np.asfortranarray(tokens))
+    parts = run_threads(3, lambda comm: load_shard(tmp_path / "tokens.npy", comm))
+    assert torch.cat(parts).tolist() == tokens.tolist()
 
 
 def test_positions() -> None:
