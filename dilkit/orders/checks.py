@@ -69,6 +69,8 @@ def check_tile(tile: tuple[int, ...], shape: tuple[int, ...], curve: str) -> Non
 
 def permutation(values: Any) -> Index:
     """A copy of `values` as row numbers. Raises TypeError or ValueError unless it is a permutation of `0 .. n - 1`."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError("perm is a masked array; one without a mask is needed")
     try:
         given = np.asarray(values)
     except (TypeError, ValueError) as error:  # lists of unequal lengths, tensors elsewhere than on the CPU

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dilkit.checks import boolean, integer
-from dilkit.orders.checks import CURVES, Index, check_curve, check_grid, check_tile, check_tokens, permutation, sizes
+from dilkit.orders.checks import CURVES, Index, check_curve, check_grid, check_tile, check_tokens, empty, permutation, sizes
 from dilkit.orders.curves import (
     chosen_tile,
     curve_permutation,
@@ -167,8 +167,12 @@ class TokenOrder:
         """Raise TypeError or ValueError unless this is an order of `prod(shape)` cells behind the extra tokens."""
         if not isinstance(self.curve, str):
             raise TypeError(f"curve={self.curve!r} is a {type(self.curve).__name__}; a name is needed")
-        cells, extra = prod(sizes("shape", self.shape)), integer("extra_tokens", self.extra_tokens, 0)
+        boolean("is_generation_order", self.is_generation_order)
+        shape, extra = sizes("shape", self.shape), integer("extra_tokens", self.extra_tokens, 0)
+        check_grid(shape, extra)
+        cells = prod(shape)
         object.__setattr__(self, "perm", permutation(self.perm))
+        object.__setattr__(self, "spec", None)  # as of `dataclasses.replace`, which may have changed what it says
         if len(self.perm) != cells + extra or not np.array_equal(self.perm[:extra], np.arange(extra)):
             raise ValueError(f"perm has {len(self.perm)} places; {cells} cells of shape={self.shape} behind {extra} extra tokens")
 
@@ -184,7 +188,11 @@ class TokenOrder:
         boolean("is_generation_order", is_generation_order)
         cells = permutation(perm)
         if extra_tokens:
-            cells = np.concatenate([np.arange(extra_tokens, dtype=cells.dtype), cells + cells.dtype.type(extra_tokens)])
+            check_grid((len(cells),), extra_tokens)
+            cells, given = empty(extra_tokens + len(cells)), cells
+            cells[:extra_tokens] = np.arange(extra_tokens)
+            cells[extra_tokens:] = given
+            cells[extra_tokens:] += extra_tokens
         if not isinstance(curve, str):
             raise TypeError(f"curve={curve!r} is a {type(curve).__name__}; a name is needed")
         return cls((len(cells) - extra_tokens,), curve, cells, None, extra_tokens, is_generation_order, checked=True)
@@ -257,12 +265,8 @@ class TokenOrder:
             return NotImplemented
         if self.spec is not None or other.spec is not None:
             return self.spec == other.spec
-        same = (self.curve, self.extra_tokens, self.is_generation_order) == (
-            other.curve,
-            other.extra_tokens,
-            other.is_generation_order,
-        )
-        return self is other or (same and bool(np.array_equal(self.perm, other.perm)))
+        mine, its = ((one.shape, one.curve, one.extra_tokens, one.is_generation_order) for one in (self, other))
+        return self is other or (mine == its and bool(np.array_equal(self.perm, other.perm)))
 
     def __hash__(self) -> int:
         return hash(self.spec or (self.curve, self.extra_tokens, len(self)))
@@ -273,13 +277,14 @@ class TokenOrder:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.spec is not None:
             return _grid_order, (self.spec,)
-        return TokenOrder, (self.shape, self.curve, np.array(self.perm), None, self.extra_tokens, self.is_generation_order)
+        options = self.tile, self.extra_tokens, self.is_generation_order, self.is_transposed
+        return TokenOrder, (self.shape, self.curve, np.array(self.perm), *options)
 
     def __repr__(self) -> str:
         options = "".join(f", {k}={v!r}" for k, v in {"tile": self.tile, "extra_tokens": self.extra_tokens}.items() if v)
         options += ", is_generation_order=True" * self.is_generation_order
         if self.spec is None:
-            return f"<TokenOrder of {self.shape[0]} points, curve={self.curve!r}{options}>"
+            return f"<TokenOrder of {' x '.join(map(str, self.shape))} points, curve={self.curve!r}{options}>"
         return f"order({self.shape}, {self.curve!r}{options})" + ".transposed()" * self.is_transposed
 
     def _moved(self, x: Any, dim: int, inverse: bool) -> Any:

@@ -1,6 +1,7 @@
 """Token orders as values: permutations and their inverses, what they say of themselves, how they are kept, moved and refused."""
 
 import copy
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -138,6 +139,20 @@ def test_orders_are_values():
     assert copy.deepcopy(made) is made
     with pytest.raises(AttributeError):
         made.curve = "hilbert"
+
+
+def test_an_order_that_is_changed_is_another_one():
+    hilbert, rows, backward = order((4, 4)), np.arange(16), np.arange(16)[::-1].copy()
+    turned = dataclasses.replace(hilbert, perm=backward)
+    assert turned != hilbert
+    assert turned.restore(turned.apply(rows, 0), 0).tolist() == rows.tolist()
+    generated = dataclasses.replace(order((4, 4), "tile", tile=(2, 2), extra_tokens=1), is_generation_order=True)
+    assert generated != order((4, 4), "tile", tile=(2, 2), extra_tokens=1)
+    copied = pickle.loads(pickle.dumps(generated))
+    assert copied == generated
+    assert (copied.is_generation_order, copied.tile, copied.extra_tokens) == (True, (2, 2), 1)
+    assert TokenOrder((2, 8), "given", backward) != TokenOrder((4, 4), "given", backward)
+    assert repr(TokenOrder((2, 8), "given", backward)) == "<TokenOrder of 2 x 8 points, curve='given'>"
 
 
 def test_an_order_of_a_grid_travels_as_what_it_is_made_from():

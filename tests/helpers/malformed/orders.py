@@ -61,11 +61,20 @@ ORDERS = {
     "places of no one": Case(given(np.zeros(0, int)), ValueError, ("perm", "(0,)", "n >= 1")),
     "places of unequal lists": Case(given([[0], [1, 2]]), TypeError, ("perm", "list", "array of integers")),
     "places elsewhere": Case(given(torch.arange(2, device="meta")), TypeError, ("perm", "Tensor", "cpu()")),
+    "places under a mask": Case(given(np.ma.masked_array([1, 0], [True, False])), TypeError, ("perm", "masked")),
+    "more extra tokens than there can be": Case(
+        given([1, 0], extra_tokens=2**70), ValueError, ("extra_tokens=", "at most 2**62")
+    ),
     "places under a number": Case(given([0, 1], curve=3), TypeError, ("curve=3", "name")),
     "an order of nonsense": Case(
         lambda: TokenOrder((2, 2), "given", np.array([0, 7, 1, 2])), ValueError, ("perm", "each of 0 to 3")
     ),
     "an order of another grid": Case(lambda: TokenOrder((9, 9), "given", np.arange(2)), ValueError, ("perm", "2 places", "81")),
+    "an order of no sides": Case(lambda: TokenOrder((-1, -2), "given", np.arange(2)), ValueError, ("shape[0]=-1", "at least 1")),
+    "an order of four sides": Case(lambda: TokenOrder((1,) * 4, "given", np.arange(1)), ValueError, ("4 dimensions", "1 to 3")),
+    "an order generated as a text": Case(
+        lambda: TokenOrder((2,), "given", np.arange(2), is_generation_order="no"), TypeError, ("is_generation_order='no'",)
+    ),
     "tokens of a list": Case(lambda: GRID.apply([1, 2]), TypeError, ("x", "list", "torch.Tensor")),
     "tokens of another number": Case(lambda: GRID.apply(torch.zeros(1, 7)), ValueError, ("x has 7 tokens", "order is of 6")),
     "tokens along no dimension": Case(lambda: GRID.apply(X, dim=5), ValueError, ("dim=5", "(1, 6)")),
