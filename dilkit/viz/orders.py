@@ -50,6 +50,7 @@ def draw_orders(figure: Any, orders: Sequence[tuple[TokenOrder, LocalityReport]]
     """Draw orders of one grid into a matplotlib figure, which gets the size that it needs.
 
     One a row, each with its figures: on the left the segments of its report, on the right the keys that the last rate keeps.
+    Raises ValueError for no orders, for orders of several grids, and for a report of another order.
 
     Example:
 
@@ -61,6 +62,7 @@ def draw_orders(figure: Any, orders: Sequence[tuple[TokenOrder, LocalityReport]]
         >>> draw_orders(figure, [(curve, locality_report(curve, 256, [8])) for curve in curves])
         >>> figure.savefig("orders.png")  # doctest: +SKIP
     """
+    _check_orders(orders)
     views = [View(order, found.segment_length, found.kept[-1].rate) for order, found in orders]
     rows, columns = views[0].shape
     flatness = min(TALLEST, max(FLATTEST, rows / columns))
@@ -71,6 +73,20 @@ def draw_orders(figure: Any, orders: Sequence[tuple[TokenOrder, LocalityReport]]
     for view, (_, found), (left, right) in zip(views, orders, axes, strict=True):
         _draw_segments(left, view, found)
         _draw_kept(right, view, found)
+
+
+def _check_orders(orders: Sequence[tuple[TokenOrder, LocalityReport]]) -> None:
+    """Raise ValueError unless these are orders of one grid, each with a report of its own."""
+    if len(shapes := sorted({order.shape for order, _ in orders})) != 1:
+        raise ValueError(f"orders are of {len(shapes)} grids {shapes}; one figure shows orders of one grid, at least one")
+    for order, report in orders:
+        own, reported = (
+            {name: getattr(one, name) for name in ("shape", "curve", "tile", "extra_tokens")} for one in (order, report)
+        )
+        if own != reported:
+            raise ValueError(
+                f"the report with {order!r} is of another order: {reported}; pass locality_report of the order drawn"
+            )
 
 
 def _draw_segments(ax: Any, view: View, found: LocalityReport) -> None:
