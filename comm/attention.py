@@ -18,7 +18,7 @@ from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, restore_outputs
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.orders.attention import nothing, sink_by_head
-from dilkit.orders.heads import check_orders, first_head, head_texts
+from dilkit.orders.heads import check_orders, first_head, head_texts, used_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
@@ -146,9 +146,10 @@ class RankAttention:
     def attend_in_order(self, rows: list[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of row-major query, key and value along the token orders; `lse` is empty unless it is returned."""
         given, pattern = self.arguments, self.arguments.pattern
-        reordering = Reordering(self.comm, given.orders, self.cuts, first_head(pattern), rows[1].shape[2])
+        orders, first = used_orders(given.orders, first_head(pattern), rows[1].shape[2])
+        reordering = Reordering(self.comm, orders, self.cuts, first, rows[1].shape[2])
         rows, masks = reorder_inputs(reordering, rows, mask)
-        one_mask = len(given.orders) == 1 or mask is None
+        one_mask = len(orders) == 1 or mask is None
         out, lse = self.attend(rows, pattern, masks[0], given.sink) if one_mask else self._attend_by_head(rows, masks)
         if not given.return_lse:
             return restore_outputs(reordering, out)[0], lse.new_empty(0)

@@ -85,6 +85,13 @@ def total_heads(pattern: Pattern, kv_heads: int) -> int:
     return kv_heads if pattern.head_shard is None else pattern.head_shard[1]
 
 
+def used_orders(orders: Orders, first: int, kv_heads: int) -> tuple[Orders, int]:
+    """The orders that these heads use in turn, and the index of their first head: as given, unless some orders are unused."""
+    if kv_heads >= len(orders):
+        return orders, first
+    return tuple(orders[(first + head) % len(orders)] for head in range(kv_heads)), 0
+
+
 def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bool = False) -> Tensor:
     """`x` `(batch, seq, heads, ...)` with the rows of each head moved by its own order.
 

@@ -154,6 +154,32 @@ def test_a_module_over_ranks_with_rotary_positions(name: str) -> None:
         torch.testing.assert_close(sum(parts), grad)
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("held", [1, 2], ids=["1 head", "2 heads"])
+def test_heads_of_the_model_that_are_fewer_than_the_orders(held: int, masked: bool) -> None:
+    """As where the heads are shared out over other ranks: some orders are used by none of these."""
+    given, mask = tensors(), torch.rand(2, SEQ) < 0.3 if masked else None
+    orders, weights = ORDERS["three"], torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64)
+    whole = [x.clone().requires_grad_() for x in given]
+    out = ordered_dilated_attention(*whole, PATTERN, orders, key_padding_mask=mask)
+    grads = torch.autograd.grad((out * weights).sum(), whole)
+    for first in range(0, KV_HEADS, held):
+        pattern = Pattern(PATTERN.segment_lengths, PATTERN.dilation_rates, head_shard=(first, KV_HEADS))
+        heads, kv_heads = (slice(first * group, (first + held) * group) for group in (HEADS // KV_HEADS, 1))
+
+        def on_rank(comm: ThreadComm, pattern: Any = pattern, heads: Any = heads, kv_heads: Any = kv_heads) -> list[Tensor]:
+            own = [
+                shard(x[:, :, part], comm).requires_grad_() for x, part in zip(given, (heads, kv_heads, kv_heads), strict=True)
+            ]
+            part = None if mask is None else shard(mask, comm)
+            found = ring_dilated_attention(*own, pattern, comm, order=orders, key_padding_mask=part)
+            return [found.detach(), *torch.autograd.grad((found * shard(weights[:, :, heads], comm)).sum(), own)]
+
+        every = [torch.cat(parts, 1) for parts in zip(*run_threads(2, on_rank, timeout=TIMEOUT), strict=True)]
+        for found, expected, part in zip(every, (out, *grads), (heads, heads, kv_heads, kv_heads), strict=True):
+            torch.testing.assert_close(found, expected.detach()[:, :, part])
+
+
 def test_one_message_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     exchange = ThreadComm.exchange
