@@ -11,7 +11,7 @@ from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 
 _LONGEST = 160
-_ERROR = "error"
+_ERROR, _STEP = "error", "step"
 
 
 def agree_on(
@@ -19,34 +19,56 @@ def agree_on(
 ) -> list[dict[str, Any]]:
     """The facts of all ranks, by rank, of which only those named in `may_differ` differ.
 
-    If `facts()` raises on a rank, it raises there, and `PlanMismatch` with its text on the others; if ranks differ in a fact,
-    `PlanMismatch` is raised on all, naming the fact, the ranks and the values.
+    If `facts()` raises on a rank, it raises there, and `PlanMismatch` with its text on the others; if ranks differ in `step`, as
+    where they make other calls, or in a fact, `PlanMismatch` is raised on all, naming the fact, the ranks and the values.
     """
     failure: Exception | None = None
     try:
         own = facts()
     except Exception as error:
         failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
-    record = json.dumps({name: _short(value) for name, value in own.items()}, ensure_ascii=False).encode()
-    all_facts = [_read(other, may_differ, rank, step) for rank, other in enumerate(comm.share(record, step))]
+    named = {_STEP: step, **own}
+    record = json.dumps({name: _short(value) for name, value in named.items()}, ensure_ascii=False).encode()
+    records = comm.share(record, step)
     if failure is not None:
         raise failure
+    all_facts = [_read(other, rank, step) for rank, other in enumerate(records)]
+    _compare_steps([other[_STEP] for other in all_facts], step)
     if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
         raise PlanMismatch(f"{step}: on rank {failed[0]}: {all_facts[failed[0]][_ERROR]}", failed, step)
+    for rank, other in enumerate(all_facts):
+        if not other.keys() >= {*may_differ}:
+            raise _unreadable(rank, step)
     for name in own:  # in one order on all ranks: all name the same fact
         if name not in may_differ:
             _compare(name, [other.get(name) for other in all_facts], step)
     return all_facts
 
 
-def _read(record: bytes, needed: tuple[str, ...], rank: int, step: str) -> dict[str, Any]:
+def _read(record: bytes, rank: int, step: str) -> dict[str, Any]:
     try:
         facts = json.loads(record)
     except ValueError:
         facts = None
-    if not isinstance(facts, dict) or not (_ERROR in facts or facts.keys() >= {*needed}):
-        raise PlanMismatch(f"{step}: the facts of rank {rank} cannot be read; do all ranks run the same version?", [rank], step)
+    if not isinstance(facts, dict) or _STEP not in facts:
+        raise _unreadable(rank, step)
     return facts
+
+
+def _unreadable(rank: int, step: str) -> PlanMismatch:
+    return PlanMismatch(f"{step}: the facts of rank {rank} cannot be read; do all ranks run the same version?", [rank], step)
+
+
+def _compare_steps(steps: list[Any], step: str) -> None:
+    common = max(steps, key=steps.count)
+    if odd := [rank for rank, other in enumerate(steps) if other != common]:
+        verb = "is" if len(odd) == 1 else "are"
+        raise PlanMismatch(
+            f"{step}: {ranks_text(odd)} {verb} at {steps[odd[0]]!r}, the others at {common!r}; all ranks must make the same "
+            "calls in the same order",
+            odd,
+            step,
+        )
 
 
 def _compare(name: str, values: list[Any], step: str) -> None:

@@ -70,9 +70,13 @@ class Arguments:
     @property
     def requires_grad(self) -> bool:
         """Whether a backward pass may follow."""
-        return torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (self.query, self.key, self.value, self.sink)
-        )
+        sink = self.sink is not None and self.sink.requires_grad
+        return self.rows_require_grad or (torch.is_grad_enabled() and sink)
+
+    @property
+    def rows_require_grad(self) -> bool:
+        """Whether gradients of rows may be asked for, and not of the sink alone."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
     def check(self) -> None:
         """Raise TypeError or ValueError for arguments that do not fit together."""
@@ -106,6 +110,7 @@ class Arguments:
             key_padding_mask=self.mask is not None,
             sink=self.sink is not None,
             requires_grad=self.requires_grad,
+            rows_require_grad=self.rows_require_grad and bool(self.orders),  # they then travel back to where they came from
             scale=self.factor,
             dropout_p=float(self.dropout_p),
             schedule=self.schedule,

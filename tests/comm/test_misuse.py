@@ -16,13 +16,14 @@ from helpers.ranks import PATTERN, even_cuts
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from dilkit import Pattern
+from dilkit import Pattern, TokenOrder
 from dilkit.comm import (
     CommError,
     CommTimeout,
     Fault,
     PeerLost,
     PlanMismatch,
+    positions,
     ring_dilated_attention,
     run_threads,
     shard,
@@ -166,6 +167,31 @@ def test_one_autocast_of_several_is_a_disagreement() -> None:
         return str(caught.value)
 
     assert all("rank 1 has dtype='torch.bfloat16'" in text for text in run_threads(RANKS, on_rank, timeout=5))
+
+
+def test_ranks_that_make_different_calls() -> None:
+    """As where one rank is given the positions of its rows, and the others ask for theirs."""
+
+    def on_rank(comm: ThreadComm) -> str:
+        with pytest.raises(PlanMismatch) as caught:
+            positions(5, comm) if comm.rank == ODD else attend(comm, shards(comm))
+        attend(comm, shards(comm))
+        return str(caught.value)
+
+    text = f"rank {ODD} is at 'positions of shards', the others at 'arguments of ring_dilated_attention'"
+    assert all(text in said for said in run_threads(RANKS, on_rank, timeout=5))
+
+
+def test_rows_with_gradients_on_one_rank_alone_along_an_order() -> None:
+    """The sink has them on all ranks; rows and gradients would wait for each other on their way back."""
+    made = TokenOrder.from_permutation(range(SEQ)[::-1])
+
+    def on_rank(comm: ThreadComm) -> None:
+        arguments = shards(comm, requires_grad=comm.rank == ODD)
+        with pytest.raises(PlanMismatch, match=f"rank {ODD} has rows_require_grad=True, the others False"):
+            attend(comm, dict(arguments, order=made, sink=torch.zeros(4, requires_grad=True)))
+
+    run_threads(RANKS, on_rank, timeout=5)
 
 
 def test_no_shards_fit_a_pattern_that_is_refused_by_the_plan() -> None:
