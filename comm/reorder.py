@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.rows import pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm
 from dilkit.orders.heads import Orders, group_heads, ungroup_heads
@@ -142,7 +142,7 @@ class _Reorder(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
         reordering, grads = ctx.reordering, list(given[: len(ctx.kinds)])
         here = [grad is not None for grad in grads]

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dilkit.comm.passes.all_to_all.backward import AllToAllBackward
 from dilkit.comm.passes.all_to_all.forward import AllToAllForward, ReceivedRows
 from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
 from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.local_attention import LocalRange, local_backward, local_forward, local_ranges
 from dilkit.comm.passes.partial_results import merge_rows
 from dilkit.comm.passes.ring.backward import ring_backward
@@ -96,7 +96,7 @@ class AttentionOverRanks(torch.autograd.Function):
         return out, lse.transpose(1, 2).contiguous()
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         context: PassContext = ctx.context
         with context.comm.broken_by_errors():

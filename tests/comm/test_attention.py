@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import Pattern, use_backend
+from dilkit import Pattern, TokenOrder, use_backend
 from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention
@@ -324,15 +324,18 @@ def test_gradients_add_up_over_calls_whose_backward_passes_come_in_another_order
     on_ranks(3, attend)
 
 
-def test_double_backward_is_refused() -> None:
+@pytest.mark.parametrize("order", [None, TokenOrder.from_permutation(range(CASE.seq)[::-1])], ids=["", "along an order"])
+@pytest.mark.parametrize("loss", [torch.sum, lambda out: out.square().sum()], ids=["sum", "squares"])
+def test_double_backward_is_refused(loss: Callable[[Tensor], Tensor], order: TokenOrder | None) -> None:
+    """Where the gradient of the results is a constant, too: those of the rows are none."""
     qkv = _qkv()
 
     def attend(comm: ThreadComm, rows: slice) -> None:
         shards = [x[:, rows].requires_grad_() for x in qkv]
-        out = ring_dilated_attention(*shards, PATTERN, comm)
-        (grad,) = torch.autograd.grad(out.square().sum(), shards[:1], create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            grad.sum().backward()
+        out = ring_dilated_attention(*shards, PATTERN, comm, order=order)
+        (grad,) = torch.autograd.grad(loss(out), shards[:1], create_graph=True)
+        with pytest.raises(RuntimeError, match="over ranks can be differentiated once only: double backward"):
+            (loss(out).detach() + grad.square().sum()).backward()
 
     on_ranks(2, attend)
 
