@@ -27,9 +27,10 @@ def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, o
 
         shard(x) = x[:, cuts[rank] : cuts[rank + 1]]        cuts = shard_cuts(seq, world_size, pattern)
 
-    `x` has any shape and dtype. With `order`, it is the shard of the tokens put in that order (`order.apply(x, dim)`): attention
-    over ranks then goes along the order with no rows to move. For short sequences and for tests; of a long sequence no rank
-    should hold all: see `load_shard`.
+    `x` has any shape and dtype. Its gradient is on each rank that of the rank's own rows: sum it over the ranks. With `order`, it
+    is the shard of the tokens put in that order (`order.apply(x, dim)`): attention over ranks then goes along the order with no
+    rows to move. Nothing is sent: ranks have to pass the same `pattern` and `order`. For short sequences and for tests; of a long
+    sequence no rank should hold all: see `load_shard`.
 
     Raises ValueError for fewer tokens than ranks, and for an order of another length.
 
@@ -53,9 +54,10 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
     """The whole sequence on every rank: the shards of all ranks put together along `dim` (an all-gather), without gradients.
 
     `x` is this rank's shard, of any dtype; shards may differ in length along `dim` alone. With the `order` that the tokens are
-    in, they are put back into row-major order.
+    in, they are put back into row-major order. It is for looking at results: in training each rank has its part of the loss.
 
-    Raises TypeError for what is no tensor, `PlanMismatch` where ranks differ in the other sizes, dtype, `dim` or `order`.
+    Raises TypeError for what is no tensor, ValueError for one that requires gradients (`x.detach()` does not), `PlanMismatch`
+    where ranks differ in the other sizes, dtype, `dim` or `order`.
 
         >>> import torch
         >>> from dilkit.comm import run_threads, unshard
@@ -65,6 +67,11 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
 
     def facts() -> dict[str, Any]:
         _check_tensor(x, dim)
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"x of shape {tuple(x.shape)} requires gradients, and unshard hands none back: pass x.detach() to look at "
+                "it, or give each rank its part of the loss"
+            )
         shape = x.movedim(dim, 0).shape
         return dict(
             rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=_fingerprint(order)
@@ -159,7 +166,7 @@ def _fingerprint(order: TokenOrder | None) -> str:
 def _check_tensor(x: Tensor, dim: int) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
-    if x.layout is not torch.strided:
+    if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"x has layout {x.layout}; a plain tensor, torch.strided, is needed (x.to_dense())")
     check_dim(x, dim)
 

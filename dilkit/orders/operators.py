@@ -23,7 +23,7 @@ def moved(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
     """`x.index_select(dim, perm)`, with `rank` in place of `perm` if `inverse`. Raises as `TokenOrder.apply`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor or a numpy.ndarray is needed")
-    if x.layout is not torch.strided:
+    if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"x has layout {x.layout}; a plain tensor, torch.strided, is needed (x.to_dense())")
     check_tokens(x, dim, order)
     if torch.compiler.is_compiling():

@@ -89,6 +89,18 @@ def test_a_shard_hands_its_gradient_to_its_rows() -> None:
     assert sum(run_threads(3, on_rank)).tolist() == [[1, 1, 2, 2, 3, 3]]
 
 
+def test_a_whole_that_hands_no_gradients_back_is_refused_on_every_rank() -> None:
+    def on_rank(comm: ThreadComm) -> None:
+        own = torch.ones(1, 2, requires_grad=comm.rank == 1)
+        with pytest.raises(ValueError, match=r"x of shape \(1, 2\) requires gradients, and unshard hands none back"):
+            unshard(own, comm)
+        with torch.no_grad():
+            unshard(own, comm)
+        unshard(own.detach(), comm)
+
+    run_threads(3, on_rank)
+
+
 def test_shards_that_do_not_fit_each_other_are_refused_on_every_rank() -> None:
     def on_rank(comm: ThreadComm) -> str:
         odd = comm.rank == 1

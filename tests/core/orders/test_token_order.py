@@ -225,6 +225,15 @@ def test_bad_input_is_named(name):
             order(**{"shape": (8, 8), **arguments})
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tokens_are_refused(layout):
+    nested = torch.nested.nested_tensor([torch.zeros(4, 2)] * 2, layout=layout)
+    for call in (order((2, 2)).apply, order((2, 2)).restore):
+        with pytest.raises(TypeError, match=r"x has layout torch\..*a plain tensor"):
+            call(nested)
+
+
 def test_a_table_that_finds_no_room_is_a_memory_error():
     with pytest.raises(MemoryError, match=r"1,152,921,504,606,846,976 tokens \(8,589,934,592.0 GiB\)"):
         order((2**30, 2**30), "row-major")
