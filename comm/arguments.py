@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dilkit.attention import check_inputs
-from dilkit.checks import boolean, one_of, probability, real
+from dilkit.checks import boolean, not_distributed, one_of, probability, real
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.op import boundary
@@ -80,6 +80,9 @@ class Arguments:
 
     def check(self) -> None:
         """Raise TypeError or ValueError for arguments that do not fit together."""
+        given = dict(query=self.query, key=self.key, value=self.value, key_padding_mask=self.mask, sink=self.sink)
+        for name, x in given.items():
+            not_distributed(name, x)
         check_inputs(self.query, self.key, self.value, self.pattern, self.mask, self.sink)
         tensors = (self.query, self.key, self.value) + (() if self.mask is None else (self.mask,))
         boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dilkit.checks import integer
+from dilkit.checks import integer, not_distributed
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports.base import Comm, check_comm
 
@@ -121,6 +121,7 @@ def _listed(tensors: Iterable[Tensor]) -> list[Tensor]:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = f"of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise TypeError(f"tensors holds one that is {kind}; floating-point tensors are needed (None: no gradient came)")
+        not_distributed("one of tensors", x)
         if x.layout is not torch.strided:
             raise TypeError(f"tensors holds one of layout {x.layout}; plain tensors, torch.strided, are needed")
         if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dilkit.checks import integer
+from dilkit.checks import integer, not_distributed
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
 from dilkit.comm.reorder import order_fingerprint
@@ -166,6 +166,7 @@ def _fingerprint(order: TokenOrder | None) -> str:
 def _check_tensor(x: Tensor, dim: int) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
+    not_distributed("x", x)
     if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"x has layout {x.layout}; a plain tensor, torch.strided, is needed (x.to_dense())")
     check_dim(x, dim)

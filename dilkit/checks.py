@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import sys
 from typing import Any
 
 
@@ -48,6 +49,13 @@ def real(name: str, value: Any, above: float | None = None) -> float:
     if not (-math.inf if above is None else above) < number < math.inf:
         raise ValueError(f"{name}={number} must be finite" + ("" if above is None else f" and greater than {above:g}"))
     return number
+
+
+def not_distributed(name: str, x: Any) -> None:
+    """Raise TypeError if `x` is a DTensor of torch: its shape is that of the whole, its rows are those of a rank."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # which no DTensor is without
+    if tensors is not None and isinstance(x, tensors.DTensor):
+        raise TypeError(f"{name} is a DTensor of shape {tuple(x.shape)}; the rows of this rank are needed, {name}.to_local()")
 
 
 def probability(name: str, value: Any) -> float:

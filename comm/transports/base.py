@@ -12,7 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from dilkit.checks import real
+from dilkit.checks import not_distributed, real
 from dilkit.comm.transports.errors import CommError, PeerLost, PlanMismatch, ranks_text
 
 DEFAULT_TIMEOUT = 300.0
@@ -170,6 +170,7 @@ class Comm(ABC):
     def _check(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
         if not isinstance(rows, Tensor):
             raise TypeError(f"rows is a {type(rows).__name__}; a torch.Tensor is needed")
+        not_distributed("rows", rows)
         if rows.dim() != 2 or not rows.is_contiguous():
             raise ValueError(
                 f"rows has shape {tuple(rows.shape)} and strides {rows.stride()}; contiguous (rows, width) is needed: bytes are "

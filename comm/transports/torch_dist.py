@@ -40,7 +40,8 @@ class TorchComm(Comm):
     nobody catches is printed, marked with the global rank. Ranks have to agree about counts first (`agree`): gloo ends a process
     that is sent more bytes than it expects.
 
-    Raises RuntimeError if torch.distributed is not initialized, ValueError if this process is not in the group.
+    Raises RuntimeError if torch.distributed is not initialized, TypeError for what is no process group, ValueError if this
+    process is not in the group.
 
         >>> import torch.distributed as dist
         >>> from dilkit.comm import TorchComm
@@ -60,6 +61,10 @@ class TorchComm(Comm):
                 "torch.distributed.init_process_group('gloo' or 'nccl') first"
             )
         chosen = dist.group.WORLD if group is None else group
+        if not isinstance(chosen, dist.ProcessGroup) and chosen is not dist.GroupMember.NON_GROUP_MEMBER:
+            raise TypeError(
+                f"group={group!r} is a {type(group).__name__}; a process group is needed, such as mesh['sequence'].get_group()"
+            )
         if not isinstance(chosen, dist.ProcessGroup) or (rank := dist.get_rank(chosen)) < 0:
             raise ValueError(
                 f"group={group!r}: process {dist.get_rank()} is not in it; only the ranks that were given to new_group may make "

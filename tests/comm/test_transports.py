@@ -7,16 +7,30 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.exchanges import conform
 from helpers.launch import LAUNCHERS, missing, start
 from helpers.project import python
 
 import dilkit.comm
-from dilkit.comm import Comm, CommError, Fault, MPIComm, TorchComm, run_threads
+from dilkit import Pattern
+from dilkit.comm import (
+    Comm,
+    CommError,
+    Fault,
+    MPIComm,
+    TorchComm,
+    ring_dilated_attention,
+    run_threads,
+    shard,
+    sum_over_ranks,
+    unshard,
+)
 from dilkit.comm.transports import staging
 from dilkit.comm.transports.mpi import library
 from dilkit.comm.transports.mpi.requests import pieces, poll
@@ -93,6 +107,38 @@ def test_every_name_is_there() -> None:
 def test_torch_distributed_must_be_initialized() -> None:
     with pytest.raises(RuntimeError, match=r"not initialized: start the ranks with torchrun and call.*init_process_group"):
         TorchComm()
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A process group of torch.distributed with this process alone."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this torch is built without gloo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_tensors_that_are_spread_over_ranks_already_are_refused(one_process: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    whole = distribute_tensor(torch.ones(1, 4, 2, 8), mesh, [Shard(1)])
+    plain, pattern, comm = torch.ones(1, 4, 2, 8), Pattern([4], [1]), TorchComm(timeout=5.0)
+    calls: dict[str, Callable[[], object]] = {
+        "x": lambda: shard(whole, comm),
+        "x ": lambda: unshard(whole, comm),
+        "one of tensors": lambda: sum_over_ranks([whole], comm),
+        "rows": lambda: comm.exchange(whole, [1], [1]),
+        "key": lambda: ring_dilated_attention(plain, whole, plain, pattern, comm),
+        "sink": lambda: ring_dilated_attention(plain, plain, plain, pattern, comm, sink=whole),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^{name.strip()} is a DTensor of shape \(1, 4, 2, 8\); .*\.to_local\(\)"):
+            call()
+    with pytest.raises(TypeError, match=r"group=DeviceMesh.* is a DeviceMesh; a process group is needed, such as mesh"):
+        TorchComm(mesh)  # type: ignore[arg-type]
 
 
 def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
