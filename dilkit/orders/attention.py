@@ -51,7 +51,8 @@ def ordered_dilated_attention(
       are several orders.
 
     The other arguments, the results and the errors are those of `dilated_attention`. Dropout goes by places in the
-    order. Raises ValueError for an order of another length than the sequence.
+    order. Raises ValueError for an order of another length than the sequence, and for a curve through a grid where the pattern
+    has neighborhoods (`Neighborhood`), which are of cells that lie row by row.
 
     Example, an image of 8 x 8 tokens along the Hilbert curve:
 

@@ -55,10 +55,19 @@ def shown_orders(orders: Orders | None) -> dict[str, Any]:
 
 
 def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_causal: bool) -> None:
-    """Raise ValueError unless these orders have `seq` tokens, there is a head for each, and causality holds along them."""
+    """Raise ValueError unless these orders have `seq` tokens and suit the pattern, there is a head for each, and causality holds.
+
+    A curve through a grid puts what lies side by side in neighborhoods of cells that do not.
+    """
+    by_cells = [branch for branch in pattern.branches if branch.goes_by_cells]
     for order in orders:
         if len(order) != seq:
             raise wrong_length(f"the sequence has {seq} tokens", seq, order)
+        if by_cells and order.spec is not None and not order.is_identity:
+            raise ValueError(
+                f"{by_cells[0]} are of cells that lie row by row, and {order!r} puts them along a curve; leave the order out, "
+                "or, if the tokens do not lie row by row, give TokenOrder.from_permutation of where each row-major cell lies"
+            )
     if len(orders) > (total := total_heads(pattern, kv_heads)):
         raise ValueError(f"there are {len(orders)} orders but {total} key/value heads; at most one order for each head")
     if not is_causal or all(order.is_identity for order in orders):

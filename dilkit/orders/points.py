@@ -112,8 +112,8 @@ def sort_points(
     - `coords`: `(n, 2)` or `(n, 3)`, or a tuple of arrays `(n,)`, one for each axis; integers, which may be negative, or
       floating-point numbers with `cell`; numpy arrays or torch tensors on the CPU.
     - `curve`: "hilbert" (Skilling's transform, doi 10.1063/1.1751381) or "morton".
-    - `cell`: the side of a cell in the units of `coords`: `cells = floor((coords - coords.min(0)) / cell)`, in float64 for
-      floating-point numbers and whole numbers of any dtype alike, and exactly where coordinates and `cell` are whole numbers.
+    - `cell`: the side of a cell in the units of `coords`: `cells = floor((coords - coords.min(0)) / cell)`, computed in
+      float64 whatever the dtype of `coords`, and exactly where `coords` are integers and `cell` is a whole number.
     - `batch`: `(n,)` integers, 0 or more: the cloud that each point belongs to. The order visits one cloud after another.
     - `threads`: the number of threads to compute codes with.
 

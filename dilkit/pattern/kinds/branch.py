@@ -51,6 +51,11 @@ class Branch(ABC):
         """The longest sequence that the branch can be applied to."""
         return WHOLE_SEQUENCE
 
+    @property
+    def goes_by_cells(self) -> bool:
+        """Whether a sequence has to be the cells of a grid row by row: it does not go with a curve through a grid then."""
+        return False
+
     def check_seq(self, seq: int) -> None:  # noqa: B027
         """Raise `PatternError` unless the branch can be applied to `seq` tokens."""
 

@@ -78,6 +78,10 @@ class Neighborhood(Branch):
     def max_seq(self) -> int:
         return self.tokens
 
+    @property
+    def goes_by_cells(self) -> bool:
+        return len(self.shape) > 1  # in one dimension it is a window, and the cells are any places
+
     def check_seq(self, seq: int) -> None:
         if seq != self.tokens:
             shape = " x ".join(map(str, self.shape))

@@ -22,6 +22,7 @@ from dilkit import (
     Pattern,
     SlidingWindow,
     Strided,
+    TokenOrder,
     attention_mass,
     attention_rows,
     dilated_attention,
@@ -113,6 +114,23 @@ def test_token_orders_take_every_kind() -> None:
         own = (x.transpose(1, 2) for x in (q[:, :, 2 * head : 2 * head + 2], k[:, :, [head]], v[:, :, [head]]))
         right = scaled_dot_product_attention(*own, attn_mask=count.double().log(), enable_gqa=True).transpose(1, 2)
         torch.testing.assert_close(found[:, :, 2 * head : 2 * head + 2], right)
+
+
+def test_neighborhoods_of_cells_do_not_go_along_a_curve() -> None:
+    q, k, v = tensors(seq=24, kv_heads=2, dtype=torch.float64)
+    pattern, curve = Pattern.natten((4, 6), 3), order((4, 6))
+    for orders in (curve, [order((24,)), curve]):
+        with pytest.raises(
+            ValueError, match=r"neighborhoods of 3 x 3 .* row by row, and order\(\(4, 6\), 'hilbert'\) puts them along"
+        ):
+            ordered_dilated_attention(q, k, v, pattern, orders)
+    along = [curve.apply(x) for x in (q, k, v)]  # tokens that lie along the curve, and an order that puts them row by row
+    rows = TokenOrder.from_permutation(curve.rank)
+    expected = curve.apply(dilated_attention(q, k, v, pattern))
+    torch.testing.assert_close(ordered_dilated_attention(*along, pattern, rows), expected)
+    for fitting in (Pattern.natten((4, 6), 3), Pattern.of(Neighborhood(24, 3))):
+        ordered_dilated_attention(q, k, v, fitting, order((24,)))
+    assert ordered_dilated_attention(q, k, v, Pattern.of(Neighborhood(24, 3)), curve).shape == q.shape  # a window along it
 
 
 def test_modules_and_compiled_calls_take_every_kind() -> None:
