@@ -94,9 +94,10 @@ def examine(name: str, family: str) -> Examined:
         warnings.simplefilter("ignore")
         try:
             kind = getattr(transformers, name)
-            if _is_refused(kind, from_family[family]):
+            config_kind = kind.config_class or from_family[family]
+            if _is_refused(kind, config_kind):
                 return Examined(name, family, NOT_LOOKED_UP)
-            tiny = _first_that_runs(kind, from_family[family])
+            tiny = _first_that_runs(kind, config_kind)
         except Exception as error:
             return Examined(name, family, NOT_TRIED, _words(error))
         return _verdict(name, family, tiny)

@@ -17,7 +17,6 @@ import resource
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -37,9 +36,9 @@ def main() -> int:
     chosen = [one for one in classes() if options.only in one[0]]
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=40) as pool:
         examined = list(tqdm(pool.imap(_quietly, chosen), total=len(chosen), unit="class"))
-    text = json.dumps(report(examined), indent=1)
+    text = report(examined)
     if options.write:
-        options.write.write_text(text + "\n")
+        options.write.write_text(text)
     print(text if options.json else summary(examined))
     return int(any(one.verdict == WRONG for one in examined))
 
@@ -52,13 +51,14 @@ def _quietly(name_and_family: tuple[str, str]) -> Examined:
     return examine(*name_and_family)
 
 
-def report(examined: list[Examined]) -> dict[str, Any]:
-    """All that was found, and the versions that it holds for."""
+def report(examined: list[Examined]) -> str:
+    """All that was found, and the versions that it holds for, as JSON: a line for each class."""
     import torch
     import transformers
 
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return {"kind": "families", "versions": versions, "classes": [dataclasses.asdict(one) for one in examined]}
+    versions = json.dumps({"torch": torch.__version__, "transformers": transformers.__version__})
+    classes = ",\n".join(json.dumps(dataclasses.asdict(one)) for one in examined)
+    return f'{{"versions": {versions}, "classes": [\n{classes}\n]}}\n'
 
 
 def summary(examined: list[Examined]) -> str:

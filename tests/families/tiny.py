@@ -33,20 +33,28 @@ SMALL: dict[str, Any] = {
     **_sizes(4, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads"),
     **_sizes(4, "encoder_num_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads"),
     **_sizes(8, "head_dim d_kv qk_rope_head_dim qk_nope_head_dim v_head_dim patch_size mamba_d_state mamba_chunk_size"),
-    **_sizes(8, "relative_attention_num_buckets ssm_state_size"),
+    **_sizes(8, "relative_attention_num_buckets ssm_state_size hidden_size_per_layer_input"),
     **_sizes(1, "n_group topk_group first_k_dense_replace n_shared_experts bos_token_id decoder_start_token_id mamba_n_groups"),
     **_sizes(3, "num_channels mask_token_id prediction_length"),
-    **_sizes(VOCABULARY, "vocab_size codebook_size index_topk"),
+    **_sizes(VOCABULARY, "vocab_size codebook_size index_topk vocab_size_per_layer_input"),
     **_sizes(128, "max_position_embeddings n_positions n_ctx max_target_positions max_source_positions max_seq_len seq_length"),
     **_sizes(128, "sliding_window attention_window window_size"),
-    **_sizes(0, "pad_token_id attention_dropout hidden_dropout_prob attention_probs_dropout_prob dropout layerdrop"),
+    **_sizes(
+        0,
+        "num_kv_shared_layers pad_token_id attention_dropout hidden_dropout_prob attention_probs_dropout_prob dropout layerdrop",
+    ),
 }
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     *({"num_hidden_layers": count} for count in (4, 8, 12)),
     *({"head_dim": width} for width in (16, 32, 64, 128)),
     {"head_dim": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "qk_head_dim": 8},
+    {"head_dim": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "qk_head_dim": 8, "num_hidden_layers": 8},
     {"head_dim": 16, "qk_rope_head_dim": 16},
+    {"attn_layer_indices": [1]},
+    {"layer_types": ["linear_attention", "full_attention"]},
+    {"layer_types": ["full_attention", "full_attention"]},
+    {"layer_types": ["linear_attention", "full_attention"], "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "qk_head_dim": 8},
     {"head_dim": 128, "num_hidden_layers": 4},
     {"head_dim": 16, "hidden_size": 64, "num_key_value_heads": 4},
     {"hidden_size": 512, "num_hidden_layers": 4},
@@ -83,8 +91,10 @@ def _known(kind: Any) -> set[str]:
 
 
 def _fixed(kind: Any, name: str) -> bool:
-    """Whether a size is to stay: one for each part, or none."""
+    """Whether a size is to stay: one for each part, or none, or one head that all others share."""
     usual = getattr(kind, name, 0)
+    if name == "num_key_value_heads" and usual == 1:
+        return True
     return isinstance(usual, (list, tuple)) or (usual is None and name in ("q_lora_rank", "window_size", "n_inner"))
 
 

@@ -18,7 +18,7 @@ def family_table(root: Path) -> str:
     tried = json.loads((root / FILE).read_text())
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for one in tried["classes"]:
-        groups.setdefault((one["verdict"], _kind(one["reason"])), []).append(one)
+        groups.setdefault((one["verdict"], _kind(one["verdict"], one["reason"])), []).append(one)
     ordered = sorted(groups.items(), key=lambda group: (-_size(groups, group[0][0]), group[0][0], -len(group[1])))
     rows = [(verdict, reason, str(len(of_kind)), _families(of_kind)) for (verdict, reason), of_kind in ordered]
     versions = ", ".join(f"{name} {version}" for name, version in tried["versions"].items())
@@ -26,9 +26,12 @@ def family_table(root: Path) -> str:
     return f"{len(tried['classes'])} classes, with {versions}:\n\n{table}"
 
 
-def _kind(reason: str) -> str:
+def _kind(verdict: str, reason: str) -> str:
     """A reason without what differs from class to class."""
-    return NUMBERS.sub("n", re.sub(r"\b\w+(Attention|Config|Model)\b", "it", reason.partition(";")[0])).strip()
+    if verdict == "not tried":
+        return "a package is missing" if reason.startswith("ImportError") else "no tiny model of it ran with `eager` attention"
+    words = re.sub(r"\b(a )?tensor \([\d, ]*\)", "a tensor", reason.partition(";")[0])
+    return NUMBERS.sub("n", re.sub(r"\b\w+(Attention|Config|Model)\b", "it", words)).strip()
 
 
 def _size(groups: dict[tuple[str, str], list[dict[str, str]]], verdict: str) -> int:
