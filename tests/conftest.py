@@ -83,6 +83,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """At exit it is looked through again: a frozen module is never freed, and Triton's would say that they leaked."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print what became of each backend on each feature. Read from the reports, which pytest-xdist carries over as well."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
