@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_CACHE_BYTES = 256 * 1024**2
+DEFAULT_CACHE_BYTES = 128 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ BACKEND = Variable(
 )
 CACHE_BYTES = Variable(
     "DILKIT_CACHE_BYTES",
-    "Upper bound in bytes of the pattern cache, which keeps what was prepared for a call (index tables, layouts, token orders). "
-    "0 turns the cache off.",
-    str(DEFAULT_CACHE_BYTES),
+    "Upper bound in bytes of the pattern cache, which keeps what was prepared for a call (index tables, layouts, token orders): "
+    "a process grows by about that at most, however many patterns it uses. 0 turns the cache off.",
+    f"{DEFAULT_CACHE_BYTES} (128 MiB)",
 )
 CPU_ISA = Variable(
     "DILKIT_CPU_ISA",

@@ -187,7 +187,7 @@ def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
     return _select(problem, requested, state())
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, ...]) -> Backend:
     decided, chosen = _decided(problem, requested, prove=True)
     if chosen is None:

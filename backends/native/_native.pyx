@@ -116,8 +116,22 @@ cdef TensorView view_of(tensor) except *:
     return view
 
 
-cdef const int64_t *numbers_of(const int64_t[::1] array) noexcept:
-    return &array[0] if array.shape[0] else NULL
+cdef bytes joined(arrays, const int64_t **at):
+    """The numbers of twelve arrays, int64 and contiguous, one after the other; `at` is set to where each begins.
+
+    Kept as arrays, which are two blocks of memory each, those of many problems would keep the allocator from using what lies between.
+    """
+    cdef int i
+    cdef const int64_t *start
+    for array in arrays:
+        if not (array.dtype == "int64" and array.flags.c_contiguous):
+            raise TypeError(f"an array is {array.dtype}; contiguous int64 is needed")
+    cdef bytes numbers = b"".join(arrays)
+    start = <const int64_t *><const char *>numbers
+    for i, array in enumerate(arrays):
+        at[i] = start
+        start += <Py_ssize_t>array.size
+    return numbers
 
 
 cdef int check_grids(const Problem *p, int64_t seq) except -1:
@@ -139,24 +153,22 @@ cdef class EncodedProblem:
     """
 
     cdef Problem problem
-    cdef object arrays
+    cdef bytes numbers
 
     def __init__(
         self, sizes, int dtype, int causal, int once, double scale, arrays
     ):
         cdef Problem *p = &self.problem
-        cdef const int64_t[:, ::1] offset = arrays.offset, without = arrays.without, beyond = arrays.beyond, shown = arrays.shown
+        cdef const int64_t *at[12]
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
         p.step = 1
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
-        p.branches, p.lse_head, p.keep_scale, p.offset = offset.shape[1], p.seq, 1.0, &offset[0, 0]
-        p.without, p.beyond, p.shown = &without[0, 0], &beyond[0, 0], <const uint64_t *>&shown[0, 0]
-        p.kind, p.length, p.rate = numbers_of(arrays.kind), numbers_of(arrays.length), numbers_of(arrays.rate)
-        p.runs.table, p.runs.rows_end = numbers_of(arrays.table), numbers_of(arrays.rows_end)
-        p.runs.first_columns = numbers_of(arrays.first_columns)
-        p.runs.columns = <const int64_t (*)[2]>numbers_of(arrays.columns)
-        p.grid = <const Grid *>numbers_of(arrays.grid)
-        self.arrays = arrays
+        p.branches, p.lse_head, p.keep_scale = len(arrays.kind), p.seq, 1.0
+        self.numbers = joined(arrays, at)
+        p.kind, p.length, p.rate, p.grid = at[0], at[1], at[2], <const Grid *>at[3]
+        p.offset, p.without, p.beyond, p.shown = at[4], at[5], at[6], <const uint64_t *>at[7]
+        p.runs.table, p.runs.rows_end, p.runs.first_columns = at[8], at[9], at[10]
+        p.runs.columns = <const int64_t (*)[2]>at[11]
         if p.seq:
             check_grids(p, p.seq)
             p.classes = lesser(p.classes, p.seq)
@@ -170,7 +182,7 @@ cdef class EncodedProblem:
     @property
     def nbytes(self):
         """Bytes of the arrays."""
-        return sum(array.nbytes for array in self.arrays)
+        return len(self.numbers)
 
 
 cdef Problem with_tensors(EncodedProblem encoded, q, k, v, out, lse, mask) except *:

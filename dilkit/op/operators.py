@@ -180,10 +180,12 @@ def _prepare(
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
     padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS and not longest
     zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
-    nbytes = len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
+    nbytes = _TEXTS * len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
     return PreparedCall(backend, problem, admission, foreign, zero_keys, nbytes)
 
 
+_TEXTS = 3
+"""The key has the call as text, and its pattern has another text and the branches."""
 _TENSOR_BYTES = 400
 """What is kept of each tensor takes about as much."""
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _MAX_COUNT_ENTRIES = 2**31
 _MAX_HEADS = 2**20  # heads are gone through one by one
+_MAX_KEPT_TEXT = 2**14  # characters: layouts of blocks, which may be of many MiB, are not kept for the text that they came from
 
 
 @dataclass(frozen=True, repr=False)
@@ -402,7 +403,7 @@ class Pattern(Presets):
         """The pattern that `to_json` wrote. Raises ValueError or TypeError for any other text."""
         if not isinstance(text, str):
             raise TypeError(f"text={text!r} is a {type(text).__name__}; a text is needed, as Pattern.to_json() writes it")
-        return _from_json(text)
+        return _from_json(text) if len(text) <= _MAX_KEPT_TEXT else _parsed(text)
 
     def __str__(self) -> str:
         return "Pattern.dense()" if self == Pattern.dense() else short_text(self)
@@ -411,8 +412,12 @@ class Pattern(Presets):
         return full_text(self)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _from_json(text: str) -> Pattern:
+    return _parsed(text)
+
+
+def _parsed(text: str) -> Pattern:
     fields = fields_of(text)
     if "branches" in fields:
         return Pattern.of(*fields.pop("branches"), **fields)

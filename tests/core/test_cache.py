@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
+from helpers.project import ROOT, python
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import plan
 from dilkit.plan import ENTRY_BYTES, ByteLRU
+from dilkit.testing.memory import MeasureError, check_peak_memory
 
 
 @pytest.fixture
@@ -200,6 +202,29 @@ def test_threads_that_make_the_same_key_together_all_get_the_one_that_is_kept():
     assert cache.info()[:4] == (0, 4, 1, 100 + ENTRY_BYTES)
 
 
+MANY_PATTERNS = """
+import torch
+from dilkit import Pattern, dilated_attention, plan
+from dilkit.testing.memory import peak_memory
+
+query, key, value = torch.randn(3, 1, 64, 2, 8).unbind()
+def calls(first, stop):
+    for i in range(first, stop):
+        dilated_attention(query, key, value, Pattern([16 + i, 20_000 + i], [1, 2]))
+calls(0, 100)
+print(peak_memory(lambda: calls(100, 2500)) / plan.cache_info().bytes)
+"""
+
+
+def test_many_patterns_take_the_memory_that_the_cache_counts():
+    """Rather than several times as much, in pieces between which the allocator finds no room for anything larger."""
+    try:
+        check_peak_memory()
+    except MeasureError as error:
+        pytest.skip(f"this system cannot measure it: {error}")
+    assert float(python(MANY_PATTERNS, ROOT)) < 3
+
+
 @pytest.fixture
 def fresh():
     plan.cache_clear()
@@ -215,7 +240,7 @@ class TestTheCacheOfTheProcess:
             plan.cached(("test", key), lambda: Blob(0))
         assert plan.cache_info() == (0, 5, 3, 3 * ENTRY_BYTES, 3 * ENTRY_BYTES)
         monkeypatch.delenv("DILKIT_CACHE_BYTES")
-        assert plan.cache_info().limit == 256 * 1024**2
+        assert plan.cache_info().limit == 128 * 1024**2
 
     def test_zero_turns_it_off(self, monkeypatch):
         monkeypatch.setenv("DILKIT_CACHE_BYTES", "0")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dilkit import plan
 from dilkit.checks import integer
 from dilkit.pattern.checks import PatternError
 
@@ -67,8 +67,9 @@ class BlockLayout:
         return cls(array.shape[0], array.shape[1], np.packbits(array).tobytes())
 
     def array(self) -> NDArray[np.bool_]:
-        """The bools, `(heads, blocks, blocks)`, read-only."""
-        return _unpacked(self)
+        """The bools, `(heads, blocks, blocks)`, read-only; kept in the pattern cache, as far as they fit it."""
+        bools: NDArray[np.bool_] = plan.cached(("layout", self), _unpacked, self)
+        return bools
 
     def runs(self, heads: range, blocks: int) -> NDArray[np.int64]:
         """What is seen, int64 `(n, 4)`: head, counted from `heads.start`, row, and the columns from one to before another.
@@ -159,7 +160,6 @@ def _runs_of_places(places: NDArray[np.int64], blocks: int) -> NDArray[np.int64]
     return np.stack((head, row, column[first], column[first] + count), axis=1)
 
 
-@lru_cache(maxsize=16)
 def _unpacked(layout: BlockLayout) -> NDArray[np.bool_]:
     import numpy as np
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import json
 import math
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -16,7 +18,18 @@ from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, PatternError, Problem, SlidingWindow, Strided
+from dilkit import (
+    BlockSparse,
+    DilatedSegment,
+    GlobalTokens,
+    Neighborhood,
+    Pattern,
+    PatternError,
+    Problem,
+    SlidingWindow,
+    Strided,
+    plan,
+)
 from dilkit.pattern import KINDS, WHOLE_SEQUENCE, BlockLayout, Branch
 from dilkit.pattern.kinds import block_layout
 
@@ -25,6 +38,16 @@ MIX = Pattern.of(
     DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7), BlockSparse(LAYOUT, 16), Neighborhood((4, 5), 3)
 )
 NAMES = {cls.__name__: cls for cls in (Pattern, BlockLayout, *KINDS.values())}
+
+
+def test_what_layouts_take_is_bounded_in_bytes() -> None:
+    """Not in number: a thousand of them would be of many GiB."""
+    branch = BlockSparse(np.tri(512, dtype=np.bool_), 1)
+    plan.cache_clear()
+    assert branch.layout.array().nbytes <= plan.cache_info().bytes
+    dropped = weakref.ref(Pattern.from_json(Pattern.of(branch).to_json()))
+    gc.collect()
+    assert dropped() is None
 
 
 @settings(max_examples=80, deadline=None)

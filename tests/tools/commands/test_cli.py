@@ -288,6 +288,13 @@ def test_info_shows_a_malformed_environment(capsys: pytest.CaptureFixture[str], 
     assert "DILKIT_CACHE_BYTES='lots' must be a whole number of bytes" in error
 
 
+def test_info_says_what_bounds_the_pattern_cache(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DILKIT_CACHE_BYTES", raising=False)
+    assert "pattern cache  at most 128 MiB of what was prepared" in output(capsys, "info")
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", "5000")
+    assert json_output(capsys, "info")["pattern_cache"] == dict(limit=5000, variable="DILKIT_CACHE_BYTES")
+
+
 @pytest.fixture
 def broken_torch(tmp_path: Path) -> dict[str, str]:
     """An environment in which `import torch` fails, as it does after half an installation."""

@@ -12,7 +12,18 @@ from dilkit.problem import Problem
 from dilkit.selection.proof import Proof, recorded
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands.info import matrix
-from dilkit.tools.commands.info.facts import Failure, TorchBuild, VariableFacts, devices, guarded, torch_note, variables, versions
+from dilkit.tools.commands.info.facts import (
+    CacheBound,
+    Failure,
+    TorchBuild,
+    VariableFacts,
+    devices,
+    guarded,
+    pattern_cache,
+    torch_note,
+    variables,
+    versions,
+)
 from dilkit.tools.commands.info.matrix import Cell
 from dilkit.tools.console import arguments
 from dilkit.tools.console.presets import Preset, add_preset_argument
@@ -45,6 +56,7 @@ class Report:
     proofs: list[Proof]
     """What came of the proofs of kernels on GPUs, as far as it is written down."""
     trace: Trace | Failure
+    pattern_cache: CacheBound | Failure
     environment: list[VariableFacts]
     matrix: list[Cell] | None
     preset: str | None
@@ -64,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     preset = _of_preset(args, device)
     problem = arguments.problem_of(args, device)
     cells = matrix.matrix(problem, found, args.backend) if args.all else None
-    report = Report(versions(), here, recorded(), guarded(lambda: explain(problem, args.backend)), variables(), cells, preset)
+    judged = guarded(lambda: explain(problem, args.backend))
+    report = Report(versions(), here, recorded(), judged, pattern_cache(), variables(), cells, preset)
     if args.json:
         print_json("info", _plain(report))
     else:
@@ -100,7 +113,8 @@ def _plain(report: Report) -> dict[str, Any]:
     if isinstance(trace, Trace):
         judged |= dict(flops=trace.problem.flops(), notes=list(_notes(trace.problem)))
     found = dict(versions=report.versions, devices=[_plain_device(d) for d in report.devices], problem=judged)
-    found |= dict(proofs=report.proofs, environment=report.environment, preset=report.preset)
+    found |= dict(proofs=report.proofs, pattern_cache=report.pattern_cache, environment=report.environment)
+    found |= dict(preset=report.preset)
     if report.matrix is not None:
         found |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
     plain: dict[str, Any] = encode(found)
@@ -127,6 +141,7 @@ def _lines(report: Report) -> list[str]:
     lines += ["", "problem", *(wrapped("  preset ", report.preset) if report.preset else ()), *_problem_lines(report.trace)]
     if report.matrix is not None:
         lines += ["", "the same problem on every known device, for every dtype", *matrix.lines(report.matrix)]
+    lines += ["", *wrapped("pattern cache  ", str(report.pattern_cache))]
     lines += ["", "environment", *table((variable.name, str(variable)) for variable in report.environment)]
     return [*lines, "", "to override", *_override_lines(report.picked or "reference")]
 

@@ -17,6 +17,7 @@ from dilkit.backend import torch_hint
 from dilkit.backends.native.backend import instruction_set, is_built
 from dilkit.device import Device, cuda_count, has_torch_code, probe
 from dilkit.selector import requested_backends
+from dilkit.tools.console.text import in_bytes
 
 T = TypeVar("T")
 
@@ -83,6 +84,22 @@ class VariableFacts:
         if self.error:
             return f"MALFORMED: {self.error}"
         return f"unset: {self.default}" if self.value is None else self.value
+
+
+@dataclass(frozen=True)
+class CacheBound:
+    """The most bytes that the pattern cache keeps, and the variable that says so."""
+
+    limit: int
+    variable: str = environment.CACHE_BYTES.name
+
+    def __str__(self) -> str:
+        return f"at most {in_bytes(self.limit)} of what was prepared for calls, in each process; {self.variable} sets it"
+
+
+def pattern_cache() -> CacheBound | Failure:
+    """What bounds the pattern cache."""
+    return guarded(lambda: CacheBound(environment.cache_bytes()))
 
 
 def variables() -> list[VariableFacts]:
