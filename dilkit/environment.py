@@ -1,17 +1,23 @@
 """Every environment variable that dilkit reads, in one place.
 
-A variable is read at each use, so that a change takes effect at once. A malformed value raises ValueError and names the variable.
+A variable is read at each use, so that a change takes effect at once. A malformed value raises `VariableError`, a ValueError that
+names the variable.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_CACHE_BYTES = 128 * 1024**2
+
+
+class VariableError(ValueError):
+    """An environment variable of dilkit's is malformed. A ValueError that names it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ TUNED = Variable(
     "once. `none`: use no such file.",
     "`dilkit/tuned.json` in `XDG_CACHE_HOME`",
 )
+CPU_ISAS = ("generic", "avx2", "avx512", "avx512bf16", "amx")
 BF16_SETS = ("amx", "avx512bf16")
 """Instruction sets that are AVX-512 but for products of bf16 pairs: what has none of these runs its code for AVX-512."""
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, GPU_PROOF, TUNED)
@@ -66,6 +73,9 @@ VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, GPU_PROOF, TUNED)
 _RAW = getattr(os.environ, "_data", None)
 """The dict in `os.environ`: it says in a tenth of the time that a variable is unset, as most are at every call."""
 _RAW_NAMES = {variable.name: os.fsencode(variable.name) if os.name == "posix" else variable.name for variable in VARIABLES}
+
+
+_warned: set[str] = set()
 
 
 def _text(variable: Variable) -> str:
@@ -76,8 +86,24 @@ def _text(variable: Variable) -> str:
 
 
 def check() -> None:
-    """Raise ValueError, naming the variable, if one is malformed."""
-    backend_names(), cache_bytes(), cuda_cache(), gpu_proof(), tuned_file()
+    """Raise `VariableError` if a variable is malformed, and warn of one whose name is nearly that of one."""
+    backend_names(), cache_bytes(), cpu_isa(), cuda_cache(), gpu_proof(), tuned_file()
+    for name in unknown_names():
+        if (meant := similar_name(name)) and name not in _warned:
+            _warned.add(name)
+            warnings.warn(f"{name} is set, but dilkit reads no variable of this name; did you mean {meant}?", stacklevel=2)
+
+
+def unknown_names() -> list[str]:
+    """The variables `DILKIT_*` that are set and that dilkit does not read."""
+    return sorted(name for name in os.environ if name.startswith("DILKIT_") and name not in _RAW_NAMES)
+
+
+def similar_name(name: str) -> str | None:
+    """The variable that `name` may be a misspelling of."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, _RAW_NAMES, n=1, cutoff=0.8)), None)
 
 
 def backend_names() -> tuple[str, ...]:
@@ -87,7 +113,7 @@ def backend_names() -> tuple[str, ...]:
         return ()
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
-        raise ValueError(f"{BACKEND.name}={text!r} has an empty name; write it as {BACKEND.name}=sdpa or =native,sdpa")
+        raise VariableError(f"{BACKEND.name}={text!r} has an empty name; write it as {BACKEND.name}=sdpa or =native,sdpa")
     return names
 
 
@@ -101,17 +127,21 @@ def cache_bytes() -> int:
     except ValueError:
         size = -1
     if size < 0:
-        raise ValueError(f"{CACHE_BYTES.name}={text!r} must be a whole number of bytes, 0 or more (0 turns it off)")
+        raise VariableError(f"{CACHE_BYTES.name}={text!r} must be a whole number of bytes, 0 or more (0 turns it off)")
     return size
 
 
-def cpu_isa(available: tuple[str, ...]) -> str:
-    """The value of `DILKIT_CPU_ISA`, one of `available`; the first of them when it is unset or blank."""
+def cpu_isa(available: tuple[str, ...] | None = None) -> str:
+    """The value of `DILKIT_CPU_ISA`, one of those `available` on this machine; the first of them when it is unset or blank.
+
+    None: one of those that there are.
+    """
     name = _text(CPU_ISA).strip()
     if not name:
-        return available[0]
-    if name not in available:
-        raise ValueError(f"{CPU_ISA.name}={name!r} is not an instruction set of this machine; it has {', '.join(available)}")
+        return (available or CPU_ISAS)[0]
+    if name not in (available or CPU_ISAS):
+        here = "one" if available is None else f"an instruction set that this machine has ({', '.join(available)})"
+        raise VariableError(f"{CPU_ISA.name}={name!r} is not {here}; instruction sets are {', '.join(CPU_ISAS)}")
     return name
 
 
@@ -129,7 +159,7 @@ def gpu_proof() -> str:
     """The value of `DILKIT_GPU_PROOF`, one of `GPU_PROOFS`."""
     mode = _text(GPU_PROOF).strip() or GPU_PROOFS[0]
     if mode not in GPU_PROOFS:
-        raise ValueError(f"{GPU_PROOF.name}={mode!r} must be one of {', '.join(GPU_PROOFS)}")
+        raise VariableError(f"{GPU_PROOF.name}={mode!r} must be one of {', '.join(GPU_PROOFS)}")
     return mode
 
 
@@ -168,7 +198,7 @@ def _path(variable: Variable, name: str) -> Path | None:
         return (Path(text) if text else Path(caches, "dilkit", name)).expanduser()
     except RuntimeError:
         if text:
-            raise ValueError(f"{variable.name}={text!r}: there is no such home folder; give the whole path") from None
+            raise VariableError(f"{variable.name}={text!r}: there is no such home folder; give the whole path") from None
         return None
 
 

@@ -190,6 +190,7 @@ def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
 @lru_cache(maxsize=1024)
 def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, ...]) -> Backend:
     decided, chosen = _decided(problem, requested, prove=True)
+    environment.check()
     if chosen is None:
         raise NoBackendError(
             f"no {'requested ' if requested else ''}backend can compute this call\n{decided}\nsee `dilkit info --help`"
@@ -271,13 +272,16 @@ def _why(candidate: Backend | Broken, requested: tuple[str, ...], preference: Pr
 
 
 def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
-    """The verdict of one candidate. Its code may be another package's: an exception makes the backend broken, not the program."""
+    """The verdict of one candidate. Its code may be another package's: an exception makes the backend broken, not the program.
+
+    A malformed environment variable is the caller's, and raises.
+    """
     if isinstance(candidate, Broken):
         return Decision(candidate.name, "broken", (f"{candidate.origin}: {candidate.error}",))
     try:
         refusals = tuple(visible(str(refusal)) for refusal in candidate.refusals(problem))
         detail = "" if refusals else visible(str(candidate.detail(problem)))
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit, environment.VariableError):
         raise
     except BaseException as error:
         return Decision(candidate.name, "broken", (visible(f"{type(candidate).__qualname__}: {type(error).__name__}: {error}"),))

@@ -80,7 +80,12 @@ _warned: dict[str, object] = {}
 
 @lru_cache(maxsize=8)
 def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape], Seconds], str]:
-    """The measurements in `path` by setup and shape, and what is wrong with the file: empty if nothing is."""
+    """The measurements in `path` by setup and shape, and what is wrong with the file: empty if nothing is.
+
+    That the file is not there is wrong only where a variable names it.
+    """
+    if environment.tuned().strip() and not path.exists():
+        return {}, "there is no such file"
     try:
         return {(entry.setup, entry.shape): entry.seconds for entry in load(path)}, ""
     except TunedError as error:

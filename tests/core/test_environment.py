@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dilkit import environment
+from dilkit import Pattern, Problem, environment
+from dilkit.selector import requested_backends, select
 
 
 @pytest.mark.parametrize("has_raw_names", [True, False])
@@ -17,3 +18,31 @@ def test_a_change_takes_effect_at_once(monkeypatch: pytest.MonkeyPatch, has_raw_
     assert environment.backend_names() == ("native", "sdpa")
     monkeypatch.delenv("DILKIT_BACKEND")
     assert environment.backend_names() == ()
+
+
+NONSENSE = {
+    environment.BACKEND: "abacus",
+    environment.CACHE_BYTES: "lots",
+    environment.CPU_ISA: "mmx",
+    environment.CUDA_CACHE: "~nobody9/cache",
+    environment.GPU_PROOF: "perhaps",
+    environment.TUNED: "~nobody9/tuned.json",
+}
+
+
+@pytest.mark.parametrize("variable", environment.VARIABLES, ids=lambda variable: variable.name)
+def test_nonsense_raises_where_a_backend_is_chosen(variable: environment.Variable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether this choice needs the variable or not: what is set is meant."""
+    monkeypatch.setenv(variable.name, NONSENSE[variable])
+    problem = Problem(pattern=Pattern([len(variable.name)], [1]), seq=8, heads=1, head_dim=8)
+    with pytest.raises(ValueError, match=f"{variable.name}='{NONSENSE[variable]}'"):
+        select(problem, requested_backends())
+
+
+def test_a_misspelt_name_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_warned", set())
+    monkeypatch.setenv("DILKIT_CACHE_BYTE", "0")
+    monkeypatch.setenv("DILKIT_PLUGIN_OF_MINE", "0")  # nobody's misspelling
+    with pytest.warns(UserWarning, match=r"DILKIT_CACHE_BYTE is set.*did you mean DILKIT_CACHE_BYTES\?"):
+        environment.check()
+    environment.check()

@@ -19,6 +19,7 @@ from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
 from dilkit.environment import BF16_SETS
 from dilkit.problem import DTYPES, Problem
+from dilkit.selector import explain, select
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import DROPPING, LAYOUTS, PROBLEMS, Case
 
@@ -101,6 +102,18 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
     q = torch.randn(1, 8, 2, 8)
     with pytest.raises(ValueError, match=r"DILKIT_CPU_ISA='mmx'.*generic"):
         dilated_attention(q, q, q, Pattern([8], [1]), backend="native")
+
+
+@pytest.mark.parametrize("name", ["avx5l2", "AVX2", "avx2,generic"])
+def test_a_misspelt_instruction_set_is_not_passed_over(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The automatic choice does not drop the kernel for it: that would be another one, without a word."""
+    monkeypatch.setenv("DILKIT_CPU_ISA", name)
+    q, problem = torch.randn(1, 8, 2, 8), Problem(pattern=Pattern([8], [1]), seq=8, heads=2, head_dim=8)
+    here = ", ".join(_native.instruction_sets())
+    said = rf"DILKIT_CPU_ISA='{name}' is not .* this machine has \({here}\); .* generic, avx2, avx512, avx512bf16, amx"
+    for choose in (lambda: dilated_attention(q, q, q, problem.pattern), lambda: explain(problem), lambda: select(problem)):
+        with pytest.raises(ValueError, match=said):
+            choose()
 
 
 @pytest.mark.skipif("amx" not in _native.instruction_sets(), reason="this machine has no AMX, or the system refuses it")

@@ -36,9 +36,10 @@ def entry(problem: Problem = PROBLEM, setup: TunedSetup = HERE, **seconds: float
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file that holds what was measured; it is not there yet."""
-    path = tmp_path / "cache" / "tuned.json"
+    path = tmp_path / "dilkit" / "tuned.json"
     path.parent.mkdir()
-    monkeypatch.setenv(TUNED.name, str(path))
+    monkeypatch.delenv(TUNED.name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("DILKIT_BACKEND", raising=False)
     tuned.read_again()
     yield path
@@ -67,6 +68,13 @@ def test_the_file_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv(TUNED.name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tuned_file() == tmp_path / "dilkit/tuned.json"
+
+
+def test_a_file_that_is_named_and_not_there_is_said(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert tuned.seconds(PROBLEM) == ()  # without a word: nobody asked for the usual one
+    monkeypatch.setenv(TUNED.name, str(tmp_path / "misspelt.json"))
+    with pytest.warns(UserWarning, match=r"misspelt.json is ignored: there is no such file; measure anew"):
+        assert tuned.seconds(PROBLEM) == ()
 
 
 # What is chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_a_malformed_variable(
 ) -> None:
     monkeypatch.setenv(variable.name, BAD_VALUES[variable])
     text = " ".join(output(capsys, "doctor", code=1).split())
-    assert f"{variable.name} WRONG ValueError: {variable.name}='{BAD_VALUES[variable]}'" in text
+    assert re.search(rf"{variable.name} WRONG \w+Error: {variable.name}='{BAD_VALUES[variable]}'", text)
     assert "way out: correct it, or unset it: " in text
 
 
@@ -110,7 +111,8 @@ def test_a_variable_that_dilkit_does_not_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, without_ranks: None
 ) -> None:
     monkeypatch.setenv("DILKIT_BACKENDS", "native")
-    assert "did you mean DILKIT_BACKEND?" in output(capsys, "doctor")
+    with pytest.warns(UserWarning, match=r"DILKIT_BACKENDS is set.*did you mean DILKIT_BACKEND\?"):
+        assert "did you mean DILKIT_BACKEND?" in output(capsys, "doctor")
 
 
 def test_a_folder_of_kernels_that_cannot_be_written(

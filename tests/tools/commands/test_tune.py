@@ -35,8 +35,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> None:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file that orders go to; its folder is not there yet."""
-    path = tmp_path / "cache" / "tuned.json"
-    monkeypatch.setenv(TUNED.name, str(path))
+    path = tmp_path / "dilkit" / "tuned.json"
+    monkeypatch.delenv(TUNED.name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("DILKIT_BACKEND", raising=False)
     tuned.read_again()
     yield path

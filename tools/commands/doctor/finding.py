@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dilkit.checks import visible
+from dilkit.environment import VariableError
 from dilkit.tools.console.text import error_line
 
 REPORT = "this is unexpected: report it, with all that `dilkit doctor` prints"
@@ -47,6 +48,8 @@ def all_of(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
         findings.extend(look())
     except ImportError as error:
         findings.append(wrong("this part", error_line(error), "install the module that it names again"))
+    except VariableError as error:
+        findings.append(wrong("this part", error_line(error), "correct it, or unset it"))
     except Exception as error:
         findings.append(wrong("this part", error_line(error)))
     return findings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -111,7 +110,6 @@ def _tuned_file(path: Path | None) -> Finding:
 
 def set_variables() -> Iterator[Finding]:
     """The variables `DILKIT_*` that are set, known ones and others."""
-    known = [variable.name for variable in environment.VARIABLES]
     if not any(name.startswith("DILKIT_") for name in os.environ):
         yield works("DILKIT_*", "none is set")
     for variable in variables():
@@ -119,6 +117,6 @@ def set_variables() -> Iterator[Finding]:
             yield wrong(variable.name, variable.error, f"correct it, or unset it: {variable.default}")
         elif variable.value is not None:
             yield works(variable.name, variable.value)
-    for name in sorted(name for name in os.environ if name.startswith("DILKIT_") and name not in known):
-        similar = difflib.get_close_matches(name, known, n=1)
-        yield absent(name, "dilkit reads no variable of this name", f"did you mean {similar[0]}?" if similar else "")
+    for name in environment.unknown_names():
+        meant = environment.similar_name(name)
+        yield absent(name, "dilkit reads no variable of this name", f"did you mean {meant}?" if meant else "")
