@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.checks import boolean, probability, real
+from dilkit.checks import boolean, probability, real, shown
 from dilkit.op._facts import surely_fit
 from dilkit.op.boundary import check_shapes
 from dilkit.op.dropout import draw_seed
@@ -150,7 +150,7 @@ def check_pattern(pattern: object) -> None:
     """Raise TypeError unless `pattern` is one."""
     if not isinstance(pattern, Pattern):
         raise TypeError(
-            f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
+            f"pattern={shown(pattern)} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
         )
 
 

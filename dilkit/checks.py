@@ -8,10 +8,30 @@ import operator
 import sys
 from typing import Any
 
+MOST_SHOWN = 200
+"""Characters of a value in the text of an error."""
+
+LONGEST = 2**63 - 1
+"""The most that an integer of 64 bits holds: no tensor is longer."""
+
+SMALLEST_DROPOUT = 2**-32
+"""Weights are dropped by random numbers of 32 bits: smaller probabilities of being dropped, or of being kept, are none."""
+
+
+def shown(value: object) -> str:
+    """`repr(value)` for the text of an error, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"<{type(value).__name__} that is too long to write>"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
 
 def integer(name: str, value: Any, at_least: int | None = None) -> int:
     """`value` as an int. Raises TypeError for bools and non-integers, ValueError below `at_least`."""
     number = value if type(value) is int else _converted(name, value)
+    if not -LONGEST <= number <= LONGEST and (bits := number.bit_length()) > 128:  # which torch.compile is not asked of a size
+        raise ValueError(f"{name} is an integer of about {int(bits * math.log10(2)) + 1:,} digits; at most 2**63 - 1 is needed")
     if at_least is not None and number < at_least:
         raise ValueError(f"{name}={number} must be at least {at_least}")
     return number
@@ -19,29 +39,29 @@ def integer(name: str, value: Any, at_least: int | None = None) -> int:
 
 def _converted(name: str, value: Any) -> int:
     if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):  # numpy's and torch's as well
-        raise TypeError(f"{name}={value!r} is a bool; an integer is needed")
+        raise TypeError(f"{name}={shown(value)} is a bool; an integer is needed")
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; an integer is needed") from None
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; an integer is needed") from None
 
 
 def boolean(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is True or False."""
     if value is not True and value is not False:
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; True or False is needed")
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; True or False is needed")
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...], error: type[ValueError] = ValueError) -> None:
     """Raise `error` unless `value` is one of `known`."""
     if not isinstance(value, str) or value not in known:
-        raise error(f"{name}={value!r} is not known; choose from {', '.join(map(repr, known))}")
+        raise error(f"{name}={shown(value)} is not known; choose from {', '.join(map(repr, known))}")
 
 
 def real(name: str, value: Any, above: float | None = None) -> float:
     """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless finite and greater than `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a number is needed")
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; a number is needed")
     try:
         number = float(value)
     except OverflowError:
@@ -59,10 +79,18 @@ def not_distributed(name: str, x: Any) -> None:
 
 
 def probability(name: str, value: Any) -> float:
-    """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless it is at least 0 and less than 1."""
+    """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless it is at least 0 and less than 1.
+
+    What is nearer to 0 or 1 than `SMALLEST_DROPOUT` would drop nothing, or everything, and is refused too.
+    """
     number = real(name, value)
     if not 0 <= number < 1:
         raise ValueError(f"{name}={number} must be at least 0 and less than 1; 1 would leave no weight")
+    if number and not SMALLEST_DROPOUT <= number <= 1 - SMALLEST_DROPOUT:
+        raise ValueError(
+            f"{name}={number} must be 0, or from 2**-32 = {SMALLEST_DROPOUT} to 1 - 2**-32 = {1 - SMALLEST_DROPOUT}: weights are "
+            f"dropped by random numbers of 32 bits"
+        )
     return number
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from dilkit.checks import shown
+
 Capability = tuple[int, int]
 
 
@@ -20,7 +22,9 @@ def check_capability(name: str, value: object) -> None:
     """Raise TypeError unless `value` is a compute capability such as (8, 0), or None."""
     pair = isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
     if value is not None and not pair:
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a pair (major, minor) is needed, such as (8, 0), or None")
+        raise TypeError(
+            f"{name}={shown(value)} is a {type(value).__name__}; a pair (major, minor) is needed, such as (8, 0), or None"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,12 @@ class Device:
     def __post_init__(self) -> None:
         for name in ("type", "name"):
             if not isinstance(value := getattr(self, name), str):
-                raise TypeError(f"{name}={value!r} is a {type(value).__name__}; a text is needed")
+                raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; a text is needed")
         check_capability("capability", self.capability)
         if not isinstance(self.features, frozenset):
-            raise TypeError(f"features={self.features!r} is a {type(self.features).__name__}; a frozenset of names is needed")
+            raise TypeError(
+                f"features={shown(self.features)} is a {type(self.features).__name__}; a frozenset of names is needed"
+            )
 
     @classmethod
     def assume(cls, text: str) -> Device:
@@ -155,11 +161,11 @@ def features_of(capability: Capability) -> frozenset[str]:
 def parse_capability(text: str) -> Capability:
     """The compute capability in "sm_61", "sm61", "61" or "6.1". Raises ValueError for any other text."""
     if not isinstance(text, str):
-        raise TypeError(f"device {text!r} is a {type(text).__name__}; write it as a text, sm_61 or 6.1")
+        raise TypeError(f"device {shown(text)} is a {type(text).__name__}; write it as a text, sm_61 or 6.1")
     match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text.strip().lower())
     if not match:
         known = ", ".join(f"sm_{g.capability[0]}{g.capability[1]}" for g in GENERATIONS)
-        raise ValueError(f"device {text!r} is not a compute capability; write it as sm_61 or 6.1 (known: {known}) or cpu")
+        raise ValueError(f"device {shown(text)} is not a compute capability; write it as sm_61 or 6.1 (known: {known}) or cpu")
     return int(match[1]), int(match[2])
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dilkit.checks import shown
+
 DEFAULT_CACHE_BYTES = 128 * 1024**2
 
 
@@ -113,7 +115,7 @@ def backend_names() -> tuple[str, ...]:
         return ()
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
-        raise VariableError(f"{BACKEND.name}={text!r} has an empty name; write it as {BACKEND.name}=sdpa or =native,sdpa")
+        raise VariableError(f"{BACKEND.name}={shown(text)} has an empty name; write it as {BACKEND.name}=sdpa or =native,sdpa")
     return names
 
 
@@ -127,7 +129,7 @@ def cache_bytes() -> int:
     except ValueError:
         size = -1
     if size < 0:
-        raise VariableError(f"{CACHE_BYTES.name}={text!r} must be a whole number of bytes, 0 or more (0 turns it off)")
+        raise VariableError(f"{CACHE_BYTES.name}={shown(text)} must be a whole number of bytes, 0 or more (0 turns it off)")
     return size
 
 
@@ -141,7 +143,7 @@ def cpu_isa(available: tuple[str, ...] | None = None) -> str:
         return (available or CPU_ISAS)[0]
     if name not in (available or CPU_ISAS):
         here = "one" if available is None else f"an instruction set that this machine has ({', '.join(available)})"
-        raise VariableError(f"{CPU_ISA.name}={name!r} is not {here}; instruction sets are {', '.join(CPU_ISAS)}")
+        raise VariableError(f"{CPU_ISA.name}={shown(name)} is not {here}; instruction sets are {', '.join(CPU_ISAS)}")
     return name
 
 
@@ -159,7 +161,7 @@ def gpu_proof() -> str:
     """The value of `DILKIT_GPU_PROOF`, one of `GPU_PROOFS`."""
     mode = _text(GPU_PROOF).strip() or GPU_PROOFS[0]
     if mode not in GPU_PROOFS:
-        raise VariableError(f"{GPU_PROOF.name}={mode!r} must be one of {', '.join(GPU_PROOFS)}")
+        raise VariableError(f"{GPU_PROOF.name}={shown(mode)} must be one of {', '.join(GPU_PROOFS)}")
     return mode
 
 
@@ -198,7 +200,7 @@ def _path(variable: Variable, name: str) -> Path | None:
         return (Path(text) if text else Path(caches, "dilkit", name)).expanduser()
     except RuntimeError:
         if text:
-            raise VariableError(f"{variable.name}={text!r}: there is no such home folder; give the whole path") from None
+            raise VariableError(f"{variable.name}={shown(text)}: there is no such home folder; give the whole path") from None
         return None
 
 

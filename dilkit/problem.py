@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dilkit.checks import boolean, integer, one_of, probability, real
+from dilkit.checks import boolean, integer, one_of, probability, real, shown
 from dilkit.device import Device, probe
 from dilkit.pattern import Pattern
 
@@ -84,10 +84,11 @@ class Problem:
             boolean(name, getattr(self, name))
         one_of("dtype", self.dtype, DTYPES)
         if not isinstance(self.pattern, Pattern):
-            raise TypeError(f"pattern={self.pattern!r} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
+            raise TypeError(f"pattern={shown(self.pattern)} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
         if not isinstance(self.device, Device):
             raise TypeError(
-                f"device={self.device!r} is a {type(self.device).__name__}; a dilkit.Device is needed, as Device.assume('sm_80')"
+                f"device={shown(self.device)} is a {type(self.device).__name__}; a dilkit.Device is needed, such as "
+                "Device.assume('sm_80')"
             )
         scale = float(self.head_dim) ** -0.5 if self.scale is None else real("scale", self.scale)
         object.__setattr__(self, "scale", check_scale(scale, self.dtype))

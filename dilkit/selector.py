@@ -12,7 +12,7 @@ from typing import Any
 
 from dilkit import environment, registry
 from dilkit.backend import Backend
-from dilkit.checks import visible
+from dilkit.checks import shown, visible
 from dilkit.problem import Problem
 from dilkit.registry import SEPARATORS, Broken
 from dilkit.selection import proof, tuned
@@ -127,11 +127,11 @@ def names_of(backend: str | Sequence[str]) -> tuple[str, ...]:
     """The argument `backend` as names. Raises TypeError or ValueError for what are none; they need not be known."""
     if not isinstance(backend, (str, list, tuple)):
         raise TypeError(
-            f"backend={backend!r} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
+            f"backend={shown(backend)} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
         )
     names = (backend,) if isinstance(backend, str) else tuple(backend)
     if not names or not all(isinstance(name, str) and name and not any(c in name for c in SEPARATORS) for name in names):
-        raise ValueError(f"backend={backend!r} must be a name, a list of names, or None for the automatic choice")
+        raise ValueError(f"backend={shown(backend)} must be a name, a list of names, or None for the automatic choice")
     return names
 
 
@@ -163,7 +163,7 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
         'refused'
     """
     if not isinstance(problem, Problem):
-        raise TypeError(f"problem={problem!r} is a {type(problem).__name__}; a dilkit.Problem is needed")
+        raise TypeError(f"problem={shown(problem)} is a {type(problem).__name__}; a dilkit.Problem is needed")
     return _decided(problem, requested_backends(backend), prove=False)[0]
 
 
@@ -295,7 +295,7 @@ def _check_known(names: tuple[str, ...], source: str) -> tuple[str, ...]:
     known = registry.backends()
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"{source}={name!r} is a {type(name).__name__}; names of backends (str) are needed")
+            raise TypeError(f"{source}={shown(name)} is a {type(name).__name__}; names of backends (str) are needed")
         if name not in known:
-            raise ValueError(f"{source}={name!r} is not a known backend; known: {', '.join(registry.list_backends())}")
+            raise ValueError(f"{source}={shown(name)} is not a known backend; known: {', '.join(registry.list_backends())}")
     return names

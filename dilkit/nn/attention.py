@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dilkit.attention import dilated_attention
+from dilkit.attention import check_pattern, dilated_attention
 from dilkit.checks import real
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
@@ -47,10 +47,7 @@ class DilatedAttention(nn.Module):
         backend: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(pattern, Pattern):
-            raise TypeError(
-                f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
-            )
+        check_pattern(pattern)
         self.pattern = pattern
         self.orders = order_or_orders(order, orders)
         self.scale = None if scale is None else real("scale", scale)

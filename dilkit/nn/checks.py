@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dilkit.checks import shown
+
 _WHY_NOT = {
     "add_bias_kv": "a learned key and value would belong to no position; append a token to the sequence instead",
     "add_zero_attn": "a zero key would belong to no position; append a token to the sequence instead",
@@ -27,12 +29,12 @@ def accept_only(name: str, given: Any, only: Any) -> None:
 def check_factory(device: Any, dtype: Any) -> None:
     """Raise TypeError or ValueError unless parameters can be made on `device` and of `dtype`; None is torch's default."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype={dtype!r} is no floating-point torch.dtype; one such as torch.float32 is needed")
+        raise TypeError(f"dtype={shown(dtype)} is no floating-point torch.dtype; one such as torch.float32 is needed")
     try:
         torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"device={device!r} is not known to torch: {error}") from None
+        raise kind(f"device={shown(device)} is not known to torch: {error}") from None
 
 
 def check_rows(weight: Tensor, **inputs: tuple[Tensor, int]) -> None:

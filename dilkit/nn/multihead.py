@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dilkit.checks import boolean, integer, probability, real
+from dilkit.checks import boolean, integer, probability, real, shown
 from dilkit.decoding import DilatedCache
 from dilkit.nn.attention import DilatedAttention, appended
 from dilkit.nn.checks import accept_only, bool_mask, check_factory, check_rows
@@ -269,7 +269,9 @@ class MultiheadDilatedAttention(nn.Module):
     def _check_cache(self, cache: Any, causal: bool, key_padding_mask: Tensor | None) -> None:
         """Raise TypeError or ValueError unless the inner attention can be computed with `cache`."""
         if not isinstance(cache, DilatedCache):
-            raise TypeError(f"cache={cache!r} is a {type(cache).__name__}; a dilkit.DilatedCache is needed, one for each layer")
+            raise TypeError(
+                f"cache={shown(cache)} is a {type(cache).__name__}; a dilkit.DilatedCache is needed, one for each layer"
+            )
         inner = self._plain_attention("cache")
         if cache.pattern != inner.pattern:
             raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
@@ -352,13 +354,14 @@ def _inner_attention(attention: Any, segment_lengths: Any, dilation_rates: Any) 
     if missing != (0 if attention is None else 2):
         raise ValueError(
             f"give either attention, such as DilatedAttention(pattern), or both segment_lengths and dilation_rates, but not "
-            f"attention={attention!r} with segment_lengths={segment_lengths!r} and dilation_rates={dilation_rates!r}"
+            f"attention={shown(attention)} with segment_lengths={shown(segment_lengths)} and "
+            f"dilation_rates={shown(dilation_rates)}"
         )
     if attention is None:
         return DilatedAttention(Pattern(segment_lengths, dilation_rates))
     if not isinstance(attention, nn.Module):
         raise TypeError(
-            f"attention={attention!r} is a {type(attention).__name__}; a module is needed, such as DilatedAttention(pattern)"
+            f"attention={shown(attention)} is a {type(attention).__name__}; a module is needed, such as DilatedAttention(pattern)"
         )
     return attention
 

@@ -3,6 +3,7 @@
     words = philox(key: seed,  counter: j // 4, i, batch, head)        Philox 4x32 of 7 rounds: four words of 32 bits
     kept[batch, head, i, j] = words[j % 4] >= round(p * 2 ** 32)
 
+The p that holds is that multiple of 2 ** -32, also in the factor of the weights that are kept: their expectation is the weight.
 So forward and backward passes, backends, instruction sets, threads and ranks agree without a mask in memory. Seven rounds are the
 fewest that pass the tests of randomness of BigCrush (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
 """
@@ -51,8 +52,8 @@ class Dropout:
 
     @property
     def factor(self) -> float:
-        """What weights that are kept are multiplied by."""
-        return 1 / (1 - self.p)
+        """What weights that are kept are multiplied by: one by the probability with which they are."""
+        return 2**32 / (2**32 - self.threshold)
 
     def of_sequence(self, number: int) -> Dropout:
         """The dropout of one sequence of a packed call."""
@@ -79,8 +80,8 @@ class Dropout:
 
 
 def threshold_of(p: float) -> int:
-    """The word below which weights are dropped: `p` in units of 2 ** -32."""
-    return min(round(p * 2**32), _LOW)
+    """The word below which weights are dropped: `p` in units of 2 ** -32, of a p that `dilkit.checks.probability` lets pass."""
+    return round(p * 2**32)
 
 
 def philox(counter: Words, seed: int) -> Words:

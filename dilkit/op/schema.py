@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from dilkit.checks import shown
 from dilkit.pattern import Pattern
 
 library = torch.library.Library("dilkit", "DEF")
@@ -37,7 +38,7 @@ def _parts(call: str) -> list[str]:
     """Flags with names, dropout and pattern. Raises ValueError for a text of another form."""
     parts = call.split(";", 2)
     if len(parts) != 3:
-        raise ValueError(f"call={call!r} is not of the form 'flags and backends;dropout;pattern' that encode_call writes")
+        raise ValueError(f"call={shown(call)} is not of the form 'flags and backends;dropout;pattern' that encode_call writes")
     return parts
 
 

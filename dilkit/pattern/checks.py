@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
-from dilkit.checks import integer, one_of
+from dilkit.checks import integer, one_of, shown
 
 OFFSETS = ("modulo", "block")
 OVERLAPS = ("count", "once")
 TAILS = ("exact", "zeros")
+
+MOST_BRANCHES = 1024
+"""Branches of a pattern, at most: each costs something at every call."""
 
 WHOLE_SEQUENCE = 2**63 - 1
 """A segment length that no sequence reaches: the segment is the whole sequence."""
@@ -32,8 +36,10 @@ class PatternError(ValueError):
 def positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     """`values` as a tuple of integers from 1 to 2**63 - 1, at least one of them."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}={values!r} must be a sequence of integers, such as [2048, 4096]")
-    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(values))
+        raise TypeError(f"{name}={shown(values)} must be a sequence of integers, such as [2048, 4096]")
+    given = tuple(islice(values, MOST_BRANCHES + 1))
+    check_number_of_branches(name, len(given) if len(given) <= MOST_BRANCHES else _length(values))
+    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(given))
     if not checked:
         raise PatternError(f"{name} is empty; a pattern has at least one branch (Pattern.dense() is ordinary attention)")
     for i, value in enumerate(checked):
@@ -42,12 +48,26 @@ def positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     return checked
 
 
+def check_number_of_branches(name: str, number: int | None) -> None:
+    """Raise `PatternError` beyond `MOST_BRANCHES`, before anything is worked out for each. None: nobody knows how many more."""
+    if number is None or number > MOST_BRANCHES:
+        found = f"{number:,}" if number else f"more than {MOST_BRANCHES:,}"
+        raise PatternError(
+            f"{name} has {found} entries, one for each branch; at most {MOST_BRANCHES:,} branches are possible (BlockSparse says "
+            "of any blocks which see which, in one branch)"
+        )
+
+
+def _length(values: Any) -> int | None:
+    return len(values) if hasattr(values, "__len__") else None
+
+
 def head_ranges(heads: Any, branches: int) -> tuple[tuple[int, int] | None, ...] | None:
     """One (start, stop) pair or None for each branch; None when every branch serves all heads."""
     if heads is None:
         return None
     if isinstance(heads, (str, range)) or not isinstance(heads, Sequence):
-        raise TypeError(f"heads={heads!r} must be a sequence with one range, (start, stop) pair or None for each branch")
+        raise TypeError(f"heads={shown(heads)} must be a sequence with one range, (start, stop) pair or None for each branch")
     if len(heads) != branches:
         raise PatternError(f"heads has {len(heads)} entries for {branches} branches; give one range or None for each branch")
     ranges = tuple(head_range(f"heads[{i}]", entry) for i, entry in enumerate(heads))
@@ -60,10 +80,10 @@ def head_range(name: str, entry: Any) -> tuple[int, int] | None:
         return None
     if isinstance(entry, range):
         if entry.step != 1:
-            raise PatternError(f"{name}={entry!r} has step {entry.step}; only contiguous heads (step 1) can be served")
+            raise PatternError(f"{name}={shown(entry)} has step {entry.step}; only contiguous heads (step 1) can be served")
         entry = (entry.start, entry.stop)
     if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
-        raise TypeError(f"{name}={entry!r} must be a range, a (start, stop) pair or None")
+        raise TypeError(f"{name}={shown(entry)} must be a range, a (start, stop) pair or None")
     start, stop = (integer(name, value) for value in entry)
     if not 0 <= start < stop:
         raise PatternError(f"{name}=({start}, {stop}) serves no head; 0 <= start < stop is needed")
@@ -75,7 +95,7 @@ def shard_of_heads(shard: Any) -> tuple[int, int] | None:
     if shard is None:
         return None
     if isinstance(shard, str) or not isinstance(shard, Sequence) or len(shard) != 2:
-        raise TypeError(f"head_shard={shard!r} must be a pair (first, total) of key/value heads, or None")
+        raise TypeError(f"head_shard={shown(shard)} must be a pair (first, total) of key/value heads, or None")
     first, total = (integer("head_shard", value) for value in shard)
     if not 0 <= first < total:
         raise PatternError(f"head_shard=({first}, {total}) holds no head; 0 <= first < total is needed")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dilkit.checks import boolean, integer, one_of
+from dilkit.checks import boolean, integer, one_of, shown
 from dilkit.pattern.checks import (
     OFFSETS,
     OVERLAPS,
@@ -402,7 +402,7 @@ class Pattern(Presets):
     def from_json(text: str) -> Pattern:
         """The pattern that `to_json` wrote. Raises ValueError or TypeError for any other text."""
         if not isinstance(text, str):
-            raise TypeError(f"text={text!r} is a {type(text).__name__}; a text is needed, as Pattern.to_json() writes it")
+            raise TypeError(f"text={shown(text)} is a {type(text).__name__}; a text is needed, as Pattern.to_json() writes it")
         return _from_json(text) if len(text) <= _MAX_KEPT_TEXT else _parsed(text)
 
     def __str__(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dilkit.pattern.checks import PatternError
+from dilkit.checks import shown
+from dilkit.pattern.checks import PatternError, check_number_of_branches
 from dilkit.pattern.kinds.block_layout import BlockLayout
 from dilkit.pattern.kinds.block_sparse import BlockSparse
 from dilkit.pattern.kinds.branch import Branch
@@ -38,21 +39,22 @@ def check_branches(branches: tuple[Branch, ...]) -> None:
     """Raise TypeError or `PatternError` unless these are branches, at least one."""
     if not branches:
         raise PatternError("branches is empty; a pattern has at least one branch, such as SlidingWindow(512)")
+    check_number_of_branches("branches", len(branches))
     for i, branch in enumerate(branches):
         if not isinstance(branch, Branch):
             name = type(branch).__name__
-            raise TypeError(f"branches[{i}]={branch!r} is a {name}; a branch is needed, such as SlidingWindow(512)")
+            raise TypeError(f"branches[{i}]={shown(branch)} is a {name}; a branch is needed, such as SlidingWindow(512)")
 
 
 def branch_of(values: Any) -> Branch:
     """The branch that `Branch.to_fields` wrote. Raises `PatternError` or TypeError for anything else."""
     kind = values.get("kind") if isinstance(values, Mapping) else None
     if not isinstance(kind, str) or kind not in KINDS:
-        raise PatternError(f"branch {str(values)[:200]} is of no known kind; an object with kind is needed: {', '.join(KINDS)}")
+        raise PatternError(f"branch {shown(values)} is of no known kind; an object with kind is needed: {', '.join(KINDS)}")
     cls, arguments = KINDS[kind], {name: value for name, value in values.items() if name != "kind"}
     known = cls.arguments()
     if unknown := arguments.keys() - known.keys():
-        raise PatternError(f"branch {kind} has {', '.join(map(repr, sorted(unknown)))}; its fields are {', '.join(known)}")
+        raise PatternError(f"branch {kind} has {', '.join(map(shown, sorted(unknown)))}; its fields are {', '.join(known)}")
     if missing := [name for name, needed in known.items() if needed and name not in arguments]:
         raise PatternError(f"branch {kind} has no {' and no '.join(missing)}; its fields are {', '.join(known)}")
     return cls.from_fields(arguments)

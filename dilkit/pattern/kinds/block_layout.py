@@ -40,6 +40,15 @@ class BlockLayout:
     blocks: int
     bits: bytes
 
+    @staticmethod
+    def check_size(heads: int, blocks: int) -> None:
+        """Raise `PatternError` for more than `MOST_BITS`, before anything of that size is made."""
+        if (count := heads * blocks**2) > MOST_BITS:
+            raise PatternError(
+                f"blocks={blocks} would be a layout of {heads:,} x {blocks:,} x {blocks:,} = {count:,} bits; at most "
+                f"{MOST_BITS:,} are possible: give fewer, larger blocks (block_size), or fewer heads"
+            )
+
     def __post_init__(self) -> None:
         count = self.heads * self.blocks**2
         if not (self.heads >= 1 and self.blocks >= 1 and count <= MOST_BITS and len(self.bits) == -(-count // 8)):

@@ -84,10 +84,11 @@ class BlockSparse(Branch):
         import numpy as np
 
         count, number = integer("random_blocks", random_blocks, at_least=0), integer("heads", heads, at_least=1)
+        BlockLayout.check_size(number, integer("blocks", blocks, at_least=1))
         layout = np.repeat(_local_global(blocks, window, global_blocks, both_ends=True), number, axis=0)
         draws = np.random.RandomState(integer("seed", seed, at_least=0))  # whose numbers never change, in any version
         for matrix in layout:
-            for _ in range(count):
+            for _ in range(min(count, len(matrix))):
                 rows = np.flatnonzero(~matrix.all(axis=1))
                 while rows.size:  # what a row sees already is drawn again
                     columns = draws.randint(len(matrix), size=rows.size)
@@ -171,7 +172,7 @@ def _local_global(blocks: int, window: int, global_blocks: int, both_ends: bool 
     """Bools `(1, blocks, blocks)`: `window` blocks around each, and global ones at the beginning, or half of them at the end."""
     import numpy as np
 
-    blocks = integer("blocks", blocks, at_least=1)
+    BlockLayout.check_size(1, blocks := integer("blocks", blocks, at_least=1))
     window, count = integer("window", window, at_least=1), integer("global_blocks", global_blocks, at_least=0)
     if window % 2 == 0:
         raise PatternError(f"window={window} blocks cannot lie evenly around one; an odd number is needed")

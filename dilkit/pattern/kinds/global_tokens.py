@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.checks import integer, one_of
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DIRECTIONS = ("both", "read")
+
+MOST_POSITIONS = 2**20
+"""Positions that are listed, at most: they are a part of every call."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,10 @@ def _checked(tokens: Any) -> int | tuple[int, ...]:
         if not 1 <= count <= WHOLE_SEQUENCE:
             raise PatternError(f"tokens={count} must be from 1 to 2**63 - 1, or a list of positions")
         return count
-    positions = sorted(integer(f"tokens[{i}]", token) for i, token in enumerate(tokens))
+    given = list(islice(tokens, MOST_POSITIONS + 1))
+    if len(given) > MOST_POSITIONS:
+        raise PatternError(f"tokens has more than {MOST_POSITIONS:,} positions; give fewer, or the number of the first ones")
+    positions = sorted(integer(f"tokens[{i}]", token) for i, token in enumerate(given))
     if not positions:
         raise PatternError("tokens is empty; give the positions of at least one global token, or their number")
     if positions[0] < 0 or positions[-1] >= WHOLE_SEQUENCE:

@@ -356,6 +356,22 @@ def test_the_module_drops_in_training_alone() -> None:
         layer(x[:, :1], is_causal=True, cache=cache)
 
 
+@pytest.mark.parametrize("p", [2**-32, 0.1, 1 / 3, 1 - 1e-9, 1 - 2**-32])
+def test_the_expectation_of_a_weight_is_the_weight(p: float) -> None:
+    dropout = Dropout(p, seed=0)
+    words_kept = 2**32 - dropout.threshold
+    assert abs(words_kept / 2**32 - (1 - p)) <= 2**-33
+    assert dropout.factor * words_kept / 2**32 == 1
+
+
+@pytest.mark.parametrize("p", [1e-12, 1e-300, 1 - 1e-12, math.nextafter(1, 0)])
+def test_what_would_drop_nothing_or_everything_is_refused(p: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"dropout_p=.* must be 0, or from 2\*\*-32 = 2.3283.*e-10 to 1 - 2\*\*-32 = 0.99999999976"
+    ):
+        dilated_attention(*tensors(), PATTERN, dropout_p=p)
+
+
 @pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, math.nan])
 def test_what_is_no_probability(p: float) -> None:
     inputs, cut = tensors(), torch.tensor([0, 37], dtype=torch.int32)
