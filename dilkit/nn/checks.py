@@ -14,7 +14,6 @@ _WHY_NOT = {
     "add_zero_attn": "a zero key would belong to no position; append a token to the sequence instead",
     "batch_first": "tensors are (batch, seq, embed_dim); transpose the first two dimensions before and after",
     "need_weights": "attention weights are never held in memory; Pattern.count and dilkit.oracle give them for small problems",
-    "attn_mask": "the pattern decides which query sees which key; use is_causal, key_padding_mask or another Pattern",
 }
 
 
@@ -84,13 +83,39 @@ def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
 def _ignored(added: Tensor) -> Tensor:
     """The keys whose scores become -inf with `added`."""
     ignored = added == -torch.inf
-    meaningful = (ignored | (added == 0)).all()
     needed = f"key_padding_mask is {added.dtype} and holds other numbers than 0 and -inf; a bool mask, True = ignored, is needed"
-    if type(meaningful) is not Tensor or torch._C._are_functorch_transforms_active():
-        return ignored  # no numbers to look at
-    if added.is_cpu and not torch.compiler.is_compiling():
-        if not meaningful:
-            raise ValueError(needed)
-    else:  # without waiting for the device
-        torch._assert_async(meaningful, needed)
+    _require((ignored | (added == 0)).all(), needed)
     return ignored
+
+
+def check_causal(mask: object, query: Tensor) -> None:
+    """Raise TypeError or ValueError unless `mask` is exactly the causal one of `query`, as `nn.MultiheadAttention` takes it.
+
+    That is `(seq, seq)`, bool, True = not allowed, above the diagonal; or floating-point, -inf there and 0 elsewhere.
+    """
+    instead = "the pattern decides which query sees which key; use is_causal, key_padding_mask or another Pattern"
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attn_mask is a {type(mask).__name__}; a torch.Tensor, the causal mask, or None is needed: {instead}")
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(f"attn_mask is {mask.dtype}; torch.bool, True = not allowed, or 0 and -inf are needed: {instead}")
+    seq = query.shape[-2]
+    if mask.shape != (seq, seq):
+        raise ValueError(f"attn_mask has shape {tuple(mask.shape)}; only the causal mask ({seq}, {seq}) is supported: {instead}")
+    later = torch.ones(seq, seq, dtype=torch.bool, device=mask.device).triu(1)
+    same = mask == (later if mask.dtype == torch.bool else torch.zeros_like(mask).masked_fill(later, -torch.inf))
+    _require(
+        same.all(),
+        "attn_mask is not the causal mask, the only one supported: True (not allowed, the opposite of "
+        f"F.scaled_dot_product_attention's), or -inf, above the diagonal, False or 0 elsewhere; {instead}",
+    )
+
+
+def _require(holds: Tensor, needed: str) -> None:
+    """Raise ValueError unless `holds` is true, at once on the CPU; elsewhere the device stops later, which nobody waits for."""
+    if type(holds) is not Tensor or torch._C._are_functorch_transforms_active():
+        return  # no numbers to look at
+    if holds.is_cpu and not torch.compiler.is_compiling():
+        if not holds:
+            raise ValueError(needed)
+    else:
+        torch._assert_async(holds, needed)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from dilkit.checks import boolean, integer, probability, real, shown
 from dilkit.decoding import DilatedCache
 from dilkit.nn.attention import DilatedAttention, appended
-from dilkit.nn.checks import accept_only, bool_mask, check_factory, check_rows
+from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
 from dilkit.op.sequences import check_cu_seqlens, places
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.packed.nested import is_nested, nested_like, packed_rows
@@ -47,7 +47,9 @@ class MultiheadDilatedAttention(nn.Module):
     - `is_causal`: the default of `forward`.
     - `dropout`: `dropout_p` of `dilkit.dilated_attention` in training mode; in evaluation nothing is dropped. The inner attention
       is then called with `dropout_p=` too.
-    - `add_bias_kv`, `add_zero_attn`, `batch_first`: only their default is supported, others are refused with a reason.
+    - `add_bias_kv`, `add_zero_attn`, `batch_first`: only their default is supported, others are refused with a reason. That of
+      `batch_first` is True, which is not torch's: a layer of torch's that holds this module has to be made with
+      `batch_first=True` and given `(batch, seq, embed_dim)`. Nothing in a call tells the other order from it.
 
     Raises TypeError or ValueError naming the argument, its value and the limit.
 
@@ -167,7 +169,7 @@ class MultiheadDilatedAttention(nn.Module):
         value: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
-        attn_mask: None = None,
+        attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool | None = None,
         positions: Tensor | None = None,
@@ -185,6 +187,8 @@ class MultiheadDilatedAttention(nn.Module):
           `nn.TransformerEncoderLayer` makes of it.
         - `is_causal`: by default that of the constructor. `nn.TransformerEncoderLayer` passes False unless it is called with
           `is_causal=True`.
+        - `attn_mask`: the causal mask `(seq, seq)` and no other, as torch's layers pass it beside the hint `is_causal`: bool,
+          True above the diagonal, where no query may attend; or -inf there and 0 elsewhere. The call is causal then.
         - `positions`: the positions of the rotary embedding, integers `(seq,)` or `(batch, seq)`. By default they are
           0, 1, 2, ..., or the result of the inner attention's method `positions(seq, device)` if it has one, as when a sequence
           is sharded over ranks.
@@ -192,21 +196,20 @@ class MultiheadDilatedAttention(nn.Module):
           what the cache has kept, and are kept for later ones. Positions then go on from `cache.seen`.
         - `cu_seqlens`, `max_seqlen`: where sequences begin that are packed in `query` `(total, embed_dim)`, as in
           `dilkit.dilated_attention_varlen`. Each is attended to by itself, and its positions begin at 0.
-        - `need_weights`, `attn_mask`: only their default is supported. `average_attn_weights` has no effect without
-          `need_weights`.
+        - `need_weights`: only its default is supported, which is not torch's. `average_attn_weights` has no effect without it.
 
         Raises ValueError or TypeError for arguments that do not fit.
         """
         accept_only("need_weights", need_weights, False)
-        accept_only("attn_mask", attn_mask, None)
         if is_nested(query):
-            given: Any = dict(key_padding_mask=key_padding_mask, positions=positions, cache=cache, max_seqlen=max_seqlen)
+            given: Any = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
+            given |= dict(positions=positions, cache=cache, max_seqlen=max_seqlen)
             return self._forward_nested(query, key, value, cu_seqlens, is_causal=is_causal, **given)
         key = query if key is None else key
         value = key if value is None else value
         check_rows(self.out_proj.weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
         key_padding_mask = bool_mask(key_padding_mask, query)
-        causal = self.is_causal if is_causal is None else is_causal
+        causal = self._causal(is_causal, attn_mask, query, cache=cache, cu_seqlens=cu_seqlens)
         if cache is not None:
             self._check_cache(cache, causal, key_padding_mask)
         if cu_seqlens is not None:
@@ -226,6 +229,19 @@ class MultiheadDilatedAttention(nn.Module):
         packed = None if cu_seqlens is None else (cu_seqlens, max_seqlen)
         out = self._attended(q, k, v, causal, key_padding_mask, cache, packed).reshape(query.shape)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
+
+    def _causal(self, is_causal: bool | None, attn_mask: Tensor | None, query: Tensor, **others: Any) -> bool:
+        """Whether the call is causal. Raises TypeError or ValueError for a mask that is not the causal one of `query`."""
+        causal = self.is_causal if is_causal is None else is_causal
+        if attn_mask is None:
+            return causal
+        for name, other in others.items():
+            if other is not None:
+                raise ValueError(f"attn_mask is given with {name}, whose rows are no whole sequence; use is_causal=True instead")
+        self._plain_attention("attn_mask")
+        check_causal(attn_mask, query)
+        boolean("is_causal", causal)
+        return True
 
     def _attended(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_padding_mask: Tensor | None, cache: Any, packed: Any

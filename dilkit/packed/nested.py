@@ -71,7 +71,10 @@ def _check_jagged(name: str, x: Any, dimensions: int) -> None:
     if not is_nested(x):
         raise TypeError(f"{name} is a plain {type(x).__name__} beside a nested one; {needed} ({_MAKE})")
     if x.layout is not torch.jagged:
-        raise TypeError(f"{name} is nested with layout {x.layout}; {needed} ({_MAKE})")
+        raise TypeError(
+            f"{name} is nested with layout {x.layout}; {needed} ({_MAKE}). nn.TransformerEncoder makes such of a mask, unless it "
+            "is built with enable_nested_tensor=False, or its layer held dilkit's module already"
+        )
     if x.dim() != dimensions:
         raise ValueError(f"{name} has {x.dim()} dimensions; {needed}")
     if x._ragged_idx != 1:

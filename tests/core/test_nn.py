@@ -2,12 +2,13 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, dilated_attention
 from dilkit.oracle import oracle_attention
 from dilkit.rotary import rotary_embedding
 
@@ -366,7 +367,14 @@ X = torch.zeros(2, SEQ, EMBED)
     ("arguments", "error", "message"),
     [
         (dict(need_weights=True), ValueError, "need_weights=True is not supported.*Pattern.count"),
-        (dict(attn_mask=causal_mask(SEQ)), ValueError, r"attn_mask=of shape \(11, 11\) is not supported.*is_causal"),
+        (dict(attn_mask=~causal_mask(SEQ)), ValueError, "not the causal mask.*True .not allowed, the opposite of F.scaled_dot"),
+        (dict(attn_mask=causal_mask(SEQ), is_causal="yes"), TypeError, "is_causal='yes' is a str"),
+        (dict(attn_mask=torch.zeros(SEQ, SEQ, dtype=torch.bool)), ValueError, "attn_mask is not the causal mask"),
+        (dict(attn_mask=causal_mask(SEQ).float() * -1e9), ValueError, "attn_mask is not the causal mask.*-inf, above"),
+        (dict(attn_mask=causal_mask(SEQ + 1)), ValueError, r"attn_mask has shape \(12, 12\); only the causal mask \(11, 11\)"),
+        (dict(attn_mask=causal_mask(SEQ).expand(8, -1, -1)), ValueError, r"attn_mask has shape \(8, 11, 11\); only the causal"),
+        (dict(attn_mask=causal_mask(SEQ).long()), TypeError, "attn_mask is torch.int64; torch.bool, True = not allowed"),
+        (dict(attn_mask="causal"), TypeError, "attn_mask is a str; a torch.Tensor, the causal mask, or None"),
         (dict(key_padding_mask=torch.ones(2, SEQ)), ValueError, "key_padding_mask is torch.float32.*0 and -inf"),
         (dict(key_padding_mask=MASK[0]), ValueError, r"key_padding_mask has shape \(11,\); \(2, 11\)"),
         (dict(key_padding_mask=[[False] * SEQ] * 2), TypeError, "key_padding_mask is a list"),
@@ -401,6 +409,66 @@ def test_call_errors_name_the_argument(arguments, error, message):
 def test_dilated_attention_errors_name_the_argument(pattern, options, error, message):
     with pytest.raises(error, match=message):
         DilatedAttention(pattern, **options)
+
+
+@pytest.mark.parametrize("floating", [False, True], ids=["bool", "-inf"])
+def test_dense_with_a_causal_mask_it_is_multihead_attention(floating):
+    theirs, ours = theirs_and_ours()
+    x, mask = rows(2, SEQ, EMBED), causal_mask(SEQ)
+    mask = torch.zeros(SEQ, SEQ).double().masked_fill(mask, -torch.inf) if floating else mask
+    for is_causal in (False, True):  # a hint that the mask is the causal one; the mask holds with or without it
+        for padding in (None, MASK.flip(1)):
+            options = dict(attn_mask=mask, is_causal=is_causal, key_padding_mask=padding, need_weights=False)
+            if floating and padding is not None:
+                options["key_padding_mask"] = torch.zeros(2, SEQ).double().masked_fill(padding, -torch.inf)
+            found, expected = ours(x, x, x, **options)[0], theirs(x, x, x, **options)[0]
+            seen = ~(padding if padding is not None else torch.zeros_like(MASK)).cummin(1)[0]  # rows that see something
+            torch.testing.assert_close(found[seen], expected[seen])
+
+
+@pytest.mark.parametrize("how", ["train", "eval", "compiled", "after"])
+def test_a_transformer_encoder_hands_on_its_causal_mask(how):
+    """`after`: the encoder was made before its layers held the module, and may think that they are torch's own."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(EMBED, HEADS, 32, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=how == "after")
+    for held in encoder.layers:
+        held.self_attn = multihead()
+    expected_of = copy.deepcopy(encoder)
+    for held in expected_of.layers:
+        held.self_attn.is_causal = True
+        held.self_attn.register_forward_pre_hook(lambda *call: (call[1], dict(call[2], is_causal=None)), with_kwargs=True)
+    x = rows(2, SEQ, EMBED, dtype=torch.float32)
+    expected, mask = expected_of(x), nn.Transformer.generate_square_subsequent_mask(SEQ)
+    run = torch.compile(encoder, backend="eager") if how == "compiled" else encoder.train(how != "eval")
+    with torch.set_grad_enabled(how == "train"):
+        for options in (dict(mask=mask, is_causal=True), dict(mask=mask), dict(mask=mask == -torch.inf, is_causal=True)):
+            torch.testing.assert_close(run(x, **options), expected.detach())
+        assert not torch.allclose(run(x), expected)
+
+
+def test_a_causal_mask_of_what_is_no_whole_sequence_is_refused():
+    mask, x = causal_mask(SEQ), torch.zeros(2, SEQ, EMBED)
+    module, cu_seqlens = multihead(is_causal=True), torch.tensor([0, 4, SEQ], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"attn_mask is given with cu_seqlens.*use is_causal=True"):
+        module(x[0], attn_mask=mask, cu_seqlens=cu_seqlens)
+    with pytest.raises(ValueError, match="attn_mask is given with cache"):
+        module(x, attn_mask=mask, cache=DilatedCache(PATTERN, HEADS))
+    with pytest.raises(ValueError, match="attn_mask is given with cu_seqlens"):
+        module(torch.nested.nested_tensor_from_jagged(x[0], cu_seqlens.long()), attn_mask=mask)
+    with pytest.raises(ValueError, match=r"attn_mask is given, but the inner attention is Recorder\(\)"):
+        MultiheadDilatedAttention(EMBED, HEADS, Recorder())(x, attn_mask=mask)
+
+
+def test_a_strided_nested_tensor_is_refused_with_the_way_out_of_torchs_encoder():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(EMBED, HEADS, 32, batch_first=True), 1).eval()
+    encoder.layers[0].self_attn = multihead()
+    mask = torch.zeros(2, SEQ, dtype=torch.bool)
+    mask[1, 7:] = True
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # torch's, of nested tensors
+        with pytest.raises(TypeError, match=r"nested with layout torch.strided.*enable_nested_tensor=False"):
+            encoder(torch.zeros(2, SEQ, EMBED), src_key_padding_mask=mask)
 
 
 def test_a_transformer_encoder_layer_hands_on_its_mask():
