@@ -31,7 +31,7 @@ Every implementation is checked against fp64 arithmetic just before it is timed,
 that function; all are timed in interleaved rounds, beside a matmul of the same run. With --comm the sequence is sharded over
 ranks, and schedules of exchange are compared; --device cuda is then each rank's own GPU. Writes bench.json, bench.md and
 bench.png (overhead.* with --overhead, suite.* with --suite) into --out, in place of earlier ones. Ctrl-C keeps what was measured
-so far. Exit code 1 when an implementation was wrong or failed."""
+so far. Exit code 1 when an implementation was wrong or failed, or a backend of --backend was measured at no length."""
 
 SEQS = (2048, 4096, 8192, 16384)
 PEERS = ("gather", "longnet", "dense", "flex")
@@ -88,7 +88,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Measure, write the files and print the tables; 0, 1 when an implementation was wrong or failed, 130 when interrupted."""
+    """Measure, write the files and print the tables; 0, 130 when interrupted, else 1 when an implementation was wrong or failed.
+
+    1 also when a backend that --backend names was measured at no length, or when nothing was.
+    """
     from dilkit.tools.bench import run as suite_run
     from dilkit.tools.bench.ranks import bench as over_ranks
 
@@ -151,8 +154,10 @@ def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
             print(json.dumps(encode(result), allow_nan=False))
     if result.interrupted:
         return INTERRUPTED
-    verdicts = {entry.verdict for case in result.lengths for entry in case.entries.values()}
-    return 1 if verdicts & {"wrong", "failed"} else 0
+    verdicts = [(name, entry.verdict) for case in result.lengths for name, entry in case.entries.items()]
+    measured = {name for name, verdict in verdicts if verdict == "measured"}
+    bad = any(verdict in ("wrong", "failed") for _, verdict in verdicts)
+    return 1 if bad or not measured or not measured.issuperset(args.backend or ()) else 0
 
 
 def _measure(args: Namespace, longest: Problem, lengths: list[int], implementations: list[Implementation]) -> BenchResult:

@@ -31,7 +31,8 @@ HELP = """\
 check every backend against the fp64 oracle on the problem list
 
 On a CUDA device each of torch's kernels is checked by itself too (sdpa:flash and so on), the list goes on with larger cases, and
-backends that promise equal bits run after run are held to it. Exit code 1 when anything is wrong."""
+backends that promise equal bits run after run are held to it. Exit code 1 when anything is wrong, or when a backend that
+--backend names computes no case at all."""
 LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)
 OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 REPEATS = 100
@@ -53,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables. 0 = every case that a backend takes is right, 1 = something failed or is broken, or nothing passed."""
+    """Print the tables. 0 = every case that a backend takes is right, 1 = something failed or is broken, or nothing passed.
+
+    1 also when nothing passed of a backend that is named.
+    """
     load_torch()
     on_cuda = args.device.startswith("cuda")
     repeats = (REPEATS if on_cuda else 0) if args.repeats is None else args.repeats
@@ -65,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
         differing = repeated(results, args.device, repeats) if repeats else {}
     by_backend = {name: Judged([r for r in results if r.backend == name]) for name in dict.fromkeys(r.backend for r in results)}
     counts = Counter(result.verdict for result in results)
-    right = counts["passed"] > 0 and not counts["failed"] and not counts["broken"] and not any(differing.values())
+    idle = [name for name in args.backend or () if not by_backend[name].counts["passed"]]
+    right = counts["passed"] > 0 and not idle and not counts["failed"] and not counts["broken"] and not any(differing.values())
     if args.json:
         judged = {name: one.to_dict() for name, one in by_backend.items()}
         again = dict(times=repeats, differing=differing)
@@ -77,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     for name, count in differing.items():
         said = f"{count} DIFFER" if count else "equal in every bit"
         notes.append(f"{name}: large cases computed {repeats} times more: {said}")
+    notes += [f"{name}: NOTHING was computed" for name in idle]
     verdict = "every result is right" if right else "NOT every result is right"
     print(document_text(Document((headline,), tuple(tables), notes=tuple(notes), method=f"{LEGEND}\n{verdict}")))
     return 0 if right else 1

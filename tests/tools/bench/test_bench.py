@@ -93,6 +93,11 @@ def test_the_command_prints_a_table(tmp_path, capsys) -> None:
     assert "gather refused: seq 48: must be a multiple of segment length 32" in printed
 
 
+@pytest.mark.parametrize(("named", "code"), [("reference,cupy_raw", 1), ("cupy_raw", 1), ("reference", 0)])
+def test_a_backend_that_is_named_and_not_measured_makes_the_exit_code_1(tmp_path, named, code) -> None:
+    assert bench(tmp_path, "--seq", "32", "--device", "cpu", "--backend", named, "--json") == code
+
+
 def test_a_wrong_implementation_makes_the_exit_code_1(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(BASELINES, "gather", wrong_by(1.0, "gather"))
     assert bench(tmp_path, "--seq", "32", "--backend", "reference", "--baseline", "gather") == 1

@@ -313,6 +313,12 @@ def test_info_works_where_torch_is_broken(broken_torch: dict[str, str]) -> None:
     assert "libtorch_cpu.so" in report["versions"]["torch"]["error"]
 
 
+def test_verify_exits_with_1_if_a_backend_that_is_named_computes_nothing(
+    capsys: pytest.CaptureFixture[str], few_problems: int
+) -> None:
+    assert "* cupy_raw: NOTHING was computed" in output(capsys, "verify", "--backend", "reference,cupy_raw", code=1)
+
+
 @pytest.mark.parametrize("command", ["verify", "draw"])
 def test_other_commands_say_that_torch_is_broken(broken_torch: dict[str, str], command: str) -> None:
     done = in_subprocess("-m", "dilkit", command, **broken_torch)
