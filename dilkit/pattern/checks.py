@@ -82,6 +82,11 @@ def head_range(name: str, entry: Any) -> tuple[int, int] | None:
         if entry.step != 1:
             raise PatternError(f"{name}={shown(entry)} has step {entry.step}; only contiguous heads (step 1) can be served")
         entry = (entry.start, entry.stop)
+    if isinstance(entry, list):
+        raise TypeError(
+            f"{name}={shown(entry)} is a list, which may mean a range or these heads alone; give range(start, stop) or the pair "
+            "(start, stop)"
+        )
     if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
         raise TypeError(f"{name}={shown(entry)} must be a range, a (start, stop) pair or None")
     start, stop = (integer(name, value) for value in entry)

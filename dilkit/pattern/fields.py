@@ -39,6 +39,8 @@ def fields_of(text: str) -> dict[str, Any]:
         raise PatternError(f"text={said} has {', '.join(map(shown, sorted(unknown)))}; a pattern has {', '.join(known)}")
     if missing := [name for name in LISTS[:2] if name not in fields and not by_branch]:
         raise PatternError(f"text={said} has no {' and no '.join(missing)}; write it with Pattern.to_json()")
+    if isinstance(fields.get("heads"), list):
+        fields["heads"] = [tuple(value) if isinstance(value, list) else value for value in fields["heads"]]  # JSON has no pairs
     if by_branch:
         if not isinstance(fields["branches"], list):
             raise PatternError(f"text={said} has branches that are no list; write it with Pattern.to_json()")

@@ -52,6 +52,8 @@ def branch_of(values: Any) -> Branch:
     if not isinstance(kind, str) or kind not in KINDS:
         raise PatternError(f"branch {shown(values)} is of no known kind; an object with kind is needed: {', '.join(KINDS)}")
     cls, arguments = KINDS[kind], {name: value for name, value in values.items() if name != "kind"}
+    if isinstance(arguments.get("heads"), list):  # JSON has no pairs
+        arguments["heads"] = tuple(arguments["heads"])
     known = cls.arguments()
     if unknown := arguments.keys() - known.keys():
         raise PatternError(f"branch {kind} has {', '.join(map(shown, sorted(unknown)))}; its fields are {', '.join(known)}")

@@ -40,6 +40,15 @@ MIX = Pattern.of(
 NAMES = {cls.__name__: cls for cls in (Pattern, BlockLayout, *KINDS.values())}
 
 
+def test_a_list_of_heads_is_not_taken_for_a_range() -> None:
+    """`[0, 1]` served head 0 alone. JSON, which has no pairs, has lists."""
+    for call in (lambda: SlidingWindow(4, heads=[0, 1]), lambda: Pattern([4], [1], heads=[[0, 1]])):  # type: ignore[arg-type,list-item]
+        with pytest.raises(TypeError, match=r"=\[0, 1\] is a list, which may mean a range or these heads alone"):
+            call()
+    for pattern in (Pattern.of(SlidingWindow(4, heads=(0, 1))), Pattern([4], [1], heads=[(0, 1)])):
+        assert Pattern.from_json(pattern.to_json()) == pattern
+
+
 def test_what_layouts_take_is_bounded_in_bytes() -> None:
     """Not in number: a thousand of them would be of many GiB."""
     branch = BlockSparse(np.tri(512, dtype=np.bool_), 1)

@@ -19,7 +19,7 @@ from dilkit.tools import cli
 from dilkit.tools.console.quantities import bandwidth, flops, whole_number
 
 MIB = 2**20
-MANY_BRANCHES = f"--heads 2 --segments 8{',8' * 2048} --rates 1{',1' * 2048}"
+MANY_BRANCHES = f"--heads 2 --world-size 1100 --segments 8{',8' * 999} --rates 1{',1' * 999}"
 
 CONFIGURATIONS = {
     "unaligned": "--seq 97 --segments 8,24,97 --rates 1,3,5 --heads 4 --dim 8 --dtype fp32 --world-size 3",

@@ -25,8 +25,6 @@ from dilkit.tools.report.terminal import document_text
 ALL = "all"
 MOST_ENTRIES = 2**21
 """The most ranks x key/value heads x branches that are planned: beyond that it takes more than a minute, and gigabytes."""
-LEAST_A_BRANCH = 2**10
-"""A branch counts as so many entries at least."""
 HELP = f"""\
 say what a call would compute and hold, who computes it, and what it moves over ranks, without running it
 
@@ -65,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
 def _check_size(args: argparse.Namespace, pattern: Pattern) -> None:
     """Raise ValueError for a plan that would take minutes and gigabytes."""
     kv_heads, branches = args.kv_heads or args.heads, len(pattern.branches)
-    if max(args.world_size * kv_heads, LEAST_A_BRANCH) * branches > MOST_ENTRIES:
+    if args.world_size * kv_heads * branches > MOST_ENTRIES:
         raise ValueError(
             f"--world-size {args.world_size:,} with {kv_heads:,} key/value heads and {branches:,} branches is too large a plan; "
-            f"ranks x heads, {LEAST_A_BRANCH:,} at least, x branches may be {MOST_ENTRIES:,} at most"
+            f"ranks x heads x branches may be {MOST_ENTRIES:,} at most"
         )
 
 
