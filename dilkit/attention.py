@@ -193,7 +193,9 @@ def _check_mask(mask: Tensor, query: Tensor) -> None:
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
     if mask.dtype != torch.bool:
-        raise TypeError(f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (mask.bool())")
+        raise TypeError(
+            f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (mask == 0 of one that has 1 for tokens)"
+        )
     if mask.dim() != 2 or mask.shape[0] != query.shape[0] or mask.shape[1] != query.shape[1]:
         raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; (batch, seq) = {tuple(query.shape[:2])} is needed")
     if mask.device != query.device:

@@ -72,7 +72,9 @@ def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
     if not isinstance(mask, Tensor):
         raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
-        raise TypeError(f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored")
+        raise TypeError(
+            f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (mask == 0 of one that has 1 for tokens)"
+        )
     if mask.shape != query.shape[:-1]:
         raise ValueError(
             f"key_padding_mask has shape {tuple(mask.shape)}; {tuple(query.shape[:-1])}, query's without embed_dim, is needed"
@@ -112,9 +114,13 @@ def check_causal(mask: object, query: Tensor) -> None:
 
 def _require(holds: Tensor, needed: str) -> None:
     """Raise ValueError unless `holds` is true, at once on the CPU; elsewhere the device stops later, which nobody waits for."""
-    if type(holds) is not Tensor or torch._C._are_functorch_transforms_active():
+    compiling = torch.compiler.is_compiling()
+    if not compiling and torch._C._are_functorch_transforms_active():
+        while torch._C._functorch.is_functorch_wrapped_tensor(holds):
+            holds = torch._C._functorch.get_unwrapped(holds).all()  # of all elements of a mapped dimension
+    if type(holds) is not Tensor or holds.is_meta:
         return  # no numbers to look at
-    if holds.is_cpu and not torch.compiler.is_compiling():
+    if holds.is_cpu and not compiling:
         if not holds:
             raise ValueError(needed)
     else:

@@ -385,6 +385,6 @@ def _inner_attention(attention: Any, segment_lengths: Any, dilation_rates: Any) 
 def _rotary_base(rotary: bool | float, head_dim: int) -> float | None:
     if rotary is False:
         return None
-    base = DEFAULT_BASE if rotary is True else real("rotary", rotary, above=0)
+    base = DEFAULT_BASE if rotary is True else real("rotary", rotary, above=1)  # with 1 all pairs turn alike
     even_head_dim(head_dim)
     return base

@@ -7,6 +7,7 @@ what is left for each call is that the memory of each tensor still is as large a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ INPUTS = ("query", "key", "value")
 SAVED = ("dout", "query", "key", "value", "out", "lse")
 """The tensors of the backward operator; those after `dout` were saved by the forward pass."""
 MASK = "key_padding_mask"
+
+MOST_LIKELY_HEADS = 256
+"""Twice as many as large models have."""
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
@@ -77,6 +81,17 @@ def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
             raise ValueError(f"key has {key[2]} heads, which does not divide the {query[2]} heads of query")
     if query[2] < 1 or query[3] < 1:
         raise ValueError(f"query has shape {tuple(query)}; at least one head and head_dim 1 are needed")
+
+
+def warn_of_many_heads(query: Tensor) -> None:
+    """Warn of a query that has more heads than any model, and fewer rows: its dimensions are likely to be in another order."""
+    seq, heads = query.shape[1:3]
+    if heads > max(MOST_LIKELY_HEADS, seq):
+        warnings.warn(
+            f"query has shape {tuple(query.shape)}: {heads} heads of {seq} tokens. Tensors are (batch, seq, heads, head_dim); "
+            "those of torch's scaled_dot_product_attention, (batch, heads, seq, head_dim), need .transpose(1, 2)",
+            stacklevel=2,
+        )
 
 
 def _shapes(query: torch.Size) -> dict[str, torch.Size]:

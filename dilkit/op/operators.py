@@ -156,6 +156,7 @@ def _prepare(
 ) -> PreparedCall:
     """Check the tensors, and choose the backend: one of those that the call requests, else of `default`."""
     admission = boundary.prepare(names, tensors)
+    boundary.warn_of_many_heads(tensors[names.index("query")])
     query, key = tensors[names.index("query")], tensors[names.index("key")]
     batch, seq, heads, head_dim = query.shape
     pattern, is_causal, requires_grad = decode_call(call)

@@ -346,7 +346,8 @@ INNER = DilatedAttention(PATTERN)
         (dict(add_bias_kv=True), ValueError, "add_bias_kv=True is not supported"),
         (dict(add_zero_attn=True), ValueError, "add_zero_attn=True is not supported"),
         (dict(batch_first=False), ValueError, "batch_first=False is not supported.*transpose"),
-        (dict(rotary=-1.0), ValueError, "rotary=-1.0 must be finite and greater than 0"),
+        (dict(rotary=-1.0), ValueError, "rotary=-1.0 must be finite and greater than 1"),
+        (dict(rotary=1), ValueError, "rotary=1.0 must be finite and greater than 1"),  # True is meant
         (dict(rotary="yes"), TypeError, "rotary='yes' is a str"),
         (dict(embed_dim=12, rotary=True), ValueError, "head_dim=3 is odd"),
         (dict(is_causal=1), TypeError, "is_causal=1 is a int"),
@@ -445,6 +446,20 @@ def test_a_transformer_encoder_hands_on_its_causal_mask(how):
         for options in (dict(mask=mask, is_causal=True), dict(mask=mask), dict(mask=mask == -torch.inf, is_causal=True)):
             torch.testing.assert_close(run(x, **options), expected.detach())
         assert not torch.allclose(run(x), expected)
+
+
+def test_masks_of_a_mapped_dimension_are_looked_at():
+    module, x = multihead(), torch.zeros(3, 2, SEQ, EMBED)
+    one, masks = causal_mask(SEQ), torch.stack((causal_mask(SEQ), causal_mask(SEQ), torch.zeros(SEQ, SEQ, dtype=torch.bool)))
+    with torch.no_grad():
+        assert torch.vmap(lambda rows: module(rows, attn_mask=one)[0])(x).shape == x.shape
+        for wrong in (masks, masks[2:].expand_as(masks)):
+            with pytest.raises(ValueError, match="attn_mask is not the causal mask"):
+                torch.vmap(lambda rows, mask: module(rows, attn_mask=mask)[0])(x, wrong)
+        padding = torch.zeros(3, 2, SEQ)
+        padding[1] = 5.0
+        with pytest.raises(ValueError, match="holds other numbers than 0 and -inf"):
+            torch.vmap(lambda rows, mask: module(rows, key_padding_mask=mask)[0])(x, padding)
 
 
 def test_a_causal_mask_of_what_is_no_whole_sequence_is_refused():

@@ -11,7 +11,7 @@ from helpers.calls import PATTERN, tensors
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from dilkit import dilated_attention, register_backend, unregister_backend
+from dilkit import Pattern, dilated_attention, register_backend, unregister_backend
 from dilkit.backends.reference import Reference
 from dilkit.op._facts import key_of
 from dilkit.op.operators import backward_op, encode_call, forward_op
@@ -182,3 +182,13 @@ def test_a_view_of_no_rows_may_begin_anywhere() -> None:
     rows = torch.zeros(1, 20, 6, 8)[:, 20:, 2:4]
     assert rows.storage_offset() > 20 * 6 * 8
     assert dilated_attention(rows, rows, rows, PATTERN).shape == (1, 0, 2, 8)
+
+
+def test_dimensions_in_torchs_order_are_warned_of() -> None:
+    """Nothing but the number of heads tells them apart."""
+    rows = torch.zeros(1, 2, 300, 4)  # (batch, heads, seq, head_dim) of scaled_dot_product_attention
+    with pytest.warns(
+        UserWarning, match=r"300 heads of 2 tokens. Tensors are \(batch, seq, heads, head_dim\).*transpose\(1, 2\)"
+    ):
+        dilated_attention(rows, rows, rows, Pattern([2], [2]))
+    dilated_attention(*[rows.transpose(1, 2).contiguous()] * 3, Pattern([2], [2]))

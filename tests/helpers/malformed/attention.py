@@ -57,6 +57,7 @@ CALLS = {
         attend(pattern=Pattern([4], [1], heads=[(2, 5)])), PatternError, ("heads[0]", "(2, 5)", "4 heads")
     ),
     "mask of floats": Case(attend(key_padding_mask=MASK.float()), TypeError, ("key_padding_mask", "float32", "torch.bool")),
+    "mask with 1 for tokens": Case(attend(key_padding_mask=MASK.long()), TypeError, ("int64", "True = ignored", "mask == 0")),
     "mask is a list": Case(attend(key_padding_mask=[True]), TypeError, ("key_padding_mask", "list", "bool torch.Tensor")),
     "mask of other length": Case(attend(key_padding_mask=MASK[:, :5]), ValueError, ("key_padding_mask", "(2, 5)", "(2, 6)")),
     "mask of heads": Case(attend(key_padding_mask=MASK[:, None]), ValueError, ("key_padding_mask", "(2, 1, 6)", "(2, 6)")),
@@ -101,6 +102,9 @@ MODULES = {
     "need_weights": Case(lambda: LAYER(ROWS, ROWS, ROWS, need_weights=True), ValueError, ("need_weights=True", "only")),
     "attn_mask": Case(lambda: LAYER(ROWS, ROWS, ROWS, attn_mask=MASK), ValueError, ("attn_mask", "pattern")),
     "width of the rows": Case(lambda: LAYER(ROWS[..., :31], ROWS, ROWS), ValueError, ("query", "(2, 6, 31)", "32")),
+    "mask of a module with 1 for tokens": Case(
+        lambda: LAYER(ROWS, key_padding_mask=MASK.long()), TypeError, ("int64", "True = ignored", "mask == 0")
+    ),
     "mask of a module": Case(
         lambda: LAYER(ROWS, ROWS, ROWS, key_padding_mask=MASK.float() - 1), ValueError, ("key_padding_mask", "0 and -inf", "bool")
     ),
