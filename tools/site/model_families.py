@@ -10,6 +10,7 @@ from pathlib import Path
 from dilkit.tools.report.markdown import rows_markdown
 
 FILE = Path("tests", "families", "examined.json")
+OTHER_LAYERS = "beside attention, layers of it mix tokens by convolution, recurrence or linear attention"
 NUMBERS = re.compile(r"\d[\d,]*")
 
 
@@ -18,7 +19,8 @@ def family_table(root: Path) -> str:
     tried = json.loads((root / FILE).read_text())
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for one in tried["classes"]:
-        groups.setdefault((one["verdict"], _kind(one["verdict"], one["reason"])), []).append(one)
+        reason = OTHER_LAYERS if one["every_layer_asks"] is False else _kind(one["verdict"], one["reason"])
+        groups.setdefault((one["verdict"], reason), []).append(one)
     ordered = sorted(groups.items(), key=lambda group: (-_size(groups, group[0][0]), group[0][0], -len(group[1])))
     rows = [(verdict, reason, str(len(of_kind)), _families(of_kind)) for (verdict, reason), of_kind in ordered]
     versions = ", ".join(f"{name} {version}" for name, version in tried["versions"].items())
