@@ -7,6 +7,8 @@ would compute its own without a word, and so would one that was converted, if it
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -36,13 +38,23 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
 
 
 def _check_looked_up(kind: Any, name: str | None) -> None:
-    """Raise ValueError for a class of models that computes attention by itself, whatever its name."""
-    if not kind._can_set_attn_implementation():
+    """Raise ValueError for a class of models that computes attention by itself, whatever its name.
+
+    transformers knows it from the source of the class; of one without, as in a notebook, nothing is known.
+    """
+    if not kind._can_set_attn_implementation() and _has_source(kind):
         raise ValueError(
             f"attn_implementation={name!r}: {kind.__name__} does not look its attention up by name, so it would compute its own; "
             "use 'eager'. If it is a part of a larger model, name the attention of each part: "
             f"attn_implementation={{'text_config': {name!r}, 'vision_config': 'eager'}}"
         )
+
+
+def _has_source(kind: type) -> bool:
+    try:
+        return bool(inspect.getsource(sys.modules[kind.__module__]))
+    except (KeyError, OSError, TypeError):
+        return False
 
 
 def _say_not_asked(kind: str) -> None:

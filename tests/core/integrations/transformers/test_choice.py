@@ -31,6 +31,15 @@ def test_models_that_do_not_look_their_attention_up(family: str) -> None:
         getattr(package, f"{family}ForCausalLM")(config)
 
 
+def test_a_class_without_source_is_taken_at_its_word() -> None:
+    """One of a notebook, say; `_can_set_attn_implementation` is False of it."""
+    kind = type("Mine", (package.LlamaForCausalLM,), {"__module__": "no_such_module"})
+    register(PATTERN)
+    model = kind(package.LlamaConfig(**SIZES, attn_implementation="dilkit")).eval()
+    assert not kind._can_set_attn_implementation()
+    assert result(model, input_ids=TOKENS).shape == (1, 30, 64)
+
+
 def test_one_that_uses_its_mask_by_itself_computes_nothing() -> None:
     """Also where a version of transformers does not ask for what the check at the beginning goes by."""
     register(Pattern.dense())
