@@ -15,6 +15,7 @@ from dilkit.attention import check_inputs
 from dilkit.checks import boolean, real
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.rules import without_autocast
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
@@ -54,13 +55,14 @@ def attention_mass(
     (batch, seq, heads, _), kv_heads = query.shape, key.shape[2]
     pattern.check_heads(heads, kv_heads)
     group, names = heads // kv_heads, "" if backend is None else ",".join(names_of(backend))
-    mass = query.new_zeros((batch, heads, seq), dtype=lse_dtype(query.dtype), requires_grad=False)
+    mass = query.new_zeros((batch, heads, seq), dtype=_wide(query, key), requires_grad=False)
     for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
         own = slice(start * group, stop * group)
         if some := pattern.of_kv_heads(start, stop, heads, kv_heads) if start < stop else None:
             call = encode_call(some, is_causal, True, names)
             part = query[:, :, own], key[:, :, start:stop], None if sink is None else sink.detach()[own]
-            mass[:, own] = _columns_summed(*part, key_padding_mask, factor, call)
+            with without_autocast(query.device.type):
+                mass[:, own] = _columns_summed(*part, key_padding_mask, factor, call)
     return mass
 
 
@@ -68,7 +70,7 @@ def _columns_summed(
     query: Tensor, key: Tensor, sink: Tensor | None, key_padding_mask: Tensor | None, factor: float, call: str
 ) -> Tensor:
     """`mass` of the heads that are given, `(batch, heads, seq)`."""
-    query, key = (x.detach().to(lse_dtype(x.dtype)) for x in (query, key))
+    query, key = (x.detach().to(_wide(query, key)) for x in (query, key))
     (batch, seq, heads, dim), group = query.shape, query.shape[2] // key.shape[2]
     nothing = query.new_zeros(dim)
     value, out = nothing.expand(key.shape), nothing.expand(query.shape)  # of values 0 the results are 0
@@ -110,9 +112,10 @@ def attention_rows(
     (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
     which = _positions(rows, seq).to(query.device)
     factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
-    query, key = query[:, which].to(wide := lse_dtype(query.dtype)), key.to(wide)
+    query, key = (x.to(_wide(query, key)) for x in (query[:, which], key))
     grouped = query.view(batch, len(which), kv_heads, heads // kv_heads, dim)
-    scores = factor * torch.einsum("bmkgd,bskd->bkgms", grouped, key).flatten(1, 2)
+    with without_autocast(query.device.type):
+        scores = factor * torch.einsum("bmkgd,bskd->bkgms", grouped, key).flatten(1, 2)
     count = pattern.count_rows(which, seq, heads, kv_heads=kv_heads, is_causal=is_causal)
     unseen = (count == 0).expand(scores.shape)
     if key_padding_mask is not None:
@@ -124,6 +127,11 @@ def attention_rows(
     lowest = torch.finfo(scores.dtype).min  # for rows that see nothing
     lse = torch.logaddexp(scores.logsumexp(-1), extra).clamp(min=lowest)
     return (scores - lse[..., None]).exp()
+
+
+def _wide(query: Tensor, key: Tensor) -> torch.dtype:
+    """The dtype of the weights, of which an autocast, which lets dtypes differ, takes nothing away."""
+    return torch.promote_types(lse_dtype(query.dtype), lse_dtype(key.dtype))
 
 
 def _checked(

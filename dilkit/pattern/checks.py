@@ -51,10 +51,10 @@ def positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
 def check_number_of_branches(name: str, number: int | None) -> None:
     """Raise `PatternError` beyond `MOST_BRANCHES`, before anything is worked out for each. None: nobody knows how many more."""
     if number is None or number > MOST_BRANCHES:
-        found = f"{number:,}" if number else f"more than {MOST_BRANCHES:,}"
+        entries = f"{number:,}" if number else f"more than {MOST_BRANCHES:,}"
         raise PatternError(
-            f"{name} has {found} entries, one for each branch; at most {MOST_BRANCHES:,} branches are possible (BlockSparse says "
-            "of any blocks which see which, in one branch)"
+            f"{name} has {entries} entries, one for each branch; at most {MOST_BRANCHES:,} branches are possible (BlockSparse "
+            "says of any blocks which see which, in one branch)"
         )
 
 

@@ -114,6 +114,17 @@ def test_results_are_wide(dtype):
     assert (rows[:, :, 0] - right[:, :, 9]).abs().max() <= 1e-6
 
 
+def test_an_autocast_takes_nothing_away():
+    query, key = (x.float() for x in drawn()[:2])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention_mass(query, key, PATTERNS[0]), attention_rows(query, key, PATTERNS[0], [3, 9])
+        mixed = attention_mass(query.bfloat16(), key, PATTERNS[0]), attention_rows(query, key.bfloat16(), PATTERNS[0], [3])
+    expected = attention_mass(query, key, PATTERNS[0]), attention_rows(query, key, PATTERNS[0], [3, 9])
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine, other)  # and of its dtype
+    assert {x.dtype for x in mixed} == {torch.float32}
+
+
 def test_what_does_not_fit_is_named():
     query, key, _ = drawn()
     for rows, error in (([22], IndexError), ([-1], IndexError), ([0.5], TypeError), ([[0]], TypeError), ([True], TypeError)):
