@@ -33,7 +33,8 @@ def test_models_that_do_not_look_their_attention_up(family: str) -> None:
 
 def test_a_class_without_source_is_taken_at_its_word() -> None:
     """One of a notebook, say; `_can_set_attn_implementation` is False of it."""
-    kind = type("Mine", (package.LlamaForCausalLM,), {"__module__": "no_such_module"})
+    unknown = {"__module__": "no_such_module", "_can_set_attn_implementation_cached_value": None}
+    kind = type("Mine", (package.LlamaForCausalLM,), unknown)
     register(PATTERN)
     model = kind(package.LlamaConfig(**SIZES, attn_implementation="dilkit")).eval()
     assert not kind._can_set_attn_implementation()
