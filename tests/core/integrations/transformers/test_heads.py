@@ -68,6 +68,11 @@ def test_a_pattern_that_says_which_heads_they_are_gives_what_all_heads_give(offs
     assert_close(part, whole[:, :, 2 * first : 2 * first + 4])
 
 
+def test_a_shard_of_another_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"is for 5 key/value heads in all, and the model has 4; give head_shard=\(first, 4\)"):
+        computed(Pattern([16, 64], [1, 4], offset="block", head_shard=(0, 5)), 0, 2)
+
+
 def test_a_pattern_that_is_the_same_for_all_heads_takes_any() -> None:
     pattern = Pattern.of(SlidingWindow(5), DilatedSegment(8, 1))
     assert_close(computed(pattern, 1, 2), computed(pattern)[:, :, 2:6])
