@@ -73,7 +73,7 @@ def attend(
     call: dict[str, Any] = dict(sink=s_aux, scale=scaling)
     if (layer := getattr(key, KEPT_BY, None)) is not None:
         layer.claim()
-        check_decoding(causal, mask, dropout)
+        check_decoding(causal, mask, dropout, options)
         return layer.attend(q, k, v, pattern, **call)[..., :width], None
     packing, tokens = _packing(q, key.shape[2], mask, options), None if mask is None else mask.tokens
     seen = k.shape[1] if tokens is None else tokens.shape[1]

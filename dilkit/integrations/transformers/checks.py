@@ -102,8 +102,10 @@ def check_heads(module: Any, pattern: Pattern, heads: int, kv_heads: int) -> Non
             )
 
 
-def check_decoding(causal: bool, mask: TokenMask | None, dropout: float) -> None:
+def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options: dict[str, Any]) -> None:
     """Raise ValueError for what a `DilatedCache` does not compute."""
+    if options.get("cu_seq_lens_q") is not None:
+        raise ValueError("cu_seq_lens_q with a dilated_cache(); packed sequences have no cache (use_cache=False)")
     if mask is not None and (mask.tokens is not None or mask.packing is not None):
         raise ValueError(
             "attention_mask has padding, but all sequences of a dilated_cache() have the same length; give a DynamicCache, or "

@@ -62,6 +62,8 @@ def test_what_it_is_not_for_is_refused() -> None:
         llama(attn_implementation="sdpa").generate(PROMPT, **OPTIONS, past_key_values=dilated_cache())
     with pytest.raises(ValueError, match=r"decode under torch\.no_grad"):
         model(PROMPT, past_key_values=dilated_cache())
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q with a dilated_cache\(\)"), torch.no_grad():
+        model(PROMPT, past_key_values=dilated_cache(), cu_seq_lens_q=torch.tensor([0, 5, 22], dtype=torch.int32))
     with pytest.raises(ValueError, match="rollback=-1 must be at least 0"):
         dilated_cache(-1)
 
