@@ -26,13 +26,14 @@ TRANSFORMERS := $(ENV)/stage-transformers
 
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 # Each begins with a part of the files, so that what the tests of a file share is made once, and takes over what others have left.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels gpu simulate peers lint docs results wheel stages clean
+.PHONY: help demo test test-all smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels gpu simulate peers lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
+	@echo "make test-all  also the tests that are marked thorough: what 'make test' has no CPU time for"
 	@echo "make smoke     a choice of the tests that answers in half a minute"
 	@echo "make matrix    the tests with every setting of torch, MKL, dilkit, threads, language and path, and with other Pythons:"
 	@echo "               hours; ARGS='--only torch tests/core' some settings and tests of them, --json for a program"
@@ -60,6 +61,9 @@ demo: $(DEMO)
 
 test: $(TEST)
 	$(PYTEST) $(ARGS)
+
+test-all: $(TEST)
+	$(PYTEST) -m "not kernels and not slow" $(ARGS)
 
 smoke: $(TEST)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m smoke $(ARGS)

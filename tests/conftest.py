@@ -17,6 +17,7 @@ from dilkit.environment import TUNED
 from dilkit.testing.conformance import Result
 from dilkit.testing.poison import poisoned_memory
 
+pytest_plugins = ["helpers.cpu_time"]
 MATRIX = "dilkit_matrix"
 os.environ[TUNED.name] = "none"  # what somebody has measured on this machine changes no test, nor what a test starts
 if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):  # or torch takes AMX for bfloat16, and then fails
