@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,19 +17,11 @@ from dilkit.comm.passes.autograd import AttentionOverRanks, PassContext
 from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, restore_outputs
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.compiler import not_compiled
 from dilkit.orders.attention import nothing, sink_by_head
 from dilkit.orders.heads import check_orders, first_head, head_texts, used_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, at which `torch.compile` breaks its graph: what is exchanged cannot be traced."""
-    disabled: Callable[P, R] = torch.compiler.disable(function)
-    return disabled
 
 
 @not_compiled

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from dilkit.checks import boolean, one_of, real
-from dilkit.comm.attention import not_compiled, ring_dilated_attention
+from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.compiler import not_compiled
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern

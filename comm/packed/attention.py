@@ -12,9 +12,10 @@ from torch import Tensor
 
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import Arguments
-from dilkit.comm.attention import RankAttention, not_compiled
+from dilkit.comm.attention import RankAttention
 from dilkit.comm.packed.plan import PackedPlan, WholeSequences
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.compiler import not_compiled
 from dilkit.op.sequences import check_cu_seqlens, checked_longest
 from dilkit.packed.attention import batch_of_one, dilated_attention_varlen
 from dilkit.pattern import Pattern

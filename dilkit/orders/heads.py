@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dilkit.compiler import assume_constant_result
 from dilkit.orders.checks import check_order, wrong_length
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -129,12 +130,10 @@ def ungroup_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
     return torch.stack(heads, 2).flatten(2, 3)
 
 
+@assume_constant_result
 def head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
     """The pattern `text` for each key/value head alone, as JSON text; None for a head that no branch serves."""
     return _head_texts(text, heads, kv_heads)
-
-
-torch.compiler.assume_constant_result(head_texts)  # torch.compile can make no patterns
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
+from dilkit.compiler import assume_constant_result
 from dilkit.integrations.torchscale.masks import MaskMemory
 from dilkit.pattern import Pattern
 
@@ -58,6 +59,7 @@ def check_procedure(kind: type, own: type) -> None:
 _patterns: dict[str, Pattern] = {}
 
 
+@assume_constant_result
 def _name_of_pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> str:
     """The name in `_patterns` of the pattern, which is made unless it is there."""
     name = f"{tail} {pairs}"
@@ -65,9 +67,6 @@ def _name_of_pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> str:
         lengths, ratios = zip(*pairs, strict=True)
         _patterns[name] = Pattern(lengths, ratios, offset="block", tail=tail)
     return name
-
-
-torch.compiler.assume_constant_result(_name_of_pattern)  # torch.compile can make no patterns
 
 
 def attend(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from dilkit.compiler import assume_constant_result
 from dilkit.integrations.transformers.cached import KEPT_BY
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
@@ -47,7 +47,7 @@ def check_one_sequence(module: Any) -> None:
         )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _takes_other_states(kind: Any) -> bool:
     arguments = set(inspect.signature(kind.forward).parameters)
     return any(names <= arguments for names in OTHER_STATES)

@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from dilkit.compiler import assume_constant_result
 from dilkit.pattern import Pattern
 
 Patterns = Pattern | tuple[Pattern, ...]
@@ -81,7 +80,7 @@ def kind_of(module: Any) -> str:
     return FULL if getattr(config, "sliding_window", None) is None else WINDOWED
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _known_window(window: int | None) -> str:
     """The key under which `_KNOWN` has the pattern of a window, or of all earlier tokens."""
     key = f"window {window}"
@@ -90,7 +89,7 @@ def _known_window(window: int | None) -> str:
     return key
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _known_as(stated: Any) -> str:
     """The key under which `_KNOWN` has the patterns of `config.dilkit`. torch.compile can keep a text, but not a pattern."""
     if isinstance(stated, Pattern):
