@@ -33,11 +33,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --m
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
-	@echo "make test-all  also the tests that are marked thorough: what 'make test' has no CPU time for"
+	@echo "make test-all  the tests and what 'make test' has no time for, but for those of 'make kernels'"
 	@echo "make smoke     a choice of the tests that answers in half a minute"
 	@echo "make matrix    the tests with every setting of torch, MKL, dilkit, threads, language and path, and with other Pythons:"
 	@echo "               hours; ARGS='--only torch tests/core' some settings and tests of them, --json for a program"
-	@echo "make slow      the tests that 'make test' has no time for, but for those of 'make kernels'"
+	@echo "make slow      what 'make test-all' adds to 'make test'"
 	@echo "make sanitize  the C of the CPU kernel and of token orders under AddressSanitizer, UBSan and (the kernel) ThreadSanitizer"
 	@echo "make aarch64   the C of the CPU kernel compiled for aarch64, run over the problems under qemu (Debian's cross compiler, qemu-user)"
 	@echo "make fuzz      random calls through the public API against the oracle, under the sanitizers (MINUTES=60: longer than 10)"
@@ -60,10 +60,10 @@ demo: $(DEMO)
 	$(PY) -m dilkit demo $(ARGS)
 
 test: $(TEST)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --limit-cpu-time $(ARGS)
 
 test-all: $(TEST)
-	$(PYTEST) -m "not kernels and not slow" $(ARGS)
+	$(PYTEST) -m "not kernels" $(ARGS)
 
 smoke: $(TEST)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m smoke $(ARGS)

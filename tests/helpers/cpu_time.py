@@ -1,7 +1,8 @@
-"""A pytest plugin: how much CPU time each file of tests takes.
+"""A pytest plugin: the CPU time of each file of tests, and a limit for it.
 
 CPU time is that of the process and of the children it has waited for, user and system, from the start of a test to the end of
-its fixtures. Reports carry it, so that pytest-xdist brings it over from its workers.
+its fixtures. Reports carry it, so that pytest-xdist brings it over from its workers. `make test` limits that of a file to
+`cpu_seconds_a_file` of pyproject.toml: wall-clock time tells of the machine, CPU time of the test.
 """
 
 from __future__ import annotations
@@ -14,15 +15,28 @@ from typing import Any
 import pytest
 
 CPU_TIME = "dilkit_cpu_time"
+SHOWN = 10
+LIMIT = "cpu_seconds_a_file"
 
 
 class _Clock:
     read = 0.0
+    added = 0.0
+
+
+def add(seconds: float) -> None:
+    """Count what a process used that this one does not wait for."""
+    _Clock.added += seconds
 
 
 def spent() -> float:
-    """Seconds of CPU time that this process and its ended children have used."""
-    return sum(os.times()[:4])
+    """Seconds of CPU time that this process and its ended children have used, and what was added."""
+    return sum(os.times()[:4]) + _Clock.added
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--limit-cpu-time", action="store_true", help=f"fail if a file takes more than {LIMIT}")
+    parser.addini(LIMIT, "seconds of CPU time that a file of tests may take in a run with --limit-cpu-time")
 
 
 def pytest_runtest_logstart() -> None:
@@ -31,20 +45,40 @@ def pytest_runtest_logstart() -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    outcome = yield
-    report, now = outcome.get_result(), spent()  # type: ignore[attr-defined]
+    outcome: Any = yield
+    report, now = outcome.get_result(), spent()
     report.user_properties = [*report.user_properties, (CPU_TIME, now - _Clock.read)]
     _Clock.read = now
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_sessionfinish(session: Any) -> None:
+    """A file above the limit is a failure of the run, even if its tests passed."""
+    config = session.config
+    if config.getoption("--limit-cpu-time") and _above(config, _by_file(config)):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    files = _by_file(config)
+    terminalreporter.section("seconds of CPU time")
+    for file, seconds in files.most_common(SHOWN):
+        terminalreporter.write_line(f"{seconds:7.1f}  {file}")
+    terminalreporter.write_line(f"{files.total():7.1f}  all {len(files)} files")
+    if config.getoption("--limit-cpu-time"):
+        for file in _above(config, files):
+            terminalreporter.write_line(f"{file} took more CPU time than {LIMIT} of pyproject.toml allows", red=True)
+
+
+def _by_file(config: Any) -> Counter[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     files: Counter[str] = Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            for key, value in getattr(report, "user_properties", ()):
-                if key == CPU_TIME:
-                    files[report.nodeid.split("::")[0]] += value
-    terminalreporter.section("CPU time")
-    for file, seconds in files.most_common(int(os.environ.get("TOPFILES", "10"))):
-        terminalreporter.write_line(f"{seconds:6.1f} s  {file}")
-    terminalreporter.write_line(f"{files.total():6.1f} s  all tests")
+    for report in (report for reports in reporter.stats.values() for report in reports) if reporter else ():
+        for key, value in getattr(report, "user_properties", ()):
+            if key == CPU_TIME:
+                files[report.nodeid.partition("::")[0]] += value
+    return files
+
+
+def _above(config: Any, files: Counter[str]) -> list[str]:
+    limit = float(config.getini(LIMIT))
+    return [file for file, seconds in files.most_common() if seconds > limit]

@@ -55,7 +55,7 @@ def row(variation: Variation, options: list[str]) -> dict[str, Any]:
         except subprocess.CalledProcessError as error:
             return {"name": variation.name, "failures": [f"its environment could not be made: {error.stdout[-2000:]}"]}
         pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WORKERS, f"--junitxml={results}", *options]
-        command, environment = [*as_user(variation.user), *pytest], surroundings(variation, Path(scratch))
+        command, environment = [*variation.before, *as_user(variation.user), *pytest], surroundings(variation, Path(scratch))
         done = subprocess.run(command, cwd=root, env=environment, stdout=STDERR, check=False)
         found, failures = read(results)
     if done.returncode not in (0, 1) or (done.returncode == 1) != bool(failures):

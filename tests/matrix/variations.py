@@ -35,7 +35,7 @@ class Variation:
     """One row of the matrix.
 
     With a `folder`: in a copy of the checkout of that name, with an environment of its own. With a `user`: as the user of that
-    number, whose home cannot be written to. `without`: commands that are not on PATH.
+    number, whose home cannot be written to. `without`: commands that are not on PATH. `before`: what starts the tests.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Variation:
     folder: str = ""
     missing: str = ""
     without: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     user: int | None = None
 
 
@@ -59,6 +60,7 @@ def variations() -> Iterator[Variation]:
         yield Variation(f"dilkit {name}", {"DILKIT_CPU_ISA": name})
     for threads in ("1", "2", "4"):
         yield Variation(f"threads {threads}", {"OMP_NUM_THREADS": threads})
+    yield one_core()
     yield Variation("LANG=C", {"LANG": "C", "LC_ALL": "C"})
     yield Variation("no C++", without=CXX)
     yield another_user()
@@ -75,6 +77,13 @@ def interpreter(version: str) -> str:
     found = pyenv.glob(f"{version}.*/bin/python") if os.access(pyenv, os.R_OK) else ()
     places = [shutil.which(f"python{version}"), *map(str, sorted(found))]
     return next((place for place in places if place and works(place)), "")
+
+
+def one_core() -> Variation:
+    """As on a machine with one core."""
+    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    why = "" if shutil.which("taskset") else "there is no taskset"
+    return Variation("one core", before=("taskset", "--cpu-list", str(core)), missing=why)
 
 
 def another_user() -> Variation:
