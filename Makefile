@@ -29,12 +29,13 @@ TRANSFORMERS := $(ENV)/stage-transformers
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all smoke matrix slow sanitize aarch64 fuzz sanitize-cuda kernels gpu simulate peers lint docs results wheel stages clean
+.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda kernels gpu simulate peers lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
 	@echo "make test-all  the tests and what 'make test' has no time for, but for those of 'make kernels'"
 	@echo "make smoke     a choice of the tests that answers in half a minute"
+	@echo "make mutants   faults of one line, put into copies of the code one by one: do the tests notice? (ARGS='--only comm')"
 	@echo "make matrix    the tests with every setting of torch, MKL, dilkit, threads, language and path, and with other Pythons:"
 	@echo "               hours; ARGS='--only torch tests/core' some settings and tests of them, --json for a program"
 	@echo "make slow      what 'make test-all' adds to 'make test'"
@@ -67,6 +68,9 @@ test-all: $(TEST)
 
 smoke: $(TEST)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m smoke $(ARGS)
+
+mutants: $(TEST)
+	$(PY) tests/mutants/run.py $(ARGS)
 
 matrix: $(TEST)
 	$(PY) tests/matrix/run.py $(ARGS)

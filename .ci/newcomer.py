@@ -9,6 +9,7 @@ Then the tests run once more in one of the surroundings of `tests/matrix` that h
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,15 +29,25 @@ HIDDEN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "MAKEFLAGS", "MAKELEVEL", "
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="newcomer-") as scratch:
-        folder = Path(scratch)
-        copy, environment = copy_checkout(folder / "dilkit"), surroundings(folder)
-        row = ROWS[int(commit()[:12], 16) % len(ROWS)]
-        matrix = [".venv/bin/python", "tests/matrix/run.py", "--only", row]
-        for command in (["make", "test"], matrix):
-            print(f"newcomer: {' '.join(command)}", flush=True)
-            if code := subprocess.run(command, cwd=copy, env=environment, check=False).returncode:
-                print(f"newcomer: {' '.join(command)} ended with {code}", flush=True)
-                return 1
+        copy, environment = copy_checkout(Path(scratch, "dilkit")), surroundings(Path(scratch))
+        print("newcomer: make test", flush=True)
+        if code := subprocess.run(["make", "test"], cwd=copy, env=environment, check=False).returncode:
+            print(f"newcomer: make test ended with {code}", flush=True)
+            return 1
+        return any_row(copy, environment)
+
+
+def any_row(copy: Path, environment: dict[str, str]) -> int:
+    """The exit code of the first row, from the one that the commit's hash says, which this machine can run; 0 if it can run none."""
+    first = int(commit()[:12], 16) % len(ROWS)
+    for row in ROWS[first:] + ROWS[:first]:
+        command = [".venv/bin/python", "tests/matrix/run.py", "--json", "--only", row]
+        print(f"newcomer: {' '.join(command)}", flush=True)
+        done = subprocess.run(command, cwd=copy, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+        print(done.stdout, flush=True)
+        rows = json.loads(done.stdout)["rows"]
+        if rows and "skipped_because" not in rows[0]:
+            return done.returncode
     return 0
 
 

@@ -103,6 +103,18 @@ def test_loading_every_backend_imports_no_torch(tmp_path):
     assert python("import sys, dilkit; dilkit.list_backends(); print('torch' in sys.modules)", tmp_path) == "False"
 
 
+def test_a_first_call_imports_no_compiler(tmp_path):
+    """It takes as long as torch and dilkit together, in every process and on every rank."""
+    program = """
+import sys, torch, dilkit.comm
+x, pattern = torch.randn(1, 32, 2, 4), dilkit.Pattern([8], [2])
+dilkit.dilated_attention(x, x, x, pattern)
+dilkit.comm.run_threads(1, lambda comm: dilkit.comm.ring_dilated_attention(x, x, x, pattern, comm))
+print("torch._dynamo" in sys.modules)
+"""
+    assert python(program, tmp_path) == "False"
+
+
 @pytest.mark.parametrize("folder", ["dilkit", "backends", "comm"])
 def test_arrows_only_go_down(folder):
     """The core imports none of the other packages; backends and comm import the core alone, and themselves."""
