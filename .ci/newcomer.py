@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def any_row(copy: Path, environment: dict[str, str]) -> int:
-    """The exit code of the first row, from the one that the commit's hash says, which this machine can run; 0 if it can run none."""
+    """The exit code of the first row that this machine can run, from that on which the commit's hash says; 0 if there is none."""
     first = int(commit()[:12], 16) % len(ROWS)
     for row in ROWS[first:] + ROWS[:first]:
         command = [".venv/bin/python", "tests/matrix/run.py", "--json", "--only", row]
