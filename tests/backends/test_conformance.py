@@ -28,12 +28,41 @@ def test_no_backend_is_broken() -> None:
     assert not broken
 
 
-def listed(case: Case) -> Any:
-    return pytest.param(case, marks=[pytest.mark.smoke] if case.dtype == "float32" else [], id=case.name)
+LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)
+SHARES = {"sdpa": 2, "reference": 6}
+"""A backend that is not here has every variant of a feature by default, these have one of so many."""
 
 
-@pytest.mark.parametrize("case", [listed(case) for case in (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)])
-@pytest.mark.parametrize(("backend", "device"), BACKENDS_AND_DEVICES)
+def usual() -> set[tuple[str, Case]]:
+    """What is not slow: each variant in one dtype, the next in the next, and on the next backend in another one."""
+    chosen, names = set(), list(dict.fromkeys(name for name, _ in BACKENDS_AND_DEVICES))
+    features: dict[str, dict[str, list[Case]]] = {}
+    for case in LISTED:
+        features.setdefault(case.feature, {}).setdefault(case.variant, []).append(case)
+    for at, name in enumerate(names):
+        for variants in features.values():
+            for number, cases in enumerate(variants.values()):
+                if number % SHARES.get(name, 1) == 0:
+                    chosen.add((name, cases[(number // SHARES.get(name, 1) + at) % len(cases)]))
+    return chosen
+
+
+def listed() -> list[Any]:
+    chosen = usual()
+    return [
+        pytest.param(
+            name,
+            case,
+            device,
+            marks=[pytest.mark.smoke] * (case.dtype == "float32") + [pytest.mark.slow] * ((name, case) not in chosen),
+            id=f"{name}-{device}-{case.name}",
+        )
+        for name, device in BACKENDS_AND_DEVICES
+        for case in LISTED
+    ]
+
+
+@pytest.mark.parametrize(("backend", "case", "device"), listed())
 def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, into_matrix: Any) -> None:
     result = check(backend, case, device)
     into_matrix(result)
@@ -43,8 +72,17 @@ def test_backend_agrees_with_the_oracle(backend: str, case: Case, device: str, i
 
 
 def test_case_names_are_unique() -> None:
-    names = [case.name for case in (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)]
+    names = [case.name for case in LISTED]
     assert len(set(names)) == len(names)
+
+
+def test_by_default_each_backend_meets_every_feature_and_every_dtype() -> None:
+    chosen = usual()
+    for name, _ in BACKENDS_AND_DEVICES:
+        own = [case for backend, case in chosen if backend == name]
+        assert {case.feature for case in own} == {case.feature for case in LISTED}
+        assert {case.dtype for case in own} == {case.dtype for case in LISTED}
+    assert {(case.feature, case.variant) for _, case in chosen} == {(case.feature, case.variant) for case in LISTED}
 
 
 class Faulty(Reference):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
@@ -10,7 +11,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +21,10 @@ SHIM = ROOT / "tests/backends/cuda/host"
 KERNELS = ROOT / "backends/cuda/kernels"
 LANGUAGE = ("-x", "c", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unused", "-Wno-unknown-pragmas")
 # Products and sums are rounded apart, so that equal arithmetic gives equal bits in kernels compiled with different macros.
-FLAGS = (*LANGUAGE, "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-Werror=frame-larger-than=65536")
+# Most kernels run for less time than a compiler takes to optimize them, but places in the code are exact with -O1 only.
+FLAGS = (*LANGUAGE, "-Og", "-march=native", "-ffp-contract=off", "-fPIC", "-Werror=frame-larger-than=65536")
 SANITIZED = ("-fsanitize=thread", "-fsanitize=bounds", "-fsanitize=signed-integer-overflow")
-CHECKED = ("-DHOST_CHECKED", "-g", "-fno-tree-sra", *SANITIZED, "--param=tsan-instrument-func-entry-exit=0")
+CHECKED = ("-O1", "-DHOST_CHECKED", "-g1", "-fno-tree-sra", *SANITIZED, "--param=tsan-instrument-func-entry-exit=0")
 WEEK = 7 * 24 * 3600
 
 Macros = tuple[tuple[str, int], ...]
@@ -41,15 +44,29 @@ def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
     path = KERNELS / source
     flags = [*FLAGS, *(CHECKED if checked else ()), *(f"-D{name}={value}" for name, value in macros)]
     files = sorted([path, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
-    text = [*flags, _run("gcc", "--version"), *(f"{file.name}\n{file.read_text()}" for file in files)]
+    text = [*flags, _compiler(), *(f"{file.name}\n{file.read_text()}" for file in files)]
     place = _directory() / f"{path.stem}-{hashlib.sha256(chr(0).join(text).encode()).hexdigest()[:24]}.so"
     if not place.exists():
-        with tempfile.TemporaryDirectory(dir=_directory()) as folder:
-            built = Path(folder, "kernel.o"), Path(folder, "kernel.so")
-            _run("gcc", *flags, f"-I{SHIM}", f"-I{KERNELS}", "-c", "-o", str(built[0]), str(path))
-            _run("gcc", "-shared", "-o", str(built[1]), str(built[0]), "-lm")  # apart, or runtimes of sanitizers come along
-            built[1].replace(place)
+        with _alone(place):
+            if not place.exists():
+                _build(path, flags, place)
     return place
+
+
+def _build(path: Path, flags: list[str], place: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=_directory()) as folder:
+        built = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+        _run("gcc", *flags, f"-I{SHIM}", f"-I{KERNELS}", "-c", "-o", str(built[0]), str(path))
+        _run("gcc", "-shared", "-o", str(built[1]), str(built[0]), "-lm")  # apart, or runtimes of sanitizers come along
+        built[1].replace(place)
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Of processes that want the same library, such as workers of a run of tests, one compiles it and the others wait."""
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @cache
@@ -70,6 +87,11 @@ def with_lines(text: str, path: Path) -> str:
     return re.sub(r"@([0-9a-f]+)", line, text)
 
 
+@cache
+def _compiler() -> str:
+    return _run("gcc", "--version")
+
+
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -84,7 +106,7 @@ def _directory() -> Path:
     place.mkdir(mode=0o700, exist_ok=True)
     if place.stat().st_uid != os.getuid():
         raise PermissionError(f"{place} belongs to another user; set TMPDIR")
-    for old in place.glob("*.so"):
+    for old in (*place.glob("*.so"), *place.glob("*.lock")):
         with suppress(FileNotFoundError):
             if time.time() - old.stat().st_mtime > WEEK:
                 old.unlink()

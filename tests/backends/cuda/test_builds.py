@@ -27,16 +27,20 @@ USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES, *DROPPING, *PAIRS]))
 
 
 def chosen(builds: list[Build]) -> list[Any]:
-    """By default, the first and the last build of a file are compiled, and one between; of other files another one."""
+    """Of each file, the first and the last build are slow, and one between, of other files another; the rest is longer yet."""
     files = {names: [build for build in builds if build.names == names] for names in dict.fromkeys(b.names for b in builds)}
     usual = [one[i] for at, one in enumerate(files.values()) for i in {0, 1 + at % max(1, len(one) - 2), len(one) - 1}]
-    return [pytest.param(build, marks=[] if build in usual else [pytest.mark.kernels]) for build in builds]
+    return [pytest.param(build, marks=pytest.mark.slow if build in usual else pytest.mark.kernels) for build in builds]
 
 
 AT_LENGTH = [pytest.param(build, marks=pytest.mark.kernels) for build in WIDE]
 
 
-@pytest.mark.parametrize("build", [*chosen(USUAL), *SHORT, *AT_LENGTH], ids=lambda build: build.name)
+@pytest.mark.parametrize(
+    "build",
+    [*chosen(USUAL), *SHORT[:1], *(pytest.param(build, marks=pytest.mark.slow) for build in SHORT[1:]), *AT_LENGTH],
+    ids=lambda build: build.name,
+)
 def test_a_kernel_compiles_and_fits(build: Build) -> None:
     """`make kernels` holds every size of every kernel to the same."""
     found = compiled(build)

@@ -182,6 +182,7 @@ def test_code_that_another_user_may_have_written_is_not_run(folder: Path, compil
     assert len(compilations) == 4
 
 
+@pytest.mark.slow
 def test_many_processes_share_a_cache(folder: Path) -> None:
     processes = multiprocessing.get_context("spawn")
     barrier, results = processes.Barrier(3), processes.Queue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,17 @@ def spread(listed: Runs, kind: int) -> Runs:
 NATURAL = [runs(FP32, "float32"), runs(TENSOR_CORES, "bfloat16")]
 OTHER = runs(TENSOR_CORES, "float16") + runs(FP32, "float16") + runs(FP32, "bfloat16")
 USUAL: Runs = [run for kind, listed in enumerate(NATURAL) for run in spread(listed, kind)] + OTHER[::20]
+
+
+def quick(listed: Runs, kind: int) -> Runs:
+    """Every fourth run of every other feature, but some of each that decides what is compiled; with rows of 16 numbers."""
+    names = [name for at, name in enumerate(dict.fromkeys(case.feature for _, case in listed)) if at % 2 == kind]
+    narrow = [run for run in listed if run[1].head_dim in (8, 16)]
+    groups = [[run for run in narrow if run[1].feature == name] for name in dict.fromkeys((*names, "mix", "packed"))]
+    return [run for group in groups for run in group[::4]]
+
+
+QUICK = [run for kind, listed in enumerate(NATURAL) for run in quick(spread(listed, kind), kind)]
 REST = [run for listed in (*NATURAL, OTHER) for run in listed if run not in USUAL]
 
 PATTERNS = {"groups": (Pattern([128, 256, 300], [1, 2, 32]), 300), "tall": (Pattern([256, 512], [1, 2]), 512)}
@@ -95,7 +107,12 @@ def name(run: tuple[Capability, Case]) -> str:
     return "sm_{}{}-{}".format(*run[0], run[1].name)
 
 
-@pytest.mark.parametrize("run", USUAL, ids=name)
+def all_but(listed: Runs, usual: Runs) -> list[Any]:
+    """`listed` as parameters: what is not `usual` is slow, most of it for what has to be compiled."""
+    return [pytest.param(run, marks=[] if run in usual else pytest.mark.slow, id=name(run)) for run in listed]
+
+
+@pytest.mark.parametrize("run", all_but(USUAL, QUICK))
 def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
     with backend(run[0]) as known:
         result = check(known, run[1])
@@ -103,7 +120,9 @@ def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callab
     assert result.verdict == "passed", result
 
 
-@pytest.mark.parametrize("run", [run for kind, listed in enumerate(KINDS) for run in listed[kind::2]], ids=name)
+@pytest.mark.parametrize(
+    "run", [param for kind, listed in enumerate(KINDS) for param in all_but(listed[kind::2], listed[kind::4])]
+)
 def test_the_kernels_are_right_with_every_kind(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
     with backend(run[0]) as known:
         result = check(known, run[1])
@@ -111,7 +130,11 @@ def test_the_kernels_are_right_with_every_kind(run: tuple[Capability, Case], int
     assert result.verdict == "passed", result
 
 
-@pytest.mark.parametrize("run", DROPPED, ids=name)
+DROPPED_FIRST = [next(run for run in DROPPED if run[0] == FP32), next(run for run in DROPPED[::-1] if run[1].lengths)]
+"""One with each kind of kernel, one of them of packed sequences."""
+
+
+@pytest.mark.parametrize("run", all_but(DROPPED, DROPPED_FIRST))
 def test_the_kernels_drop_the_right_weights(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
     with backend(run[0]) as known:
         result = check(known, run[1])
@@ -119,7 +142,9 @@ def test_the_kernels_drop_the_right_weights(run: tuple[Capability, Case], into_m
     assert result.verdict == "passed", result
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(FP32, torch.float32), (TENSOR_CORES, torch.float16)])
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [(FP32, torch.float32), pytest.param(TENSOR_CORES, torch.float16, marks=pytest.mark.slow)]
+)
 def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability, dtype: torch.dtype) -> None:
     """As over ranks: the rows of a call are some of a longer sequence."""
     draw, pattern = torch.Generator().manual_seed(0), Pattern([16, 40], [1, 2])

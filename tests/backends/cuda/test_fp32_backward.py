@@ -116,15 +116,28 @@ def test_problems(case: Case, role: str) -> None:
     judge(case, run(case, role, order="random", seed=len(case.name)))
 
 
-@pytest.mark.parametrize(
-    ("case", "role", "capability"), every_pair(LARGE, NAMES, [610, 900], mark=pytest.mark.kernels), ids=case_name
-)
+USUAL = [
+    ("grouped heads causal", "dquery", 900),
+    ("grouped heads causal", "dkeyvalue", 610),
+    ("wide causal half", "dkeyvalue", 900),
+]
+PAIRS = every_pair(LARGE, NAMES, [610, 900], mark=pytest.mark.kernels)
+
+
+def usual(param: Any) -> Any:
+    """Of `PAIRS`, what is not `USUAL` is slow, for what has to be compiled."""
+    case, role, capability = param.values
+    chosen = (case.variant, role, capability) in USUAL
+    return pytest.param(*param.values, marks=[] if chosen else param.marks or pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("case", "role", "capability"), [usual(param) for param in PAIRS], ids=case_name)
 def test_larger_problems(case: Case, role: str, capability: int) -> None:
     judge(case, run(case, role, capability=capability))
 
 
 @pytest.mark.parametrize("role", NAMES)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
 def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, role: str) -> None:
     sizes = dict(batch=1, heads=2, kv_heads=1, seq=140, head_dim=32)
     case = Case(feature="bits", variant="", pattern=NESTED, is_causal=True, mask="random", dtype=dtype, **sizes)
@@ -135,7 +148,7 @@ def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, role: str) ->
 
 
 @pytest.mark.parametrize("role", NAMES)
-@pytest.mark.parametrize("capability", [610, 900])
+@pytest.mark.parametrize("capability", [pytest.param(610, marks=pytest.mark.slow), 900])
 def test_no_thread_reads_what_another_may_still_write(capability: int, role: str) -> None:
     sizes = dict(batch=1, heads=2, kv_heads=1, seq=150, head_dim=40)
     case = Case(feature="checked", variant="", pattern=NESTED, is_causal=True, mask="random", **sizes)

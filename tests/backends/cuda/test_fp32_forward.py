@@ -110,11 +110,17 @@ def test_problems(case: Case) -> None:
     judge(case, run(case, order="random", seed=len(case.name)))
 
 
-@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
+USUAL = ("grouped heads causal", "huge")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c.variant in USUAL else pytest.mark.slow, id=c.name) for c in LARGE]
+)
 def test_larger_problems(case: Case) -> None:
     judge(case, run(case))
 
 
+@pytest.mark.slow
 def test_twice_the_threads() -> None:
     case = LARGE[-1]
     judge(case, run(case, threads=128, blocks=3))
@@ -123,8 +129,10 @@ def test_twice_the_threads() -> None:
 BITS = Case(feature="bits", variant="", batch=1, heads=2, kv_heads=1, seq=140, pattern=NESTED, is_causal=True, mask="random")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("head_dim", [32, 48, 64, 128])
+@pytest.mark.parametrize(
+    "dtype", ["float16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("float32", "bfloat16"))]
+)
+@pytest.mark.parametrize("head_dim", [48, *(pytest.param(size, marks=pytest.mark.slow) for size in (32, 64, 128))])
 def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, head_dim: int) -> None:
     case = replace(BITS, dtype=dtype, head_dim=head_dim)
     want = run(case)
@@ -143,6 +151,7 @@ def test_masked_keys_are_not_read() -> None:
         assert torch.equal(x, want[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 128])
 def test_no_race_and_nothing_out_of_bounds(head_dim: int) -> None:
     case = replace(BITS, head_dim=head_dim, pattern=Pattern([64, 128], [1, 2]), dtype="float16")

@@ -106,6 +106,12 @@ NAMED = {
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", NAMED)
 def test_named_patterns(name: str, is_causal: bool) -> None:
+    check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "mixed" else pytest.mark.slow) for name in NAMED])
+def test_named_patterns_with_every_access_checked(name: str, is_causal: bool) -> None:
     check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES), checked=True)
 
 

@@ -41,7 +41,10 @@ def launch(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor], first
     HostLauncher(checked=True).launch(kernel, 1, make_arguments(problem, given, group, 1, places, first))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+USUAL = ("fp32_dquery", "mma_dkeyvalue")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in USUAL else pytest.mark.slow) for kind in KINDS])
 def test_no_number_exceeds_its_type(kind: str) -> None:
     """All rows are equal, in the memory of one: out is the value, and the first of the two rows sees one key, the second both."""
     role, dtype, capability, dim, rows = KINDS[kind]

@@ -105,11 +105,18 @@ def test_problems(case: Case) -> None:
     judge(case, gradients(case, Way(launcher=HostLauncher("random", len(case.name)))))
 
 
-@pytest.mark.parametrize("case", LARGER, ids=lambda case: case.name)
+USUAL = ("groups", "120 of 128 causal")
+"""With each of the kernels; the others are compiled for other sizes."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c.variant in USUAL else pytest.mark.slow, id=c.name) for c in LARGER]
+)
 def test_larger_problems(case: Case) -> None:
     judge(case, gradients(case, Way()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head_dim", "capability"), [(16, AMPERE), (32, AMPERE), (48, AMPERE), (64, TURING), (96, TURING), (128, TURING)]
 )
@@ -121,7 +128,11 @@ def test_low_tiles(head_dim: int, capability: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("head_dim", "capability"),
-    [(32, AMPERE), (64, TURING), (128, AMPERE), (128, SMALLER), (32, (12, 0)), (64, (12, 0))],
+    [
+        (128, AMPERE),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((32, AMPERE), (64, TURING), (128, SMALLER))),
+        *(pytest.param(x, (12, 0), marks=pytest.mark.slow) for x in (32, 64)),
+    ],
 )
 def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability: tuple[int, int]) -> None:
     sizes = dict(pattern=DEEP, seq=200, batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype="float16")
@@ -135,8 +146,10 @@ def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, capability
 @pytest.mark.parametrize(
     ("head_dim", "capability", "vector"),
     [
-        *((16, AMPERE, False), (48, TURING, True), (64, AMPERE, True), (96, AMPERE, False)),
-        *((128, TURING, True), (128, AMPERE, True), (128, AMPERE, False)),
+        (128, AMPERE, True),
+        *(pytest.param(x, AMPERE, False, marks=pytest.mark.slow) for x in (16, 96, 128)),
+        *(pytest.param(x, TURING, True, marks=pytest.mark.slow) for x in (48, 128)),
+        pytest.param(64, AMPERE, True, marks=pytest.mark.slow),
     ],
 )
 def test_every_access_is_checked(head_dim: int, capability: tuple[int, int], vector: bool) -> None:

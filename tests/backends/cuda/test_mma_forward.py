@@ -34,7 +34,9 @@ LARGER = [
     for variant, fields in {
         "classes": dict(pattern=DEEP, seq=1000, head_dim=64),
         "two groups": dict(pattern=Pattern([256, 512, 960], [1, 2, 16]), seq=960, head_dim=64, dtype="float16"),
-        "two groups causal": dict(pattern=Pattern([256, 512, 960], [1, 2, 16]), seq=700, head_dim=120, is_causal=True),
+        "two groups causal": dict(
+            pattern=Pattern([256, 512, 960], [1, 2, 16]), seq=700, head_dim=120, is_causal=True, dtype="float16"
+        ),
         "dense mask": dict(pattern=Pattern.dense(), seq=515, head_dim=96, mask="random", dtype="float16"),
         "dense causal": dict(pattern=Pattern.dense(), seq=515, head_dim=64, is_causal=True, dtype="float16"),
         "a row more than a tile": dict(pattern=Pattern.dense(), seq=65, head_dim=64, is_causal=True, dtype="float16"),
@@ -92,14 +94,21 @@ def test_problems(case: Case) -> None:
     judge(case, attention(case, kernel_of(case, kind), HostLauncher("random", len(case.name))))
 
 
-@pytest.mark.parametrize("case", LARGER, ids=lambda case: case.name)
+USUAL = ("two groups causal", "a row more than a tile")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c.variant in USUAL else pytest.mark.slow, id=c.name) for c in LARGER]
+)
 def test_larger_problems(case: Case) -> None:
     for kernel in {kernel_of(case, kind) for kind in KINDS}:
         judge(case, attention(case, kernel))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head_dim", [32, 128])
+@pytest.mark.parametrize(
+    "kind", ["two slots", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "two slots")]
+)
+@pytest.mark.parametrize("head_dim", [pytest.param(32, marks=pytest.mark.slow), 128])
 def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, kind: str) -> None:
     sizes = dict(batch=1, heads=2, kv_heads=1, seq=300, head_dim=head_dim)
     case = Case(feature="bits", variant="", pattern=DEEP, is_causal=True, mask="random", dtype="float16", **sizes)
@@ -109,8 +118,8 @@ def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, kind: str)
         assert all(torch.equal(found[name], want[name]) for name in want)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vector", [True, False])
+@pytest.mark.parametrize("kind", ["hopper", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "hopper")])
+@pytest.mark.parametrize("vector", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_race_and_nothing_out_of_bounds(kind: str, vector: bool) -> None:
     pattern = Pattern([128, 256], [1, 16])
     case = Case(

@@ -27,9 +27,16 @@ def simulate(*options: str) -> str:
 
 
 @needs_numba
-@pytest.mark.parametrize("share", ["1/6", *(pytest.param(f"{i}/6", marks=pytest.mark.kernels) for i in range(2, 7))])
+@pytest.mark.parametrize(
+    "share",
+    [
+        "1/20",
+        pytest.param("1/6", marks=pytest.mark.slow),
+        *(pytest.param(f"{i}/6", marks=pytest.mark.kernels) for i in range(2, 7)),
+    ],
+)
 def test_kernels_agree_with_the_oracle_in_the_simulator(share: str) -> None:
-    """A case of every other feature, with `make kernels` of every one, forward and gradients; the run tells of each."""
+    """Cases of a few features, with `make kernels` of every one, forward and gradients; the run tells of each."""
     print(simulate("--share", share))
 
 

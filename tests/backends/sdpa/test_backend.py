@@ -164,6 +164,7 @@ def test_forward_needs_less_than_three_outputs_of_memory() -> None:
     assert peak_memory(lambda: backend.forward(q, k, v, posed)) < 3 * q.numel() * 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="another BLAS than MKL, of which nothing is promised")
 def test_every_number_of_threads_gives_the_same_bits_with_mkl_in_its_compatible_mode(tmp_path: Path) -> None:
     """MKL's bits depend on its number of threads unless it is asked for this mode before the process starts."""

@@ -45,6 +45,7 @@ except NoBackendError as error:
 """
 
 
+@pytest.mark.slow
 def test_halves_where_torch_may_use_less_than_the_processor_has(tmp_path: Path) -> None:
     """torch's own kernel raises for bfloat16 there if the processor has AMX."""
     settings = dict(ATEN_CPU_CAPABILITY="avx2", ONEDNN_MAX_CPU_ISA="ALL", DILKIT_TUNED="none")

@@ -39,8 +39,15 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
     return row_kernels
 
 
-@pytest.mark.parametrize("head_dim", [8, 40, 64, 128])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [
+        pytest.param(dtype, head_dim, marks=[] if head_dim == 8 or (dtype, head_dim) == (torch.float16, 40) else pytest.mark.slow)
+        for dtype in DTYPES
+        for head_dim in (8, 40, 64, 128)
+    ],
+    ids=str,
+)
 def test_they_pass_their_proof(interpreted: Any, dtype: torch.dtype, head_dim: int) -> None:
     assert fusing.failure(interpreted, torch.device("cpu"), dtype, head_dim) == ""
 
@@ -82,7 +89,9 @@ def test_sums_of_views_are_those_of_torch(interpreted: Any, dtype: torch.dtype, 
 CASES = [case for case in PROBLEMS if case.dtype != "float64" and case.seq * case.heads * case.batch <= 512][::110]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if at else [], id=case.name) for at, case in enumerate(CASES)]
+)
 def test_the_backend_agrees_with_the_oracle(interpreted: Any, case: Case) -> None:
     register_backend(backend := SDPA(row_kernels=interpreted))
     try:
@@ -92,8 +101,10 @@ def test_the_backend_agrees_with_the_oracle(interpreted: Any, case: Case) -> Non
     assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
-@pytest.mark.parametrize(("part", "sums", "head_dim"), [("bf16", "bf16", 128), ("fp16", "fp32", 40)])
+@pytest.mark.parametrize("capability", [90, *(pytest.param(number, marks=pytest.mark.slow) for number in (80, 100, 120))])
+@pytest.mark.parametrize(
+    ("part", "sums", "head_dim"), [pytest.param("bf16", "bf16", 128, marks=pytest.mark.slow), ("fp16", "fp32", 40)]
+)
 def test_compiled_for_gpus_they_read_whole_vectors_and_spill_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int, part: str, sums: str, head_dim: int
 ) -> None:
