@@ -147,8 +147,13 @@ def test_the_same_bits_in_any_order_and_with_any_loads(dtype: str, role: str) ->
             assert torch.equal(x, want[name])
 
 
-@pytest.mark.parametrize("role", NAMES)
-@pytest.mark.parametrize("capability", [pytest.param(610, marks=pytest.mark.slow), 900])
+@pytest.mark.parametrize(
+    ("role", "capability"),
+    [
+        ("dkeyvalue", 900),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("dquery", 900), ("dquery", 610), ("dkeyvalue", 610))),
+    ],
+)
 def test_no_thread_reads_what_another_may_still_write(capability: int, role: str) -> None:
     sizes = dict(batch=1, heads=2, kv_heads=1, seq=150, head_dim=40)
     case = Case(feature="checked", variant="", pattern=NESTED, is_causal=True, mask="random", **sizes)

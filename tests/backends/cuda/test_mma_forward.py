@@ -118,8 +118,9 @@ def test_the_same_bits_in_any_order_and_with_any_loads(head_dim: int, kind: str)
         assert all(torch.equal(found[name], want[name]) for name in want)
 
 
-@pytest.mark.parametrize("kind", ["hopper", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "hopper")])
-@pytest.mark.parametrize("vector", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vector", [True, False])
 def test_no_race_and_nothing_out_of_bounds(kind: str, vector: bool) -> None:
     pattern = Pattern([128, 256], [1, 16])
     case = Case(
