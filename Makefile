@@ -94,7 +94,7 @@ sanitize-cuda: $(KERNELS)
 
 kernels: $(TEST) $(KERNELS)
 	$(PY) -m dilkit.tools.bench.kernels
-	$(PYTEST) -m 'not slow' tests/backends/cuda tests/backends/numba tests/tools/bench/test_kernels.py tests/tools/bench/test_gpu.py $(ARGS)
+	$(PYTEST) -m '' tests/backends/cuda tests/backends/numba tests/backends/triton tests/tools/bench/test_kernels.py tests/tools/bench/test_gpu.py $(ARGS)
 
 gpu: $(TEST) $(KERNELS)
 	$(PY) -m dilkit gpu-day $(ARGS)

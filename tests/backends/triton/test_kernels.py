@@ -41,7 +41,7 @@ def test_kernels_agree_with_the_oracle_in_the_interpreter(share: str) -> None:
     print(interpret("--share", share))
 
 
-@pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("share", [f"{i}/8" for i in range(1, 9)])
 def test_kernels_agree_with_the_oracle_on_every_case(share: str) -> None:
