@@ -1,19 +1,24 @@
 """Jobs of several processes for tests: ranks under `mpirun` of either MPI wheel, or of torch.distributed with gloo.
 
-Jobs are those of `comm/launch/`; ranks of gloo are forked by `fork_ranks.py`. After each job the test knows what it printed
+Jobs are those of `comm/launch/`; ranks of gloo are forked by `fork_server.py`. After each job the test knows what it printed
 and how it ended, and that none of its processes is left; a failing test shows all of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
+import tempfile
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.fork_server import Forked
 
 from dilkit.comm.launch import processes
 from dilkit.comm.launch.processes import LATE, Ended
@@ -82,13 +87,39 @@ def start(launcher: str, size: int, folder: Path, *program: str, options: Sequen
     arguments = [str(HERE / program[0]), launcher, *program[1:]]
     name = f"{size} ranks of {launcher}: {' '.join(program)}"
     if launcher == "gloo":
-        variables |= {"DILKIT_TEST_MEETING": str(folder / f"meeting-{uuid.uuid4().hex}")}
-        command = [sys.executable, str(HERE / "fork_ranks.py"), str(size), *arguments]
-        return Job(name, processes.start_processes(command, [variables]))
+        return Job(name, fork(size, arguments, {**variables, "DILKIT_TEST_MEETING": str(folder / f"meeting-{uuid.uuid4().hex}")}))
     if launcher == "mpich":
         variables |= {"MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")}
     mpirun = str(_mpirun(launcher))
     return Job(name, processes.start("mpi", size, arguments, options=options, mpirun=mpirun, variables=variables))
+
+
+def alone(launcher: str, *program: str) -> Job:
+    """Start `python <program>` without the launcher, as one process with the modules that ranks need loaded."""
+    if why := missing(launcher):
+        pytest.skip(why)
+    name = f"one process of {launcher}: {' '.join(program)}"
+    return Job(name, fork(0, [str(HERE / program[0]), launcher, *program[1:]], {}))
+
+
+def fork(size: int, arguments: Sequence[str], variables: Mapping[str, str]) -> ForkedJob:
+    """A job of the fork server, with the environment of this process and `variables`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(processes.LAUNCHER_VARIABLES)}
+    output, began = tempfile.TemporaryFile(), time.monotonic()  # noqa: SIM115  (the job closes it when it has ended)
+    return ForkedJob([Forked(size, arguments, inherited | dict(variables), output)], output, "", began)  # type: ignore[list-item]
+
+
+class ForkedJob(processes.Job):
+    """A job of the fork server. What it started is in its session: environments of forked processes are the server's."""
+
+    def marked_processes(self) -> dict[int, str]:
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                state, _, _, session, *_ = (folder / "stat").read_text().rpartition(") ")[2].split()
+                if int(session) == self.processes[0].pid and state != "Z":
+                    found[int(folder.name)] = folder.name
+        return found
 
 
 def _mpirun(launcher: str) -> Path:

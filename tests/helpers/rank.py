@@ -15,7 +15,7 @@ import torch.distributed as dist
 from helpers.exchanges import conform
 
 from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention_varlen
-from dilkit.comm import Comm, CommError, MPIComm, TorchComm, ring_dilated_attention_varlen
+from dilkit.comm import Comm, CommError, CommTimeout, MPIComm, PeerLost, TorchComm
 from dilkit.comm.transports.mpi import requests
 from dilkit.comm.transports.mpi.library import cuda_aware, loaded_library
 
@@ -109,6 +109,8 @@ def packed(comm: Comm) -> None:
 
     By segments, and by branches of all kinds that ranks compute in parts.
     """
+    from dilkit.comm import ring_dilated_attention_varlen  # loads torch's compiler, which takes as long as torch
+
     other_kinds = SlidingWindow(9), GlobalTokens([0, 30]), BlockSparse.local_global(6, 16), Strided(7)
     cu_seqlens = torch.tensor([0, 5, 5, 85, 90], dtype=torch.int32)
     whole = [torch.randn(90, 4, 8, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(3)]
@@ -124,13 +126,41 @@ def packed(comm: Comm) -> None:
     say(f"rank {comm.rank} of {comm.size} has its rows of the packing")
 
 
+def one_process(comm: MPIComm) -> None:
+    """A job of one rank, and how an exchange of it fails: with itself, and with a rank that is not there."""
+    from mpi4py import MPI
+
+    say(f"{comm.rank} {comm.size} {comm.share(b'record')}")
+    own, three, five = comm._comm, torch.zeros(3, dtype=torch.uint8), torch.zeros(5, dtype=torch.uint8)
+    assert own.Get_errhandler() == MPI.ERRORS_RETURN
+    late = requests.MPIExchange(own, 1, "keys")
+    late.post([], [(0, three)])
+    with pytest.raises(CommTimeout, match=r"^exchange 1 \(keys\): nothing came from rank 0 within 0.01 s$") as caught:
+        late.wait(0.01)
+    assert (caught.value.ranks, requests.unfinished_exchanges()) == ((0,), [late])
+    late.post([(0, three + 1)], [])
+    late.wait(20.0)
+    assert three.tolist() == [1, 1, 1]
+    assert not requests.in_progress
+    short = requests.MPIExchange(own, 2, "keys")
+    short.post([(0, three)], [(0, five)])
+    with pytest.raises(PeerLost, match=r"^exchange 2 \(keys\): rank 0 sent 3 bytes where 5 were expected$"):
+        short.wait(20.0)
+    with pytest.raises(PeerLost, match=r"^exchange 3 \(keys\): MPI cannot reach rank 7: ."):
+        requests.MPIExchange(own, 3, "keys").post([(7, three)], [])
+    say("fails as it should")
+
+
 def everyone(comm: Comm, step: str) -> None:
     """Everyone sends to everyone."""
     comm.exchange(torch.zeros(comm.size, 8), [1] * comm.size, [1] * comm.size, step).wait()
 
 
-def fault(comm: Comm, kind: str) -> None:
-    """All goes well once; then rank 1 fails before it takes part in the step "keys"."""
+def fault(comm: Comm, kind: str, before: str = "") -> None:
+    """All goes well once, or `before` does; then rank 1 fails before it takes part in the step "keys"."""
+    if before:
+        conformance(comm)
+        comm = MPIComm(timeout=comm.timeout)
     everyone(comm, "warming up")
     if comm.rank == 1:
         FAULTS[kind](comm)
