@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.ranks import even_cuts
+from helpers.ranks import TURNS, even_cuts
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -146,9 +146,10 @@ class Computed:
         np.add.at(self.pairs[rank], tuple(index), times[seen])
 
 
-@settings(deadline=None, max_examples=150)
+@TURNS
+@settings(deadline=None, max_examples=40)
 @given(ANY_PLANS, st.integers(1, 2))
-def test_every_pair_of_the_count_is_computed_once(plan: ExchangePlan, batch: int) -> None:
+def test_every_pair_of_the_count_is_computed_once(turn: int, plan: ExchangePlan, batch: int) -> None:
     computed = Computed(plan, batch)
     count = plan.pattern.count(plan.seq, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
     total = sum(computed.pairs)
@@ -160,9 +161,10 @@ def test_every_pair_of_the_count_is_computed_once(plan: ExchangePlan, batch: int
     )
 
 
-@settings(deadline=None, max_examples=100)
+@TURNS
+@settings(deadline=None, max_examples=25)
 @given(ANY_PLANS, st.integers(1, 2))
-def test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s(plan: ExchangePlan, batch: int) -> None:
+def test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s(turn: int, plan: ExchangePlan, batch: int) -> None:
     tables = [index_tables(plan, rank, batch) for rank in range(plan.world_size)]
     for roles in ("qkv", "q", "k"):
         sent = np.array([t.sent[roles].counts for t in tables])
@@ -226,9 +228,10 @@ def _ring_bytes(plan: ExchangePlan, rank: int, batch: int, row: int) -> dict[str
     return dict(forward=hops * (2 * row + 1), backward=hops * (2 * row + 1) + grads * 2 * row)
 
 
-@settings(deadline=None, max_examples=60)
+@TURNS
+@settings(deadline=None, max_examples=15)
 @given(plans(("scatter",)))
-def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(plan: ExchangePlan) -> None:
+def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(turn: int, plan: ExchangePlan) -> None:
     assume(not plan.is_joint)  # all rows are moved then, kept by a branch or not
     computed = Computed(plan, 1)
     for branch in range(len(plan.pattern.branches)):
@@ -280,9 +283,10 @@ def test_published_bytes(world_size: int, most: float, routes: list[str], is_cau
     assert [route.kind for route in plan.routes if route.kind != "local"] == routes
 
 
-@settings(deadline=None, max_examples=50)
+@TURNS
+@settings(deadline=None, max_examples=15)
 @given(plans(("auto",)))
-def test_auto_moves_the_fewest_rows_through_the_busiest_rank(plan: ExchangePlan) -> None:
+def test_auto_moves_the_fewest_rows_through_the_busiest_rank(turn: int, plan: ExchangePlan) -> None:
     pattern = plan.pattern
     limits = None if pattern.heads is None else pattern.heads[:1]
     one = Pattern(pattern.segment_lengths[:1], pattern.dilation_rates[:1], pattern.offset, heads=limits)

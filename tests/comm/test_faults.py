@@ -26,20 +26,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.launch import Job, start
+from helpers.launch import Job, assert_conforms, start
 from helpers.rank import FAULTS, LONG_TIMEOUT, TIMEOUT, everyone
 
 from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, PlanMismatch, run_threads
 
 SLACK = 2.0
 SLOW = pytest.mark.slow
-"""Of what a launcher has in common with another, one is asked by default: a job of three takes seconds."""
+"""By default MPI is asked one fault, and gloo those that it notices in ways of its own: each rank of `mpirun` takes a second."""
 KNOWN = re.compile(r"^rank (\d) knows after ([\d.]+) s: (\w+): exchange 2 \(keys\): (.*)$", re.MULTILINE)
 
 
-def fail(launcher: str, kind: str, folder: Path, *options: str) -> Job:
-    """A job of three whose rank 1 fails; it ends with an error, and leaves nothing behind."""
-    job = start(launcher, 3, folder, "rank.py", "fault", kind, options=options).finish()
+def fail(launcher: str, kind: str, folder: Path, *options: str, size: int = 3, function: str = "fault") -> Job:
+    """A job whose rank 1 fails; it ends with an error, and leaves nothing behind."""
+    job = start(launcher, size, folder, "rank.py", function, kind, options=options).finish()
     assert job.code != 0, job
     assert job.text.count("Traceback") == (kind in ("raises", "raises_in_a_thread")), job
     return job
@@ -58,7 +58,7 @@ def assert_said(job: Job, error: type[CommError], what: str, all_of_them: bool =
 
 
 class TestGloo:
-    @pytest.mark.parametrize("kind", ["killed", "raises", pytest.param("gives_up", marks=SLOW)])
+    @pytest.mark.parametrize("kind", ["killed", "raises", "exits", pytest.param("gives_up", marks=SLOW)])
     def test_a_rank_that_is_gone(self, kind: str, tmp_path: Path) -> None:
         job = fail("gloo", kind, tmp_path)
         assert_said(job, PeerLost, r"lost (rank 1|ranks 0, 1|ranks 1, 2):", all_of_them=True)
@@ -69,29 +69,43 @@ class TestGloo:
         job = fail("gloo", kind, tmp_path)
         assert_said(job, CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s", all_of_them=True)
 
+    def test_a_rank_that_disagrees(self, tmp_path: Path) -> None:
+        assert said_to_disagree(fail("gloo", "disagrees", tmp_path)) == ["0", "1", "2"]
+
+
+def said_to_disagree(job: Job) -> list[str]:
+    """The ranks that said so, each once."""
+    said = re.findall(r"PlanMismatch: the plan: rank 1 of 3 differs from the others$", job.text, re.MULTILINE)
+    ranks = re.findall(r"^\[rank (\d)\] PlanMismatch: the plan: rank 1 of 3 differs from the others$", job.text, re.MULTILINE)
+    assert len(said) == len(ranks) == len(set(ranks)), job
+    return sorted(ranks)
+
 
 class TestMPI:
-    @pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=SLOW), "mpich"])
+    def test_ranks_that_conform_and_one_that_is_late(self, tmp_path: Path) -> None:
+        """One job for both: what it is for a test, to start the ranks is most of it."""
+        job = fail("openmpi", "late", tmp_path, size=2, function="conformance_and_fault")
+        assert_conforms(job, 2)
+        assert_said(job, CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
     def test_mpirun_ends_the_job_of_a_rank_that_was_killed(self, launcher: str, tmp_path: Path) -> None:
         job = fail(launcher, "killed", tmp_path)
         assert re.search(r"process rank 1 with PID" if launcher == "openmpi" else r"PID \d+ RUNNING AT", job.text), job
         assert re.search(r"signal 9", job.text), job
 
-    @pytest.mark.parametrize(
-        ("launcher", "kind"),
-        [
-            ("openmpi", "late"),
-            ("mpich", "frozen"),
-            pytest.param("openmpi", "frozen", marks=SLOW),
-            pytest.param("mpich", "late", marks=SLOW),
-        ],
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", ["late", "frozen"])
+    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
     def test_a_rank_that_does_not_answer(self, launcher: str, kind: str, tmp_path: Path) -> None:
         assert_said(fail(launcher, kind, tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
 
-    @pytest.mark.parametrize("launcher", ["openmpi", pytest.param("mpich", marks=SLOW)])
-    def test_a_rank_that_raises_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
-        assert_blamed(fail(launcher, "raises", tmp_path), traceback=True)
+    @pytest.mark.parametrize(
+        ("launcher", "size"), [("mpich", 2), *(pytest.param(x, 3, marks=SLOW) for x in ("openmpi", "mpich"))]
+    )
+    def test_a_rank_that_raises_ends_the_job(self, launcher: str, size: int, tmp_path: Path) -> None:
+        assert_blamed(fail(launcher, "raises", tmp_path, size=size), traceback=True)
 
 
 def assert_blamed(job: Job, traceback: bool) -> None:
@@ -101,14 +115,15 @@ def assert_blamed(job: Job, traceback: bool) -> None:
     assert not KNOWN.search(job.text), job
 
 
+@pytest.mark.slow
 def test_ranks_that_are_left_alone_know_who_was_killed(tmp_path: Path) -> None:
     assert_said(fail("openmpi", "killed", tmp_path, "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
 
 
+@pytest.mark.slow
 class TestEitherMPI:
     """What does not depend on the launcher."""
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["raises_in_a_thread", "gives_up"])
     def test_other_ways_to_fail(self, kind: str, tmp_path: Path) -> None:
         assert_blamed(fail("mpich", kind, tmp_path), traceback=kind != "gives_up")
@@ -117,10 +132,7 @@ class TestEitherMPI:
         assert_said(fail("mpich", "exits", tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
 
     def test_a_rank_that_disagrees(self, tmp_path: Path) -> None:
-        job = fail("mpich", "disagrees", tmp_path)
-        said = re.findall(r"^\[rank (\d)\] PlanMismatch: the plan: rank 1 of 3 differs from the others$", job.text, re.MULTILINE)
-        assert said, job
-        assert len(set(said)) == len(said), job
+        assert said_to_disagree(fail("mpich", "disagrees", tmp_path))
 
 
 class TestThreads:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, uneven_cuts
+from helpers.ranks import TURNS, assert_counted, assert_right, even_cuts, of_case, uneven_cuts
 from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,8 +79,16 @@ def test_problem_list(case: Case) -> None:
         assert_counted(found, make_tensors(case))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("window", [(1, 1), (2, 1), (7, 1), (8, 1), (9, 3), (40, 1), (50, 4), (100, 1)], ids=str)
+def with_and_without_causality(of: Iterable[Any]) -> list[Any]:
+    """By default one with causality, the next without."""
+    both = [(at, one, is_causal) for at, one in enumerate(of) for is_causal in (False, True)]
+    return [pytest.param(one, c, id=f"{one}-{c}", marks=[pytest.mark.slow] if (at + c) % 2 else []) for at, one, c in both]
+
+
+WINDOWS = (1, 1), (2, 1), (7, 1), (8, 1), (9, 3), (40, 1), (50, 4), (100, 1)
+
+
+@pytest.mark.parametrize(("window", "is_causal"), with_and_without_causality(WINDOWS))
 def test_windows(window: tuple[int, int], is_causal: bool) -> None:
     """Of one token, odd, even, dilated, wider than a shard, longer than the sequence."""
     for world_size in (1, 2, 3, 4):
@@ -100,8 +108,7 @@ TOKENS = {
 }
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("tokens", "is_causal"), with_and_without_causality(TOKENS))
 def test_global_tokens(tokens: str, is_causal: bool) -> None:
     """Alone, beside a window, and in mixes that count once: with one window, and with several branches of tokens."""
     beside = [SlidingWindow(7)], [GlobalTokens([2, 3, 31]), SlidingWindow(20, 3), GlobalTokens(4, "read")]
@@ -127,8 +134,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize(("blocks", "is_causal"), with_and_without_causality(BLOCKS))
 def test_blocks(blocks: str, is_causal: bool) -> None:
     """Shards that begin within blocks, and such that begin with them; heads of their own, and one rank with the whole."""
     pattern = Pattern.of(BLOCKS[blocks])
@@ -154,9 +160,9 @@ def test_no_block_of_keys_travels_in_vain() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_a_plan_of_blocks_looks_at_those_that_are_seen(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("blocks", [2**12, pytest.param(2**15, marks=pytest.mark.slow)])
+def test_a_plan_of_blocks_looks_at_those_that_are_seen(blocks: int, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No matrix of all blocks is made: of 2**15 blocks that would be 2**30 bools."""
-    blocks = 2**15
     bits = bytearray(blocks**2 // 8)
     for at in range(blocks):  # each block sees itself and the one before
         for place in (at * blocks + at, at * blocks + max(at - 1, 0)):
@@ -186,10 +192,11 @@ def loss(out: Tensor, lse: Tensor) -> Tensor:
     return out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
 
 
-@settings(max_examples=40, deadline=None)
+@TURNS
+@settings(max_examples=12, deadline=None)
 @given(mixes_with_heads(), st.integers(4, 30), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_any_mix_with_dropout_and_gradients_through_lse(
-    drawn: tuple[Pattern, Heads], seq: int, world_size: int, fuse_branches: bool, is_causal: bool, seed: int
+    turn: int, drawn: tuple[Pattern, Heads], seq: int, world_size: int, fuse_branches: bool, is_causal: bool, seed: int
 ) -> None:
     (pattern, heads), cuts = drawn, uneven_cuts(seq, world_size, seed)
     draw = torch.Generator().manual_seed(seed)

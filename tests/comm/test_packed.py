@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.launch import start
-from helpers.ranks import even_cuts, uneven_cuts
+from helpers.pairwise import every_pair
+from helpers.ranks import TURNS, even_cuts, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,9 +93,7 @@ PACKINGS: dict[str, tuple[list[int], dict[int, Cuts]]] = {
 }
 
 
-@pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize(("packing", "size", "schedule"), every_pair(PACKINGS, (1, 2, 3), ("auto", "scatter", "gather", "ring")))
 def test_as_one_process(packing: str, size: int, schedule: str) -> None:
     lengths, cuts = PACKINGS[packing]
     whole = tensors(sum(lengths))
@@ -103,9 +102,12 @@ def test_as_one_process(packing: str, size: int, schedule: str) -> None:
     close(found, on_one(lambda q, k, v, s: dilated_attention_varlen(q, k, v, PATTERN, starts(lengths), sink=s, **options), whole))
 
 
-@settings(max_examples=25, deadline=None)
+@TURNS
+@settings(max_examples=8, deadline=None)
 @given(st.data(), patterns_with_heads(), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 4), st.booleans())
-def test_anything(data: st.DataObject, drawn: tuple[Pattern, Heads], lengths: list[int], size: int, is_causal: bool) -> None:
+def test_anything(
+    turn: int, data: st.DataObject, drawn: tuple[Pattern, Heads], lengths: list[int], size: int, is_causal: bool
+) -> None:
     (pattern, heads), lengths = drawn, [*lengths, 4]
     cuts = uneven_cuts(sum(lengths), size, data.draw(st.integers(0, 99), "seed"))
     whole = tensors(sum(lengths), heads)

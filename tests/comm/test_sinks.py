@@ -56,7 +56,7 @@ def close(found: list[Tensor], want: list[Tensor]) -> None:
         torch.testing.assert_close(got, right, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(patterns_with_heads(), st.integers(4, 40), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_any_pattern(
     drawn: tuple[Pattern, Heads], seq: int, world_size: int, fuse_branches: bool, is_causal: bool, seed: int

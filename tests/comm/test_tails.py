@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, uneven_cuts
+from helpers.ranks import TURNS, assert_counted, assert_right, even_cuts, of_case, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,10 +39,11 @@ def test_every_schedule(world_size: int, schedule: str) -> None:
         assert_counted(found, make_tensors(CASE))
 
 
-@settings(max_examples=25, deadline=None)
+@TURNS
+@settings(max_examples=8, deadline=None)
 @given(patterns_with_heads(), st.integers(4, 40), st.integers(1, 4), st.booleans(), st.integers(0, 99))
 def test_any_pattern_with_gradients_through_lse(
-    drawn: tuple[Pattern, Heads], seq: int, world_size: int, fuse_branches: bool, seed: int
+    turn: int, drawn: tuple[Pattern, Heads], seq: int, world_size: int, fuse_branches: bool, seed: int
 ) -> None:
     (pattern, heads), cuts = drawn, uneven_cuts(seq, world_size, seed)
     draw = torch.Generator().manual_seed(seed)

@@ -8,7 +8,7 @@ import re
 import sys
 
 import pytest
-from helpers.project import ROOT, run, succeed
+from helpers.project import ROOT, succeed
 
 PAGE = (ROOT / "docs/adding-a-backend.md").read_text()
 FILES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
@@ -39,21 +39,34 @@ def test_the_page_names_what_it_makes():
     assert [c.split()[1] for c in COMMANDS] == ["install", "info", "verify"]
 
 
-def test_the_selector_picks_it(site, tmp_path):
-    code = (
-        "import dilkit, json; p = dilkit.Pattern([8, 16], [1, 2]);"
-        "short, long = (dilkit.explain(dilkit.Problem(pattern=p, seq=n, heads=2, head_dim=4)) for n in (64, 5000));"
-        "print(json.dumps([short.to_dict(), long.to_dict(), str(long)]))"
-    )
-    short, long, text = json.loads(succeed(sys.executable, "-c", code, cwd=tmp_path, python_path=site))
-    assert short["picked"] == "dense"
-    assert long["picked"] not in ("dense", None)
-    assert "seq 5000: at most 4096 (the score matrix would not fit)" in text
+PROGRAM = """
+import dilkit, json, torch
+p, small = dilkit.Pattern([8, 16], [1, 2]), dilkit.Pattern([8], [2])
+short, long = (dilkit.explain(dilkit.Problem(pattern=p, seq=n, heads=2, head_dim=4)) for n in (64, 5000))
+q = torch.ones(1, 8, 2, 4)
+try:
+    dilkit.dilated_attention(q, q, q, small, backend="absent")
+except dilkit.NoBackendError as error:
+    asked = str(error)
+shown = dilkit.explain(dilkit.Problem(pattern=small, seq=64, heads=2, head_dim=4))
+print(json.dumps(dict(short=short.to_dict(), long=long.to_dict(), text=str(long), shown=str(shown), asked=asked)))
+"""
 
 
-def test_broken_ones_are_shown_with_their_exception(site, tmp_path):
-    code = "import dilkit; print(dilkit.explain(dilkit.Problem(pattern=dilkit.Pattern([8], [2]), seq=64, heads=2, head_dim=4)))"
-    lines = {line.split()[0]: line for line in succeed(sys.executable, "-c", code, cwd=tmp_path, python_path=site).splitlines()}
+@pytest.fixture(scope="module")
+def found(site, tmp_path_factory):
+    """What a process finds in which they are installed."""
+    return json.loads(succeed(sys.executable, "-c", PROGRAM, cwd=tmp_path_factory.mktemp("empty"), python_path=site))
+
+
+def test_the_selector_picks_it(found):
+    assert found["short"]["picked"] == "dense"
+    assert found["long"]["picked"] not in ("dense", None)
+    assert "seq 5000: at most 4096 (the score matrix would not fit)" in found["text"]
+
+
+def test_broken_ones_are_shown_with_their_exception(found):
+    lines = {line.split()[0]: line for line in found["shown"].splitlines()}
     for name, text in {
         "exploding": "RuntimeError: no such driver",
         "leaving": "SystemExit: leaving",
@@ -64,20 +77,8 @@ def test_broken_ones_are_shown_with_their_exception(site, tmp_path):
         assert BROKEN[name] in lines[name]
 
 
-def test_a_broken_one_cannot_be_asked_for(site, tmp_path):
-    code = (
-        "import dilkit; dilkit.explain(dilkit.Problem(pattern=dilkit.Pattern([8], [2]), seq=64, heads=2, head_dim=4), 'absent')"
-    )
-    done = run(
-        sys.executable,
-        "-c",
-        code + "; import torch; q = torch.ones(1, 8, 2, 4)\n"
-        "dilkit.dilated_attention(q, q, q, dilkit.Pattern([8], [2]), backend='absent')",
-        cwd=tmp_path,
-        python_path=site,
-    )
-    assert done.returncode == 1
-    assert "no_such_module" in done.stderr
+def test_a_broken_one_cannot_be_asked_for(found):
+    assert "no_such_module" in found["asked"]
 
 
 @pytest.mark.parametrize("command", [COMMANDS[1], pytest.param(COMMANDS[2], marks=pytest.mark.slow)])

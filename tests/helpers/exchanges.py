@@ -43,7 +43,8 @@ class Traffic:
     def block(self, source: int, target: int) -> Tensor:
         """What `source` sends to `target`, `(counts[source][target], width)`."""
         draw = torch.Generator().manual_seed(1 + target + 100 * (source + 100 * self.seed))
-        values = torch.randint(0, 127, (self.counts[source][target], self.width), generator=draw)
+        drawn = torch.uint8 if self.dtype == torch.uint8 else torch.int64  # megabytes of them
+        values = torch.randint(0, 127, (self.counts[source][target], self.width), generator=draw, dtype=drawn)
         return (values % 2 if self.dtype == torch.bool else values).to(self.dtype)
 
     def begin(self, comm: Comm) -> Callable[[], None]:

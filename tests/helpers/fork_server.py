@@ -67,7 +67,7 @@ class Forked:
     """A job of the server: what `dilkit.comm.launch.processes.Job` asks of a `subprocess.Popen`."""
 
     def __init__(self, size: int, arguments: Sequence[str], variables: Mapping[str, str], output: IO[bytes]) -> None:
-        request = dict(size=size, arguments=[*arguments], variables=dict(variables), folder=os.getcwd())
+        request = dict(size=size, arguments=[*arguments], variables=dict(variables), folder=str(Path.cwd()))
         self.pid = server().ask(request, output.fileno())
         self.code: int | None = None
 
@@ -138,7 +138,7 @@ def become(todo: dict[str, Any]) -> None:
 
 
 def run(size: int, arguments: list[str]) -> None:
-    """Fork the ranks, wait for their end, and leave; the exit code is 1 if one of them failed. 0 ranks are this process itself."""
+    """Fork the ranks, wait for their end, and leave: with 1 if one of them failed. 0 ranks are this process itself."""
     running: set[int] = set()
     sys.argv = arguments
     for rank in range(size):

@@ -94,6 +94,13 @@ def start(launcher: str, size: int, folder: Path, *program: str, options: Sequen
     return Job(name, processes.start("mpi", size, arguments, options=options, mpirun=mpirun, variables=variables))
 
 
+def assert_conforms(job: Job, size: int) -> None:
+    """Each rank of `rank.py conformance` came to its end."""
+    for rank in range(size):
+        assert f"rank {rank} of {size} conforms\n" in job.text, job
+    assert job.text.count("took nothing for something else") == size, job
+
+
 def alone(launcher: str, *program: str) -> Job:
     """Start `python <program>` without the launcher, as one process with the modules that ranks need loaded."""
     if why := missing(launcher):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from dilkit.testing.accuracy import Expected
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
 
+TURNS = pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2, 3))])
+"""For tests of anything that may be drawn: a quarter of the examples by default, others of as many in each further turn."""
 PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 """Some segments within ranks, some not; none ends where shards do."""
 

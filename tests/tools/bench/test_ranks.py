@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,7 @@ class TestBench:
         assert complaint in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.slow
     def test_under_mpirun(self, tmp_path) -> None:
         if not processes.mpi_version():
             pytest.skip("mpirun and mpi4py are not installed, or do not belong together")
@@ -183,6 +185,10 @@ class TestSuite:
         assert RanksSuite(processes=()).wrong(failed)
 
     def test_a_task_on_processes(self) -> None:
+        assert task.run("torch", 2, attrgetter("size")) == 2
+
+    @pytest.mark.slow
+    def test_bytes_on_processes(self) -> None:
         (call,) = task.run("torch", 2, partial(count_bytes, problems=SMALL[:1], schedules=("auto",))).calls
         assert call.sent_bytes == call.planned_bytes
         assert sum(call.sent_bytes) > 0

@@ -46,7 +46,7 @@ def text(tmp_path: Path) -> str:
     return str(write_text(tmp_path))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_loss_is_that_of_one_rank(world_size: int) -> None:
     found = run_threads(world_size, demo_losses)
     assert len(one_rank()["losses"]) == 20 + 9
@@ -101,7 +101,7 @@ def test_a_job_of_processes_prints_once(tmp_path: Path, launcher: str) -> None:
     check_report(tmp_path / "out", "TorchComm" if launcher == "gloo" else "MPIComm")
 
 
-@pytest.mark.parametrize("launcher", [slow("gloo"), "mpich"])
+@pytest.mark.parametrize("launcher", ["gloo", slow("mpich")])
 def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "failing_demo", str(tmp_path)).finish()
@@ -164,8 +164,9 @@ def test_ctrl_c_ends_all_ranks_after_the_same_step(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("launcher", ["openmpi", slow("mpich")])
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_ctrl_c_at_mpirun_leaves_a_report(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
     job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path), "--minutes", "5")
