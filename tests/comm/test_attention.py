@@ -62,12 +62,12 @@ def able_backends(case: Case) -> list[str]:
     return [name for name in ABLE if _decide(name, case, "cpu", case.gradients).verdict == "picked"]
 
 
-def first_of_three(at: int, case: Case) -> Any:
-    """Two cases of three wait for the slow tests: every case is computed by the backends anyway."""
-    return pytest.param(at, case, marks=[pytest.mark.slow] if at % 3 else [])
+def first_of_six(at: int, case: Case) -> Any:
+    """Five cases of six wait for the slow tests: every case is computed by the backends anyway."""
+    return pytest.param(at, case, marks=[pytest.mark.slow] if at % 6 else [])
 
 
-@pytest.mark.parametrize(("at", "case"), [first_of_three(at, case) for at, case in enumerate(LIST)], ids=[c.name for c in LIST])
+@pytest.mark.parametrize(("at", "case"), [first_of_six(at, case) for at, case in enumerate(LIST)], ids=[c.name for c in LIST])
 def test_problem_list_over_ranks(at: int, case: Case) -> None:
     able = able_backends(case)
     backend = able[at % len(able)]
@@ -273,7 +273,7 @@ def test_gradients_through_lse(schedule: str, ranks: tuple[int, ...]) -> None:
         torch.testing.assert_close(torch.cat([grads[i] for grads in found], 1), x.grad)
 
 
-@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("low", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_autocast_computes_in_its_dtype(low: torch.dtype, schedule: str) -> None:
     qkv = _qkv()
