@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.backends_here import on
+from helpers.thinned import diagonal
 
 from dilkit import Backend, Pattern, dilated_attention, explain
 from dilkit.registry import backends
@@ -28,6 +29,7 @@ BASE = Case(feature="behaviour", variant="base", seq=23, head_dim=8, batch=1)
 
 pytestmark = pytest.mark.parametrize("backend", on("cpu"))
 each_pattern = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+causal_pattern = pytest.mark.parametrize(("pattern", "is_causal"), diagonal(PATTERNS.values(), [False, True]), ids=str)
 
 
 def attend(backend: str, case: Case, tensors: Tensors, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,8 +60,7 @@ def test_a_later_token_never_changes_an_earlier_row(backend: str, pattern: Patte
         assert not changed_rows(before, after)[:, :j].any(), f"token {j} changes a row before it"
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@each_pattern
+@causal_pattern
 def test_a_token_changes_exactly_the_rows_that_see_it(backend: str, pattern: Pattern, is_causal: bool) -> None:
     case = replace(BASE, pattern=pattern, is_causal=is_causal)
     tensors = make_tensors(case)
@@ -72,8 +73,7 @@ def test_a_token_changes_exactly_the_rows_that_see_it(backend: str, pattern: Pat
         assert torch.equal(changed_rows(before, after), seen[:, :, j]), f"token {j}"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@each_pattern
+@pytest.mark.parametrize(("pattern", "dtype"), diagonal(PATTERNS.values(), ["float32", "bfloat16"]), ids=str)
 def test_every_run_gives_the_same_bits(backend: str, pattern: Pattern, dtype: str) -> None:
     case = replace(BASE, pattern=pattern, dtype=dtype, seq=157, batch=2, mask="random")
     tensors = make_tensors(case)
@@ -102,8 +102,7 @@ def everything(backend: str, case: Case, tensors: Tensors) -> tuple[torch.Tensor
     return (out, lse, *torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse)))
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@each_pattern
+@causal_pattern
 def test_gradients_agree_with_finite_differences(backend: str, pattern: Pattern, is_causal: bool) -> None:
     case = replace(BASE, pattern=pattern, dtype="float64", seq=11, head_dim=3, is_causal=is_causal, kv_heads=2)
     tensors = make_tensors(case)

@@ -216,6 +216,7 @@ print(peak_memory(lambda: calls(100, 2500)) / plan.cache_info().bytes)
 """
 
 
+@pytest.mark.slow
 def test_many_patterns_take_the_memory_that_the_cache_counts():
     """Rather than several times as much, in pieces between which the allocator finds no room for anything larger."""
     try:

@@ -274,7 +274,7 @@ def test_the_constructor_takes_device_and_dtype():
     assert module(torch.empty(2, SEQ, EMBED, device="meta", dtype=torch.bfloat16))[0].shape == (2, SEQ, EMBED)
 
 
-@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.slow), True], ids=["static", "dynamic"])
 def test_it_compiles_as_one_graph(dynamic):
     module = multihead(rotary=True, layer_norm=True, num_kv_heads=2, is_causal=True)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -427,7 +427,7 @@ def test_dense_with_a_causal_mask_it_is_multihead_attention(floating):
             torch.testing.assert_close(found[seen], expected[seen])
 
 
-@pytest.mark.parametrize("how", ["train", "eval", "compiled", "after"])
+@pytest.mark.parametrize("how", ["train", "eval", pytest.param("compiled", marks=pytest.mark.slow), "after"])
 def test_a_transformer_encoder_hands_on_its_causal_mask(how):
     """`after`: the encoder was made before its layers held the module, and may think that they are torch's own."""
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ EXAMPLES = [
 examples = pytest.mark.parametrize("pattern", EXAMPLES, ids=str)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(patterns_with_heads(), st.integers(0, 17), st.booleans())
 def test_count_is_the_definition(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, heads = drawn
@@ -63,7 +63,7 @@ def test_flops_of_many_heads_need_no_loop_over_them(offset: str) -> None:
     assert many == few * 2**14
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(patterns_with_heads())
 def test_a_pattern_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, Heads]) -> None:
     pattern, _ = drawn

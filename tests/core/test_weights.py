@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.pairwise import every_pair
+from helpers.thinned import diagonal
 
 from dilkit import NoBackendError, Pattern, attention_mass, attention_rows
 from dilkit.oracle import oracle_attention
@@ -44,11 +46,11 @@ def all_weights(query, key, pattern, options):
     return oracle_attention(query, key, unit, pattern, **options)[0].transpose(1, 2)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=" ".join)
+BOTH = every_pair((None, "sdpa", "reference"), PATTERNS, CALLS)
+
+
 @pytest.mark.parametrize(
-    ("backend", "pattern"),
-    [(name, p) for name in (None, "sdpa", "reference") for p in PATTERNS if (name, p.overlap) != ("sdpa", "once")],
-    ids=str,
+    ("backend", "pattern", "call"), [one for one in BOTH if (one.values[0], one.values[1].overlap) != ("sdpa", "once")], ids=str
 )
 def test_mass_is_the_sum_of_columns(backend, pattern, call):
     query, key, options = drawn(**call)
@@ -58,8 +60,7 @@ def test_mass_is_the_sum_of_columns(backend, pattern, call):
     assert (found - right).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("call", CALLS, ids=" ".join)
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize(("pattern", "call"), diagonal(PATTERNS, CALLS), ids=str)
 def test_rows_are_those_of_the_matrix(pattern, call):
     query, key, options = drawn(**call)
     rows = [21, 0, 5, 5]
@@ -81,9 +82,12 @@ def test_mass_of_any_number_of_heads(kv_heads):
     assert (found - right).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("seq", [8192, 32768])
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1.0), (torch.bfloat16, 2.0)])
-def test_mass_takes_less_memory_than_two_results(seq, dtype, limit):
+@pytest.mark.parametrize(("dtype", "limit", "seq"), [
+    pytest.param(torch.float32, 1.0, 8192, marks=pytest.mark.slow),
+    pytest.param(torch.float32, 1.0, 32768, marks=pytest.mark.slow),
+    pytest.param(torch.bfloat16, 2.0, 8192, marks=pytest.mark.slow), (torch.bfloat16, 2.0, 16384),
+])  # fmt: skip
+def test_mass_takes_less_memory_than_two_results(dtype, limit, seq, little_to_look_through):
     """At two lengths: linear in them. A result is one of `dilated_attention`. What allocators hold beside it may be 4 MiB."""
     query, key = torch.randn(2, 1, seq, 8, 48).to(dtype).unbind()
     pattern = Pattern([64, 2 * seq], [1, 1024], offset="block", tail="zeros")

@@ -117,6 +117,7 @@ def test_torch_for_cpus_is_preferred_where_there_is_no_gpu(prefer: Callable[...,
     assert "not to be had" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_in_ci_a_test_that_lacks_a_package_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import pytest\npytest.importorskip('no_such', reason='no_such is not installed')")
     options = ("-q", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))

@@ -55,6 +55,7 @@ def environment(request, wheel, tmp_path_factory):
     return python
 
 
+@pytest.mark.slow
 def test_the_sdist_has_what_a_build_and_a_test_run_need(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

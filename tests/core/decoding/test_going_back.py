@@ -68,7 +68,7 @@ def test_going_back_by_any_steps(data: st.DataObject, drawn: tuple[Pattern, Head
     follower.attend(1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(patterns_with_heads(), st.integers(1, 60), st.integers(1, 8))
 def test_with_rollback_the_rows_before_count_too(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
     pattern, (heads, kv_heads) = drawn
@@ -103,7 +103,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=6)
 @given(data=st.data())
 def test_from_the_longest_length_rollback_tokens_can_be_taken_back(kind: str, data: st.DataObject) -> None:
     """By steps of any lengths, with other rows between them; and what an error advises can go back where this one cannot."""

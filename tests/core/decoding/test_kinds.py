@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.strategies import Heads, mixes_with_heads
+from helpers.thinned import diagonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -85,18 +86,17 @@ def test_each_step_is_the_last_row(pattern: Pattern) -> None:
         torch.testing.assert_close(decoded(DilatedCache(pattern, kv_heads), rows, range(1, seq + 1)), exact)
 
 
-@each_pattern
-@pytest.mark.parametrize("chunk", [2, 20])
-def test_each_chunk_is_the_last_rows(pattern: Pattern, chunk: int) -> None:
+@pytest.mark.parametrize(("name", "chunk"), diagonal(PATTERNS, [2, 20]))
+def test_each_chunk_is_the_last_rows(name: str, chunk: int) -> None:
     """And rows one by one after chunks, and chunks after rows one by one."""
+    pattern = PATTERNS[name]
     rows = tensors(3)
     exact, _ = oracle_attention(*rows, pattern, is_causal=True)
     cuts = sorted({*range(13, SEQ, chunk), *range(26, 29), SEQ})
     torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, cuts), exact)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["sinks", "with segments", "blocks"])
+@pytest.mark.parametrize(("dtype", "name"), diagonal(["float32", "bfloat16", "float16"], ["sinks", "with segments", "blocks"]))
 def test_dtypes(dtype: str, name: str) -> None:
     sizes = dict(seq=SEQ, heads=6, kv_heads=2, layout="sliced", is_causal=True)
     case = Case(feature="decoding", variant=name, pattern=PATTERNS[name], dtype=dtype, **sizes)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_in_the_module() -> None:
         torch.testing.assert_close(found, layer(x)[0], atol=1e-5, rtol=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(st.data(), mixes_with_heads())
 def test_any_chunks_of_any_pattern_with_any_going_back(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
     pattern, (heads, kv_heads) = drawn
@@ -140,7 +140,7 @@ def test_any_chunks_of_any_pattern_with_any_going_back(data: st.DataObject, draw
             assert length < latest - rollback
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(mixes_with_heads(), st.integers(1, 30), st.integers(0, 5))
 def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
     """Of blocks, all rows are kept."""

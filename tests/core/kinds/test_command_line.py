@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import json_output, output
+from helpers.thinned import diagonal
 from helpers.yardsticks import shrink
 
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, explain
@@ -84,8 +85,7 @@ EVERY_KIND = [
 ]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("text", EVERY_KIND)
+@pytest.mark.parametrize(("text", "is_causal"), diagonal(EVERY_KIND, [False, True]))
 def test_plan_counts_pairs_and_says_who_computes_it(text: str, is_causal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["plan", "--seq", "96", "--heads", "2", "--dim", "8", "--batch", "3", "--dtype", "fp32", "--world-size", "2"]
     given = [*options, "--pattern", text, *(["--causal"] if is_causal else [])]
@@ -102,7 +102,9 @@ def test_plan_counts_pairs_and_says_who_computes_it(text: str, is_causal: bool, 
     assert f"{trace.picked} computes it" in output(capsys, *given)
 
 
-@pytest.mark.parametrize("text", ["SlidingWindow(9), GlobalTokens(2)", "natten((6, 16), 3)"])
+@pytest.mark.parametrize(
+    "text", [pytest.param("SlidingWindow(9), GlobalTokens(2)", marks=pytest.mark.slow), "natten((6, 16), 3)"]
+)
 def test_bench_measures_every_kind(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers.calls import gradients, tensors
+from helpers.thinned import diagonal
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import scaled_dot_product_attention
@@ -85,15 +86,13 @@ def ours(case: Case, is_causal: bool, *inputs: Tensor) -> Tensor:
     return dilated_attention(*inputs, case.pattern, is_causal=is_causal)
 
 
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-causal_or_not = pytest.mark.parametrize("is_causal", [False, True])
 unfused = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
 @unfused
-@causal_or_not
-@every_case
-def test_results_are_those_of_flex_attention(case: Case, is_causal: bool) -> None:
+@pytest.mark.parametrize(("name", "is_causal"), diagonal(CASES, [False, True]))
+def test_results_are_those_of_flex_attention(name: str, is_causal: bool) -> None:
+    case = CASES[name]
     torch.manual_seed(3)
     inputs = tensors(seq=SEQ, heads=HEADS, kv_heads=KV_HEADS)
     expected = by_flex(case, is_causal, *inputs)
@@ -102,10 +101,10 @@ def test_results_are_those_of_flex_attention(case: Case, is_causal: bool) -> Non
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
 
 
-@causal_or_not
-@every_case
-def test_gradients_are_those_of_its_mask(case: Case, is_causal: bool) -> None:
+@pytest.mark.parametrize(("name", "is_causal"), diagonal(CASES, [False, True]))
+def test_gradients_are_those_of_its_mask(name: str, is_causal: bool) -> None:
     """Through torch's attention with the mask that `create_mask` makes: `flex_attention` itself may have no backward pass."""
+    case = CASES[name]
     torch.manual_seed(4)
     inputs = tensors(seq=SEQ, heads=HEADS, kv_heads=KV_HEADS, dtype=torch.float64)
     found, expected = (gradients(lambda *x, way=way: way(case, is_causal, *x), inputs) for way in (ours, by_mask))

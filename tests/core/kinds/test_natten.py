@@ -68,7 +68,7 @@ def axis(draw: st.DrawFn) -> Axis:
     return draw(st.integers(kernel_size * dilation, kernel_size * dilation + 3)), kernel_size, dilation
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(axis(), min_size=1, max_size=3).filter(lambda axes: np.prod([size for size, _, _ in axes]) <= 250))
 def test_random_neighborhoods_are_those_of_the_walk(axes: list[Axis]) -> None:
     check(axes)

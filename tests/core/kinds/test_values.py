@@ -59,7 +59,7 @@ def test_what_layouts_take_is_bounded_in_bytes() -> None:
     assert dropped() is None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(mixes_with_heads(), st.integers(0, 17), st.booleans())
 def test_count_is_the_definition(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, heads = drawn
@@ -72,7 +72,7 @@ def test_count_is_the_definition(drawn: tuple[Pattern, Heads], seq: int, is_caus
     np.testing.assert_array_equal(some.numpy(), expected[:, 1::2])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(mixes_with_heads(), st.integers(0, 29), st.booleans())
 def test_flops_by_formula_are_those_of_the_count(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, heads = drawn
@@ -89,7 +89,7 @@ def test_flops_of_a_long_sequence_need_no_matrix() -> None:
     assert Pattern.of(Strided(seq // 2)).flops(seq, 1, 1) == 4 * 2 * seq
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(mixes_with_heads())
 def test_a_mix_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, Heads]) -> None:
     pattern, _ = drawn
@@ -304,7 +304,7 @@ NONSENSE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(NONSENSE | ANYTHING, max_size=2) | ANYTHING)
 def test_json_of_anything_is_a_pattern_or_refused(branches: object) -> None:
     try:
@@ -327,7 +327,7 @@ def test_json_with_one_field_of_anything_is_a_pattern_or_refused(branch: Branch,
     assert Pattern.from_json(pattern.to_json()) == pattern
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.6, 1.0]), st.integers(0, 99), st.data())
 def test_runs_of_a_layout_are_what_it_shows(heads: int, blocks: int, share: float, seed: int, data: st.DataObject) -> None:
     """Of some of its heads and of a part of its blocks, and looked at a few bytes at a time."""

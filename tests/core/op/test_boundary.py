@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.calls import PATTERN, tensors
+from helpers.pairwise import every_pair
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -59,9 +60,10 @@ def test_the_key_of_tensors_is_another_for_other_tensors(other: Callable[[Tensor
     assert key_of(names, (torch.ones(2, 3, 4), other(torch.ones(2, 3, 4)))) == keys[2]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("at", range(3))
-@pytest.mark.parametrize("odd", [strided, lambda x: torch._efficientzerotensor(x.shape)], ids=["strided", "zero"])
+ODD = (strided, lambda x: torch._efficientzerotensor(x.shape))
+
+
+@pytest.mark.parametrize(("backend", "at", "odd"), every_pair(BACKENDS, range(3), ODD))
 def test_the_forward_reads_any_layout(backend: str, at: int, odd: Callable[[Tensor], Tensor]) -> None:
     inputs = [odd(x) if i == at else x for i, x in enumerate((Q, K, V))]
     plain = [torch.zeros_like(x) + y for x, y in zip((Q, K, V), inputs, strict=True)]
@@ -69,9 +71,7 @@ def test_the_forward_reads_any_layout(backend: str, at: int, odd: Callable[[Tens
         torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("at", range(5))
-@pytest.mark.parametrize("odd", [strided, lambda x: torch._efficientzerotensor(x.shape)], ids=["strided", "zero"])
+@pytest.mark.parametrize(("backend", "at", "odd"), every_pair(BACKENDS, range(5), ODD))
 def test_the_backward_reads_any_layout(backend: str, at: int, odd: Callable[[Tensor], Tensor]) -> None:
     out, lse = forward_op(Q, K, V, *call(backend))
     given = [torch.randn_like(out), Q, K, V, out]
@@ -91,13 +91,12 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor | None], str]] = {
 
 
 @pytest.mark.parametrize(("change", "text"), WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("at", range(9))
-def test_an_operator_refuses_tensors_that_do_not_fit(at: int, change: Callable[[Tensor], Tensor], text: str) -> None:
-    given = (Q, K, V) if at < 3 else (OUT, Q, K, V, OUT, LSE)
-    inputs = [change(x) if i == at - 3 * (at >= 3) else x for i, x in enumerate(given)]
-    operator = forward_op if at < 3 else backward_op
-    with pytest.raises((ValueError, TypeError, RuntimeError, NotImplementedError), match=text):
-        operator(*inputs, *call("native"))
+def test_an_operator_refuses_tensors_that_do_not_fit(change: Callable[[Tensor], Tensor], text: str) -> None:
+    for operator, given in ((forward_op, (Q, K, V)), (backward_op, (OUT, Q, K, V, OUT, LSE))):
+        for at in range(len(given)):
+            inputs = [change(x) if i == at else x for i, x in enumerate(given)]
+            with pytest.raises((ValueError, TypeError, RuntimeError, NotImplementedError), match=text):
+                operator(*inputs, *call("native"))
 
 
 def test_an_operator_refuses_a_mask_that_does_not_fit() -> None:

@@ -39,7 +39,9 @@ def log() -> Iterator[list[tuple[str, str, int]]]:
         dilkit.unregister_backend(name)
 
 
-@pytest.mark.parametrize(("dtype", "masked"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize(
+    ("dtype", "masked"), [(torch.float32, True), pytest.param(torch.bfloat16, False, marks=pytest.mark.slow)]
+)
 def test_opcheck(dtype: torch.dtype, masked: bool) -> None:
     inputs = tensors(kv_heads=2, dtype=dtype, requires_grad=True)
     mask = torch.rand(2, 20) < 0.3 if masked else None
@@ -58,7 +60,7 @@ def call_of_everything(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) 
 @pytest.mark.parametrize(
     ("compiler", "dynamic"),
     [
-        ("aot_eager", False),
+        pytest.param("aot_eager", False, marks=pytest.mark.slow),
         ("aot_eager", True),
         pytest.param("inductor", False, marks=[NEEDS_COMPILER, pytest.mark.slow]),
         pytest.param("inductor", True, marks=[NEEDS_COMPILER, pytest.mark.slow]),
@@ -75,6 +77,7 @@ def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.slow
 def test_compiled_without_gradients_equals_eager() -> None:
     inputs, mask = tensors(kv_heads=2), torch.rand(2, 20) < 0.3
     compiled = torch.compile(call_of_everything, fullgraph=True, backend="aot_eager")
@@ -92,7 +95,7 @@ def test_a_pattern_never_used_before_can_be_traced() -> None:
 def test_scale_may_change_from_call_to_call() -> None:
     inputs = tensors()
     compiled = torch.compile(lambda s, *x: attend(*x, scale=s), fullgraph=True, backend="aot_eager")
-    for scale in (0.1, 0.2, 3, -1.5):
+    for scale in (0.1, 3, -1.5):
         torch.testing.assert_close(compiled(scale, *inputs), attend(*inputs, scale=scale))
 
 
@@ -118,6 +121,7 @@ def test_an_error_of_the_choice_comes_through_compiled_code() -> None:
         compiled(*tensors())
 
 
+@pytest.mark.slow
 def test_autocast_of_another_dtype_recompiles_as_it_does_for_a_linear_layer() -> None:
     """torch 2.6 to 2.11 do not guard on the dtype of autocast: the second one gets the code of the first, with F.linear too."""
     query, key, value = tensors()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.backends_here import on
 from helpers.strategies import Heads, patterns_with_heads
+from helpers.thinned import all_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -158,7 +159,7 @@ def test_every_instruction_set_and_number_of_threads_drops_the_same(isa: str, dt
         torch.set_num_threads(before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     patterns_with_heads(),
     st.integers(1, 40),
@@ -185,12 +186,12 @@ def test_any_pattern_agrees_with_the_oracle(
     close(differentiated(seeded(attend), tensors(seq, heads, seed)), want)
 
 
-@pytest.mark.parametrize("backend", ABLE)
+@pytest.mark.parametrize("backend", all_but(["reference"], ABLE))
 def test_gradients_by_finite_differences(backend: str) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return dilated_attention(q, k, v, Pattern([4, 8], [1, 2]), dropout_p=0.4, backend=backend, return_lse=True)
+        return dilated_attention(q, k, v, Pattern([2, 4], [1, 2]), dropout_p=0.4, backend=backend, return_lse=True)
 
-    assert torch.autograd.gradcheck(seeded(attend), tensors(8, (2, 1)))
+    assert torch.autograd.gradcheck(seeded(attend), tensors(5, (2, 1)))
 
 
 @pytest.mark.parametrize("backend", on("cpu"))

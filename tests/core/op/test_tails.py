@@ -41,7 +41,7 @@ def differentiated(attend: Any, inputs: list[Tensor], *arguments: Any, **options
     return [out.detach(), lse.detach(), *torch.autograd.grad(loss, inputs)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(patterns_with_heads(), st.integers(1, 40), st.booleans())
 def test_zero_keys_are_the_padding(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, heads = drawn
@@ -54,7 +54,7 @@ def test_zero_keys_are_the_padding(drawn: tuple[Pattern, Heads], seq: int, is_ca
     np.testing.assert_array_equal(some.numpy(), expected[:, 1::2])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(patterns_with_heads(), st.integers(1, 40), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_any_pattern_agrees_with_explicit_zero_keys(
     drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, seed: int
@@ -126,6 +126,7 @@ def test_along_token_orders_the_last_places_are_the_tail(masked: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@pytest.mark.slow
 def test_operators_pass_opcheck() -> None:
     inputs = tensors(dtype=torch.float32)
     call = encode_call(TAIL, False, True, "native")

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from helpers.backends_here import on
+from helpers.thinned import diagonal
 
 from dilkit import (
     DilatedAttention,
@@ -263,8 +264,7 @@ def test_empty_batches():
         assert (out.shape, lse.shape) == ((0, SEQ, HEADS, DIM), (0, HEADS, SEQ))
 
 
-@pytest.mark.parametrize("name", ["one", "three", "points"])
-@MASKED
+@pytest.mark.parametrize(("name", "masked"), diagonal(["one", "three", "points"], [False, True]))
 def test_compiled(name, masked):
     module, mask = DilatedAttention(PATTERN, orders=ORDERS[name]), a_mask() if masked else None
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")

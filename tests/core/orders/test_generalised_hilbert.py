@@ -55,7 +55,7 @@ def test_each_cell_once_and_each_step_to_a_neighbour(shapes):
         assert_sound(shape)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(LARGE)
 def test_large_boxes_are_sound(shape):
     assert_sound(tuple(shape))

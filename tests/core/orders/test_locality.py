@@ -178,7 +178,7 @@ def orders(draw: st.DrawFn) -> TokenOrder:
     return order(shape, curve, tile=tile, extra_tokens=draw(st.sampled_from([0, 0, 1, 5])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(orders(), st.integers(1, 70), st.lists(st.integers(1, 20), min_size=1, max_size=3), st.data())
 def test_every_metric_is_its_definition(given: TokenOrder, length: int, rates: list[int], data: st.DataObject) -> None:
     window = tuple(data.draw(st.sampled_from([1, 3, 5])) for _ in given.shape)

@@ -6,6 +6,7 @@ from math import floor
 import numpy as np
 import pytest
 import torch
+from helpers.thinned import all_but
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from dilkit.orders.points import CURVES, MAX_BITS, PER_THREAD, decode, encode, i
 
 COUNTS = (0, 1, 7, 63, 64, 65, 509, 512, 513, 1031)
 DTYPES = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
+MIDDLE = DTYPES[2:6]
 
 
 @pytest.fixture(params=_points.instruction_sets())
@@ -70,12 +72,12 @@ def test_codes_are_those_of_the_definition(isa, curve, ndim):
 
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("ndim", MAX_BITS)
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5])
-def test_codes_count_the_cells_along_an_order(isa, curve, ndim, bits):
-    cells = dilkit.order((2**bits,) * ndim, curve).coordinates()
-    everything = np.arange(2 ** (bits * ndim))
-    assert np.array_equal(encode(cells, bits, curve), everything)
-    assert np.array_equal(decode(everything, ndim, bits, curve), cells)
+def test_codes_count_the_cells_along_an_order(isa, curve, ndim):
+    for bits in (1, 2, 3, 4, 5):
+        cells = dilkit.order((2**bits,) * ndim, curve).coordinates()
+        everything = np.arange(2 ** (bits * ndim))
+        assert np.array_equal(encode(cells, bits, curve), everything), bits
+        assert np.array_equal(decode(everything, ndim, bits, curve), cells), bits
 
 
 def test_neighbours_along_the_hilbert_curve_are_one_step_apart(isa):
@@ -86,8 +88,12 @@ def test_neighbours_along_the_hilbert_curve_are_one_step_apart(isa):
 
 
 @pytest.mark.parametrize("ndim", MAX_BITS)
-@pytest.mark.parametrize("count", COUNTS)
-def test_nothing_but_the_result_is_written(isa, count, ndim):
+def test_nothing_but_the_result_is_written(isa, ndim):
+    for count in COUNTS:
+        written_within(ndim, count)
+
+
+def written_within(ndim, count):
     points = some_points(ndim, 9, count)
     guarded = np.full(count + 128, 77, np.uint32)
     codes = encode(points, 9, out=guarded[64 : count + 64])
@@ -101,7 +107,7 @@ def test_nothing_but_the_result_is_written(isa, count, ndim):
         assert (room[count + 64 :] == 77).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("dtype", all_but(MIDDLE, DTYPES), ids=lambda dtype: np.dtype(dtype).name)
 def test_any_dtype_and_any_strides(isa, dtype):
     bits = min(int(np.iinfo(dtype).max).bit_length(), 20)
     points = some_points(3, bits, 131).astype(dtype)
@@ -166,7 +172,7 @@ def test_bits_are_those_of_the_largest_coordinate():
 
 
 @given(st.data(), st.sampled_from(CURVES), st.sampled_from([2, 3]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_there_and_back(data, curve, ndim):
     bits = data.draw(st.integers(1, MAX_BITS[ndim]))
     coordinate = st.integers(0, 2**bits - 1)
@@ -287,6 +293,7 @@ def test_points_are_sorted_by_their_codes(curve, ndim):
         assert np.array_equal(order.restore(order.apply(points, 0), 0), points)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 3), max_size=60), st.integers(0, 63))
 @example([], 0)
 @example([2**63 - 1, 0], 0)
@@ -322,15 +329,15 @@ def exact_order(points: np.ndarray, cell: float) -> list[int]:
     return np.argsort(encode(np.array(cells).T), kind="stable").tolist()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("dtype", all_but(MIDDLE, DTYPES), ids=lambda dtype: np.dtype(dtype).name)
 def test_whole_coordinates_are_counted_in_cells_exactly(dtype):
     limits, rng = np.iinfo(dtype), np.random.default_rng(3)
     for low, high in ((limits.min, limits.max), (limits.max - 100, limits.max), (limits.min, limits.min + 100)):
-        points = rng.integers(low, high, (200, 2), dtype, endpoint=True)
+        points = rng.integers(low, high, (60, 2), dtype, endpoint=True)
         points[:2] = [[low], [high]]
         for cell in (float(high - low) / 4 + 0.5, (high - low) // 97 + 1, float((high - low) // 9 + 1), 2.0**70, 2**64):
             assert sort_points(points, cell=cell).perm.tolist() == exact_order(points, cell), (low, cell)
-    few = rng.integers(0, 100, (200, 2)).astype(dtype)
+    few = rng.integers(0, 100, (60, 2)).astype(dtype)
     assert sort_points(few, cell=0.125).perm.tolist() == exact_order(few, 0.125)
 
 
@@ -339,7 +346,7 @@ def test_cells_of_floats_are_counted_in_double_precision(dtype):
     rng = np.random.default_rng(4)
     most = 0.999 * min(float(np.finfo(dtype).max), 1e7)
     for low, high, cells in ((-most, most, 1021.7), (most / 2, most, 173.3), (-1e-3, 1e-3, 11.1), (-most, most, 2.0**22.7)):
-        points = (low + (high - low) * rng.random((300, 2))).astype(dtype)
+        points = (low + (high - low) * rng.random((100, 2))).astype(dtype)
         cell = (high - low) / cells
         assert sort_points(points, cell=cell).perm.tolist() == exact_order(points, cell), (low, high)
     far_apart = (most - 300 * rng.random((300, 2))).astype(dtype)

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,8 +20,7 @@ from dilkit.orders.operators import reorder_op
 from dilkit.plan import ENTRY_BYTES
 
 SHAPES = [(1,), (7,), (1, 1), (1, 9), (9, 1), (8, 8), (5, 8), (12, 10), (1, 1, 1), (4, 4, 4), (3, 4, 5), (2, 1, 7)]
-EACH = [(shape, curve) for shape in SHAPES for curve in CURVES]
-NAMED = pytest.mark.parametrize(("shape", "curve"), EACH, ids=["x".join(map(str, shape)) + f" {curve}" for shape, curve in EACH])
+EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=["x".join(map(str, shape)) for shape in SHAPES])
 GIVEN = TokenOrder.from_permutation([3, 0, 2, 1, 4], extra_tokens=2)
 TORCH_WARNS = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
@@ -30,35 +30,37 @@ def _empty_cache():
     plan.cache_clear()
 
 
-@NAMED
-@pytest.mark.parametrize("extra", [0, 2])
-def test_an_order_is_a_permutation_and_its_inverse_with_the_extra_tokens_in_front(shape, curve, extra):
-    made = order(shape, curve, extra_tokens=extra)
-    n = extra + int(np.prod(shape))
-    assert len(made) == len(made.perm) == n
-    assert sorted(made.perm) == list(range(n))
-    assert made.perm[made.rank].tolist() == made.rank[made.perm].tolist() == list(range(n))
-    assert made.perm[:extra].tolist() == list(range(extra))
-    assert made.perm[extra] == extra  # the first cell
+@EACH_SHAPE
+def test_an_order_is_a_permutation_and_its_inverse_with_the_extra_tokens_in_front(shape):
+    for curve, extra in product(CURVES, (0, 2)):
+        made = order(shape, curve, extra_tokens=extra)
+        n = extra + int(np.prod(shape))
+        assert len(made) == len(made.perm) == n
+        assert sorted(made.perm) == list(range(n))
+        assert made.perm[made.rank].tolist() == made.rank[made.perm].tolist() == list(range(n))
+        assert made.perm[:extra].tolist() == list(range(extra))
+        assert made.perm[extra] == extra, curve  # the first cell
 
 
-@NAMED
-def test_coordinates_are_the_cells_in_order(shape, curve):
-    made = order(shape, curve, extra_tokens=1)
-    found = made.coordinates()
-    assert found.shape == (len(made) - 1, len(shape))
-    assert np.array_equal(np.ravel_multi_index(tuple(found.T), shape) + 1, made.perm[1:])
+@EACH_SHAPE
+def test_coordinates_are_the_cells_in_order(shape):
+    for curve in CURVES:
+        made = order(shape, curve, extra_tokens=1)
+        found = made.coordinates()
+        assert found.shape == (len(made) - 1, len(shape))
+        assert np.array_equal(np.ravel_multi_index(tuple(found.T), shape) + 1, made.perm[1:]), curve
 
 
-@NAMED
-def test_a_transposed_order_runs_through_the_reversed_grid(shape, curve):
-    made = order(shape, curve, extra_tokens=1)
-    turned = made.transposed()
-    assert turned.shape == made.shape
-    assert turned.transposed() == made
-    tile = None if made.tile is None else made.tile[::-1]
-    assert np.array_equal(turned.coordinates(), order(shape[::-1], curve, tile=tile).coordinates()[:, ::-1])
-    assert sorted(turned.perm) == list(range(len(made)))
+@EACH_SHAPE
+def test_a_transposed_order_runs_through_the_reversed_grid(shape):
+    for curve in CURVES:
+        made = order(shape, curve, extra_tokens=1)
+        turned = made.transposed()
+        assert turned.shape == made.shape
+        assert turned.transposed() == made
+        tile = None if made.tile is None else made.tile[::-1]
+        assert np.array_equal(turned.coordinates(), order(shape[::-1], curve, tile=tile).coordinates()[:, ::-1]), curve
+        assert sorted(turned.perm) == list(range(len(made)))
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (4, 4, 4), (6, 6)])
@@ -344,7 +346,7 @@ def test_functional_transforms(made):
 
 
 @BOTH
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled(made, dynamic):
     def call(x):
         return made.apply(x.sin()) * 2 + made.restore(x, -2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -59,7 +60,7 @@ def packed(lengths: Any, pattern: Pattern, **options: Any) -> Any:
     return lambda *qkv: dilated_attention_varlen(*qkv, pattern, starts(lengths), return_lse=True, **options)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(patterns_with_heads(), st.lists(st.integers(0, 40), min_size=1, max_size=12), st.booleans(), st.sampled_from(ABLE))
 def test_any_packing_agrees_with_the_oracle(
     drawn: tuple[Pattern, Heads], lengths: list[int], is_causal: bool, backend: str
@@ -78,10 +79,12 @@ def test_any_packing_agrees_with_the_oracle(
         torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("isa", _instruction_sets())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("threads", [1, 2])
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("isa", "dtype", "is_causal", "threads"), every_pair(_instruction_sets(), DTYPES, [False, True], [1, 2]), ids=str
+)
 def test_native_gives_the_bits_of_one_by_one(
     isa: str, dtype: torch.dtype, is_causal: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

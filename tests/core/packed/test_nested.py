@@ -86,6 +86,7 @@ def test_through_the_module(kdim: int | None) -> None:
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@pytest.mark.slow
 def test_compiled() -> None:
     layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), rotary=True)
     fast = torch.compile(layer, backend="aot_eager")

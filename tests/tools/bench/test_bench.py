@@ -31,6 +31,17 @@ pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 TINY = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--repeats", "2"]
 
 
+@pytest.fixture
+def pictures() -> None:
+    """Of a test that looks at them; the others do without, for they are most of the time."""
+
+
+@pytest.fixture(autouse=True)
+def _without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
 def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", *TINY, "--out", str(out), *arguments])
 
@@ -74,7 +85,7 @@ def test_a_disturbed_run_is_not_taken_for_a_fast_one() -> None:
     assert any("quiet machine" in note for note in document(made_up(fraction=7.6)).notes)
 
 
-def test_the_command_writes_and_prints_one_result(tmp_path, capsys) -> None:
+def test_the_command_writes_and_prints_one_result(tmp_path, capsys, pictures) -> None:
     assert bench(tmp_path, "--seqs", "64,32", "--backend", "reference", "--baseline", "gather,dense", "--backward", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     result = read_result(tmp_path / "bench.json", BenchResult)
@@ -93,7 +104,9 @@ def test_the_command_prints_a_table(tmp_path, capsys) -> None:
     assert "gather refused: seq 48: must be a multiple of segment length 32" in printed
 
 
-@pytest.mark.parametrize(("named", "code"), [("reference,cupy_raw", 1), ("cupy_raw", 1), ("reference", 0)])
+@pytest.mark.parametrize(
+    ("named", "code"), [("reference,cupy_raw", 1), ("cupy_raw", 1), pytest.param("reference", 0, marks=pytest.mark.slow)]
+)
 def test_a_backend_that_is_named_and_not_measured_makes_the_exit_code_1(tmp_path, named, code) -> None:
     assert bench(tmp_path, "--seq", "32", "--device", "cpu", "--backend", named, "--json") == code
 
@@ -150,8 +163,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_measuring(tmp_path, capsys,
         assert "--out: folder" in capsys.readouterr().err
 
 
-def test_a_missing_matplotlib_is_said_and_not_fatal(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+def test_a_missing_matplotlib_is_said_and_not_fatal(tmp_path, capsys) -> None:
     assert bench(tmp_path, "--seq", "32", "--backend", "reference") == 0
     assert "no picture" in capsys.readouterr().err
     assert not (tmp_path / "bench.png").exists()

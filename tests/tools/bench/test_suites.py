@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +107,17 @@ def other(*arguments: Any) -> torch.Tensor:
     ("name", "place", "what", "instead", "lost"),
     [
         ("patterns", ways, "merged", lambda outs, lses: outs[0], [1]),
-        ("slides", slides, "published_embedding", other, [0, 1]),
-        ("serving", decoding, "DilatedCache", Forgetful, [2, 3]),
+        pytest.param("slides", slides, "published_embedding", other, [0, 1], marks=pytest.mark.slow),
+        pytest.param("serving", decoding, "DilatedCache", Forgetful, [2, 3], marks=pytest.mark.slow),
         ("serving", decoding, "DilatedCache", Greedy, []),
-        ("serving", llama, "dense", lambda query, key, value: query, [5]),
+        pytest.param("serving", llama, "dense", lambda query, key, value: query, [5], marks=pytest.mark.slow),
     ],
 )
 def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
     name: str, place: Any, what: str, instead: Any, lost: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tiny(name, monkeypatch)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # pictures would be most of the time
     monkeypatch.setattr(place, what, instead)
     code, result = run(name, tmp_path)
     assert code == 1

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from helpers.command_line import in_subprocess, json_output, output
 from helpers.fakes import family, registered
+from helpers.thinned import all_but
 
 from dilkit.backend import Limits
 from dilkit.backends.native.backend import Native
@@ -109,7 +110,7 @@ def test_interruption_of_a_destructor_is_not_lost(
     assert capsys.readouterr().err == "dilkit: interrupted\n"
 
 
-@pytest.mark.parametrize("command", ["verify", "bench", "tune", "draw", "demo"])
+@pytest.mark.parametrize("command", all_but(["bench", "tune", "draw"], ["verify", "bench", "tune", "draw", "demo"]))
 def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Path, command: str) -> None:
     swallowed = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    print('went on')\nexcept BaseException:\n    pass\n"
     (tmp_path / "torch.py").write_text(f"import os, signal\n{swallowed}")
@@ -319,7 +320,7 @@ def test_verify_exits_with_1_if_a_backend_that_is_named_computes_nothing(
     assert "* cupy_raw: NOTHING was computed" in output(capsys, "verify", "--backend", "reference,cupy_raw", code=1)
 
 
-@pytest.mark.parametrize("command", ["verify", "draw"])
+@pytest.mark.parametrize("command", [pytest.param("verify", marks=pytest.mark.slow), "draw"])
 def test_other_commands_say_that_torch_is_broken(broken_torch: dict[str, str], command: str) -> None:
     done = in_subprocess("-m", "dilkit", command, **broken_torch)
     assert done.returncode == 2
@@ -328,17 +329,10 @@ def test_other_commands_say_that_torch_is_broken(broken_torch: dict[str, str], c
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import dilkit",
-        "import dilkit; dilkit.Pattern, dilkit.list_backends()",
-        "from dilkit.tools.cli import main; main(['--help'])",
-    ],
-)
-def test_torch_is_imported_only_when_needed(code: str) -> None:
-    done = in_subprocess("-c", f"{code}\nimport sys; print('torch' in sys.modules, file=sys.stderr)")
-    assert done.stderr == "False\n"
+def test_torch_is_imported_only_when_needed() -> None:
+    used = ["import dilkit", "dilkit.Pattern, dilkit.list_backends()", "from dilkit.tools.cli import main; main(['--help'])"]
+    code = "; ".join(["import sys", *(f"{one}; print('torch' in sys.modules, file=sys.stderr)" for one in used)])
+    assert in_subprocess("-c", code).stderr == "False\n" * 3
 
 
 def test_verify_counts_passes_and_shows_worst_errors(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:

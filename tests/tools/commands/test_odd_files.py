@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.command_line import in_subprocess
+from helpers.forks import in_child
 from helpers.result_files import FOLDER
 
 from dilkit.tools import cli
@@ -54,15 +56,19 @@ def test_what_is_no_file_is_refused_in_one_line(
 @pytest.mark.parametrize("command", [f"report {CPU} --html page.html", "draw --seq 64 --heads 2 --segments 8 --out draw.svg"])
 def test_a_full_disk_keeps_the_old_file(command: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need it")
-    name = command.split()[-1]
-    (tmp_path / name).write_text("old")
-    code = (
-        "import os, resource, sys; os.chdir(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
-        "from dilkit.tools.cli import main; sys.exit(main(sys.argv[2:]))"
-    )
-    done = in_subprocess("-c", code, str(tmp_path), *shlex.split(command))
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "File too large" in done.stderr
-    assert name in done.stderr
-    assert (tmp_path / name).read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    name, folder, errors = command.split()[-1], tmp_path / "full", tmp_path / "errors"
+    folder.mkdir()
+    (folder / name).write_text("old")
+
+    def with_a_full_disk() -> None:
+        os.chdir(folder)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with errors.open("w") as file, contextlib.redirect_stderr(file):
+            assert cli.main(shlex.split(command)) == 2
+
+    assert in_child(with_a_full_disk) == "done"
+    (said,) = errors.read_text().splitlines()
+    assert "File too large" in said
+    assert name in said
+    assert (folder / name).read_text() == "old"
+    assert [path.name for path in folder.iterdir()] == [name]

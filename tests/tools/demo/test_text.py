@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,11 +54,17 @@ def train(corpus: Path, out: Path, *more: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of one whole run."""
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The results of one whole run, and what it printed."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    assert train(corpus, out) == 0
-    return out
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert train(corpus, out, "--json") == 0
+    return out, printed.getvalue()
+
+
+@pytest.fixture
+def trained(run: tuple[Path, str]) -> Path:
+    return run[0]
 
 
 def test_all_results_are_written(trained: Path) -> None:
@@ -82,18 +92,20 @@ def test_all_results_are_written(trained: Path) -> None:
     assert (trained / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_is_all_that_is_printed(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(corpus, tmp_path, "--json", "--save", str(tmp_path / "here" / "m.pt")) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "report.json").read_text())
-    assert load_model(tmp_path / "here" / "m.pt").config.context == CONTEXT
-    assert not (tmp_path / "model.pt").exists()
+def test_json_is_all_that_is_printed(run: tuple[Path, str]) -> None:
+    out, printed = run
+    assert json.loads(printed) == json.loads((out / "report.json").read_text())
 
 
-def test_short_windows_are_said(
+def test_short_windows_are_said_and_the_model_is_where_it_is_wanted(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(task, "SHORT_WINDOW", 64)
-    assert train(corpus, tmp_path) == 0
+    monkeypatch.setattr(scaling, "LONGEST", 0.0)  # one length is enough
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert train(corpus, tmp_path, "--save", str(tmp_path / "here" / "m.pt")) == 0
+    assert load_model(tmp_path / "here" / "m.pt").config.context == CONTEXT
+    assert not (tmp_path / "model.pt").exists()
     said = f"64 bytes for the first 75% of training, then {CONTEXT} bytes"
     assert said in capsys.readouterr().out
     assert said in (tmp_path / "report.md").read_text()
@@ -136,11 +148,22 @@ def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
     assert text == load_text([str(corpus)], CONTEXT)
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_the_default_text() -> None:
     text = load_text(None, 8192)
     assert b"class ArgumentParser" in text.train + text.held_out
     assert not any("site-packages" in name or name.startswith("test/") for name in text.facts.held_out_files)
     assert 0.05 < len(text.held_out) / len(text.train) < 0.1
+
+
+def test_of_the_library_what_is_installed_and_its_tests_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, folder in enumerate((".", "email", "site-packages", "test")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "module.py").write_text(f"number_{i} = {i}\n" * 1000)
+    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
+    text = load_text(None, 64)
+    held = [f"number_{i}".encode() in text.train + text.held_out for i in range(4)]
+    assert held == [True, True, False, False]
 
 
 def test_windows_do_not_overlap() -> None:

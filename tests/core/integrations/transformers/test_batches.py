@@ -88,6 +88,7 @@ def test_the_rows_after_a_prompt_whose_positions_jump() -> None:
     assert_close(torch.cat(parts, 1), whole, **CLOSE)
 
 
+@pytest.mark.slow
 def test_compiled_a_cache_keeps_a_row_whole() -> None:
     register(Pattern.dense(), "dilkit_dense")
     batch = packed(sequences())

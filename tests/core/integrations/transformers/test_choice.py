@@ -75,6 +75,7 @@ def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
             assert_close(result(model, input_ids=TOKENS), wanted)
 
 
+@pytest.mark.slow
 def test_without_dilkit_it_is_refused_by_transformers(tmp_path: Path) -> None:
     model = llama()
     convert(model, PATTERN)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.language_models import PATTERN, WINDOWED, llama, padded, sequences, transformers
+from helpers.thinned import diagonal
 
 from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow
 
@@ -18,7 +19,7 @@ OPTIONS: dict[str, Any] = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sa
 PROMPT = torch.stack(sequences((11, 11)))
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "gpt_oss"))])
 def test_windows_of_a_model_give_the_tokens_of_eager_attention(name: str) -> None:
     register(None)
     ours, eager = (WINDOWED[name](attn_implementation=kind) for kind in ("dilkit", "eager"))
@@ -36,8 +37,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("way", ["greedy", "beams", "looked up"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("pattern", "way"), diagonal(PATTERNS, ["greedy", "beams", "looked up"]))
 def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern: str, way: str) -> None:
     register(PATTERNS[pattern])
     model = llama(attn_implementation="dilkit")

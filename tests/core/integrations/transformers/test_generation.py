@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from helpers.language_models import LENGTHS, MODELS, PATTERN, llama, padded, result, sequences, transformers
+from helpers.pairwise import every_pair
+from helpers.thinned import diagonal
 from torch.testing import assert_close
 
 from dilkit import Pattern
@@ -26,6 +29,14 @@ WAYS = {
 QUICK = ("llama", "gpt_oss")
 """With grouped heads, and with sinks; the others are marked slow."""
 CAUSAL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS if name != "bert"]
+OTHERS = [name for name in MODELS if name not in ("bert", *QUICK)]
+KINDS = ("dynamic", "static")
+
+
+def each_model(*axes: Any) -> list[Any]:
+    """Every pair with the quick models by default, and all of the product with the others marked slow."""
+    slow = [pytest.param(*row, marks=pytest.mark.slow) for row in product(OTHERS, *axes)]
+    return [*every_pair(QUICK, *axes), *slow]
 
 
 @pytest.fixture(params=CAUSAL)
@@ -39,8 +50,10 @@ def cache_of(kind: str, model: Any, capacity: int) -> Any:
     return package.DynamicCache() if kind == "dynamic" else package.StaticCache(config=model.config, max_cache_len=capacity)
 
 
-@pytest.mark.parametrize("chunks", [(7, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 14, 1), (5, 6, 5)], ids=str)
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+CHUNKS = ((7, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 14, 1), (5, 6, 5))
+
+
+@pytest.mark.parametrize(("model", "kind", "chunks"), each_model(KINDS, CHUNKS), ids=str, indirect=["model"])
 def test_chunks_against_a_cache(model: Any, kind: str, chunks: tuple[int, ...]) -> None:
     tokens = torch.stack(sequences((sum(chunks),)) * 2)
     cache, outs, start = cache_of(kind, model, 32), [], 0
@@ -52,8 +65,7 @@ def test_chunks_against_a_cache(model: Any, kind: str, chunks: tuple[int, ...]) 
         assert_close(torch.cat(outs, 1), result(model, input_ids=tokens), **CLOSE)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize(("model", "kind", "way"), each_model(KINDS, WAYS), indirect=["model"])
 def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) -> None:
     """Each sequence goes on as it would alone, by every token that was generated."""
     batch = padded(sequences(), "left")
@@ -80,8 +92,7 @@ def check_beams(model: Any, made: torch.Tensor) -> None:
         assert torch.equal(row[-STEPS:], wanted[0, -STEPS:])
 
 
-@pytest.mark.parametrize("way", ["greedy", "beams"])
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize(("kind", "way"), diagonal(KINDS, ["greedy", "beams"]))
 def test_a_dense_pattern_generates_what_sdpa_generates(kind: str, way: str) -> None:
     register(Pattern.dense(), "dilkit_dense")
     batch = padded(sequences(), "left")

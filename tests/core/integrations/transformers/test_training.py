@@ -51,9 +51,9 @@ def test_dropout_in_training() -> None:
     with torch.no_grad():
         wanted = result(model, input_ids=tokens)
         assert_close(wanted, result(llama(attn_implementation="dilkit", num_hidden_layers=1), input_ids=tokens))
-        found = torch.stack([result(model.train(), input_ids=tokens) for _ in range(200)])
+        found = torch.stack([result(model.train(), input_ids=tokens) for _ in range(80)])
     assert found.std(0).amax() > 1e-2
-    assert_close(found[:, :, -1].mean(0), wanted[:, -1], atol=5 * found[:, :, -1].std(0).amax() / 200**0.5, rtol=0)
+    assert_close(found[:, :, -1].mean(0), wanted[:, -1], atol=5 * found[:, :, -1].std(0).amax() / 80**0.5, rtol=0)
 
 
 def test_dropout_after_a_cached_prefix() -> None:
@@ -92,6 +92,7 @@ def test_compiled_a_padded_sequence_gets_what_it_gets_alone(make: Any, side: str
             assert_close(found[tokens], wanted, **CLOSE)
 
 
+@pytest.mark.slow
 def test_compiled_and_packed_with_the_pattern_of_the_configuration() -> None:
     register(None, "dilkit_by_config")
     parts = sequences()
@@ -112,6 +113,7 @@ def test_compiled_gradients() -> None:
         assert_close(x, wanted[name.removeprefix("_orig_mod.")], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_steps_against_a_cache_of_fixed_size() -> None:
     model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((20, 20)))
     cache = package.StaticCache(config=model.config, max_cache_len=32)

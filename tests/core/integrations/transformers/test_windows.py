@@ -115,6 +115,7 @@ def test_gradients_are_those_of_eager_attention() -> None:
         assert_close(x, found[1][name], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     ours, eager = pair("mistral")
     batch = padded(sequences(), "left")
