@@ -172,7 +172,7 @@ def test_windows_do_not_overlap() -> None:
     assert [int(window[0]) for window in windows] == [0, 67, 135]
 
 
-@pytest.mark.parametrize("when", ["training", "measuring"])
+@pytest.mark.parametrize("when", [pytest.param("training", marks=pytest.mark.slow), "measuring"])
 def test_interrupted_run_reports_what_there_is(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
