@@ -1,0 +1,221 @@
+"""Mutants of `backends/`."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+NATIVE, SDPA, TILES, CUDA, TRITON, NUMBA = (
+    f"tests/backends/{name}" for name in ("native", "sdpa", "tiles", "cuda", "triton", "numba")
+)
+
+KERNEL = (
+    Mutant(
+        "a row after a segment is taken for one of it",
+        "backends/native/kernels/visibility.h",
+        "if (x < segment->start || x >= segment->stop)",
+        "if (x < segment->start || x > segment->stop)",
+        f"{NATIVE}/test_kinds.py::test_random_mixes",
+    ),
+    Mutant(
+        "what was summed up before is not scaled to the new maximum",
+        "backends/native/kernels/online_softmax.h",
+        "factor * N(load_vector)(running_sum + r) + sum",
+        "N(load_vector)(running_sum + r) + sum",
+        f"{NATIVE}/test_kinds.py::test_random_mixes",
+    ),
+    Mutant(
+        "gradients of chunks of keys have the scale of those of values",
+        "backends/native/kernels/results.h",
+        "(REAL)(a ? task->p->keep_scale : task->p->scale)",
+        "(REAL)(a ? task->p->scale : task->p->keep_scale)",
+        f"{NATIVE}/test_chunks.py",
+    ),
+    Mutant(
+        "the last rows of a cached sequence read the keys of other places",
+        "backends/native/kernels/sequences.h",
+        "move_rows(by_key[n], batch, first);",
+        "move_rows(by_key[n], batch, first - p.first_row);",
+        "tests/core/decoding/test_kvcache.py::test_few_rows",
+    ),
+    Mutant(
+        "two of four neighbouring keys are dropped together",
+        "backends/native/kernels/dropout.h",
+        "x[keys[k] & 3]",
+        "x[keys[k] & 1]",
+        "tests/core/op/test_dropout.py::test_every_backend_and_dtype_drops_the_same",
+    ),
+    Mutant(
+        "the last pairs of a narrow window count again in the wide one",
+        "backends/native/kernels/branches.h",
+        "task->after = -beyond;",
+        "task->after = 1 - beyond;",
+        f"{NATIVE}/test_kinds.py::test_random_mixes",
+    ),
+)
+
+ON_CPUS = (
+    Mutant(
+        "windows with a stride end early in each residue class",
+        "backends/native/branches.py",
+        "-(-length // classes)",
+        "length // classes",
+        f"{NATIVE}/test_kinds.py::test_bands_whose_rows_fall_into_classes",
+    ),
+    Mutant(
+        "rows behind the last global token see what its row sees",
+        "backends/native/tables.py",
+        "seen = [outside, inside] * len(runs) + [outside]",
+        "seen = [outside, inside] * len(runs) + [inside]",
+        f"{NATIVE}/test_kinds.py::test_random_mixes",
+    ),
+    Mutant(
+        "packed sequences longer than a layout read beyond it",
+        "backends/native/backend.py",
+        "for length in sorted(set(lengths.tolist()) - {0}):",
+        "for length in sorted(set(lengths.tolist()) - {0})[:1]:",
+        f"{NATIVE}/test_kinds.py::test_packed_sequences_longer_than_a_layout_are_an_error",
+    ),
+    Mutant(
+        "gradients of queries and keys lack the scale",
+        "backends/reference.py",
+        "(p * (dp - delta[..., rows, None]) * problem.scale)",
+        "(p * (dp - delta[..., rows, None]))",
+        "tests/core/op/test_sinks.py::test_gradients_of_every_backend",
+    ),
+    Mutant(
+        "of several calls, the gradient of the last is all",
+        "backends/sdpa/accumulators.py",
+        "view.add_(part)",
+        "view.copy_(part)",
+        f"{SDPA}/test_kinds.py::test_any_mix_agrees_with_the_oracle",
+    ),
+    Mutant(
+        "the last short block of a window sees keys one too early",
+        "backends/sdpa/grids/tiles.py",
+        "Tile(last, last - reach + rest, rest, reach - rest)",
+        "Tile(last, last - reach + rest - 1, rest, reach - rest)",
+        f"{SDPA}/test_kinds.py::test_tiles_add_up_to_the_count_and_no_pair_is_masked_out",
+    ),
+    Mutant(
+        "heads of later offsets keep rows beyond the end of a short segment",
+        "backends/sdpa/grids/problem_grid.py",
+        "cut = min(max(longer - first, 0), count)",
+        "cut = min(longer, count)",
+        f"{SDPA}/test_problem_grid.py::test_grids_add_up_to_the_count",
+    ),
+    Mutant(
+        "the last rows do not see themselves",
+        "backends/sdpa/last_rows.py",
+        "key_at[:, None] > query_at.unsqueeze(-1)",
+        "key_at[:, None] >= query_at.unsqueeze(-1)",
+        "tests/core/decoding/test_kvcache.py::test_last_rows_are_those_of_the_whole",
+    ),
+    Mutant(
+        "rows that share memory are handed to torch's kernel, which leaves results unwritten",
+        "backends/sdpa/layouts.py",
+        "x.stride(1) < x.shape[3]",
+        "x.stride(1) < 0",
+        f"{SDPA}/test_backend.py::test_rows_that_share_memory",
+    ),
+)
+
+ON_GPUS = (
+    Mutant(
+        "a tile of rows reaches over the end of a segment",
+        "backends/tiles/_tiles.pyx",
+        "(start // branches[b, 0] + 1) * branches[b, 0]",
+        "(start // branches[b, 0] + 2) * branches[b, 0]",
+        f"{TILES}/test_schedule.py::test_tiles_show_the_count",
+    ),
+    Mutant(
+        "keys behind a narrow window count again in the wide one",
+        "backends/tiles/relations.py",
+        "bounds.append((-beyond, reach))",
+        "bounds.append((1 - beyond, reach))",
+        f"{TRITON}/test_tables.py::test_strips_show_the_count_of_every_kind",
+    ),
+    Mutant(
+        "the longest tiles are computed last",
+        "backends/tiles/schedule.py",
+        "np.argsort(-keys",
+        "np.argsort(keys",
+        f"{TILES}/test_schedule.py::test_the_tiles_with_the_most_keys_come_first",
+    ),
+    Mutant(
+        "a window leaves out what one of another rate has not shown",
+        "backends/once.py",
+        "for band in earlier if rate_of(branches[at]) % rate_of(band) == 0), default=0)",
+        "for band in earlier), default=0)",
+        f"{NATIVE}/test_kinds.py::test_random_mixes {TRITON}/test_tables.py::test_strips_show_the_count_of_every_kind",
+    ),
+    Mutant(
+        "a mask is read with its sizes for strides",
+        "backends/cuda/arguments.py",
+        "(0, 0) if mask is None else mask.stride()",
+        "(0, 0) if mask is None else mask.shape",
+        f"{CUDA}/test_arguments.py::test_arguments_hold_what_the_problem_and_the_tensors_are",
+    ),
+    Mutant(
+        "bfloat16 runs on tensor cores that have none for it",
+        "backends/cuda/table.py",
+        '"bfloat16": (8, 0)}',
+        '"bfloat16": (7, 5)}',
+        f"{CUDA}/test_table.py",
+    ),
+    Mutant(
+        "more blocks are expected at once than a GPU has threads for",
+        "backends/cuda/occupancy.py",
+        "min(kernel.blocks, device.threads // kernel.threads, by_shared)",
+        "min(kernel.blocks, by_shared)",
+        f"{CUDA}/test_occupancy.py::test_threads_and_shared_memory_limit_as_well",
+    ),
+    Mutant(
+        "code for a newer GPU is loaded on an older one",
+        "backends/cuda/compile.py",
+        "if number // 10 == major and number % 10 <= minor]",
+        "if number // 10 == major]",
+        f"{CUDA}/test_compile.py",
+        needs="cupy",
+    ),
+    Mutant(
+        "runs of keys end one too late",
+        "backends/triton/segment_strips.py",
+        "count = (stop - first - 1) // rate + 1",
+        "count = (stop - first) // rate + 1",
+        f"{TRITON}/test_tables.py::test_strips_show_the_count",
+    ),
+    Mutant(
+        "strips at the edge of a window are taken for whole ones",
+        "backends/triton/tables.py",
+        'np.searchsorted(first, stop - back, side="left"),',
+        'np.searchsorted(first, start - back, side="left"),',
+        f"{TRITON}/test_tables.py::test_strips_show_the_count_of_every_kind",
+    ),
+    Mutant(
+        "a kernel is handed fewer numbers of a tensor than it reads",
+        "backends/numba/arguments.py",
+        "span = 1 + sum(",
+        "span = sum(",
+        f"{NUMBA}/test_arguments.py",
+    ),
+    Mutant(
+        "later groups of branches overwrite what earlier ones found",
+        "backends/numba/backend.py",
+        "LaunchGroup(tiles, branches, int(i == 0))",
+        "LaunchGroup(tiles, branches, 1)",
+        f"{NUMBA}/test_backend.py::test_forward_launches_each_group_once",
+    ),
+)
+
+KERNELS_FOR_GPUS = (
+    Mutant(
+        "rowsum(dout * out) lacks half of the lanes",
+        "backends/cuda/kernels/row_dots.cu",
+        "for (int lanes = 1; lanes < LANES; lanes *= 2)",
+        "for (int lanes = 1; lanes < LANES / 2; lanes *= 2)",
+        f"{CUDA}/test_row_dots.py",
+        needs="g++",
+    ),
+)
+
+BACKENDS = (*KERNEL, *ON_CPUS, *ON_GPUS, *KERNELS_FOR_GPUS)

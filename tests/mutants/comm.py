@@ -1,0 +1,147 @@
+"""Mutants of `comm/`."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+PLAN, ATTENTION, SHARDS = (f"tests/comm/test_{name}.py" for name in ("exchange_plan", "attention", "shards"))
+
+PLANS = (
+    Mutant(
+        "under causality a rank's queries do not see the keys of its own group",
+        "comm/plan/sharded_segments.py",
+        "range(group + 1 if self.is_causal",
+        "range(group if self.is_causal",
+        f"{PLAN}::test_every_pair_of_the_count_is_computed_once",
+    ),
+    Mutant(
+        "the flags of a mask are not counted among the bytes",
+        "comm/plan/traffic.py",
+        "return 2 * self.row_bytes + self.key_padding_mask",
+        "return 2 * self.row_bytes",
+        f"{PLAN}::test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s",
+    ),
+    Mutant(
+        "a causal ring plans gradients from ranks that return none",
+        "comm/plan/row_counts.py",
+        "(others - self.shards.place if self.is_causal else others)",
+        "others",
+        f"{PLAN}::test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s",
+    ),
+    Mutant(
+        "half of the buffers of a ring are forgotten",
+        "comm/plan/buffer_bytes.py",
+        "return 4 * rows.batch * rows.key_value_bytes * most",
+        "return 2 * rows.batch * rows.key_value_bytes * most",
+        "tests/comm/test_plan_numbers.py::test_ring_buffers_are_four_blocks",
+    ),
+)
+
+PASSES = (
+    Mutant(
+        "partial results are merged with each other's share",
+        "comm/passes/_rows.pyx",
+        "keep, add = <number>(old / total), <number>(new / total)",
+        "keep, add = <number>(new / total), <number>(old / total)",
+        f"{ATTENTION}::test_every_schedule_and_dtype",
+    ),
+    Mutant(
+        "in a causal ring, rows see a part of the earlier blocks alone",
+        "comm/passes/ring/segment.py",
+        "causal = self.segment.is_causal and hop == 0",
+        "causal = self.segment.is_causal",
+        f"{ATTENTION}::test_every_schedule_and_dtype",
+    ),
+    Mutant(
+        "the gradient of values is that of the last rank alone",
+        "comm/passes/ring/backward.py",
+        "self.dvalue += dvalue",
+        "self.dvalue = dvalue.clone()",
+        f"{ATTENTION}::test_every_schedule_and_dtype",
+    ),
+)
+
+TRANSPORTS = (
+    Mutant(
+        "rows that a rank keeps are counted as sent",
+        "comm/transports/base.py",
+        "(len(rows) - send_counts[self.rank]) * rows.shape[1]",
+        "len(rows) * rows.shape[1]",
+        f"{PLAN}::test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s",
+    ),
+    Mutant(
+        "a record that was damaged on its way is believed",
+        "comm/transports/base.py",
+        'if crc32(text).to_bytes(4, "little") != row[:4]:',
+        'if crc32(text).to_bytes(4, "little") == row[:4] == b"":',
+        "tests/comm/test_damaged_records.py",
+    ),
+    Mutant(
+        "ranks that are threads share the memory of what they send",
+        "comm/transports/threads.py",
+        "message = message.clone()",
+        "message = message.view(-1)",
+        "tests/comm/test_transports.py::test_threads_conform",
+    ),
+    Mutant(
+        "a wait for MPI naps although something moves",
+        "comm/transports/mpi/requests.py",
+        "before, moved = count, now",
+        "before, moved = count, moved",
+        "tests/comm/test_transports.py::TestPoll",
+    ),
+    Mutant(
+        "ranks that differ in their arguments go on",
+        "comm/agreement.py",
+        "if name not in may_differ:",
+        "if name in may_differ:",
+        "tests/comm/test_collectives.py tests/comm/test_shards.py",
+    ),
+    Mutant(
+        "parameters are copied from rank 0, whichever is asked for",
+        "comm/collectives.py",
+        "place = (comm.rank - source) % comm.size",
+        "place = comm.rank % comm.size",
+        "tests/comm/test_collectives.py::test_copies_are_what_the_source_has",
+    ),
+    Mutant(
+        "the exit code of a job is that of rank 0",
+        "comm/launch/ranks.py",
+        "return next((code for code in codes if code), 0)",
+        "return codes[0]",
+        "tests/tools/bench/test_ranks.py::test_threads_give_the_first_code_that_is_not_0_and_name_who_raised",
+    ),
+)
+
+SHARED_OUT = (
+    Mutant(
+        "packed sequences are shared out by the last one alone",
+        "comm/packed/shares.py",
+        "(load + work[i], rank)",
+        "(work[i], rank)",
+        "tests/comm/test_packed.py::test_work_of_all_ranks_is_that_of_all_sequences",
+    ),
+    Mutant(
+        "rows along an order are taken for those of the rank before",
+        "comm/reorder.py",
+        'source = np.searchsorted(cuts[1:], incoming, side="right")',
+        'source = np.searchsorted(cuts[1:], incoming, side="left")',
+        "tests/comm/test_orders.py::test_tables_of_a_rank_are_as_long_as_its_rows",
+    ),
+    Mutant(
+        "positions of a shard begin where the next rank's do",
+        "comm/shards.py",
+        "start = sum(counts[: comm.rank])",
+        "start = sum(counts[: comm.rank + 1])",
+        f"{SHARDS}::test_positions",
+    ),
+    Mutant(
+        "what follows the array of a file is left out unsaid",
+        "comm/token_files.py",
+        "if more := path.stat().st_size - tokens.offset - tokens.nbytes:",
+        "if more := min(0, path.stat().st_size - tokens.offset - tokens.nbytes):",
+        f"{SHARDS}::test_damaged_files_are_refused_by_name",
+    ),
+)
+
+COMM = (*PLANS, *PASSES, *TRANSPORTS, *SHARED_OUT)

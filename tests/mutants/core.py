@@ -1,0 +1,279 @@
+"""Mutants of `dilkit/`."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+VALUES, PATTERN = "tests/core/kinds/test_values.py", "tests/core/test_pattern.py"
+CACHE, GOING_BACK, KINDS = (f"tests/core/decoding/test_{name}.py" for name in ("cache", "going_back", "kinds"))
+TRANSFORMERS, TORCHSCALE, GIGAPATH = (f"tests/core/integrations/{name}" for name in ("transformers", "torchscale", "gigapath"))
+
+PATTERNS = (
+    Mutant(
+        "a dilated window reaches a step too far",
+        "dilkit/pattern/kinds/sliding_window.py",
+        "return (self.window - 1) // self.dilation_rate * self.dilation_rate",
+        "return self.window // self.dilation_rate * self.dilation_rate",
+        f"{VALUES}::test_count_is_the_definition",
+    ),
+    Mutant(
+        "padding of a tail is not counted where the rate does not divide the segment",
+        "dilkit/pattern/kinds/dilated_segment.py",
+        "missing = -(-length // rate) -",
+        "missing = length // rate -",
+        "tests/core/op/test_tails.py::test_zero_keys_are_the_padding",
+    ),
+    Mutant(
+        "pairs of two global tokens count twice in FLOPs",
+        "dilkit/pattern/kinds/global_tokens.py",
+        "else count * (2 * seq - count)",
+        "else count * 2 * seq",
+        f"{VALUES}::test_flops_by_formula_are_those_of_the_count",
+    ),
+    Mutant(
+        "of a run of rows, residue classes have one row too many",
+        "dilkit/pattern/runs.py",
+        "(lengths[of] - residue - 1) // rate + 1",
+        "(lengths[of] - residue) // rate + 1",
+        "tests/backends/tiles/test_relations.py::test_every_row_is_in_one_tile_of_the_first_group",
+    ),
+    Mutant(
+        'offset="block" deals out offsets beyond the rate',
+        "dilkit/pattern/heads.py",
+        "return (self.first + kv_head) // -(-self.total // rate)",
+        "return (self.first + kv_head) // max(1, self.total // rate)",
+        f"{PATTERN}::test_count_is_the_definition",
+    ),
+    Mutant(
+        "the last blocks of a layout are lost",
+        "dilkit/pattern/kinds/block_layout.py",
+        "-(-last_row * self.blocks // 8)",
+        "last_row * self.blocks // 8",
+        f"{VALUES}::test_runs_of_a_layout_are_what_it_shows",
+    ),
+    Mutant(
+        "head_split leaves heads out",
+        "dilkit/pattern/pattern.py",
+        "min(b, num_heads % branches)",
+        "min(b, num_heads // branches)",
+        f"{PATTERN}::test_head_split_deals_out_every_head_once",
+    ),
+)
+
+OPERATORS = (
+    Mutant(
+        "tensors of other strides are taken for those that were prepared",
+        "dilkit/op/_facts.pyx",
+        "memcpy(end + HEADER + dims, x.strides, dims)",
+        "memcpy(end + HEADER + dims, x.shape, dims)",
+        "tests/core/op/test_boundary.py::test_the_key_of_tensors_is_another_for_other_tensors",
+    ),
+    Mutant(
+        "the gradient of keys lacks what comes through lse",
+        "dilkit/op/rules.py",
+        "dkey = by_key if dkey is None else dkey + by_key",
+        "dkey = by_key if dkey is None else dkey",
+        "tests/core/op/test_operators.py::test_gradcheck",
+    ),
+    Mutant(
+        "the gradient of a sink has the wrong sign",
+        "dilkit/op/zero_keys.py",
+        "rows = rows - torch.stack(",
+        "rows = rows + torch.stack(",
+        "tests/core/op/test_sinks.py::test_gradients_of_every_backend",
+    ),
+    Mutant(
+        "the first row of a packed sequence is counted with the one before",
+        "dilkit/op/sequences.py",
+        "rows, right=True) - 1",
+        "rows, right=False) - 1",
+        "tests/core/packed/test_module.py::test_packed_is_one_by_one",
+    ),
+    Mutant(
+        "new rows are written beyond the capacity of a cache",
+        "dilkit/op/kvcache.py",
+        "if length < 0 or length + new > capacity:",
+        "if length < 0 or length > capacity:",
+        "tests/core/decoding/test_kvcache.py::test_an_error_leaves_the_cache_as_it_is",
+    ),
+    Mutant(
+        "weights that are kept are scaled as those that are dropped",
+        "dilkit/op/dropout.py",
+        "return 2**32 / (2**32 - self.threshold)",
+        "return 2**32 / self.threshold",
+        "tests/core/op/test_dropout.py::test_the_expectation_of_a_weight_is_the_weight",
+    ),
+    Mutant(
+        "rotary positions turn half of the dimensions the wrong way",
+        "dilkit/rotary.py",
+        "second * cos + first * sin",
+        "second * cos - first * sin",
+        "tests/core/test_rotary.py::test_it_is_the_formula",
+    ),
+)
+
+DECODING = (
+    Mutant(
+        "a ring of rows is read as if each were one later",
+        "dilkit/decoding/recent.py",
+        "keys = self.latest - 1 - (self.latest - 1 - slots) % room",
+        "keys = self.latest - (self.latest - slots) % room",
+        f"{KINDS}::test_each_chunk_is_the_last_rows",
+    ),
+    Mutant(
+        "chunks that begin within a segment go to the slots of its start",
+        "dilkit/decoding/branch.py",
+        "divmod(tokens + row, rate)",
+        "divmod(row, rate)",
+        f"{CACHE}::test_each_step_is_the_last_row",
+    ),
+    Mutant(
+        "in a chunk, a row sees the one after it",
+        "dilkit/decoding/segment.py",
+        ".triu(part.first + 1)",
+        ".triu(part.first + 2)",
+        f"{CACHE}::test_each_chunk_is_the_last_rows",
+    ),
+    Mutant(
+        "a saved cache changes as decoding goes on",
+        "dilkit/decoding/state.py",
+        "rows=[store.rows.clone() for store in stores]",
+        "rows=[store.rows for store in stores]",
+        f"{GOING_BACK}::test_a_saved_cache_goes_on",
+    ),
+    Mutant(
+        "with a cache, rotary positions begin at 0 in each call",
+        "dilkit/nn/multihead.py",
+        "torch.arange(cache.seen, cache.seen + q.shape[1], device=q.device)",
+        "torch.arange(q.shape[1], device=q.device)",
+        "tests/core/decoding/test_module.py::test_row_by_row_is_the_whole",
+    ),
+)
+
+ORDERS = (
+    Mutant(
+        "the blocks that a window needs are counted without its last cells",
+        "dilkit/orders/_locality.pyx",
+        "high[axis] = min(space[axis], cells[i, axis] + reach[axis] + 1)",
+        "high[axis] = min(space[axis], cells[i, axis] + reach[axis])",
+        "tests/core/orders/test_locality.py::test_how_many_blocks_a_window_needs",
+    ),
+    Mutant(
+        "codes are sorted without their highest bits",
+        "dilkit/orders/_points.pyx",
+        "bits = (width + digits - 1) // digits",
+        "bits = width // digits",
+        "tests/core/orders/test_points.py::test_codes_are_sorted_stably",
+    ),
+    Mutant(
+        "a given permutation is not moved behind the extra tokens",
+        "dilkit/orders/token_order.py",
+        "cells[extra_tokens:] += extra_tokens",
+        "cells[extra_tokens:] += 0",
+        "tests/core/orders/test_token_order.py::test_a_given_permutation_is_an_order",
+    ),
+)
+
+SELECTION = (
+    Mutant(
+        "a row of the preference table leaves out its oldest GPU",
+        "dilkit/selection/preference.py",
+        "any(low <= device.capability <= high",
+        "any(low < device.capability <= high",
+        "tests/core/selection/test_preference.py::test_float32_runs_torch_where_that_has_tensor_cores_for_it",
+    ),
+    Mutant(
+        "the proof of other kernels is believed",
+        "dilkit/selection/proof.py",
+        "return found if found and found.facts == facts else None",
+        "return found",
+        "tests/core/selection/test_proof.py::test_a_record_that_is_not_its_own_is_none",
+    ),
+    Mutant(
+        "a backend is taken that nobody asked for",
+        "dilkit/selector.py",
+        "may_pick = not requested or candidate.name in requested",
+        "may_pick = True",
+        "tests/core/selection/test_selector.py::test_those_asked_for_are_tried_in_their_order_and_no_other_is_taken",
+    ),
+    Mutant(
+        "what the cache holds is counted too small once something was dropped",
+        "dilkit/_cache.pyx",
+        "self.bytes -= entry.size",
+        "self.bytes -= 2 * entry.size",
+        "tests/core/test_cache.py::test_the_least_recently_used_value_leaves_first "
+        "tests/core/test_cache.py::test_agrees_with_a_model_for_any_sequence_of_calls",
+    ),
+    Mutant(
+        "True is taken for the integer 1",
+        "dilkit/checks.py",
+        'if isinstance(value, bool) or "bool" in str(',
+        'if "bool" in str(',
+        f"{PATTERN}::test_bools_are_no_integers",
+    ),
+    Mutant(
+        "what the group may write is trusted",
+        "dilkit/files.py",
+        "(stat.S_IWGRP | stat.S_IWOTH)",
+        "(stat.S_IWOTH | stat.S_IWOTH)",
+        "tests/core/test_files.py::test_why_others_may_write",
+    ),
+)
+
+INTEGRATIONS = (
+    Mutant(
+        "packed positions that jump ahead go on",
+        "dilkit/integrations/transformers/packing.py",
+        "position_ids.diff() == 1",
+        "position_ids.diff() >= 1",
+        f"{TRANSFORMERS}/test_packing.py",
+    ),
+    Mutant(
+        "padding is counted as tokens of the next sequence",
+        "dilkit/integrations/transformers/packing.py",
+        "ends = F.pad(lengths.cumsum(0), (1, 0))",
+        "ends = F.pad(lengths.cumsum(0), (1, 0)).clamp(max=seq)",
+        f"{TRANSFORMERS}/test_packing.py",
+    ),
+    Mutant(
+        "a cache that has left out what the pattern sees is taken",
+        "dilkit/integrations/transformers/masks.py",
+        "branch.reach <= before for branch",
+        "branch.reach <= before + left_out for branch",
+        f"{TRANSFORMERS}/test_windows.py",
+        needs="transformers",
+    ),
+    Mutant(
+        "a mask on a GPU that was written to is not looked at again",
+        "dilkit/integrations/torchscale/masks.py",
+        "if last() is not mask or version != mask._version:",
+        "if last() is not mask:",
+        f"{TORCHSCALE}/test_calls.py::test_a_mask_elsewhere_is_looked_at_once",
+    ),
+    Mutant(
+        "positions of tiles have x and y exchanged",
+        "dilkit/integrations/gigapath/positions.py",
+        "torch.cat((self.halves[y], self.halves[x]), dim=1)",
+        "torch.cat((self.halves[x], self.halves[y]), dim=1)",
+        f"{GIGAPATH}/test_encoder.py::test_positions_are_the_rows_of_the_table",
+    ),
+)
+
+TESTING = (
+    Mutant(
+        "results that are no numbers are no distance from right ones",
+        "dilkit/testing/accuracy.py",
+        "nan_to_num(nan=math.inf)",
+        "nan_to_num(nan=0.0)",
+        "tests/backends/test_conformance.py::test_suite_finds_a_fault",
+    ),
+    Mutant(
+        "results of a wrong dtype or shape pass the conformance suite",
+        "dilkit/testing/conformance.py",
+        '"failed" if complaints or wrong else "passed"',
+        '"failed" if wrong else "passed"',
+        "tests/backends/test_conformance.py::test_suite_finds_a_fault",
+    ),
+)
+
+CORE = (*PATTERNS, *OPERATORS, *DECODING, *ORDERS, *SELECTION, *INTEGRATIONS, *TESTING)

@@ -1,0 +1,38 @@
+"""A mutant: one line of the product that is made wrong on purpose, and the tests that have to notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPILED = (".pyx", ".pxd", ".c", ".h")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`file` with `new` in the place of `old`, which it holds exactly once.
+
+    `tests`: files or tests, `file.py::test_name`, separated by spaces. `needs`: a package without which they are skipped, or
+    `g++`.
+    """
+
+    breaks: str
+    file: str
+    old: str
+    new: str
+    tests: str
+    needs: str = ""
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether extensions have to be built anew. CUDA sources are compiled by the tests themselves."""
+        return self.file.endswith(COMPILED)
+
+    def applied(self, text: str) -> str:
+        """`text` with the fault. Raises ValueError where it no longer fits."""
+        if (times := text.count(self.old)) != 1 or self.old == self.new:
+            raise ValueError(f"{self.file} holds {self.old!r} {times} times; once is needed")
+        return text.replace(self.old, self.new)
+
+    def applied_in(self, root: Path) -> str:
+        return self.applied((root / self.file).read_text())

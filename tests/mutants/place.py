@@ -1,0 +1,120 @@
+"""A copy of the checkout with an environment of its own, in which files may be broken.
+
+copy/          what git tracks, and what is new and not ignored
+environment/   a virtual environment: the copy, editable, before all packages of the present one
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from helpers.project import ROOT
+from mutants.mutant import Mutant
+
+LIMIT = 300.0
+"""Seconds after which tests are ended: a mutant may make them wait for ever."""
+BUILT = ("*.so", "_*.c")
+
+
+class Place:
+    """The copy in `folder`. One that is there already is brought up to date, and keeps what was built in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.environment = folder / "copy", folder / "environment"
+        self.python = self.environment / "bin" / "python"
+
+    def prepare(self) -> None:
+        """Make or renew it. Raises RuntimeError where that fails."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            _renew(ROOT / name, self.root / name)
+        if not self.python.exists():
+            self._install()
+        else:
+            self.build()
+        code = "import dilkit, dilkit.backends.native._native as n; print(dilkit.__file__, n.__file__, sep='\\n')"
+        if any(not Path(line).is_relative_to(self.root) for line in self._run("-c", code).splitlines()):
+            raise RuntimeError("the environment finds another dilkit before the copy")
+
+    def build(self) -> None:
+        """Build what has changed. Raises RuntimeError where the compiler refuses it."""
+        self._run("setup.py", "build_ext", "--inplace")
+
+    def test(self, tests: str, first: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run tests by their default selection; `first`: up to the first that fails. Raises TimeoutExpired."""
+        command = [*("-m", "pytest", "-q", "-p", "no:cacheprovider"), *["-x"] * first, *tests.split()]
+        return self._call(command, timeout=LIMIT if first else None)
+
+    @contextmanager
+    def broken_by(self, mutant: Mutant) -> Iterator[None]:
+        """Within the block, the copy has the fault. What was built before is put back, and not built again."""
+        file = self.root / mutant.file
+        right, times = file.read_bytes(), file.stat()
+        kept = {path: (path.read_bytes(), path.stat()) for path in self._built()} if mutant.is_compiled else {}
+        file.write_text(mutant.applied(right.decode()))
+        try:
+            if mutant.is_compiled:
+                self.build()
+            yield
+        finally:
+            for path, (content, found) in {file: (right, times), **kept}.items():
+                path.unlink(missing_ok=True)  # a library that a process has loaded must not change under it
+                path.write_bytes(content)
+                os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    def _built(self) -> Iterator[Path]:
+        for folder in ("dilkit", "backends", "comm"):
+            for pattern in BUILT:
+                yield from (self.root / folder).rglob(pattern)
+
+    def _install(self) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.environment)], check=True)
+        (own,) = self.environment.glob("lib/python*/site-packages")
+        # Their own .pth files are not read, so that no other checkout is found: lines of this one are appended to sys.path.
+        lent = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        (own / "lent.pth").write_text("\n".join(lent) + "\n")
+        options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed")
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
+        done = subprocess.run(
+            [*pip, "install", *options, "--editable", str(self.root)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"the copy cannot be installed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+    def _run(self, *command: str) -> str:
+        done = self._call([*command])
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
+        return done.stdout
+
+    def _call(self, command: list[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+        # Compiled Python is known by its time, to the second, and its size: a mutant may have both of the file that is right.
+        variables = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(
+            [str(self.python), *command],
+            cwd=self.root,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+
+def _renew(source: Path, target: Path) -> None:
+    """Copy a file where it is new or has changed; take away one that is gone. Equal ones keep their times, for the build."""
+    if not source.is_file():
+        target.unlink(missing_ok=True)
+    elif not target.is_file() or target.read_bytes() != source.read_bytes():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)

@@ -1,0 +1,126 @@
+"""Makes the product wrong in one place after another, and shows whether the default tests notice.
+
+    python tests/mutants/run.py [--only WORD] [--json] [--folder FOLDER]
+
+For each mutant of `every.py` the tests that it names run on a copy of the checkout that has its fault, by the selection of
+`make test`. "killed": one of them failed. "LIVES": all passed, or none was selected. "does not apply": the line is not there any
+more. The exit code is 1 if a mutant lives or does not apply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mutants.every import MUTANTS
+from mutants.mutant import Mutant
+from mutants.place import LIMIT, Place
+
+KILLED, LIVES, STALE, SKIPPED = "killed", "LIVES", "does not apply", "skipped"
+FAILED, INTERRUPTED = 1, 2
+"""Exit codes of pytest: a test failed; a module cannot be imported. Where nothing was selected it is 5."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    verdict: str
+    seconds: float
+    why: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        named = dict(file=self.mutant.file, breaks=self.mutant.breaks, tests=self.mutant.tests)
+        return dict(**named, verdict=self.verdict, seconds=round(self.seconds, 1), why=self.why)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None, allow_abbrev=False)
+    parser.add_argument("--only", default="", metavar="WORD", help="the mutants with this in their file or in what they break")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    parser.add_argument("--folder", type=Path, metavar="FOLDER", help="make the copy here and keep it: the next run builds less")
+    args = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if args.only in f"{mutant.file} {mutant.breaks}"]
+    if not chosen:
+        parser.error(f"no mutant has {args.only!r} in its file or in what it breaks")
+    if args.folder:
+        return tried(chosen, Place(args.folder.absolute()), args.json)
+    with tempfile.TemporaryDirectory() as folder:
+        return tried(chosen, Place(Path(folder)), args.json)
+
+
+def tried(chosen: list[Mutant], place: Place, as_json: bool) -> int:
+    """Try these mutants, print what became of them, and return the exit code."""
+    print("a copy of the checkout is being made, and its tests run as they are ...", file=sys.stderr, flush=True)
+    place.prepare()
+    whole = {test: None for mutant in chosen if not missing(mutant.needs) for test in mutant.tests.split()}
+    done = place.test(" ".join(whole), first=False)
+    if done.returncode:
+        print(f"{done.stdout[-8000:]}\nthese tests fail without any mutant: nothing can be said", file=sys.stderr)
+        return 1
+    progress = tqdm(chosen, file=sys.stderr, unit="mutant", leave=False)
+    found = [outcome(mutant, place) for mutant in progress]
+    bad = [one for one in found if one.verdict in (LIVES, STALE)]
+    print(json.dumps(dict(mutants=[one.to_dict() for one in found], bad=len(bad)), indent=1) if as_json else table(found))
+    return int(bool(bad))
+
+
+def outcome(mutant: Mutant, place: Place) -> Outcome:
+    """Whether the tests of a mutant notice it."""
+    started = time.monotonic()
+    if why := missing(mutant.needs):
+        return Outcome(mutant, SKIPPED, 0.0, why)
+    try:
+        mutant.applied_in(place.root)
+    except (OSError, ValueError) as error:
+        return Outcome(mutant, STALE, 0.0, str(error))
+    try:
+        with place.broken_by(mutant):
+            done = place.test(mutant.tests)
+    except subprocess.TimeoutExpired:
+        return Outcome(mutant, KILLED, time.monotonic() - started, f"its tests had not ended after {LIMIT:g} seconds")
+    except RuntimeError as error:  # a compiler that refuses it is no test
+        return Outcome(mutant, STALE, time.monotonic() - started, str(error))
+    return Outcome(mutant, verdict(done.returncode), time.monotonic() - started, first_failure(done.stdout))
+
+
+def verdict(code: int) -> str:
+    """By the exit code of pytest; those of processes that crashed are below 0."""
+    return KILLED if code in (FAILED, INTERRUPTED) or code < 0 else LIVES
+
+
+def first_failure(text: str) -> str:
+    """The test that failed first."""
+    return next((line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
+
+
+def missing(needs: str) -> str:
+    """Why the tests of a mutant that needs this cannot run here; empty if they can."""
+    there = not needs or (shutil.which(needs) if needs == "g++" else importlib.util.find_spec(needs))
+    return "" if there else f"{needs} is not installed"
+
+
+def table(found: list[Outcome]) -> str:
+    """A line for each mutant, and how many have which verdict."""
+    width = max(len(one.mutant.file) for one in found)
+    lines = [f"{one.verdict:<14}  {one.seconds:5.1f} s  {one.mutant.file:<{width}}  {one.mutant.breaks}" for one in found]
+    lines += [f"{one.verdict}: {one.mutant.file}: {one.why or one.mutant.tests}" for one in found if one.verdict != KILLED]
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in (KILLED, LIVES, STALE, SKIPPED)}
+    return "\n".join([*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
