@@ -107,6 +107,8 @@ class Faulty(Reference):
             out = unwritten
         if self.fault == "wrong in the fifth digit":
             out = out * (1 + 1e-5)
+        if self.fault == "changes an input":
+            query += 1
         return out, lse
 
     def backward(self, *inputs: Any) -> Any:
@@ -136,6 +138,12 @@ def test_suite_finds_a_fault(register: Any, fault: str, reason: str) -> None:
     result = check("faulty", replace(SIMPLE, is_causal=True, mask="random"))
     assert result.verdict == "failed"
     assert any(reason in text for text in result.reasons), result.reasons
+
+
+def test_suite_finds_an_input_that_was_changed_though_all_results_are_right(register: Any) -> None:
+    register(Faulty("changes an input"))
+    result = check("faulty", replace(SIMPLE, gradients=False))
+    assert (result.verdict, result.reasons) == ("failed", ("an input was changed; they are read-only",))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -132,7 +132,7 @@ ON_GPUS = (
         "backends/tiles/relations.py",
         "bounds.append((-beyond, reach))",
         "bounds.append((1 - beyond, reach))",
-        f"{TRITON}/test_tables.py::test_strips_show_the_count_of_every_kind",
+        f"{TILES}/test_relations.py::test_relations_show_the_count",
     ),
     Mutant(
         "the longest tiles are computed last",
@@ -146,7 +146,7 @@ ON_GPUS = (
         "backends/once.py",
         "for band in earlier if rate_of(branches[at]) % rate_of(band) == 0), default=0)",
         "for band in earlier), default=0)",
-        f"{NATIVE}/test_kinds.py::test_random_mixes {TRITON}/test_tables.py::test_strips_show_the_count_of_every_kind",
+        f"{SDPA}/test_kinds.py::test_what_others_have_shown_is_left_out {NATIVE}/test_kinds.py::test_random_mixes",
     ),
     Mutant(
         "a mask is read with its sizes for strides",
@@ -174,7 +174,7 @@ ON_GPUS = (
         "backends/cuda/compile.py",
         "if number // 10 == major and number % 10 <= minor]",
         "if number // 10 == major]",
-        f"{CUDA}/test_compile.py",
+        f"{CUDA}/test_compile.py::test_the_architecture_is_the_newest_that_runs_there",
         needs="cupy",
     ),
     Mutant(

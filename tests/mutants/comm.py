@@ -109,7 +109,7 @@ TRANSPORTS = (
         "comm/launch/ranks.py",
         "return next((code for code in codes if code), 0)",
         "return codes[0]",
-        "tests/tools/bench/test_ranks.py::test_threads_give_the_first_code_that_is_not_0_and_name_who_raised",
+        "tests/tools/bench/test_ranks.py::TestWhichRanks::test_threads_give_the_first_code_that_is_not_0_and_name_who_raised",
     ),
 )
 

@@ -73,7 +73,7 @@ OPERATORS = (
         "dilkit/op/rules.py",
         "dkey = by_key if dkey is None else dkey + by_key",
         "dkey = by_key if dkey is None else dkey",
-        "tests/core/op/test_operators.py::test_gradcheck",
+        "tests/core/op/test_operators.py::test_the_gradient_of_lse_is_the_oracles_where_rows_see_nothing",
     ),
     Mutant(
         "the gradient of a sink has the wrong sign",
@@ -268,11 +268,11 @@ TESTING = (
         "tests/backends/test_conformance.py::test_suite_finds_a_fault",
     ),
     Mutant(
-        "results of a wrong dtype or shape pass the conformance suite",
+        "a backend that changes its inputs passes the conformance suite",
         "dilkit/testing/conformance.py",
         '"failed" if complaints or wrong else "passed"',
         '"failed" if wrong else "passed"',
-        "tests/backends/test_conformance.py::test_suite_finds_a_fault",
+        "tests/backends/test_conformance.py::test_suite_finds_an_input_that_was_changed_though_all_results_are_right",
     ),
 )
 

@@ -103,8 +103,9 @@ def verdict(code: int) -> str:
 
 
 def first_failure(text: str) -> str:
-    """The test that failed first."""
-    return next((line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
+    """The test that failed first; without one, the last line."""
+    lines = text.splitlines() or [""]
+    return next((line.split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))), lines[-1])
 
 
 def missing(needs: str) -> str:

@@ -30,7 +30,10 @@ def test_a_mutant_fits(mutant: Mutant) -> None:
     assert mutant.needs in ("", "g++", "transformers", "triton", "cupy", "numba")
     for test in mutant.tests.split():
         file, *names = test.split("::")
-        assert all(re.search(rf"(def|class) {name}\b", (ROOT / file).read_text()) for name in names), test
+        text = (ROOT / file).read_text()
+        assert all(
+            re.search(rf"^{'    ' * depth}(def|class) {name}\b", text, re.MULTILINE) for depth, name in enumerate(names)
+        ), test
 
 
 def test_there_are_enough_of_every_kind_and_everywhere() -> None:

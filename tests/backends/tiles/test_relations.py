@@ -1,4 +1,4 @@
-"""The tiles of windows, strides and global tokens. That they show the count is tested with the tables in Triton."""
+"""The relations of windows, strides and global tokens, and their tiles, which are tested with the tables in Triton, too."""
 
 from __future__ import annotations
 
@@ -11,11 +11,37 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.backends.tiles.relations import relations
 from dilkit.backends.tiles.schedule import BRANCH_KINDS, schedule, schedule_refusals
 from dilkit.pattern import runs
 from dilkit.problem import Problem
 
 SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("overlap", ["count", "once"])
+@pytest.mark.parametrize(
+    "branches",
+    [
+        (SlidingWindow(9), SlidingWindow(3)),
+        (SlidingWindow(20, 4), SlidingWindow(6, 2, heads=(1, 4)), GlobalTokens([2, 9, 10, 22])),
+        (Strided(6), SlidingWindow(7, 3), GlobalTokens(2, "read"), GlobalTokens([1, 12])),
+    ],
+)
+def test_relations_show_the_count(branches: Any, overlap: str, is_causal: bool) -> None:
+    problem = Problem(pattern=Pattern.of(*branches, overlap=overlap), seq=25, is_causal=is_causal, **SIZES)
+    want = problem.pattern.count(25, 4, kv_heads=2, is_causal=is_causal).numpy()
+    for of_keys in (False, True):
+        count = np.zeros(want.shape, int)
+        for relation in relations(problem):
+            for _, part in relation.numbered(of_keys):
+                own, others = (sorted(positions(runs.progressions(x))) for x in part)
+                queries, keys = (others, own) if of_keys else (own, others)
+                apart = np.array(keys) - np.array(queries)[:, None]
+                seen = (apart % relation.rate == 0) & (-relation.back <= apart) & (apart <= relation.ahead)
+                count[np.ix_(range(*relation.heads), queries, keys)] += seen
+        np.testing.assert_array_equal(count, want)
 
 
 @given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(0, 40), st.sampled_from([1, 4, 16]), st.booleans())
