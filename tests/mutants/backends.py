@@ -14,14 +14,14 @@ KERNEL = (
         "backends/native/kernels/visibility.h",
         "if (x < segment->start || x >= segment->stop)",
         "if (x < segment->start || x > segment->stop)",
-        f"{NATIVE}/test_kinds.py::test_random_mixes",
+        "tests/core/op/test_tails.py::test_gradients_of_every_backend",
     ),
     Mutant(
         "what was summed up before is not scaled to the new maximum",
         "backends/native/kernels/online_softmax.h",
         "factor * N(load_vector)(running_sum + r) + sum",
         "N(load_vector)(running_sum + r) + sum",
-        f"{NATIVE}/test_kinds.py::test_random_mixes",
+        "tests/core/op/test_tails.py::test_gradients_of_every_backend",
     ),
     Mutant(
         "gradients of chunks of keys have the scale of those of values",
@@ -49,7 +49,7 @@ KERNEL = (
         "backends/native/kernels/branches.h",
         "task->after = -beyond;",
         "task->after = 1 - beyond;",
-        f"{NATIVE}/test_kinds.py::test_random_mixes",
+        f"{NATIVE}/test_kinds.py::test_pairs_of_several_bands_count_once",
     ),
 )
 
@@ -146,7 +146,7 @@ ON_GPUS = (
         "backends/once.py",
         "for band in earlier if rate_of(branches[at]) % rate_of(band) == 0), default=0)",
         "for band in earlier), default=0)",
-        f"{SDPA}/test_kinds.py::test_what_others_have_shown_is_left_out {NATIVE}/test_kinds.py::test_random_mixes",
+        f"{NATIVE}/test_kinds.py::test_pairs_of_several_bands_count_once",
     ),
     Mutant(
         "a mask is read with its sizes for strides",

@@ -18,6 +18,7 @@ from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native, encode_problem
 from dilkit.backends.native.branches import MOST_TOKENS, MOST_WINDOW, branch_arrays, residue_classes
 from dilkit.oracle import oracle_attention
+from dilkit.pattern import Branch
 from dilkit.problem import DTYPES
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -88,6 +89,21 @@ def test_bands_whose_rows_fall_into_classes(
     case = Case(feature="classes", variant="random", pattern=Pattern.of(*branches, overlap=overlap), **sizes, **own)
     assert residue_classes(case.problem()) % step == 0
     result = check("native", case)
+    assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    "branches",
+    [
+        (SlidingWindow(30), SlidingWindow(9)),
+        (SlidingWindow(30, 3), SlidingWindow(9, 2)),  # neither leaves out a stretch of the other
+        (Strided(4), SlidingWindow(11, 2), GlobalTokens([3, 4, 20])),
+    ],
+)
+def test_pairs_of_several_bands_count_once(branches: tuple[Branch, ...], is_causal: bool) -> None:
+    sizes = dict(seq=50, heads=2, kv_heads=1, batch=1, head_dim=5, dtype="float64", is_causal=is_causal)
+    result = check("native", Case(feature="bands", variant="once", pattern=Pattern.of(*branches, overlap="once"), **sizes))
     assert result.verdict == "passed", "; ".join(result.reasons)
 
 
