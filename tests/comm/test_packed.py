@@ -137,6 +137,7 @@ def test_whole_sequences_are_sent_nowhere() -> None:
     assert sorted(i for share in shares for i in share) == [*range(6)]
     loads = [sum(work.flops(lengths[i], 4, 1) for i in share) for share in shares]
     assert max(loads) <= 4 / 3 * max(work.flops(70, 4, 1), sum(loads) / 3)
+    assert [len(share) for share in share_sequences([50] * 9, 3, work, 4)] == [3, 3, 3]
     plan = PackedPlan(PATTERN, (0, 57, 127, 200), tuple(starts(lengths).tolist()), 4, 2)
     assert plan.cut_sequences == ()
     assert [plan.bytes(rank, "forward", head_dim=6, dtype="float32") for rank in range(3)] == [0, 0, 0]

@@ -35,6 +35,15 @@ def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
         assert found[rank] == 4 * max(blocks) * (2 * 8 * 4 + 1)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("schedule", ["ring", "gather", "scatter"])
+def test_as_much_is_received_as_is_sent(schedule: str, is_causal: bool) -> None:
+    plan = ExchangePlan(Pattern([10, 70], [2, 3]), shard_cuts(70, 4), 4, 2, is_causal, schedule)
+    for phase in PHASES:
+        traffic = plan.traffic(phase, Rows(8, "float32", 2, key_padding_mask=True))
+        assert traffic.sent.sum() == traffic.received.sum() > 0
+
+
 def test_plans_explain_themselves() -> None:
     plan = ExchangePlan(Pattern([16, 64, 128], [1, 2, 4]), shard_cuts(128, 4), 8, 8)
     first, second, third = plan.explain(Rows(8, "bfloat16")).splitlines()

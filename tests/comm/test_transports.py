@@ -41,6 +41,22 @@ def test_threads_conform(size: int) -> None:
     run_threads(size, conform)
 
 
+def test_what_was_sent_may_be_overwritten_after_the_wait() -> None:
+    overwritten = threading.Event()
+
+    def on_rank(comm: Comm) -> list[int]:
+        rows = torch.full((1 - comm.rank, 3), 7)
+        pending = comm.exchange(rows, [0, 1 - comm.rank], [comm.rank, 0])
+        if comm.rank == 0:
+            pending.wait()
+            rows.fill_(0)
+            overwritten.set()
+        assert overwritten.wait(10)
+        return pending.wait().flatten().tolist()
+
+    assert run_threads(2, on_rank) == [[], [7, 7, 7]]
+
+
 SLOW = [(launcher, size) for launcher in LAUNCHERS for size in (2, 3, 4) if (launcher, size) not in (("gloo", 3), ("mpich", 3))]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-PLAN, ATTENTION, SHARDS = (f"tests/comm/test_{name}.py" for name in ("exchange_plan", "attention", "shards"))
+PLAN, ATTENTION, SHARDS, TRANSPORT = (
+    f"tests/comm/test_{name}.py" for name in ("exchange_plan", "attention", "shards", "transports")
+)
 
 PLANS = (
     Mutant(
@@ -26,7 +28,7 @@ PLANS = (
         "comm/plan/row_counts.py",
         "(others - self.shards.place if self.is_causal else others)",
         "others",
-        f"{PLAN}::test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s",
+        "tests/comm/test_plan_numbers.py::test_as_much_is_received_as_is_sent",
     ),
     Mutant(
         "half of the buffers of a ring are forgotten",
@@ -67,7 +69,7 @@ TRANSPORTS = (
         "comm/transports/base.py",
         "(len(rows) - send_counts[self.rank]) * rows.shape[1]",
         "len(rows) * rows.shape[1]",
-        f"{PLAN}::test_what_is_sent_is_what_is_received_and_its_bytes_are_the_plan_s",
+        f"{TRANSPORT}::test_threads_conform",
     ),
     Mutant(
         "a record that was damaged on its way is believed",
@@ -81,14 +83,14 @@ TRANSPORTS = (
         "comm/transports/threads.py",
         "message = message.clone()",
         "message = message.view(-1)",
-        "tests/comm/test_transports.py::test_threads_conform",
+        f"{TRANSPORT}::test_what_was_sent_may_be_overwritten_after_the_wait",
     ),
     Mutant(
         "a wait for MPI naps although something moves",
         "comm/transports/mpi/requests.py",
         "before, moved = count, now",
         "before, moved = count, moved",
-        "tests/comm/test_transports.py::TestPoll",
+        f"{TRANSPORT}::TestPoll",
     ),
     Mutant(
         "ranks that differ in their arguments go on",
@@ -119,7 +121,7 @@ SHARED_OUT = (
         "comm/packed/shares.py",
         "(load + work[i], rank)",
         "(work[i], rank)",
-        "tests/comm/test_packed.py::test_work_of_all_ranks_is_that_of_all_sequences",
+        "tests/comm/test_packed.py::test_whole_sequences_are_sent_nowhere",
     ),
     Mutant(
         "rows along an order are taken for those of the rank before",
