@@ -132,6 +132,9 @@ def test_the_strip_is_never_trained_on() -> None:
     nine = (9 - crops.mean) / crops.deviation
     assert torch.equal(crops.held_out, nine.repeat(4).expand(SIDE * MASKS, 64, 12))
     assert all(crops.batch(generator)[0].max() < nine.min() for _ in range(200))
+    other = Crops(a_photo(), SMALL)
+    assert torch.equal(crops.mean, other.mean)
+    assert torch.equal(crops.deviation, other.deviation)
 
 
 def test_crops_come_from_both_sides_as_far_as_they_reach() -> None:

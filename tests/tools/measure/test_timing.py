@@ -21,6 +21,12 @@ def test_short_functions_are_called_often_within_a_sample() -> None:
     assert len(calls) >= 2 * samples.calls_per_sample
 
 
+def test_a_sample_is_the_time_of_one_call() -> None:
+    samples = time_interleaved({"a": lambda: None}, repeats=2, min_time=1.0, clock=lambda function, calls: 0.25 * calls)["a"]
+    assert samples.calls_per_sample > 1
+    assert samples.samples_s == (0.25, 0.25)
+
+
 def test_median_and_quartiles() -> None:
     samples = Samples.of((5.0, 1.0, 2.0, 4.0, 3.0))
     assert (samples.q1_s, samples.median_s, samples.q3_s) == (2.0, 3.0, 4.0)

@@ -19,7 +19,9 @@ from dilkit.tools import cli
 from dilkit.tools.report import axes, html, markdown, registry
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Section, Series, Table, plots
 from dilkit.tools.report.points import plain, speed_up
+from dilkit.tools.report.speed import faster
 from dilkit.tools.report.units import UNITS
+from dilkit.tools.results.record import Case, Entry, Samples
 from dilkit.tools.results.statistics import median_interval, ratio_interval
 
 picture = pytest.importorskip("dilkit.tools.report.picture")
@@ -85,6 +87,12 @@ def test_speed_ups_are_ratios_of_medians_with_their_interval() -> None:
     table = next(table for table in section(CPU).document.tables if table.title == "Speed-up of native")
     (cell,) = (row[2] for row in table.rows if row[:2] == ("A, d=64", "gather"))
     assert cell.startswith(f"{expected:.2f}x (")
+
+
+def test_a_speed_up_is_how_many_times_faster_ours_is() -> None:
+    entries = {name: Entry(time=Samples.of((seconds,) * 3)) for name, seconds in dict(ours=1.0, other=2.0).items()}
+    ((name, point),) = faster([("a case", Case(entries=entries))], "ours", "other")
+    assert (name, point.x, point.y) == ("other", "a case", 2.0)
 
 
 @pytest.mark.parametrize("name", ["cpu", "ring"])
