@@ -10,12 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from helpers.project import ROOT
-from mutants.mutant import Mutant
+from helpers.project import ROOT, build_script
+from mutants.mutant import COMPILED, Mutant
 
 LIMIT = 300.0
 """Seconds after which tests are ended: a mutant may make them wait for ever."""
@@ -34,19 +35,20 @@ class Place:
         listed = subprocess.run(
             ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
         )
-        for name in filter(None, listed.stdout.split("\0")):
-            _renew(ROOT / name, self.root / name)
+        renewed = [name for name in listed.stdout.split("\0") if name and _renewed(ROOT / name, self.root / name)]
         if not self.python.exists():
             self._install()
-        else:
-            self.build()
+        elif any(name.endswith(COMPILED) for name in renewed):
+            self._run("setup.py", "build_ext", "--inplace", "--force")
         code = "import dilkit, dilkit.backends.native._native as n; print(dilkit.__file__, n.__file__, sep='\\n')"
         if any(not Path(line).is_relative_to(self.root) for line in self._run("-c", code).splitlines()):
             raise RuntimeError("the environment finds another dilkit before the copy")
 
-    def build(self) -> None:
-        """Build what has changed. Raises RuntimeError where the compiler refuses it."""
-        self._run("setup.py", "build_ext", "--inplace")
+    def build(self, extension: str) -> None:
+        """Build one extension anew, and no other. Raises RuntimeError where the compiler refuses it."""
+        with tempfile.TemporaryDirectory() as folder:  # what was built before of others, with their faults, is not put in place
+            options = ("--inplace", f"--build-lib={folder}/lib", f"--build-temp={folder}/temp")
+            self._run("-c", _BUILD_ONE, extension, "build_ext", *options)
 
     def test(self, tests: str, first: bool = True) -> subprocess.CompletedProcess[str]:
         """Run tests by their default selection; `first`: up to the first that fails. Raises TimeoutExpired."""
@@ -62,7 +64,7 @@ class Place:
         file.write_text(mutant.applied(right.decode()))
         try:
             if mutant.is_compiled:
-                self.build()
+                self.build(extension_of(mutant.file))
             yield
         finally:
             for path, (content, found) in {file: (right, times), **kept}.items():
@@ -111,10 +113,31 @@ class Place:
         )
 
 
-def _renew(source: Path, target: Path) -> None:
-    """Copy a file where it is new or has changed; take away one that is gone. Equal ones keep their times, for the build."""
+_BUILD_ONE = """
+import runpy, setuptools, sys
+name, everything = sys.argv.pop(1), setuptools.setup
+def one(ext_modules, **options):
+    everything(ext_modules=[extension for extension in ext_modules if extension.name == name], **options)
+setuptools.setup = one
+runpy.run_path("setup.py")
+"""
+
+
+def extension_of(file: str) -> str:
+    """The name of the extension that a Cython or C file belongs to."""
+    folders = build_script()["C_FOLDERS"]
+    pyx = file if file.endswith(".pyx") else next(pyx for pyx, folder in folders.items() if file.startswith(folder))
+    name = pyx.removesuffix(".pyx").replace("/", ".")
+    return name if name.startswith("dilkit.") else f"dilkit.{name}"
+
+
+def _renewed(source: Path, target: Path) -> bool:
+    """Copy a file where it is new or has changed, and take away one that is gone: whether that was so."""
     if not source.is_file():
         target.unlink(missing_ok=True)
-    elif not target.is_file() or target.read_bytes() != source.read_bytes():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
+        return False
+    if target.is_file() and target.read_bytes() == source.read_bytes():
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+    return True

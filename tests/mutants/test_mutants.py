@@ -8,6 +8,7 @@ import pytest
 from helpers.project import ROOT
 from mutants.every import MUTANTS
 from mutants.mutant import Mutant
+from mutants.place import extension_of
 from mutants.run import KILLED, LIVES, Outcome, missing, table, verdict
 
 PLACES = (
@@ -42,6 +43,11 @@ def test_there_are_enough_of_every_kind_and_everywhere() -> None:
     assert [place for place in PLACES if not any(mutant.file.startswith(place) for mutant in MUTANTS)] == []
     assert {".py", ".pyx", ".h", ".cu"} <= {f".{mutant.file.rpartition('.')[2]}" for mutant in MUTANTS}
     assert sum(bool(mutant.needs) for mutant in MUTANTS) <= 10, "most are tried everywhere"
+
+
+def test_a_file_belongs_to_its_extension() -> None:
+    assert extension_of("backends/native/kernels/dropout.h") == "dilkit.backends.native._native"
+    assert extension_of("dilkit/orders/_points.pyx") == "dilkit.orders._points"
 
 
 def test_a_mutant_that_fits_no_more_is_told() -> None:
