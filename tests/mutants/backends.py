@@ -14,14 +14,14 @@ KERNEL = (
         "backends/native/kernels/visibility.h",
         "if (x < segment->start || x >= segment->stop)",
         "if (x < segment->start || x > segment->stop)",
-        "tests/core/op/test_tails.py::test_gradients_of_every_backend",
+        f"{NATIVE}/test_chunks.py {NATIVE}/test_kinds.py::test_random_mixes",
     ),
     Mutant(
         "what was summed up before is not scaled to the new maximum",
         "backends/native/kernels/online_softmax.h",
         "factor * N(load_vector)(running_sum + r) + sum",
         "N(load_vector)(running_sum + r) + sum",
-        "tests/core/op/test_tails.py::test_gradients_of_every_backend",
+        f"{NATIVE}/test_chunks.py {NATIVE}/test_kinds.py::test_random_mixes",
     ),
     Mutant(
         "gradients of chunks of keys have the scale of those of values",
