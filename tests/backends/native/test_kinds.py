@@ -96,9 +96,9 @@ def test_bands_whose_rows_fall_into_classes(
 @pytest.mark.parametrize(
     "branches",
     [
-        (SlidingWindow(30), SlidingWindow(9)),
+        (SlidingWindow(30, 3), SlidingWindow(10)),  # pairs 9 apart are the last that both show
         (SlidingWindow(30, 3), SlidingWindow(9, 2)),  # neither leaves out a stretch of the other
-        (Strided(4), SlidingWindow(11, 2), GlobalTokens([3, 4, 20])),
+        (Strided(4), SlidingWindow(13, 2), GlobalTokens([3, 4, 20])),
     ],
 )
 def test_pairs_of_several_bands_count_once(branches: tuple[Branch, ...], is_causal: bool) -> None:
