@@ -102,6 +102,7 @@ def test_a_masked_sequence() -> None:
     assert_as_on_one_rank(masked)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 def test_compiled_with_a_break_at_the_exchange() -> None:
     """Ranks as threads compile one at a time: on one rank, the module around the call is compiled, and results are equal."""

@@ -107,6 +107,7 @@ def test_stand_ins_never_enter_the_cache():
     assert torch.equal(mapped[0], rotary_embedding(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("explicit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_compiles_as_one_graph(explicit):
     compiled = torch.compile(rotary_embedding, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -135,6 +135,8 @@ def become(todo: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(todo["variables"])
     os.chdir(todo["folder"])
+    if "triton" in sys.modules:
+        atexit.register(gc.unfreeze)  # or it says that what was frozen has leaked
 
 
 def run(size: int, arguments: list[str]) -> None:

@@ -28,6 +28,7 @@ def interpret(*options: str) -> str:
     return succeed(sys.executable, str(ROOT / "tests/backends/triton/interpret.py"), *options, cwd=ROOT, OMP_NUM_THREADS="1")
 
 
+@pytest.mark.slow
 def test_kernels_agree_with_the_oracle_on_a_few_rows() -> None:
     """Two cases that are cut to few rows: several branches, causal, in fp32, and other kinds with a mask in fp16."""
     print(interpret("--few"))

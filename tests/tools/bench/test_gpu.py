@@ -57,6 +57,7 @@ def run(out: Path, *arguments: str) -> int:
     return cli.main(["bench", "--suite", "gpu", "--repeats", "1", "--out", str(out), "--quick", *arguments])
 
 
+@pytest.mark.slow
 def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run(tmp_path, "--json") == 0
     result = read_result(tmp_path / "suite.json", GpuResult)

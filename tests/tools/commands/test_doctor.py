@@ -166,6 +166,7 @@ def launcher(folder: Path, name: str, script: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the launchers are scripts for a POSIX shell")
 def test_launchers_of_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = launcher(tmp_path, "good", "echo '2 Their MPI 1'; echo '2 Their MPI 1'")

@@ -92,6 +92,7 @@ def test_json_is_all_that_is_printed(text: str, tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["gloo", slow("openmpi")])
 def test_a_job_of_processes_prints_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)

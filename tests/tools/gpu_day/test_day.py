@@ -125,6 +125,7 @@ def test_carried_kernels_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(cuda_compile.code_of(one, (9, 0))) > 1000
 
 
+@pytest.mark.slow
 def test_cases_are_checked_in_processes_of_their_own_until_their_time_is_over() -> None:
     some = sanitizer.small_cases()[:3]
     found = {

@@ -187,6 +187,7 @@ def test_what_else_torchscale_can_do(peer: type[Any], option: str, is_causal: bo
         close(made(x, x, x, is_causal=is_causal)[0], own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [pytest.param(LENGTHS, marks=pytest.mark.slow), [8, 18, 32]], ids=["", "with a warning"])
 @pytest.mark.filterwarnings("ignore:segment_length=18")
 def test_it_compiles_as_one_graph(peer: type[Any], lengths: list[int]) -> None:

@@ -74,6 +74,7 @@ def compiled(model: Any) -> Any:
     return torch.compile(model, fullgraph=True, backend="aot_eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "side"),
     [
