@@ -30,7 +30,7 @@ def simulate(*options: str) -> str:
 @pytest.mark.parametrize(
     "share",
     [
-        "1/20",
+        pytest.param("1/20", marks=pytest.mark.slow),
         pytest.param("1/6", marks=pytest.mark.slow),
         *(pytest.param(f"{i}/6", marks=pytest.mark.kernels) for i in range(2, 7)),
     ],

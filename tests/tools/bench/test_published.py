@@ -62,6 +62,7 @@ def held(found: Any) -> int:
     return sum(map(held, parts))
 
 
+@pytest.mark.slow
 def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
     suite = PublishedSuite(quick=True, repeats=2, given=TINY)
     result = run.measure(suite, {}, tmp_path, resume=False)

@@ -155,6 +155,7 @@ class TestBench:
 
 
 class TestSuite:
+    @pytest.mark.slow
     def test_quick_on_threads_alone(self, tmp_path) -> None:
         suite = RanksSuite(quick=True, budget=0.001, processes=())
         result = suite_run.measure(suite, {}, tmp_path, resume=False)
@@ -185,6 +186,7 @@ class TestSuite:
         assert "FAILED, memory: late" in document(failed).notes
         assert RanksSuite(processes=()).wrong(failed)
 
+    @pytest.mark.slow
     def test_a_task_on_processes(self) -> None:
         assert task.run("torch", 2, attrgetter("size")) == 2
 

@@ -102,6 +102,7 @@ def test_a_job_of_processes_prints_once(tmp_path: Path, launcher: str) -> None:
     check_report(tmp_path / "out", "TorchComm" if launcher == "gloo" else "MPIComm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["gloo", slow("mpich")])
 def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
     write_text(tmp_path)
