@@ -11,10 +11,10 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from helpers.command_line import main
 from helpers.project import ROOT
 from helpers.yardsticks import shrink
 
-from dilkit.tools import cli
 from dilkit.tools.site import remeasure
 from dilkit.tools.site.figures import NOTHING
 
@@ -29,7 +29,7 @@ def in_this_process(command: list[str], cwd: str | None = None, **options: Any) 
     assert cwd
     with pytest.MonkeyPatch.context() as place:
         place.chdir(cwd)
-        return CompletedProcess(command, cli.main(command[3:]))
+        return CompletedProcess(command, main(command[3:]))
 
 
 @pytest.fixture
