@@ -87,7 +87,7 @@ def test_mass_of_any_number_of_heads(kv_heads):
     pytest.param(torch.float32, 1.0, 32768, marks=pytest.mark.slow),
     pytest.param(torch.bfloat16, 2.0, 8192, marks=pytest.mark.slow), (torch.bfloat16, 2.0, 16384),
 ])  # fmt: skip
-def test_mass_takes_less_memory_than_two_results(dtype, limit, seq, little_to_look_through):
+def test_mass_takes_less_memory_than_two_results(dtype, limit, seq, little_to_look_through, freed_memory_goes_back):
     """At two lengths: linear in them. A result is one of `dilated_attention`. What allocators hold beside it may be 4 MiB."""
     query, key = torch.randn(2, 1, seq, 8, 48).to(dtype).unbind()
     pattern = Pattern([64, 2 * seq], [1, 1024], offset="block", tail="zeros")
