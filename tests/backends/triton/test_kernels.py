@@ -74,7 +74,7 @@ def test_kernels_compile_without_a_gpu(role: str, dtype: str, head_dim: int, cap
     check_code(role, dtype, head_dim, capability, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 80, 96])
 @pytest.mark.parametrize("dtype", [*HALVES, "float32"])
 @pytest.mark.parametrize("role", ROLES)
