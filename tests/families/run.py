@@ -16,6 +16,7 @@ import os
 import resource
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -34,13 +35,18 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print all as JSON")
     options = parser.parse_args()
     chosen = [one for one in classes() if options.only in one[0]]
-    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=40) as pool:
-        examined = list(tqdm(pool.imap(_quietly, chosen), total=len(chosen), unit="class"))
+    examined = list(tqdm(examine_all(chosen), total=len(chosen), unit="class"))
     text = report(examined)
     if options.write:
         options.write.write_text(text)
     print(text if options.json else summary(examined))
     return int(any(one.verdict == WRONG for one in examined))
+
+
+def examine_all(chosen: list[tuple[str, str]]) -> Iterator[Examined]:
+    """Each class in turn, in processes that are ended before they have grown large."""
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=40) as pool:
+        yield from pool.imap(_quietly, chosen)
 
 
 def _quietly(name_and_family: tuple[str, str]) -> Examined:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
 from families.examine import EQUAL, NO_ATTENTION, NOT_LOOKED_UP, REFUSED, WRONG, Examined, classes, examine
+from families.run import examine_all
 
 FILE = Path(__file__).with_name("examined.json")
 QUICK = {
@@ -39,5 +40,4 @@ def test_every_class_was_tried_and_none_is_wrong() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_classes() -> None:
-    wrong = [found for found in (examine(*model) for model in classes()) if found.verdict == WRONG]
-    assert not wrong
+    assert not [one for one in examine_all(classes()) if one.verdict == WRONG]

@@ -11,7 +11,7 @@ from helpers.command_line import in_subprocess
 from helpers.killing import VERBS
 from helpers.project import ROOT
 
-MOMENTS = 3
+MOMENTS = 1
 CODES = {"SIGKILL": -signal.SIGKILL, "SIGTERM": 143, "SIGINT": 130}
 
 pytestmark = [
