@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from itertools import cycle
 
 import pytest
 from helpers.command_line import in_subprocess
@@ -20,8 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", CODES)
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("verb", "name"), zip(VERBS, cycle(CODES), strict=False))
 def test_a_command_that_is_ended_leaves_whole_files_or_none(verb: str, name: str) -> None:
     pytest.importorskip("matplotlib", reason="pictures are among the files")
     script = str(ROOT / "tests" / "helpers" / "killing.py")

@@ -209,7 +209,7 @@ def test_a_mutant_is_rendered_or_refused_in_a_line(found: Any, tmp_path_factory:
 
 
 @pytest.mark.slow
-@settings(FUZZ, max_examples=1000, derandomize=False)
+@settings(FUZZ, max_examples=250, derandomize=False)
 @given(found=mutants())
 def test_many_more_mutants_are_drawn_too(found: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     picture = pytest.importorskip("dilkit.tools.report.picture")
@@ -230,7 +230,7 @@ def test_any_bytes_are_refused_in_a_line(raw: bytes, tmp_path_factory: pytest.Te
 @pytest.mark.parametrize("source", COMMITTED, ids=lambda path: path.stem)
 def test_a_damaged_byte_or_a_cut_is_rendered_or_refused_in_a_line(source: Path, tmp_path: Path) -> None:
     content, path = source.read_bytes(), tmp_path / "damaged.json"
-    step = max(1, len(content) // 40)
+    step = max(1, len(content) // 10)
     for place in range(0, len(content), step):
         path.write_bytes(content[:place] + bytes([content[place] ^ (1 + place % 255)]) + content[place + 1 :])
         check(path)
