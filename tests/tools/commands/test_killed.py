@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "name"), zip(VERBS, cycle(CODES), strict=False))
+@pytest.mark.parametrize(("verb", "name"), list(zip(VERBS, cycle(CODES), strict=False)))
 def test_a_command_that_is_ended_leaves_whole_files_or_none(verb: str, name: str) -> None:
     pytest.importorskip("matplotlib", reason="pictures are among the files")
     script = str(ROOT / "tests" / "helpers" / "killing.py")
