@@ -250,9 +250,8 @@ def test_shares_of_what_does_not_fit_are_refused(wrong: dict[str, Any], error: t
             share(**given)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "size"), [("gloo", 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("openmpi", 2), ("mpich", 3)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "size"), [("gloo", 3), ("openmpi", 2), ("mpich", 3)])
 def test_over_processes(launcher: str, size: int, tmp_path: Path) -> None:
     job = start(launcher, size, tmp_path, "rank.py", "packed").finish()
     assert job.code == 0, job

@@ -38,7 +38,7 @@ def case_of(shape: str, dtype: str, head_dim: int) -> Case:
     return Case(feature="races", variant=shape, pattern=pattern, head_dim=head_dim, dtype=dtype, **sizes)
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [KINDS[0], KINDS[-1]])
+@pytest.mark.parametrize(("capability", "dtype"), [KINDS[0], pytest.param(*KINDS[-1], marks=pytest.mark.slow)])
 def test_no_races(capability: Capability, dtype: str) -> None:
     judge(capability, case_of("groups causal", dtype, 32))
 

@@ -102,6 +102,7 @@ def test_plan_counts_pairs_and_says_who_computes_it(text: str, is_causal: bool, 
     assert f"{trace.picked} computes it" in output(capsys, *given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [pytest.param("SlidingWindow(9), GlobalTokens(2)", marks=pytest.mark.slow), "natten((6, 16), 3)"]
 )

@@ -104,6 +104,7 @@ def test_the_command_prints_a_table(tmp_path, capsys) -> None:
     assert "gather refused: seq 48: must be a multiple of segment length 32" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "code"), [("reference,cupy_raw", 1), ("cupy_raw", 1), pytest.param("reference", 0, marks=pytest.mark.slow)]
 )

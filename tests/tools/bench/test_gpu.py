@@ -81,6 +81,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     assert roofs == ["torch's matmul, same rounds", "fused multiply-adds, same rounds", "bytes at the speed of a copy"]
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "DTYPES", ("float32",))
     register_backend(Wrong())

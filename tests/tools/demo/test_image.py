@@ -84,6 +84,7 @@ def test_json_is_all_that_is_printed(picture: Path, tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_minutes_are_shared_by_the_trainings(picture: Path, tmp_path: Path) -> None:
     assert demo(picture, tmp_path, "--minutes", "0.006") == 0
     trainings = json.loads((tmp_path / "report.json").read_text())["trainings"]
