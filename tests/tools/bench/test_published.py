@@ -17,7 +17,6 @@ from dilkit import Pattern, Problem
 from dilkit.device import probe
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
-from dilkit.tools import cli
 from dilkit.tools.bench import run, suites
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import longest as search
@@ -146,20 +145,6 @@ def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str,
         path.write_text(json.dumps(found | change))
     with pytest.raises(ValueError, match=complaint):
         run.measure(Toy(given=TINY), {}, tmp_path, resume=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--resume"], "--resume: goes with --suite alone"),
-        (["--full"], "--full: goes with --suite alone"),
-        (["--quick"], "--quick: goes with --suite alone"),
-        (["--suite", "ring", "--full"], "--full: does not go with --suite ring"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(arguments: list[str], complaint: str, tmp_path: Path, capsys: Any) -> None:
-    assert cli.main(["bench", *arguments, "--out", str(tmp_path)]) == 2
-    assert complaint in capsys.readouterr().err
 
 
 def test_every_suite_is_found_by_its_name() -> None:

@@ -141,6 +141,21 @@ BAD = {
     "info --preset unet": "--preset: 'unet' is not a known preset; known: gigapath",
     "info --preset gigapath --segments 8": "--segments, --rates: ",
     "info --seqs 8": "unrecognized arguments: --seqs",
+    "bench --resume": "--resume: goes with --suite alone",
+    "bench --full": "--full: goes with --suite alone",
+    "bench --quick": "--quick: goes with --suite alone",
+    "bench --suite ring --full": "--full: does not go with --suite ring",
+    "bench --backend nobody": "--backend: 'nobody' is not known",
+    "bench --baseline nobody": "--baseline: 'nobody' is not known; choose from gather, longnet, dense",
+    "bench --backend reference,": "--backend: 'reference,' has an empty",
+    "bench --seqs 32,x": "--seqs: 'x' is not a whole number",
+    "bench --seq 8 --seqs 8,16": "--seqs: does not go with --seq 8",
+    "bench --budget 0": "--budget: '0' is not a number above 0",
+    "bench --repeats 0": "--repeats: '0' is not a whole number of 1 or more",
+    "bench --overhead --baseline dense": "--baseline: does not go with --overhead",
+    "bench --overhead --backward": "--backward: does not go with --overhead",
+    "bench --overhead --budget 3": "--budget: does not go with --overhead",
+    "bench --overhead --seqs 8,16": "one backend at one length",
     "draw --seq 5000": "--seq: 5000 is more than a picture can show; at most 2048",
     "draw --heads 100": "--heads: 100 is more than a picture can show; at most 64",
     "draw --out x.jpg": "--out: 'x.jpg' must end in .png, .svg, .pdf",
@@ -178,7 +193,8 @@ BAD = {
 def test_a_bad_argument_is_one_line_naming_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    monkeypatch.setenv(TUNED.name, str(tmp_path / "tuned.json"))
+    monkeypatch.setenv(TUNED.name, "tuned.json")
+    monkeypatch.chdir(tmp_path)
     for line in (line for line in BAD if line.split()[0] == command):
         assert main(line.split()) == 2, line
         printed = capsys.readouterr()
@@ -186,6 +202,7 @@ def test_a_bad_argument_is_one_line_naming_it(
         assert printed.err.startswith("dilkit"), line
         assert BAD[line] in printed.err
         assert printed.err.count("\n") == 1, line
+        assert not list(tmp_path.iterdir()), line
 
 
 @pytest.mark.smoke
@@ -288,13 +305,6 @@ def test_info_shows_a_malformed_environment(capsys: pytest.CaptureFixture[str], 
     assert report["problem"]["picked"]
     [error] = [v["error"] for v in report["environment"] if v["error"]]
     assert "DILKIT_CACHE_BYTES='lots' must be a whole number of bytes" in error
-
-
-def test_info_says_what_bounds_the_pattern_cache(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DILKIT_CACHE_BYTES", raising=False)
-    assert "pattern cache  at most 128 MiB of what was prepared" in output(capsys, "info")
-    monkeypatch.setenv("DILKIT_CACHE_BYTES", "5000")
-    assert json_output(capsys, "info")["pattern_cache"] == dict(limit=5000, variable="DILKIT_CACHE_BYTES")
 
 
 @pytest.fixture

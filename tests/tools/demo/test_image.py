@@ -195,20 +195,11 @@ def result_of(losses: Sequence[tuple[float, float]]) -> ImageDemoResult:
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
-        (
-            [(0.5, 0.3), (0.6, 0.3), (0.5, 0.4)],
-            "0.2000 in the median, stands out from the spread over seeds, 0.1000",
-        ),
-        (
-            [(0.3, 0.5), (0.3, 0.6), (0.4, 0.5)],
-            "row-major 0.3000, hilbert 0.5000. The difference, 0.2000 in the median, stands",
-        ),
+        ([(0.5, 0.3), (0.6, 0.3), (0.5, 0.4)], "0.2000 in the median, stands out from the spread over seeds, 0.1000"),
+        ([(0.3, 0.5), (0.3, 0.6), (0.4, 0.5)], "row-major 0.3000, hilbert 0.5000. The difference, 0.2000 in the median, stands"),
         ([(0.5, 0.3), (0.8, 0.6), (0.5, 0.3)], "does not stand out from the spread over seeds, 0.3000"),
         ([(0.5, 0.3), (0.5, 0.51), (0.5, 0.3)], "does not stand out from the spread over seeds, 0.2100"),
-        (
-            [(0.5, 0.1), (0.5, float("nan"))],
-            "1 seed: hilbert 0.1000, row-major 0.5000. The difference, 0.4000 in the median, does",
-        ),
+        ([(0.5, 0.1), (0.5, float("nan"))], "1 seed: hilbert 0.1000, row-major 0.5000."),
         ([(0.5, float("nan"))], "No seed was trained to its end"),
     ],
     ids=["hilbert", "row-major", "spread", "sign", "one-seed", "none"],
