@@ -28,7 +28,7 @@ PATTERNS = (
         "dilkit/pattern/kinds/global_tokens.py",
         "else count * (2 * seq - count)",
         "else count * 2 * seq",
-        f"{VALUES}::test_flops_by_formula_are_those_of_the_count",
+        f"{VALUES}::test_flops_of_every_kind_are_those_of_its_count",
     ),
     Mutant(
         "of a run of rows, residue classes have one row too many",

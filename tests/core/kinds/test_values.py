@@ -82,6 +82,13 @@ def test_flops_by_formula_are_those_of_the_count(drawn: tuple[Pattern, Heads], s
     assert pattern.flops(seq, heads[0], 5, batch=3, kv_heads=heads[1], is_causal=is_causal) == 4 * 5 * 3 * pairs
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_flops_of_every_kind_are_those_of_its_count(is_causal: bool) -> None:
+    for branch in (*MIX.branches, GlobalTokens(3), GlobalTokens([1, 3], "read"), GlobalTokens(2, "read")):
+        pattern = Pattern.of(branch)
+        assert pattern.flops(20, 4, 1, is_causal=is_causal) == 4 * pattern.count(20, 4, is_causal=is_causal).sum(), branch
+
+
 def test_flops_of_a_long_sequence_need_no_matrix() -> None:
     seq, window = 2**40, 2**10
     assert Pattern.of(SlidingWindow(window)).flops(seq, 1, 1, is_causal=True) == 4 * (seq * window - window * (window - 1) // 2)

@@ -297,6 +297,7 @@ def test_points_are_sorted_by_their_codes(curve, ndim):
 @given(st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 3), max_size=60), st.integers(0, 63))
 @example([], 0)
 @example([2**63 - 1, 0], 0)
+@example([2**61, 1], 0)
 def test_codes_are_sorted_stably(codes, shift):
     for dtype in (np.int64, np.uint32):
         array = (np.array(codes, np.int64) >> shift).astype(dtype)
