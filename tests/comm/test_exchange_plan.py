@@ -147,7 +147,7 @@ class Computed:
 
 
 @TURNS
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(ANY_PLANS, st.integers(1, 2))
 def test_every_pair_of_the_count_is_computed_once(turn: int, plan: ExchangePlan, batch: int) -> None:
     computed = Computed(plan, batch)

@@ -62,6 +62,7 @@ def test_checkpointed_layers_are_computed_again_on_all_ranks(kind: str) -> None:
     check(run_threads(2, lambda comm: steps(comm, kind=kind)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 def test_compiled_around_the_module() -> None:
     torch._dynamo.reset()

@@ -81,7 +81,8 @@ def test_a_broken_one_cannot_be_asked_for(found):
     assert "no_such_module" in found["asked"]
 
 
-@pytest.mark.parametrize("command", [COMMANDS[1], pytest.param(COMMANDS[2], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS[1:3])
 def test_the_commands_of_the_page_run_and_know_it(site, tmp_path, command):
     shown = succeed(*command.split(), cwd=tmp_path, python_path=site, OMP_NUM_THREADS="1")
     assert "dense" in shown

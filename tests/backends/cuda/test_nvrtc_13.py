@@ -31,7 +31,9 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 def chosen() -> list[Any]:
-    return [pytest.param(build, marks=[] if build in USUAL else [pytest.mark.kernels]) for build in ALL]
+    first, *others = USUAL
+    marks = {build: [pytest.mark.slow] for build in others} | {first: []}
+    return [pytest.param(build, marks=marks.get(build, [pytest.mark.kernels])) for build in ALL]
 
 
 @pytest.mark.parametrize("build", chosen(), ids=lambda build: build.name)

@@ -52,9 +52,9 @@ class Tampering(HostLauncher):
 @pytest.mark.parametrize(
     ("name", "value", "variant"),
     [
-        ("scale", 0.2, "full"),
+        pytest.param("scale", 0.2, "full", marks=pytest.mark.slow),
         ("ahead", FAR, "causal"),
-        ("mask", 0, "mask"),
+        pytest.param("mask", 0, "mask", marks=pytest.mark.slow),
         ("once", 0, "once, strided"),
         ("scale", 0.25, "full"),
     ],

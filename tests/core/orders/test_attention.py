@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 from helpers.backends_here import on
-from helpers.thinned import diagonal
 
 from dilkit import (
     DilatedAttention,
@@ -264,7 +263,10 @@ def test_empty_batches():
         assert (out.shape, lse.shape) == ((0, SEQ, HEADS, DIM), (0, HEADS, SEQ))
 
 
-@pytest.mark.parametrize(("name", "masked"), diagonal(["one", "three", "points"], [False, True]))
+SLOW_ORDERS = [pytest.param(name, name == "points", marks=pytest.mark.slow) for name in ("three", "one", "points")]
+
+
+@pytest.mark.parametrize(("name", "masked"), [("three", True), *SLOW_ORDERS])
 def test_compiled(name, masked):
     module, mask = DilatedAttention(PATTERN, orders=ORDERS[name]), a_mask() if masked else None
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")

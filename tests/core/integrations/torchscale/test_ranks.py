@@ -9,6 +9,7 @@ from helpers import launch
 from helpers.torchscale_peer import PEERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", PEERS)
 def test_two_ranks_compute_the_whole(peer: str, tmp_path: Path) -> None:
     job = launch.start("gloo", 2, tmp_path, "torchscale_rank.py", peer).finish()
