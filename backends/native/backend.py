@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal, missing_modules
-from dilkit.backends.native.branches import BRANCH_KINDS, MOST_TOKENS, MOST_WINDOW, branch_arrays, residue_classes, widest_window
+from dilkit.backends.native.branches import (
+    MOST_TOKENS,
+    MOST_WINDOW,
+    branch_arrays,
+    forms_of,
+    kernel_branches,
+    residue_classes,
+    widest_window,
+)
+from dilkit.pattern import KINDS
+from dilkit.pattern.lowering import Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -52,7 +62,7 @@ class Native(Backend):
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, branch_kinds=BRANCH_KINDS)
+    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, branch_kinds=frozenset(KINDS))
     priority = 20
     reproducible = True
 
@@ -138,11 +148,11 @@ class Native(Backend):
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:
     """What the tables of the kernel cannot hold, and what it does not know."""
-    pattern, found = problem.pattern, []
-    if (branches := len(pattern.branches)) > MAX_BRANCHES:
+    forms, found = forms_of(problem), []
+    if (branches := len(kernel_branches(forms))) > MAX_BRANCHES:
         found.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
-    in_numbers = pattern.overlap == "once" or any(branch.kind == "neighborhood" for branch in pattern.branches)
-    if in_numbers and not pattern.only_segments and problem.seq > MOST_TOKENS:
+    in_numbers = problem.pattern.overlap == "once" or any(isinstance(form, Grid) for form in forms)
+    if in_numbers and problem.seq > MOST_TOKENS and not all(isinstance(form, Segments) for form in forms):
         found.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
     if (window := widest_window(problem)) > MOST_WINDOW:
         found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))

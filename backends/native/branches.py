@@ -1,20 +1,21 @@
-"""The branches of a pattern as the C kernel reads them: arrays of numbers. kernels/native.h says what they mean.
+"""The forms of a pattern as the C kernel reads them: arrays of numbers. kernels/native.h says what they mean.
 
-DilatedSegment               SEGMENTS   length, rate, an offset for each head
-SlidingWindow, Strided       BAND       length and rate; a stride is a band without end
-GlobalTokens, BlockSparse    RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
-Neighborhood                 GRID       sizes, kernel sizes and dilations of three dimensions; length of the last
+Segments       SEGMENTS   length, rate, an offset for each head
+Band           BAND       length and rate
+Global, Runs   RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
+Grid           GRID       sizes, kernel sizes and dilations of three dimensions; length of the last
+
+A branch of the kernel is what forms of one branch of the pattern have in common; by head they differ in offset and tables, and in
+what they leave out.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import product
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.backends import once
-from dilkit.backends.native.tables import RunTable, tables_left_out, tables_of_blocks, tables_of_globals
-from dilkit.pattern import BlockSparse, Branch, DilatedSegment, GlobalTokens, Neighborhood, SlidingWindow, Strided
+from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments, lower
 from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
 
@@ -31,8 +32,6 @@ MOST_WINDOW = 2**24 - 2**16
 
 MOST_TOKENS = 2**30
 """The kernel compares coordinates on a grid, and numbers of segments and residue classes, as int32 with room for a class more."""
-
-BRANCH_KINDS = frozenset(cls.kind for cls in (DilatedSegment, SlidingWindow, Strided, GlobalTokens, BlockSparse, Neighborhood))
 
 
 class BranchArrays(NamedTuple):
@@ -52,27 +51,122 @@ class BranchArrays(NamedTuple):
     columns: Int64Array
 
 
+class KernelBranch(NamedTuple):
+    """What forms of the branch `number` of a pattern have in common."""
+
+    number: int
+    kind: int
+    length: int
+    rate: int
+    grid: tuple[int, ...]
+
+    @classmethod
+    def of(cls, form: Form) -> KernelBranch:
+        """The one that a form belongs to."""
+        none = (1,) * 9
+        if isinstance(form, Segments):
+            return cls(form.branch, SEGMENTS, form.length, form.rate, none)
+        if isinstance(form, Band):
+            return cls(form.branch, BAND, min(form.back + 1, UNBOUNDED), form.rate, none)
+        if isinstance(form, Grid):
+            sizes = (form.shape, form.kernel, form.dilation)  # dimensions that a grid has not are the first ones, of size 1
+            grid = (min(size, UNBOUNDED) for given in sizes for size in (*(1,) * (3 - len(given)), *given))
+            return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), 1, tuple(grid))
+        return cls(form.branch, RUNS, form.block if isinstance(form, Runs) else UNBOUNDED, 1, none)
+
+
+def forms_of(problem: Problem) -> Sequence[Form]:
+    """The forms of `problem.pattern` for its heads."""
+    return lower(problem.pattern, problem.heads, problem.kv_heads)
+
+
+def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
+    """The branches of the kernel for these forms, in the order of the pattern."""
+    return sorted({KernelBranch.of(form) for form in forms})
+
+
 def branch_arrays(problem: Problem) -> BranchArrays:
-    """The arrays of the branches of `problem.pattern`, with an offset or a table for each query head."""
+    """The arrays of `problem.pattern`, with an offset or a table for each query head."""
     import numpy as np
 
-    branches, tables = problem.pattern.branches, list[RunTable]()
-    kind, length, rate = (np.array(values, np.int64) for values in zip(*map(_kind_length_rate, branches), strict=True))
-    grid = np.array([_grid(branch) for branch in branches], np.int64).reshape(-1)
-    offset = np.array([_offsets(at, problem, tables) for at in range(len(branches))], np.int64)
-    without, beyond, shown = _left_out(problem, tables)
-    offset[beyond >= length[:, None]] = -1  # another band shows all of it
+    forms, tables = forms_of(problem), Tables()
+    branches = kernel_branches(forms)
+    _, kind, length, rate = (np.array(values, np.int64) for values in zip(*(branch[:4] for branch in branches), strict=True))
+    grid = np.array([branch.grid for branch in branches], np.int64).reshape(-1)
+    places = [branches.index(KernelBranch.of(form)) for form in forms]
+    offset, without = (np.full((problem.heads, len(branches)), -1, np.int64) for _ in range(2))
+    beyond = np.zeros((problem.heads, len(branches)), np.int64)
+    shown = np.zeros((problem.heads, len(branches)), np.uint64)
+    for form, at in zip(forms, places, strict=True):
+        served = slice(*form.heads), at
+        offset[served] = form.offsets if isinstance(form, Segments) else tables.shown_by(form)
+        without[served] = tables.left_out(form)
+        beyond[served] = form.begin if isinstance(form, Band) else 0
+        shown[served] = 0 if isinstance(form, Segments) else sum(1 << places[i] for i in form.without)
     if (classes := residue_classes(problem)) > 1:  # the rows of one of them, counted from 0
         rate, length, beyond = rate // classes, -(-length // classes), -(-beyond // classes)
-    offset, without, beyond, shown = (np.ascontiguousarray(x.T) for x in (offset, without, beyond, shown))
-    of_branches = kind, length, rate, grid, offset, without, beyond, shown
-    if not tables:
+    return BranchArrays(kind, length, rate, grid, offset, without, beyond, shown.view(np.int64), *tables.arrays())
+
+
+class Tables:
+    """Pairs of tables by their number: with queries as rows, and with keys as rows."""
+
+    def __init__(self) -> None:
+        self._tables: list[RunTable] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def shown_by(self, form: Form) -> int:
+        """The number of the pair that says what a form shows; 0 for a form without one."""
+        if isinstance(form, Runs):
+            return self._number(id(form.queries), lambda: (form.queries, form.keys))
+        if isinstance(form, Global):
+            return self._number((id(form.rows), id(form.columns)), lambda: _tables_of_global(form))
+        return 0
+
+    def left_out(self, form: Form) -> int:
+        """The number of the pair whose rows that see something take no part in a form; -1 if all do."""
+        import numpy as np
+
+        rows, columns = form.without_rows, form.without_columns
+        if rows is None or columns is None:
+            return -1
+        nothing, something = np.empty((0, 2), np.int64), np.array([[0, UNBOUNDED]])
+        key = "left out", rows.tobytes(), columns.tobytes()
+        return self._number(key, lambda: tuple(_inside_and_outside(x, something, nothing) for x in (rows, columns)))
+
+    def arrays(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """`table`, `rows_end`, `first_columns` and `columns` of `BranchArrays`."""
+        import numpy as np
+
         none = np.empty(0, np.int64)
-        return BranchArrays(*of_branches, none, none, none, none)
-    stops, counts, columns = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
-    first = np.cumsum([0, *(len(table.stop) for table in tables)], dtype=np.int64)
-    ends = np.concatenate(([0], np.cumsum(counts)))
-    return BranchArrays(*of_branches, first, stops, ends, columns.reshape(-1))
+        if not self._tables:
+            return none, none, none, none
+        stops, counts, columns = (np.concatenate(arrays) for arrays in zip(*self._tables, strict=True))
+        first = np.cumsum([0, *(len(table.stop) for table in self._tables)], dtype=np.int64)
+        return first, stops, np.concatenate(([0], np.cumsum(counts))), columns.reshape(-1)
+
+    def _number(self, key: Hashable, make: Callable[[], tuple[RunTable, ...]]) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self._tables) // 2
+            self._tables += make()
+        return self._numbers[key]
+
+
+def _tables_of_global(form: Global) -> tuple[RunTable, RunTable]:
+    import numpy as np
+
+    everything = np.array([[0, UNBOUNDED]])
+    return _inside_and_outside(form.rows, everything, form.columns), _inside_and_outside(form.columns, everything, form.rows)
+
+
+def _inside_and_outside(rows: Int64Array, inside: Int64Array, outside: Int64Array) -> RunTable:
+    """Rows in the runs `rows` see the columns `inside`, the others `outside`."""
+    import numpy as np
+
+    # Before each run of `rows` is one of others, and one after the last; the first is empty where row 0 is in `rows`.
+    stop = np.append(rows.reshape(-1), UNBOUNDED)
+    seen = [outside, inside] * len(rows) + [outside]
+    return RunTable(stop, np.array([len(columns) for columns in seen]), np.concatenate(seen))
 
 
 def residue_classes(problem: Problem) -> int:
@@ -80,86 +174,11 @@ def residue_classes(problem: Problem) -> int:
 
     The kernel takes each class of rows as a sequence. Of the last rows of a cache it does not, where rows are few.
     """
-    branches = problem.pattern.branches
-    if problem.kv_cache or not all(isinstance(branch, (SlidingWindow, Strided)) for branch in branches):
-        return 1
-    return min(math.gcd(*map(once.rate_of, branches)), UNBOUNDED)
+    rates = [form.rate if isinstance(form, Band) else 1 for form in forms_of(problem)]
+    return 1 if problem.kv_cache else min(math.gcd(*rates), UNBOUNDED)
 
 
 def widest_window(problem: Problem) -> int:
     """The widest window that does not reach over the whole sequence, of packed ones the longest; 0 if there is none."""
-    windows = [branch.window for branch in problem.pattern.branches if isinstance(branch, SlidingWindow)]
+    windows = [form.back + 1 for form in forms_of(problem) if isinstance(form, Band)]
     return max((window for window in windows if window < problem.seq), default=0)
-
-
-def _kind_length_rate(branch: Branch) -> tuple[int, int, int]:
-    if isinstance(branch, DilatedSegment):
-        return SEGMENTS, min(branch.segment_length, UNBOUNDED), min(branch.dilation_rate, UNBOUNDED)
-    if isinstance(branch, SlidingWindow):
-        return BAND, min(branch.window, UNBOUNDED), min(branch.dilation_rate, UNBOUNDED)
-    if isinstance(branch, Strided):
-        return BAND, UNBOUNDED, min(branch.stride, UNBOUNDED)
-    if isinstance(branch, Neighborhood):
-        return GRID, min(branch.shape[-1], UNBOUNDED), 1
-    return RUNS, branch.block_size if isinstance(branch, BlockSparse) else UNBOUNDED, 1
-
-
-def _grid(branch: Branch) -> list[int]:
-    """Sizes, kernel sizes and dilations of three dimensions; those that a grid has not are the first ones, of size 1."""
-    given = (branch.shape, branch.kernel_size, branch.dilation) if isinstance(branch, Neighborhood) else ((), (), ())
-    return [min(size, UNBOUNDED) for sizes in given for size in (*(1,) * (3 - len(sizes)), *sizes)]
-
-
-def _offsets(at: int, problem: Problem, tables: list[RunTable]) -> list[int]:
-    """For each query head its offset, or the number of its pair of tables; -1 where the branch does not serve it."""
-    pattern, heads, kv_heads = problem.pattern, range(problem.heads), problem.kv_heads
-    branch, found = pattern.branches[at], [0] * problem.heads
-    if isinstance(branch, DilatedSegment):
-        rate = branch.dilation_rate
-        found = [pattern.head_offset(rate, head * kv_heads // problem.heads, kv_heads) for head in heads]
-    elif isinstance(branch, GlobalTokens):
-        found = [len(tables) // 2] * problem.heads
-        tables += tables_of_globals(branch)
-    elif isinstance(branch, BlockSparse):
-        known: dict[tuple[tuple[BlockSparse, int], ...], int] = {}
-        for head in heads:
-            layouts = _layouts(at, problem, head)
-            if layouts and layouts not in known:
-                known[layouts] = len(tables) // 2
-                tables += tables_of_blocks(layouts)
-            found[head] = known.get(layouts, -1)
-    return [offset if branch.serves(head) else -1 for head, offset in zip(heads, found, strict=True)]
-
-
-def _layouts(at: int, problem: Problem, head: int) -> tuple[tuple[BlockSparse, int], ...]:
-    """What branch `at` of blocks shows to a query head: its own layout, or once, if it is the first one, those of all."""
-    branches = problem.pattern.branches
-    places = [i for i, branch in enumerate(branches) if isinstance(branch, BlockSparse) and branch.serves(head)]
-    if problem.pattern.overlap == "count" or at not in places:
-        places = [at]
-    elif at != places[0]:
-        return ()
-    chosen = (branch for i in places if isinstance(branch := branches[i], BlockSparse))
-    return tuple((branch, problem.first_head + head if branch.layout.heads > 1 else 0) for branch in chosen)
-
-
-def _left_out(problem: Problem, tables: list[RunTable]) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """What each branch leaves out for each query head so that pairs count once.
-
-    That is the number of two tables of tokens, the distance from which a band begins, and a set of branches.
-    """
-    import numpy as np
-
-    branches, sizes = problem.pattern.branches, (len(problem.pattern.branches), problem.heads)
-    without, beyond, shown = np.full(sizes, -1), np.zeros(sizes, np.int64), np.zeros(sizes, np.uint64)
-    if problem.pattern.overlap == "count" or problem.pattern.only_segments:
-        return without, beyond, shown.view(np.int64)
-    known: dict[tuple[GlobalTokens, ...], int] = {(): -1}
-    for at, head in product(range(len(branches)), range(problem.heads)):
-        left_out = once.globals_before(branches, at, head)
-        if left_out not in known:
-            known[left_out] = len(tables) // 2
-            tables += tables_left_out(left_out)
-        without[at, head], beyond[at, head] = known[left_out], once.beyond(branches, at, head)
-        shown[at, head] = sum(1 << i for i in once.shown_before(branches, at, head))
-    return without, beyond, shown.view(np.int64)

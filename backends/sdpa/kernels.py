@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.sdpa import aten
-from dilkit.backends.sdpa.grids import BRANCH_KINDS, branch_grids
+from dilkit.backends.sdpa.grids import BRANCH_KINDS, form_grids
 from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
 from dilkit.problem import Problem
 
@@ -113,7 +113,7 @@ def _flash_refusals(problem: Problem) -> list[Refusal]:
 def _cudnn_refusals(problem: Problem) -> list[Refusal]:
     """cuDNN takes no single key, and its backward pass sums in no fixed order."""
     found, torch = [], sys.modules.get("torch")
-    grids = branch_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal)
+    grids = form_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal)
     if any(min(grid.rows, grid.keys) == 1 for branch in grids for grid in branch):
         found.append(Refusal("rows", "1", "at least 2 rows are needed in every call"))
     if problem.head_dim > 128 and problem.device.capability != (9, 0):

@@ -3,67 +3,63 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from dilkit.backend import Refusal
-from dilkit.backends.once import branches_of_heads, counts_once
 from dilkit.backends.sdpa.grids import BRANCH_KINDS, token_runs
-from dilkit.pattern import Branch, DilatedSegment, GlobalTokens
+from dilkit.pattern.lowering import Band, Form, Global, Segments, lower
 from dilkit.problem import Problem
 
 
 @lru_cache(maxsize=256)
 def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
-    """`overlap="once"` is refused where two branches share a row: each of them scores that row with itself.
+    """`overlap="once"` is refused where two forms of segments share a row: each of them scores that row with itself.
 
-    Of other kinds than segments, bands leave out what narrower ones and global tokens have shown, as far as that is a view.
+    Bands leave out what narrower ones and global tokens have shown, as far as that is a view.
     """
-    pattern = problem.pattern
-    if pattern.overlap == "count" or not {branch.kind for branch in pattern.branches} <= BRANCH_KINDS:
+    forms = lower(problem.pattern, problem.heads, problem.kv_heads)
+    if problem.pattern.overlap == "count" or not {form.name for form in forms} <= {"segments", "band", "global"}:
         return ()
-    reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(problem)]
-    reasons += [_mix_refused(problem, branches) for branches in branches_of_heads(pattern, problem.heads)]
+    reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(forms, problem.heads)]
+    reasons += [_left_out_refused(form, problem) for form in forms]
     return tuple(Refusal("overlap", "'once'", why, _HINT) for why in sorted(filter(None, reasons))[:1])
 
 
-def _segments_of_heads(problem: Problem) -> set[tuple[tuple[int, int, int], ...]]:
+def _segments_of_heads(forms: Sequence[Form], heads: int) -> set[tuple[tuple[int, int, int], ...]]:
     """The segments of each query head: (length, rate, offset)."""
-    pattern, group = problem.pattern, problem.heads // problem.kv_heads
+    segments = [form for form in forms if isinstance(form, Segments)]
     return {
-        tuple(
-            (branch.segment_length, branch.dilation_rate, pattern.head_offset(branch.dilation_rate, h // group, problem.kv_heads))
-            for branch in pattern.branches
-            if isinstance(branch, DilatedSegment) and branch.serves(h)
-        )
-        for h in range(problem.heads)
+        tuple((form.length, form.rate, form.offsets[head - form.heads[0]]) for form in segments if form.serves(head))
+        for head in range(heads)
     }
 
 
-def _mix_refused(problem: Problem, branches: tuple[Branch, ...]) -> str:
-    """Why the branches of a head, of which some are no segments, cannot be computed one by one; empty where they can."""
-    if len(branches) < 2 or all(isinstance(branch, DilatedSegment) for branch in branches):
+def _left_out_refused(form: Form, problem: Problem) -> str:
+    """Why what is left of a form is no view; empty where it is one."""
+    if isinstance(form, Band) and not form.without:
+        if form.without_rows is None or form.without_columns is None:
+            return ""
+        if [start for start, _ in token_runs(form.without_columns, problem.seq)[0]] not in ([], [0]):
+            return "without global tokens other than the first ones, what is left is no band"
+        if len(form.without_rows) < len(form.without_columns) and not problem.is_causal:
+            return "without the keys that are read, what is left is no band; with is_causal=True it is"
         return ""
-    chosen = [branch for branch in branches if isinstance(branch, GlobalTokens)]
-    if len(chosen) > 1 or not counts_once(branches):
-        return "two branches see the same key, and what is left is no band"
-    if chosen and [start for start, _ in token_runs(chosen[0], problem.seq)[0]] not in ([], [0]):
-        return "without global tokens other than the first ones, what is left is no band"
-    if chosen and chosen[0].direction == "read" and not problem.is_causal:
-        return "without the keys that are read, what is left is no band; with is_causal=True it is"
-    return ""
+    alone = form.without_rows is None and (isinstance(form, Segments) or not form.without)
+    return "" if alone else "two branches see the same key, and what is left is no band"
 
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
     kinds = {branch.kind for branch in problem.pattern.branches} & BRANCH_KINDS
-    found, others = [], ", ".join(sorted(kinds - {DilatedSegment.kind}))
+    found, others = [], ", ".join(sorted(kinds - {"dilated_segment"}))
     if others and (problem.varlen or problem.kv_cache):
         where = "packed sequences" if problem.varlen else "a cache"
-        found.append(Refusal("branch kind", others, f"of {where}, {DilatedSegment.kind} alone", "another backend"))
-    for branch in problem.pattern.branches:
-        if isinstance(branch, GlobalTokens) and (places := len(token_runs(branch, problem.seq)[0])) > MOST_PLACES:
+        found.append(Refusal("branch kind", others, f"of {where}, dilated_segment alone", "another backend"))
+    for form in lower(problem.pattern, problem.heads, problem.kv_heads):
+        if isinstance(form, Global) and (places := len(token_runs(form.columns, problem.seq)[0])) > MOST_PLACES:
             hint = "move them next to each other, or another backend"
             found.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
     return tuple(found)

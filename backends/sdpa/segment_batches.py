@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dilkit.backends.sdpa.grids.problem_grid import rectangles
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS
-from dilkit.pattern import DilatedSegment
+from dilkit.pattern.lowering import Segments, lower
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -101,17 +101,17 @@ class Heads:
 
 
 def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
-    """Every branch, with each block of heads that it serves."""
-    pattern, most, group = problem.pattern, problem.seq, problem.heads // problem.kv_heads
-    for number, branch in enumerate(pattern.branches):
-        if not isinstance(branch, DilatedSegment):
-            raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; backend sdpa computes {DilatedSegment.kind!r} only")
-        first = number == 0 and branch.heads is None
-        cut = Dilation(min(branch.segment_length, most), min(branch.dilation_rate, most), first)
-        for kv_first, kv_count, own_first, own_count in rectangles(*(branch.heads or (0, problem.heads)), group):
-            numbers = range(kv_first, kv_first + kv_count)
-            offsets = [min(pattern.head_offset(branch.dilation_rate, head, problem.kv_heads), most) for head in numbers]
+    """Every form of segments, with each block of heads that it serves."""
+    most, group = problem.seq, problem.heads // problem.kv_heads
+    for number, form in enumerate(lower(problem.pattern, problem.heads, problem.kv_heads)):
+        if not isinstance(form, Segments):
+            call = problem.pattern.branches[form.branch].call()
+            raise TypeError(f"branch {call} is lowered to {form.name}; backend sdpa computes segments only")
+        start, stop = form.heads
+        cut = Dilation(min(form.length, most), min(form.rate, most), number == 0 and form.heads == (0, problem.heads))
+        for kv_first, kv_count, own_first, own_count in rectangles(start, stop, group):
             own = kv_first, kv_count, kv_first * group + own_first, own_count
+            offsets = [min(form.offsets[own[2] + i * group - start], most) for i in range(kv_count)]
             yield cut, Heads(*own, np.array(offsets, np.int64), (problem.heads, problem.kv_heads))
 
 

@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.backends.sdpa.grids import branch_grids
+from dilkit.backends.sdpa.grids import form_grids
 from dilkit.backends.sdpa.grids.problem_grid import GridAxis, ProblemGrid
 from dilkit.pattern import Pattern
 
@@ -119,7 +119,7 @@ def strided_calls(
     The smallest of the others are looped over.
     """
     found: list[StridedCall] = []
-    for grids in branch_grids(pattern, seq, heads, kv_heads, is_causal):
+    for grids in form_grids(pattern, seq, heads, kv_heads, is_causal):
         for grid in grids:
             axes = ((GridAxis(batch, batch=1),) if batch > 1 else ()) + grid.axes
             origin = GridAxis(1, grid.row, grid.head, grid.kv_head)

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.backends.tiles.relations import Part, Relation, relations
-from dilkit.pattern import GlobalTokens
+from dilkit.pattern.lowering import Global, Segments, lower
 from dilkit.pattern.runs import classes, complement, progressions, union
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    from dilkit.pattern.runs import Runs
+    from dilkit.pattern.runs import Positions
 
     Ints = NDArray[np.int64]
 
@@ -62,8 +62,9 @@ def part_table(relation: Relation) -> NDArray[np.int32]:
 @lru_cache(maxsize=1024)
 def most_runs(problem: Problem) -> int:
     """How many runs of columns a part of a relation of `problem` has, at most."""
-    if all(not isinstance(branch, GlobalTokens) or isinstance(branch.tokens, int) for branch in problem.pattern.branches):
-        return 0 if problem.pattern.only_segments else 2
+    forms = lower(problem.pattern, problem.heads, problem.kv_heads)
+    if not any(isinstance(form, Global) and len(form.columns) > 1 for form in forms):
+        return 0 if all(isinstance(form, Segments) for form in forms) else 2
     tables = (part_table(relation)[: len(relation.parts), 1] for relation in relations(problem))
     return int(max((-table.min() for table in tables if len(table)), default=0))
 
@@ -73,7 +74,7 @@ def _stops(found: Ints) -> Ints:
     return np.stack((found[:, 0], found[:, 1], found[:, 0] + (found[:, 2] - 1) * found[:, 1] + 1), axis=1)
 
 
-def _without_keys(rows: Runs, tile_rows: int, seq: int) -> Ints:
+def _without_keys(rows: Positions, tile_rows: int, seq: int) -> Ints:
     return _tiles_of(Part(rows, np.zeros((0, 2), np.int64)), 0, 1, (0, 0), tile_rows, seq)
 
 

@@ -1,33 +1,30 @@
-"""What branches of other kinds than segments show: relations of queries and keys, each of which is one launch.
+"""What forms other than segments show: relations of queries and keys, each of which is one launch.
 
     query i sees key j  if  i and j are in one part, (i - j) mod rate == 0, and  i - back <= j <= i + ahead
 
-    SlidingWindow, Strided     a part of all tokens; of a stride the bounds are beyond all tokens
-    GlobalTokens               two parts: the global rows see all columns, the other rows the global columns
+    Band       a part of all tokens, without those that take no part in it
+    Global     two parts: the global rows see all columns, the other rows the global columns
 
 For the gradients of keys the relation is turned round: keys are rows, queries are columns, and `back` and `ahead` change places.
-With overlap="once" a relation leaves out what those before it have shown, as `dilkit.backends.once` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dilkit.backends import once
-from dilkit.pattern import Branch, DilatedSegment, GlobalTokens, SlidingWindow, Strided
-from dilkit.pattern.runs import complement, difference, runs_of, union
+from dilkit.pattern.lowering import Band, Form, Global, Segments, lower
+from dilkit.pattern.runs import complement, difference, union
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    from dilkit.pattern.runs import Runs
+    from dilkit.pattern.runs import Positions
 
-KINDS = frozenset(cls.kind for cls in (SlidingWindow, Strided, GlobalTokens))
-"""The kinds of branches that are relations."""
+FORMS = frozenset({Segments.name, Band.name, Global.name})
+"""The forms that there are tiles for."""
 
 FAR = 2**30 - 1
 """A bound that no key is beyond: as far as two tokens of the longest sequence are apart."""
@@ -36,8 +33,8 @@ FAR = 2**30 - 1
 class Part(NamedTuple):
     """Rows that see the same columns, each as runs `(n, 2)` below the length of the sequence."""
 
-    rows: Runs
-    columns: Runs
+    rows: Positions
+    columns: Positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,50 +62,47 @@ class Relation:
 
 
 def relations(problem: Problem) -> Iterator[Relation]:
-    """The relations of all branches of `problem.pattern` that are no segments. Raises TypeError for kinds beyond `KINDS`."""
-    branches, together = problem.pattern.branches, problem.pattern.overlap == "once"
-    for at, branch in enumerate(branches):
-        if isinstance(branch, DilatedSegment):
-            continue
-        if branch.kind not in KINDS:
-            raise TypeError(f"branch {branch!r} is of kind {branch.kind!r}; tiles are known for {', '.join(sorted(KINDS))}")
-        for heads in _ranges(branches, branch, problem.heads) if together else [branch.heads or (0, problem.heads)]:
-            before = once.globals_before(branches, at, heads[0]) if together else ()
-            without = union(*(runs_of(x) for x in before if x.direction == "both")), union(*map(runs_of, before))
-            if isinstance(branch, GlobalTokens):
-                yield _global(branch, heads, *without, problem)
-            else:
-                yield from _band(branch, heads, *without, once.beyond(branches, at, heads[0]) if together else 0, problem)
+    """The relations of all forms of `problem.pattern` but its segments. Raises TypeError for forms beyond `FORMS`."""
+    for form in lower(problem.pattern, problem.heads, problem.kv_heads):
+        if isinstance(form, Band):
+            yield from _band(form, problem)
+        elif isinstance(form, Global):
+            yield _global(form, problem)
+        elif not isinstance(form, Segments):
+            call = problem.pattern.branches[form.branch].call()
+            raise TypeError(f"branch {call} is lowered to {form.name}; tiles are known for {', '.join(sorted(FORMS))}")
 
 
-def _ranges(branches: tuple[Branch, ...], branch: Branch, heads: int) -> Iterator[tuple[int, int]]:
-    """The heads of `branch`, in ranges that the same branches serve."""
-    ends = {0, heads}.union(*(other.heads for other in branches if other.heads))
-    yield from ((start, stop) for start, stop in pairwise(sorted(ends)) if branch.serves(start))
+def _left_out(form: Form) -> tuple[Positions, Positions]:
+    """The queries and the keys that take no part."""
+    none = np.zeros((0, 2), np.int64)
+    return tuple(none if positions is None else positions for positions in (form.without_rows, form.without_columns))  # type: ignore[return-value]
 
 
-def _band(branch: Branch, heads: tuple[int, int], queries: Runs, keys: Runs, beyond: int, problem: Problem) -> Iterator[Relation]:
-    """Pairs from `beyond` on up to the reach of a window or stride, without these queries and keys."""
-    seq = max(problem.seq, 1)
-    reach, rate = (branch.reach if isinstance(branch, SlidingWindow) else FAR), min(once.rate_of(branch), seq)
-    reach, rate = (min(reach, FAR), rate) if reach and rate < seq else (0, 1)
-    rows, columns = complement(queries, problem.seq), complement(keys, problem.seq)
-    bounds = [(reach, 0 if problem.is_causal else reach)] if not beyond else [(reach, -beyond)]
-    if beyond and not problem.is_causal:
-        bounds.append((-beyond, reach))
-    for back, ahead in bounds if reach >= beyond else ():
-        yield Relation(heads, _seeing(Part(rows, columns)), _seeing(Part(columns, rows)), rate, back, ahead)
+def _band(form: Band, problem: Problem) -> Iterator[Relation]:
+    """A band that begins at a distance is two relations: the keys before a query, and those after it."""
+    back, ahead = min(form.back, FAR), 0 if problem.is_causal else min(form.ahead, FAR)
+    rate = form.rate
+    if rate >= max(problem.seq, 1) or not (form.back or form.ahead):  # tokens see themselves alone
+        back = ahead = 0
+        rate = 1
+    rows, columns = (complement(positions, problem.seq) for positions in _left_out(form))
+    bounds = [(back, -form.begin), (-form.begin, ahead)] if form.begin else [(back, ahead)]
+    for before, after in bounds:
+        if before + after >= 0:
+            yield Relation(form.heads, _seeing(Part(rows, columns)), _seeing(Part(columns, rows)), rate, before, after)
 
 
-def _global(branch: GlobalTokens, heads: tuple[int, int], queries: Runs, keys: Runs, problem: Problem) -> Relation:
-    """Pairs of which one is global, without these queries and keys."""
-    seq, tokens = problem.seq, runs_of(branch)
-    own = tokens if branch.direction == "both" else np.zeros((0, 2), np.int64)
-    parts = _global_parts(own, tokens, queries, keys, seq), _global_parts(tokens, own, keys, queries, seq)
-    return Relation(heads, *parts, ahead=0 if problem.is_causal else FAR)
+def _global(form: Global, problem: Problem) -> Relation:
+    queries, keys = _left_out(form)
+    of_queries = _global_parts(form.rows, form.columns, queries, keys, problem.seq)
+    of_keys = _global_parts(form.columns, form.rows, keys, queries, problem.seq)
+    return Relation(form.heads, of_queries, of_keys, ahead=0 if problem.is_causal else FAR)
 
 
-def _global_parts(rows: Runs, columns: Runs, without_rows: Runs, without_columns: Runs, seq: int) -> tuple[Part, ...]:
+def _global_parts(
+    rows: Positions, columns: Positions, without_rows: Positions, without_columns: Positions, seq: int
+) -> tuple[Part, ...]:
     """The rows `rows` see all, the others the columns `columns`."""
     seeing_all = Part(difference(rows, without_rows, seq), complement(without_columns, seq))
     others = Part(complement(union(rows, without_rows), seq), difference(columns, without_columns, seq))

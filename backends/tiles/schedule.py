@@ -25,14 +25,13 @@ from numpy.typing import NDArray
 
 from dilkit import plan
 from dilkit.backend import Refusal
-from dilkit.backends.once import branches_of_heads, counts_once
 from dilkit.backends.tiles import _tiles
 from dilkit.backends.tiles.relation_tiles import part_table, relation_tiles
-from dilkit.backends.tiles.relations import FAR, KINDS, Relation, relations
-from dilkit.pattern import DilatedSegment
+from dilkit.backends.tiles.relations import FAR, Relation, relations
+from dilkit.pattern.lowering import Segments, lower
 from dilkit.problem import Problem
 
-BRANCH_KINDS = frozenset({DilatedSegment.kind}) | KINDS
+BRANCH_KINDS = frozenset({"dilated_segment", "sliding_window", "global_tokens", "strided"})
 """The kinds of branches that there are tiles for."""
 
 MAX_BRANCHES = 32
@@ -96,15 +95,15 @@ class Schedule:
 
 def schedule_refusals(problem: Problem) -> list[Refusal]:
     """Why there is no schedule for `problem`, in the words of a backend; empty where there is one."""
-    pattern, found = problem.pattern, []
-    segments = sum(isinstance(branch, DilatedSegment) for branch in pattern.branches)
+    forms, found = lower(problem.pattern, problem.heads, problem.kv_heads), []
+    segments = len(_segment_branches(problem))
     if problem.seq > MAX_SEQ:
         found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
     if problem.heads > MAX_HEADS:
         found.append(Refusal("heads", str(problem.heads), f"at most {MAX_HEADS}"))
     if segments > MAX_BRANCHES and _scored_together(problem):
         found.append(Refusal("branches", str(segments), f'at most {MAX_BRANCHES} with overlap="once"'))
-    if pattern.overlap == "once" and not all(map(counts_once, branches_of_heads(pattern, problem.heads))):
+    if any(form.without_rows is not None if isinstance(form, Segments) else form.without for form in forms):
         limit = "in each head of segments alone, or of global tokens and of bands whose rates divide one another"
         found.append(Refusal("overlap", "once", limit, 'use overlap="count", or backend="native"'))
     return found
@@ -123,8 +122,8 @@ def schedule(problem: Problem, tile_rows: int) -> Schedule:
 def _schedule(problem: Problem, tile_rows: int) -> Schedule:
     if problem.seq > MAX_SEQ:
         raise ValueError(f"seq={problem.seq} exceeds {MAX_SEQ}, the most tokens whose numbers fit; use another backend")
-    branches = [_clipped(branch, problem) for branch in problem.pattern.branches if isinstance(branch, DilatedSegment)]
-    groups = [_group(own, problem, tile_rows, first=i == 0) for i, own in enumerate(_grouped(branches, problem, tile_rows))]
+    grouped = _grouped(_segment_branches(problem), problem, tile_rows)
+    groups = [_group(own, problem, tile_rows, first=i == 0) for i, own in enumerate(grouped)]
     for relation in relations(problem):
         groups.append(_group_of_relation(relation, problem, tile_rows, first=not groups))
     return Schedule(tuple(groups))
@@ -136,19 +135,24 @@ class _Branch:
     rate: int
     heads: tuple[int, int]
     offsets: tuple[int, ...]
-    """The offset of each key/value head."""
+    """The offset of each key/value head; 0 of those that it does not serve."""
 
 
-def _clipped(branch: DilatedSegment, problem: Problem) -> _Branch:
-    """The branch with segment length, rate and offsets cut to the sequence."""
-    pattern, kv_heads, most = problem.pattern, problem.kv_heads, max(problem.seq, 1)
-    offsets = (pattern.head_offset(branch.dilation_rate, head, kv_heads) for head in range(kv_heads))
-    return _Branch(
-        segment=min(branch.segment_length, most),
-        rate=min(branch.dilation_rate, most),
-        heads=branch.heads or (0, problem.heads),
-        offsets=tuple(min(offset, most) for offset in offsets),
-    )
+def _segment_branches(problem: Problem) -> list[_Branch]:
+    """The branches of segments, cut to the sequence: forms that differ in their heads alone are one."""
+    of_branch: dict[int, list[Segments]] = {}
+    for form in lower(problem.pattern, problem.heads, problem.kv_heads):
+        if isinstance(form, Segments):
+            of_branch.setdefault(form.branch, []).append(form)
+    group, most, found = problem.heads // problem.kv_heads, max(problem.seq, 1), list[_Branch]()
+    for forms in of_branch.values():
+        offsets = [0] * problem.kv_heads
+        for form in forms:
+            for head, offset in enumerate(form.offsets, form.heads[0]):
+                offsets[head // group] = min(offset, most)
+        heads = forms[0].heads[0], forms[-1].heads[1]
+        found.append(_Branch(min(forms[0].length, most), min(forms[0].rate, most), heads, tuple(offsets)))
+    return found
 
 
 def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Iterator[list[_Branch]]:
@@ -176,10 +180,8 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
 
 def _scored_together(problem: Problem) -> bool:
     """Whether a head has several branches of segments, of which a pair counts once."""
-    if problem.pattern.overlap == "count":
-        return False
-    heads = branches_of_heads(problem.pattern, problem.heads)
-    return any(sum(isinstance(branch, DilatedSegment) for branch in own) > 1 for own in heads)
+    forms = lower(problem.pattern, problem.heads, problem.kv_heads)
+    return any(isinstance(form, Segments) and form.without for form in forms)
 
 
 def _equal(group: list[_Branch], branch: _Branch) -> bool:

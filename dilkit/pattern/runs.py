@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dilkit.pattern.kinds.global_tokens import GlobalTokens
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Runs = NDArray[np.int64]
+    Positions = NDArray[np.int64]
 
 UNBOUNDED = 2**62
 """No tensor has as many rows: lengths, rates and positions beyond it are the same."""
 
 
-def runs_of(branch: GlobalTokens) -> Runs:
-    """The global tokens."""
-    import numpy as np
-
-    if isinstance(branch.tokens, int):
-        return np.array([[0, min(branch.tokens, UNBOUNDED - 1)]])
-    tokens = np.array(branch.positions, np.int64)
-    gaps = np.flatnonzero(np.diff(tokens) > 1)
-    return np.stack((tokens[np.append(0, gaps + 1)], tokens[np.append(gaps, len(tokens) - 1)] + 1), axis=1)
-
-
-def union(*sets: Runs) -> Runs:
+def union(*sets: Positions) -> Positions:
     """The positions that are in any of the sets."""
     import numpy as np
 
@@ -40,7 +27,7 @@ def union(*sets: Runs) -> Runs:
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-def complement(runs: Runs, seq: int) -> Runs:
+def complement(runs: Positions, seq: int) -> Positions:
     """The positions below `seq` that are not in `runs`."""
     import numpy as np
 
@@ -48,12 +35,12 @@ def complement(runs: Runs, seq: int) -> Runs:
     return ends[ends[:, 0] < ends[:, 1]]
 
 
-def difference(runs: Runs, without: Runs, seq: int) -> Runs:
+def difference(runs: Positions, without: Positions, seq: int) -> Positions:
     """The positions of `runs` below `seq` that are not in `without`."""
     return complement(union(complement(runs, seq), without), seq)
 
 
-def progressions(runs: Runs) -> Runs:
+def progressions(runs: Positions) -> Positions:
     """The positions as arithmetic progressions `(n, 3)`: first, step, count. Single positions at equal distances are one."""
     import numpy as np
 
@@ -71,7 +58,7 @@ def progressions(runs: Runs) -> Runs:
     return np.array(sorted(found), np.int64).reshape(-1, 3)
 
 
-def classes(runs: Runs, rate: int) -> Runs:
+def classes(runs: Positions, rate: int) -> Positions:
     """The positions as `progressions`: of each run those that are a multiple of `rate` apart."""
     import numpy as np
 

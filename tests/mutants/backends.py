@@ -63,9 +63,9 @@ ON_CPUS = (
     ),
     Mutant(
         "rows behind the last global token see what its row sees",
-        "backends/native/tables.py",
-        "seen = [outside, inside] * len(runs) + [outside]",
-        "seen = [outside, inside] * len(runs) + [inside]",
+        "backends/native/branches.py",
+        "seen = [outside, inside] * len(rows) + [outside]",
+        "seen = [outside, inside] * len(rows) + [inside]",
         f"{NATIVE}/test_kinds.py::test_random_mixes",
     ),
     Mutant(
@@ -130,8 +130,8 @@ ON_GPUS = (
     Mutant(
         "keys behind a narrow window count again in the wide one",
         "backends/tiles/relations.py",
-        "bounds.append((-beyond, reach))",
-        "bounds.append((1 - beyond, reach))",
+        "bounds = [(back, -form.begin), (-form.begin, ahead)]",
+        "bounds = [(back, -form.begin), (1 - form.begin, ahead)]",
         f"{TILES}/test_relations.py::test_relations_show_the_count",
     ),
     Mutant(
@@ -143,9 +143,9 @@ ON_GPUS = (
     ),
     Mutant(
         "a window leaves out what one of another rate has not shown",
-        "backends/once.py",
-        "for band in earlier if rate_of(branches[at]) % rate_of(band) == 0), default=0)",
-        "for band in earlier), default=0)",
+        "dilkit/pattern/lowering/once.py",
+        "return form.rate % other.rate == 0 and ",
+        "return ",
         f"{NATIVE}/test_kinds.py::test_pairs_of_several_bands_count_once",
     ),
     Mutant(

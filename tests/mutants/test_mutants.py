@@ -18,7 +18,7 @@ PLACES = (
         "dilkit/testing",
         *(f"dilkit/integrations/{name}" for name in ("transformers", "torchscale", "gigapath")),
     ),
-    *("backends/native/kernels", "backends/native/b", "backends/reference", "backends/once", "backends/cuda/kernels"),
+    *("backends/native/kernels", "backends/native/b", "backends/reference", "backends/cuda/kernels"),
     *(f"backends/{name}/" for name in ("sdpa", "tiles", "cuda", "triton", "numba")),
     *(f"comm/{name}" for name in ("plan", "passes", "transports", "launch", "packed", "reorder", "shards")),
     *(f"tools/{name}" for name in ("results", "report", "bench", "demo", "commands", "console", "measure")),

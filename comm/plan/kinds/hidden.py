@@ -13,7 +13,7 @@ import numpy as np
 
 from dilkit.comm.plan.sharded_segments import ServedHead, served_heads
 from dilkit.pattern import GlobalTokens, Pattern, SlidingWindow
-from dilkit.pattern.runs import runs_of, union
+from dilkit.pattern.runs import union
 
 Edges = tuple[int, ...]
 """Runs of positions, ascending and apart, as `(start, stop, start, stop, ...)`."""
@@ -26,7 +26,7 @@ def token_runs(branches: tuple[GlobalTokens, ...], start: int, stop: int) -> tup
     >>> token_runs((GlobalTokens(2), GlobalTokens([2, 5, 9])), 1, 9)
     ((1, 3), (5, 6))
     """
-    runs = np.clip(union(*map(runs_of, branches)), start, stop)
+    runs = np.clip(union(*(branch.runs() for branch in branches)), start, stop)
     return tuple((first, last) for first, last in runs.tolist() if first < last)
 
 

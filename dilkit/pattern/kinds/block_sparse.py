@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +12,8 @@ from dilkit.pattern.checks import PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.block_layout import BlockLayout
 from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.lowering.forms import Runs
+from dilkit.pattern.lowering.tables import RunTable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,6 +137,13 @@ class BlockSparse(Branch):
             own = rows[row[(start <= row) & (row < stop)]]
             total += (own * (own + 1) // 2).sum()
         return int(total) * (len(self.served(heads)) if self.layout.heads == 1 else 1)
+
+    def forms(self, heads: Heads) -> Iterable[Runs]:
+        layouts = self.layout.array()
+        ranges = [self.range_served(heads)] if self.layout.heads == 1 else [(head, head + 1) for head in self.served(heads)]
+        for served, number in zip(ranges, self._layouts(heads), strict=True):
+            queries, keys = (RunTable.of_blocks(layout, self.block_size) for layout in (layouts[number], layouts[number].T))
+            yield Runs(heads=served, queries=queries, keys=keys, block=self.block_size)
 
     def _layouts(self, heads: Heads) -> range:
         """The numbers of the layouts of the heads that the branch serves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +14,8 @@ from dilkit.pattern.heads import Heads
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dilkit.pattern.lowering.forms import Form
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Branch(ABC):
     @abstractmethod
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         """How many query-key pairs the branch has over all heads that it serves: by formula, none is looked at."""
+
+    @abstractmethod
+    def forms(self, heads: Heads) -> Iterable[Form]:
+        """What the branch shows to these heads, as forms that kernels compute; two of them have no pair in common."""
 
     def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
         """How many keys of padding `tail="zeros"` adds for `rows` of sequences of `seq` tokens: `(heads served, m)`, or none."""
@@ -70,7 +76,11 @@ class Branch(ABC):
 
     def served(self, heads: Heads) -> range:
         """The query heads that take part in it, of those at hand."""
-        return range(*(self.heads or (0, heads.count)))
+        return range(*self.range_served(heads))
+
+    def range_served(self, heads: Heads) -> tuple[int, int]:
+        """`served` as start and stop."""
+        return self.heads or (0, heads.count)
 
     def within(self, start: int, stop: int) -> Branch | None:
         """The branch for the query heads `start` to `stop - 1` alone, numbered from 0; None if it serves none of them."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.lowering.forms import Segments
+from dilkit.pattern.runs import UNBOUNDED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +65,11 @@ class DilatedSegment(Branch):
             shorter = len(served) - longer
             total += segments * (longer * _seen(rows + 1, is_causal) + shorter * _seen(rows, is_causal))
         return total
+
+    def forms(self, heads: Heads) -> Iterable[Segments]:
+        length, rate = (min(number, UNBOUNDED) for number in (self.segment_length, self.dilation_rate))
+        offsets = tuple(heads.offset(self.dilation_rate, head // heads.group) for head in self.served(heads))
+        return [Segments(heads=self.range_served(heads), length=length, rate=rate, offsets=offsets)]
 
     def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
         import torch

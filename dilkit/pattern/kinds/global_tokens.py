@@ -11,9 +11,13 @@ from dilkit.checks import integer, one_of
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.lowering.forms import Global
+from dilkit.pattern.runs import UNBOUNDED
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dilkit.pattern.runs import Positions
 
 DIRECTIONS = ("both", "read")
 
@@ -88,6 +92,20 @@ class GlobalTokens(Branch):
         else:
             pairs = sum(seq - token for token in self.tokens if token < seq)
         return len(self.served(heads)) * pairs
+
+    def forms(self, heads: Heads) -> Iterable[Global]:
+        tokens = self.runs()
+        return [Global(heads=self.range_served(heads), rows=tokens if self.direction == "both" else tokens[:0], columns=tokens)]
+
+    def runs(self) -> Positions:
+        """The global tokens as runs of positions `(n, 2)`, start and stop."""
+        import numpy as np
+
+        if isinstance(self.tokens, int):
+            return np.array([[0, min(self.tokens, UNBOUNDED - 1)]])
+        tokens = np.array(self.positions, np.int64)
+        gaps = np.flatnonzero(np.diff(tokens) > 1)
+        return np.stack((tokens[np.append(0, gaps + 1)], tokens[np.append(gaps, len(tokens) - 1)] + 1), axis=1)
 
     def __str__(self) -> str:
         what = "seen by all, and seeing all" if self.direction == "both" else "seen by all"

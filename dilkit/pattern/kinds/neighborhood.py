@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +11,7 @@ from dilkit.checks import integer
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.lowering.forms import Grid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +107,9 @@ class Neighborhood(Branch):
             earlier = size * (width // 2) * all_pairs + size * earlier
             own, all_pairs = own * size, all_pairs * size * width
         return len(self.served(heads)) * (earlier + own if is_causal else all_pairs)
+
+    def forms(self, heads: Heads) -> Iterable[Grid]:
+        return [Grid(heads=self.range_served(heads), shape=self.shape, kernel=self.kernel_size, dilation=self.dilation)]
 
     def __str__(self) -> str:
         grid, kernel = (" x ".join(map(str, sizes)) for sizes in (self.shape, self.kernel_size))

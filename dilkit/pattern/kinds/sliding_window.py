@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dilkit.pattern.checks import PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.lowering.forms import Band
+from dilkit.pattern.runs import UNBOUNDED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +58,10 @@ class SlidingWindow(Branch):
         steps = min(self.reach, max(seq - 1, 0)) // self.dilation_rate
         before = steps * seq - self.dilation_rate * steps * (steps + 1) // 2  # pairs whose key comes before the query
         return len(self.served(heads)) * (seq + before * (1 if is_causal else 2))
+
+    def forms(self, heads: Heads) -> Iterable[Band]:
+        reach = min(self.reach, UNBOUNDED)
+        return [Band(heads=self.range_served(heads), back=reach, ahead=reach, rate=min(self.dilation_rate, UNBOUNDED))]
 
     def __str__(self) -> str:
         kept = "" if self.dilation_rate == 1 else f", 1 token in {self.dilation_rate}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.lowering.forms import Band
+from dilkit.pattern.runs import UNBOUNDED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +45,9 @@ class Strided(Branch):
         tokens, longer = divmod(seq, self.stride)  # of a residue class; so many classes have one token more
         squares = longer * (tokens + 1) ** 2 + (self.stride - longer) * tokens**2
         return len(self.served(heads)) * ((squares + seq) // 2 if is_causal else squares)
+
+    def forms(self, heads: Heads) -> Iterable[Band]:
+        return [Band(heads=self.range_served(heads), rate=min(self.stride, UNBOUNDED))]
 
     def __str__(self) -> str:
         return f"1 token in {self.stride:,} of the whole sequence, counted from each query{self.heads_text()}"

@@ -117,7 +117,7 @@ def test_classes_are_those_of_all_branches_and_none_of_the_last_rows() -> None:
 def test_blocks_of_different_sizes_are_one_table_where_they_count_once() -> None:
     first, second = BlockSparse([[True, False], [False, True]], 20), BlockSparse([[False, True, True, False]] * 4, 10)
     arrays = branch_arrays(problem(Pattern.of(first, second, overlap="once"), seq=40))
-    assert arrays.offset.tolist() == [[0, -1], [0, -1]]
+    assert arrays.offset.tolist() == [[0], [0]]
     assert arrays.rows_end.tolist() == [10, 20, 30, 40] * 2
     assert arrays.columns.reshape(-1, 2)[:4].tolist() == [[0, 30], [0, 30], [10, 40], [10, 40]]
 

@@ -27,7 +27,7 @@ from dilkit import (
     unregister_backend,
 )
 from dilkit.backends.sdpa.backend import SDPA
-from dilkit.backends.sdpa.grids import BRANCH_KINDS, branch_grids
+from dilkit.backends.sdpa.grids import BRANCH_KINDS, form_grids
 from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.backends.sdpa.refused import overlap_refusals
 from dilkit.backends.sdpa.strided_calls import ROWS_REVERSED, TensorStrides, strided_calls
@@ -61,7 +61,7 @@ def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn: tuple[Patter
     if overlap_refusals(posed):
         pattern = pattern.with_branches(*pattern.branches, overlap="count")
     count, pairs = np.zeros((heads, seq, seq), dtype=int), 0
-    for grids in branch_grids(pattern, seq, heads, kv_heads, is_causal):
+    for grids in form_grids(pattern, seq, heads, kv_heads, is_causal):
         for grid in grids:
             pairs += grid.pairs
             for head, kv_head, rows, keys, kept in seen_by(grid):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilkit import Pattern
-from dilkit.backends.sdpa.grids import branch_grids
+from dilkit.backends.sdpa.grids import form_grids
 
 
 @given(patterns_with_heads(), st.integers(1, 50))
@@ -19,7 +19,7 @@ def test_grids_add_up_to_the_count(chosen: tuple[Pattern, Heads], seq: int) -> N
     pattern, (heads, kv_heads) = chosen
     pattern = Pattern(pattern.segment_lengths, pattern.dilation_rates, offset=pattern.offset, heads=pattern.heads)
     count = np.zeros((heads, seq, seq), dtype=int)
-    for grids in branch_grids(pattern, seq, heads, kv_heads):
+    for grids in form_grids(pattern, seq, heads, kv_heads):
         taken = np.zeros((heads, seq), dtype=int)
         for grid in grids:
             for head, kv_head, rows in small_problems(grid):
@@ -32,11 +32,11 @@ def test_grids_add_up_to_the_count(chosen: tuple[Pattern, Heads], seq: int) -> N
 
 def test_a_million_tokens_are_a_handful_of_grids() -> None:
     pattern = Pattern([2048, 8192, 32768, 131072, 2**20], [1, 4, 16, 64, 512])
-    grids = [grid for branch in branch_grids(pattern, 2**20, 8, 8) for grid in branch]
+    grids = [grid for branch in form_grids(pattern, 2**20, 8, 8) for grid in branch]
     assert len(grids) <= 2 * 5
     assert sum(grid.problems * grid.rows**2 for grid in grids) * 4 * 64 == pattern.flops(2**20, 8, 64)
 
 
 def test_an_unknown_kind_of_branch_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"neighborhood.*global_tokens, sliding_window, strided only"):
-        branch_grids(Pattern.natten((2, 4), (1, 3)), 8, 1, 1)
+    with pytest.raises(TypeError, match=r"Neighborhood.* is lowered to grid; backend sdpa computes segments, band"):
+        form_grids(Pattern.natten((2, 4), (1, 3)), 8, 1, 1)

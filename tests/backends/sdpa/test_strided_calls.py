@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilkit import Pattern
-from dilkit.backends.sdpa.grids import branch_grids
+from dilkit.backends.sdpa.grids import form_grids
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS, StridedCall, TensorStrides, strided_calls
 
 
@@ -28,7 +28,7 @@ def test_calls_cover_the_grids(chosen: tuple[Pattern, Heads], seq: int, batch: i
     pattern, heads = chosen
     rows = torch.arange(batch * seq * heads[0]).view(batch, seq, heads[0], 1)
     expected = np.zeros(rows.numel(), dtype=int)
-    for grid in (grid for branch in branch_grids(pattern, seq, *heads) for grid in branch):
+    for grid in (grid for branch in form_grids(pattern, seq, *heads) for grid in branch):
         for head, _, kept in small_problems(grid):
             for b in range(batch):
                 expected[rows[b, kept, head, 0]] += 1

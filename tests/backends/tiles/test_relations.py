@@ -90,7 +90,7 @@ def test_mixes_that_count_once_are_refused_where_branches_have_no_order(branches
 
 def test_kinds_that_are_no_relations_are_an_error() -> None:
     problem = Problem(pattern=Pattern.of(BlockSparse([[[True]]], 64)), seq=64, **SIZES)
-    with pytest.raises(TypeError, match="of kind 'block_sparse'; tiles are known for global_tokens, sliding_window, strided"):
+    with pytest.raises(TypeError, match="is lowered to runs; tiles are known for band, global, segments"):
         schedule(problem, 16)
 
 

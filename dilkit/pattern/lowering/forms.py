@@ -1,0 +1,121 @@
+"""Forms: what branches show, in the few shapes that kernels, ranks and caches compute.
+
+    Segments   i and j are kept by the head, and lie in one segment
+    Band       begin <= |i - j|,  i - back <= j <= i + ahead,  and (i - j) mod rate == 0
+    Global     i is among the rows that see all, or j among the columns that all see
+    Runs       the run of rows that i lies in sees a run of columns that j lies in
+    Grid       cell j of a row-major grid lies in the neighborhood of cell i
+
+Causality is not among them: the problem says whether keys after a query are seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from dilkit.pattern.runs import UNBOUNDED
+
+if TYPE_CHECKING:
+    from dilkit.pattern.lowering.tables import RunTable
+    from dilkit.pattern.runs import Positions
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Form:
+    """Pairs that query heads `heads[0] .. heads[1] - 1` see, without those of other forms that `overlap="once"` leaves out.
+
+    Two forms of one branch have no pair in common. Numbers beyond `UNBOUNDED` are `UNBOUNDED`: no sequence is as long.
+    """
+
+    name: ClassVar[str]
+
+    heads: tuple[int, int]
+    branch: int = 0
+    """The place of the branch in the pattern."""
+    without_rows: Positions | None = None
+    """Queries that take no part, as runs `(n, 2)`; None: all do."""
+    without_columns: Positions | None = None
+    """Keys that take no part."""
+    without: tuple[int, ...] = ()
+    """The places of forms, among those of the pattern, whose pairs are left out one by one."""
+
+    def serves(self, head: int) -> bool:
+        """Whether query head `head` takes part."""
+        return self.heads[0] <= head < self.heads[1]
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of its arrays."""
+        values = (part for value in vars(self).values() for part in (value if isinstance(value, tuple) else (value,)))
+        return sum(getattr(value, "nbytes", 8) for value in values)
+
+    def of_heads(self, start: int, stop: int) -> Form:
+        """The form for the query heads `start .. stop - 1`, all of which it serves."""
+        return replace(self, heads=(start, stop))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Segments(Form):
+    """Segments of `length` tokens, of which a head keeps those at its offset and every `rate`-th after it.
+
+    i // length == j // length  and  (i mod length) mod rate == (j mod length) mod rate == offsets[head - heads[0]]
+    """
+
+    name = "segments"
+
+    length: int
+    rate: int
+    offsets: tuple[int, ...]
+
+    def of_heads(self, start: int, stop: int) -> Segments:
+        first = self.heads[0]
+        return replace(self, heads=(start, stop), offsets=self.offsets[start - first : stop - first])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Band(Form):
+    """Keys at distances that are multiples of `rate`, from `begin` on, up to `back` before a query and `ahead` after it."""
+
+    name = "band"
+
+    back: int = UNBOUNDED
+    ahead: int = UNBOUNDED
+    rate: int = 1
+    begin: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Global(Form):
+    """Rows that see every key, and columns that every query sees, as runs `(n, 2)`: a pair of both counts once."""
+
+    name = "global"
+
+    rows: Positions
+    columns: Positions
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Runs(Form):
+    """Runs of rows, and the runs of columns that each of them sees: queries as rows, and the same with keys as rows."""
+
+    name = "runs"
+
+    queries: RunTable
+    keys: RunTable
+    block: int = UNBOUNDED
+    """The length of the runs of rows, where they have one."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Grid(Form):
+    """A row-major grid of `shape`, in which a cell sees `kernel` cells a side around it, `dilation` apart.
+
+    Exactly so many tokens as it has cells are needed (`dilkit.Neighborhood` defines the edges).
+    """
+
+    name = "grid"
+
+    shape: tuple[int, ...]
+    kernel: tuple[int, ...]
+    dilation: tuple[int, ...]

@@ -1,0 +1,48 @@
+"""`lower`: the forms of a pattern."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dilkit import plan
+from dilkit.pattern.lowering.forms import Form
+from dilkit.pattern.lowering.once import counted_once
+
+if TYPE_CHECKING:
+    from dilkit.pattern.pattern import Pattern
+
+
+class Forms(tuple[Form, ...]):
+    """The forms of a pattern, as the pattern cache keeps them."""
+
+    __slots__ = ()
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of all arrays."""
+        return sum(form.nbytes for form in self)
+
+
+def lower(pattern: Pattern, heads: int, kv_heads: int | None = None) -> Forms:
+    """What `pattern` shows to `heads` query heads over `kv_heads` key/value heads, as forms (`dilkit.pattern.lowering.forms`).
+
+        count[h, i, j] = number of forms that serve h and show (i, j), less what they leave out
+
+    With `overlap="count"` they are the forms of one branch after the other. With `overlap="once"` no two show the same pair: each
+    leaves out what those before it show, by its own numbers where that is possible.
+
+        >>> from dilkit import Pattern, SlidingWindow, Strided
+        >>> from dilkit.pattern.lowering import lower
+        >>> window, stride = lower(Pattern.of(Strided(4), SlidingWindow(6), overlap="once"), heads=2)
+        >>> (window.back, window.rate, window.begin), (stride.rate, stride.begin)
+        ((5, 1, 0), (4, 6))
+    """
+    return plan.cached(("forms", pattern.to_json(), heads, kv_heads or heads), partial(_lowered, pattern, heads, kv_heads))
+
+
+def _lowered(pattern: Pattern, heads: int, kv_heads: int | None) -> Forms:
+    given = pattern.among(heads, kv_heads)
+    forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in branch.forms(given)]
+    return Forms(counted_once(forms) if pattern.overlap == "once" else forms)

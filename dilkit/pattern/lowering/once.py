@@ -1,0 +1,77 @@
+"""How a pair that several forms show counts once: each form leaves out what those before it show.
+
+    Global      first: of its rows that see all and columns that all see, none takes part in a later form
+    Segments
+    Band        ascending by rate; one begins where another ends whose rate divides its own
+    Grid
+    Runs        last: those of all branches are one form
+
+What is left of any other two is no form: the later one names the earlier, whose pairs it leaves out one by one (`Form.without`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from dilkit.pattern.lowering.forms import Band, Form, Global, Grid, Runs, Segments
+from dilkit.pattern.lowering.tables import RunTable
+from dilkit.pattern.runs import union
+
+_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, Runs)
+
+
+def counted_once(forms: Sequence[Form]) -> tuple[Form, ...]:
+    """The forms in the order in which they leave each other out, cut into ranges of heads that the same forms serve."""
+    bounds, found = sorted({end for form in forms for end in form.heads}), list[Form]()
+    for heads in pairwise(bounds):
+        alike = [form.of_heads(*heads) for form in forms if form.serves(heads[0])]
+        found += _one_after_another(_in_order(alike), first=len(found))
+    return tuple(found)
+
+
+def _in_order(forms: Iterable[Form]) -> Iterator[Form]:
+    runs = [form for form in forms if isinstance(form, Runs)]
+    others = (form for form in forms if not isinstance(form, Runs))
+    yield from sorted(others, key=_turn)
+    if runs:
+        queries, keys = (RunTable.any_of(tables) for tables in zip(*((form.queries, form.keys) for form in runs), strict=True))
+        yield replace(runs[0], queries=queries, keys=keys)
+
+
+def _turn(form: Form) -> tuple[int, int, int]:
+    rate, back = (form.rate, form.back) if isinstance(form, Band) else (0, 0)
+    return _TURNS.index(type(form)), rate, -back
+
+
+def _one_after_another(forms: Iterable[Form], first: int) -> Iterator[Form]:
+    """Each form without those before it; `first`: the place of the first one that is left."""
+    before: list[Form] = []
+    for form in forms:
+        left = _without(form, before, first)
+        if not isinstance(left, Band) or left.begin <= max(left.back, left.ahead):
+            before.append(form)
+            yield left
+
+
+def _without(form: Form, before: Sequence[Form], first: int) -> Form:
+    others = [(place, other) for place, other in enumerate(before, first) if other.branch != form.branch]
+    changes: dict[str, Any] = dict(
+        without=tuple(place for place, other in others if not isinstance(other, Global) and not _ends_before(other, form))
+    )
+    if seen := [other for _, other in others if isinstance(other, Global)]:
+        changes["without_rows"] = union(*(other.rows for other in seen))
+        changes["without_columns"] = union(*(other.columns for other in seen))
+    if isinstance(form, Band):
+        ends = (other.back + 1 for _, other in others if isinstance(other, Band) and _ends_before(other, form))
+        changes["begin"] = max([form.begin, *ends])
+    return replace(form, **changes)
+
+
+def _ends_before(other: Form, form: Form) -> bool:
+    """Whether what is left of a band without another is what lies beyond that one's end."""
+    if not (isinstance(other, Band) and isinstance(form, Band)):
+        return False
+    return form.rate % other.rate == 0 and other.begin == 0 and other.back == other.ahead

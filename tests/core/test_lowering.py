@@ -1,0 +1,122 @@
+"""The forms of a pattern: together they show the count, and with overlap="once" each pair once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from helpers.strategies import Heads, mixes_with_heads, neighborhoods
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
+from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments, lower
+
+Bools = NDArray[np.bool_]
+
+
+def members(runs: NDArray[np.int64], seq: int) -> Bools:
+    found = np.zeros(seq, bool)
+    for start, stop in runs.tolist():
+        found[start:stop] = True
+    return found
+
+
+def of_table(table: RunTable, seq: int) -> Bools:
+    found, first, at = np.zeros((seq, seq), bool), 0, 0
+    for stop, count in zip(table.stop.tolist(), table.runs.tolist(), strict=True):
+        for low, high in table.columns[at : at + count].tolist():
+            found[first:stop, low:high] = True
+        first, at = stop, at + count
+    return found
+
+
+def segments(form: Segments, head: int, seq: int) -> Bools:
+    i, j, offset = *np.ogrid[:seq, :seq], form.offsets[head - form.heads[0]]
+    kept = (np.arange(seq) % form.length % form.rate) == offset
+    return (i // form.length == j // form.length) & kept[:, None] & kept
+
+
+def band(form: Band, head: int, seq: int) -> Bools:
+    i, j = np.ogrid[:seq, :seq]
+    apart = np.asarray(i - j)
+    return (abs(apart) >= form.begin) & (apart <= form.back) & (-apart <= form.ahead) & (apart % form.rate == 0)
+
+
+def to_all(form: Global, head: int, seq: int) -> Bools:
+    return members(form.rows, seq)[:, None] | members(form.columns, seq)
+
+
+def runs(form: Runs, head: int, seq: int) -> Bools:
+    found = of_table(form.queries, seq)
+    assert np.array_equal(found, of_table(form.keys, seq).T)
+    return found
+
+
+def grid(form: Grid, head: int, seq: int) -> Bools:
+    """By the branch of the definition: the form has its numbers."""
+    return Pattern.of(Neighborhood(form.shape, form.kernel, form.dilation)).count(seq, 1)[0].numpy().astype(bool)
+
+
+SHOWN: dict[type[Form], Callable[..., Bools]] = {Segments: segments, Band: band, Global: to_all, Runs: runs, Grid: grid}
+
+
+def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:
+    """How many forms show each pair, as docs/design.md defines their fields."""
+    total = np.zeros((heads, seq, seq), np.int64)
+    for at, form in enumerate(forms):
+        for head in range(*form.heads):
+            seen = SHOWN[type(form)](form, head, seq)
+            if form.without_rows is not None and form.without_columns is not None:
+                seen &= ~members(form.without_rows, seq)[:, None] & ~members(form.without_columns, seq)
+            for place in form.without:
+                assert place < at
+                assert forms[place].heads == form.heads
+                seen &= ~SHOWN[type(forms[place])](forms[place], head, seq)
+            total[head] += seen
+    return total
+
+
+@settings(max_examples=150, deadline=None)
+@given(mixes_with_heads(), st.integers(0, 26))
+def test_forms_show_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
+    pattern, (heads, kv_heads) = drawn
+    found = count_of(lower(pattern, heads, kv_heads), heads, seq)
+    np.testing.assert_array_equal(found, pattern.count(seq, heads, kv_heads=kv_heads).numpy())
+
+
+@settings(max_examples=40, deadline=None)
+@given(neighborhoods(heads=3, tokens=40), st.sampled_from(["count", "once"]))
+def test_forms_show_the_count_on_a_grid(drawn: Pattern, overlap: str) -> None:
+    seq = drawn.max_seq
+    others = DilatedSegment(7, 2), SlidingWindow(3), GlobalTokens([1]), Strided(4, heads=(0, 2)), Neighborhood(seq, 1)
+    blocks = BlockSparse(np.eye(seq // 3 + 1, dtype=bool), 3), BlockSparse(np.eye(seq, dtype=bool), 1)
+    pattern = Pattern.of(*drawn.branches, *others, *blocks, overlap=overlap)
+    found = count_of(lower(pattern, 3, 3), 3, seq)
+    np.testing.assert_array_equal(found, pattern.count(seq, 3).numpy())
+
+
+@pytest.mark.parametrize(
+    ("branches", "begins"),
+    [
+        ((SlidingWindow(3), SlidingWindow(9)), [0]),  # the wide one shows all of the other
+        ((SlidingWindow(9, 2), SlidingWindow(4)), [0, 4]),
+        ((SlidingWindow(9, 3), SlidingWindow(7, 2)), [0, 0]),  # no rate divides the other: pair by pair
+        ((Strided(4), Strided(2), SlidingWindow(5)), [0, 5]),
+    ],
+)
+def test_a_band_begins_where_a_narrower_one_ends(branches: tuple[SlidingWindow, ...], begins: list[int]) -> None:
+    forms = lower(Pattern.of(*branches, overlap="once"), 1)
+    assert [form.begin for form in forms if isinstance(form, Band)] == begins
+
+
+def test_numbers_are_cut_to_what_fits() -> None:
+    most = 2**63 - 1
+    (segment, stride, tokens) = lower(Pattern.of(DilatedSegment(most, most), Strided(most), GlobalTokens(most)), 1)
+    assert isinstance(segment, Segments)
+    assert isinstance(stride, Band)
+    assert isinstance(tokens, Global)
+    assert (segment.length, segment.rate, stride.rate, stride.back) == (2**62,) * 4
+    assert tokens.columns.tolist() == [[0, 2**62 - 1]]
