@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from math import lcm
 
 from dilkit.checks import integer
-from dilkit.pattern import BlockSparse, DilatedSegment, Pattern
+from dilkit.pattern import Pattern
 
 MOST_RANKS = 2**20
 """More ranks than this are taken for a mistake: a plan for them would take hours."""
@@ -66,5 +66,4 @@ def shard_cuts(seq: int, world_size: int, pattern: Pattern | None = None) -> tup
 def segment_lengths(pattern: Pattern | None) -> list[int]:
     """The lengths of the segments and blocks of a pattern: in branches of other kinds nothing begins anew anywhere."""
     branches = () if pattern is None else pattern.branches
-    segments = [branch.segment_length for branch in branches if isinstance(branch, DilatedSegment)]
-    return segments + [branch.block_size for branch in branches if isinstance(branch, BlockSparse)]
+    return [branch.unit for branch in branches if branch.unit]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, check_capability
-from dilkit.pattern import OFFSETS, OVERLAPS
+from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
+from dilkit.pattern.lowering import lower
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -88,23 +90,29 @@ class Limits:
     """Whether there may be fewer key/value heads than query heads."""
     head_ranges: bool = True
     """Whether a branch may serve a range of heads only (`Pattern.heads`)."""
-    branch_kinds: frozenset[str] = frozenset({"dilated_segment"})
-    """The kinds of branches."""
+    forms: frozenset[str] | None = None
+    """The forms that a pattern may be lowered to (docs/design.md); None: dilated segments alone, `problem.pattern.segments`."""
+    branch_kinds: frozenset[str] | None = None
+    """The kinds of branches, in place of `forms`: as of 0.3 `forms` says it, and `branch_kinds` is read with a warning."""
     offsets: frozenset[str] = frozenset(OFFSETS)
     """The supported values of `Pattern.offset`."""
     overlaps: frozenset[str] = frozenset(OVERLAPS)
     """The supported values of `Pattern.overlap`."""
 
     def __post_init__(self) -> None:
-        for name in ("devices", "dtypes", "device_features", "branch_kinds", "offsets", "overlaps"):
+        for name in ("devices", "dtypes", "device_features", "forms", "branch_kinds", "offsets", "overlaps"):
             names = getattr(self, name)
-            if names is None and name == "devices":
+            if names is None and name in ("devices", "forms", "branch_kinds"):
                 continue
             if not isinstance(names, (set, frozenset)) or not all(isinstance(one, str) for one in names):
                 raise TypeError(
                     f"{name}={names!r} is a {type(names).__name__}; a set of names is needed, as frozenset({{'cpu'}})"
                 )
             object.__setattr__(self, name, frozenset(names))
+        if self.branch_kinds is not None:
+            if self.forms is not None:
+                raise TypeError("branch_kinds and forms say the same; give forms alone")
+            warnings.warn("Limits(branch_kinds=) is now Limits(forms=), see docs/migrating.md", DeprecationWarning, stacklevel=3)
         for name in ("min_capability", "max_capability"):
             check_capability(name, getattr(self, name))
         for name in ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "dropout", "grouped_heads", "head_ranges"):
@@ -166,9 +174,19 @@ class Limits:
         for code, (value, known) in chosen.items():
             if value not in known:
                 found.append(Refusal(code, repr(value), f"supports {_listed(known)}"))
-        if unknown := {branch.kind for branch in pattern.branches} - self.branch_kinds:
-            found.append(Refusal("branch kind", _listed(unknown), f"supports {_listed(self.branch_kinds)}"))
-        return found
+        return [*found, *self._branch_refusals(problem)]
+
+    def _branch_refusals(self, problem: Problem) -> list[Refusal]:
+        branches = problem.pattern.branches
+        if self.forms is None:
+            kinds = self.branch_kinds or frozenset({DilatedSegment.kind})
+            unknown = {branch.kind for branch in branches} - kinds
+            return [Refusal("branch kind", _listed(unknown), f"supports {_listed(kinds)}")] if unknown else []
+        beyond = [form for form in lower(problem.pattern, problem.heads, problem.kv_heads) if form.name not in self.forms]
+        if not beyond:
+            return []
+        refused, forms = {branches[form.branch].kind for form in beyond}, {form.name for form in beyond}
+        return [Refusal("branch kind", _listed(refused), f"shown as {_listed(forms)}; computes {_listed(self.forms)}")]
 
 
 class Backend(ABC):

@@ -18,7 +18,8 @@ from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, k
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
 from dilkit.backends.tiles.relation_tiles import most_runs
-from dilkit.backends.tiles.schedule import BRANCH_KINDS, LOW_ROWS, MAX_BRANCHES, MAX_SEQ, MOST_ROWS
+from dilkit.backends.tiles.relations import FORMS
+from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_BRANCHES, MAX_SEQ, MOST_ROWS
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -56,7 +57,7 @@ class CupyRaw(TiledBackend):
         max_head_dim=max(HEAD_DIMS),
         varlen=True,
         dropout=True,
-        branch_kinds=BRANCH_KINDS,
+        forms=FORMS,
     )
     priority = 5
 

@@ -22,8 +22,7 @@ from dilkit.backends.native.branches import (
     residue_classes,
     widest_window,
 )
-from dilkit.pattern import KINDS
-from dilkit.pattern.lowering import Grid, Segments
+from dilkit.pattern.lowering import FORMS, Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Native(Backend):
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, branch_kinds=frozenset(KINDS))
+    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, forms=FORMS)
     priority = 20
     reproducible = True
 

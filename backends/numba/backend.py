@@ -20,6 +20,7 @@ from dilkit.backends.numba.tilings import MAX_HEAD_DIM, tiling_for
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule, proof_facts
 from dilkit.backends.tiles.schedule import TILE
+from dilkit.pattern.lowering import Segments
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class NumbaCuda(TiledBackend):
     requires = ("torch", "numba", "numba_cuda")
     extra = "cuda"
     limits = Limits(
-        devices=frozenset({"cuda"}), dtypes=frozenset({"float32", "float16"}), min_capability=(5, 2), max_head_dim=MAX_HEAD_DIM
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({"float32", "float16"}),
+        min_capability=(5, 2),
+        max_head_dim=MAX_HEAD_DIM,
+        forms=frozenset({Segments.name}),
     )
     priority = 4
 

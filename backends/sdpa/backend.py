@@ -21,7 +21,7 @@ from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator
 from dilkit.backends.sdpa.fused_accumulators import FusedGradient, FusedOutput, RowKernels
 from dilkit.backends.sdpa.fusing import row_kernels, why_eager
-from dilkit.backends.sdpa.grids import BRANCH_KINDS
+from dilkit.backends.sdpa.grids import FORMS
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.backends.sdpa.last_rows import last_rows
 from dilkit.backends.sdpa.packed import packed_backward, packed_forward
@@ -43,7 +43,7 @@ class SDPA(Backend):
         '`overlap="once"` where no segments share a row, and what is left of others is a band'
     )
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True, branch_kinds=BRANCH_KINDS)
+    limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True, forms=FORMS)
     priority = 10
 
     def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS, row_kernels: RowKernels | None = None) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.sdpa import aten
-from dilkit.backends.sdpa.grids import BRANCH_KINDS, form_grids
+from dilkit.backends.sdpa.grids import FORMS, form_grids
 from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
 from dilkit.problem import Problem
 
@@ -159,7 +159,7 @@ _FLASH = Limits(
     head_dim_multiple=8,
     key_padding_mask=False,
     varlen=True,
-    branch_kinds=BRANCH_KINDS,
+    forms=FORMS,
 )
 _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_attention_impl, 2.11 or newer"
 
@@ -168,7 +168,7 @@ _NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_atte
 KERNELS = (
     SdpaKernel(
         "cpu-flash",
-        Limits(varlen=True, branch_kinds=BRANCH_KINDS),
+        Limits(varlen=True, forms=FORMS),
         aten.cpu_forward,
         aten.cpu_backward,
         more_refusals=_cpu_refusals,
@@ -209,7 +209,7 @@ KERNELS = (
             dtypes=_HALF | {"float32"},
             min_capability=(5, 0),
             varlen=True,
-            branch_kinds=BRANCH_KINDS,
+            forms=FORMS,
         ),
         aten.efficient_forward,
         aten.efficient_backward,

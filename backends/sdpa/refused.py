@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from dilkit.backend import Refusal
-from dilkit.backends.sdpa.grids import BRANCH_KINDS, token_runs
+from dilkit.backends.sdpa.grids import FORMS, token_runs
 from dilkit.pattern.lowering import Band, Form, Global, Segments, lower
 from dilkit.problem import Problem
 
@@ -21,7 +21,7 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
     Bands leave out what narrower ones and global tokens have shown, as far as that is a view.
     """
     forms = lower(problem.pattern, problem.heads, problem.kv_heads)
-    if problem.pattern.overlap == "count" or not {form.name for form in forms} <= {"segments", "band", "global"}:
+    if problem.pattern.overlap == "count" or not forms.names <= FORMS:
         return ()
     reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(forms, problem.heads)]
     reasons += [_left_out_refused(form, problem) for form in forms]
@@ -53,12 +53,12 @@ def _left_out_refused(form: Form, problem: Problem) -> str:
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
-    kinds = {branch.kind for branch in problem.pattern.branches} & BRANCH_KINDS
-    found, others = [], ", ".join(sorted(kinds - {"dilated_segment"}))
-    if others and (problem.varlen or problem.kv_cache):
+    forms, found = lower(problem.pattern, problem.heads, problem.kv_heads), []
+    beside = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
+    if beside and (problem.varlen or problem.kv_cache):
         where = "packed sequences" if problem.varlen else "a cache"
-        found.append(Refusal("branch kind", others, f"of {where}, dilated_segment alone", "another backend"))
-    for form in lower(problem.pattern, problem.heads, problem.kv_heads):
+        found.append(Refusal("branch kind", ", ".join(sorted(beside)), f"of {where}, segments alone", "another backend"))
+    for form in forms:
         if isinstance(form, Global) and (places := len(token_runs(form.columns, problem.seq)[0])) > MOST_PLACES:
             hint = "move them next to each other, or another backend"
             found.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))

@@ -31,9 +31,6 @@ from dilkit.backends.tiles.relations import FAR, Relation, relations
 from dilkit.pattern.lowering import Segments, lower
 from dilkit.problem import Problem
 
-BRANCH_KINDS = frozenset({"dilated_segment", "sliding_window", "global_tokens", "strided"})
-"""The kinds of branches that there are tiles for."""
-
 MAX_BRANCHES = 32
 """Branches of one group, at most: a set of them is the bits of a word."""
 

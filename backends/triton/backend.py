@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dilkit.backend import Limits
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, tall_tiles
-from dilkit.backends.tiles.schedule import BRANCH_KINDS, LOW_ROWS
+from dilkit.backends.tiles.relations import FORMS
+from dilkit.backends.tiles.schedule import LOW_ROWS
 from dilkit.backends.triton.device import DeviceGroup, device_tables
 from dilkit.backends.triton.launch import DeviceLauncher, TritonLauncher
 from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded
@@ -53,7 +54,7 @@ class TritonTiles(TiledBackend):
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
-        branch_kinds=BRANCH_KINDS,
+        forms=FORMS,
     )
     priority = 4
 

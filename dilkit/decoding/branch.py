@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from dilkit.decoding.layout import Layout
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern.lowering import Segments
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ class Part:
 
 
 class KeptHeads:
-    """A branch with the heads of a cache.
+    """A form with the heads of a cache.
 
-    `classes`: heads by their offset, stored in its order. `offsets` `(kv_heads, group)`: of each query head; -1 where the branch
+    `classes`: heads by their offset, stored in its order. `offsets` `(kv_heads, group)`: of each query head; -1 where the form
     does not serve it. `partly`: whether it serves some but not all query heads of a key/value head.
     """
 
-    def __init__(self, pattern: Pattern, branch: DilatedSegment, layout: Layout) -> None:
-        self.length, self.rate = branch.segment_length, branch.dilation_rate
-        group, kv_heads = layout.heads // layout.kv_heads, layout.kv_heads
-        served = [[branch.serves(head * group + i) for i in range(group)] for head in range(kv_heads)]
-        offsets = [pattern.head_offset(self.rate, head, kv_heads) for head in range(kv_heads)]
-        self.partly = any(any(row) and not all(row) for row in served)
-        table = [[o if serves else -1 for serves in row] for o, row in zip(offsets, served, strict=True)]
+    def __init__(self, form: Segments, layout: Layout) -> None:
+        self.length, self.rate = form.length, form.rate
+        group, kv_heads, (start, stop) = layout.heads // layout.kv_heads, layout.kv_heads, form.heads
+        of_heads = [-1] * start + list(form.offsets) + [-1] * (layout.heads - stop)
+        table = [of_heads[head * group : (head + 1) * group] for head in range(kv_heads)]
+        self.partly = any(max(row) >= 0 > min(row) for row in table)
         with torch.inference_mode(False):
             self.offsets = torch.tensor(table, device=layout.device)
         by_offset: dict[int, list[int]] = defaultdict(list)
-        for head in (head for head in range(kv_heads) if any(served[head])):
-            by_offset[offsets[head]].append(head)
+        for head, offset in enumerate(map(max, table)):
+            if offset >= 0:
+                by_offset[offset].append(head)
         self.classes: dict[int, HeadClass] = {}
         self.heads = 0
         for offset, heads in sorted(by_offset.items()):

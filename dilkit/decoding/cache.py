@@ -18,7 +18,7 @@ from dilkit.decoding.chunk import attend_chunk
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.state import CacheState, loaded, state_of
 from dilkit.decoding.stores import check_decodable, open_stores
-from dilkit.pattern import WHOLE_SEQUENCE, DilatedSegment, Pattern
+from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import Problem, check_scale
 from dilkit.selector import requested_backends, select
 
@@ -67,8 +67,8 @@ class DilatedCache:
         check_pattern(pattern)
         check_decodable(pattern)
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
-        lengths = [branch.segment_length for branch in pattern.branches if isinstance(branch, DilatedSegment)]
-        self.rollback, self._most_rollback = integer("rollback", rollback, at_least=0), min(lengths, default=WHOLE_SEQUENCE)
+        lengths = [branch.forgets_every for branch in pattern.branches]
+        self.rollback, self._most_rollback = integer("rollback", rollback, at_least=0), min(lengths)
         if self.rollback > (most := self._most_rollback):
             raise ValueError(f"rollback={rollback} must be at most the shortest segment of the pattern, {most} tokens")
         if pattern.only_segments and pattern.heads is None:  # ranges and layouts are of query heads, which the first rows have
@@ -76,7 +76,7 @@ class DilatedCache:
         self._seen = self._longest = 0
         self._layout: Layout | None = None
         self._stores: list[BranchRows] = []
-        self._period = math.lcm(*lengths) if pattern.only_segments else WHOLE_SEQUENCE
+        self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
         """Where all segments begin at once; a row at a multiple of it sees none before."""
 
     @property

@@ -7,6 +7,7 @@ GlobalTokens([0, 5])        until token 5 has come    | 0 | 1 | 2 | 3 | 4 | 5 | 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from torch import Tensor
 from dilkit.decoding.block import Block, Positions, unseen_by
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
 from dilkit.decoding.layout import Layout
-from dilkit.pattern import GlobalTokens, Pattern
+from dilkit.pattern import Branch
 from dilkit.pattern.checks import WHOLE_SEQUENCE
+from dilkit.pattern.heads import Heads
+from dilkit.pattern.lowering import Global
 
 
 class GlobalRows(BranchRows):
@@ -25,19 +28,18 @@ class GlobalRows(BranchRows):
     `before` when all but the global ones have been left out.
     """
 
-    branch: GlobalTokens
-
-    def __init__(self, pattern: Pattern, branch: GlobalTokens, layout: Layout, rollback: int) -> None:
-        self.given, group = pattern.among(layout.heads, layout.kv_heads), layout.heads // layout.kv_heads
-        served, tokens = branch.served(self.given), branch.tokens
+    def __init__(self, branch: Branch, form: Global, given: Heads, layout: Layout, rollback: int) -> None:
+        self.given, group, served = given, layout.heads // layout.kv_heads, branch.served(given)
         self.heads = slice(served.start // group, -(-served.stop // group))
         count = self.heads.stop - self.heads.start
         self.sees_all = len(served) == count * group
         super().__init__(branch, count, layout, rollback)
-        self.tokens = branch.positions
-        self.before = 0 if isinstance(tokens, int) or branch.direction == "read" else tokens[-1] + 1
+        runs = [range(start, stop) for start, stop in form.columns.tolist()]
+        self.tokens: Sequence[int] = runs[0] if len(runs) == 1 and not runs[0].start else [token for run in runs for token in run]
+        first_ones = isinstance(self.tokens, range)
+        self.before = 0 if first_ones or not len(form.rows) else self.tokens[-1] + 1
         with torch.inference_mode(False):
-            self.places = None if isinstance(tokens, int) else torch.tensor(tokens, device=layout.device)
+            self.places = None if first_ones else torch.tensor(self.tokens, device=layout.device)
 
     def _slots(self, tokens: int) -> int:
         """How many of the first `tokens` tokens are kept."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dilkit.decoding.stores import check_decodable
-from dilkit.pattern import Branch, DilatedSegment, GlobalTokens, Pattern, SlidingWindow
+from dilkit.pattern import Pattern
+from dilkit.pattern.lowering import Band, Form, Global, Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,27 +32,24 @@ def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     token = torch.arange(seq)
     total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32)
     for branch in pattern.branches:
-        if not isinstance(branch, DilatedSegment):
-            total += _seen_after(branch, token) & (token <= token[:, None])
-            continue
-        length, rate = branch.segment_length, branch.dilation_rate
-        place, segment = token % length, token // length
-        for head in range(kv_heads):
-            offset = pattern.head_offset(rate, head, kv_heads)
-            last = length - 1 - (length - 1 - offset) % rate
-            goes_on = (segment[:, None] == segment) & (place < last)[:, None]
-            total[head] += goes_on & (place % rate == offset) & (token <= token[:, None])
+        for form in branch.for_all_heads().forms(pattern.among(kv_heads, kv_heads)):
+            total += _seen_after(form, token) & (token <= token[:, None])
     return total
 
 
-def _seen_after(branch: Branch, token: Tensor) -> Tensor | bool:
-    """Whether a row after i sees j <= i: bool `(seq, seq)`, or the same for all."""
+def _seen_after(form: Form, token: Tensor) -> Tensor:
+    """Whether a row after i sees j <= i: bool `(kv_heads or 1, seq, seq)`."""
     import torch
 
-    if isinstance(branch, SlidingWindow):
-        return token[:, None] + 1 - token <= branch.reach
-    if not isinstance(branch, GlobalTokens):
-        return True
-    tokens = branch.positions
-    is_global = torch.isin(token, torch.tensor(tokens[: branch.count(len(token))]))
-    return is_global | (token < tokens[-1])[:, None] if branch.direction == "both" else is_global
+    if isinstance(form, Segments):
+        place, segment, offset = token % form.length, token // form.length, torch.tensor(form.offsets)[:, None, None]
+        last = form.length - 1 - (form.length - 1 - offset) % form.rate
+        return (segment[:, None] == segment) & (place[:, None] < last) & (place % form.rate == offset)
+    if isinstance(form, Band):
+        return (token[:, None] + 1 - token <= form.back)[None]
+    if not isinstance(form, Global):
+        return torch.ones(1, len(token), len(token), dtype=torch.bool)
+    rows, columns = (torch.from_numpy(runs) for runs in (form.rows, form.columns))
+    is_global = ((columns[:, :1] <= token) & (token < columns[:, 1:])).any(0)
+    seeing_all = (token < rows.max() - 1)[:, None] if len(rows) else torch.zeros(len(token), 1, dtype=torch.bool)
+    return (is_global | seeing_all)[None]

@@ -7,14 +7,20 @@ SlidingWindow(6, dilation_rate=2)        slots    | 6 | 7 | 8 | 9 | 4 | 5 |
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dilkit.decoding.block import Block, Positions, unseen_by
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
 from dilkit.decoding.layout import Layout
-from dilkit.pattern import BlockSparse, Pattern, SlidingWindow, Strided
+from dilkit.pattern import Branch
 from dilkit.pattern.checks import WHOLE_SEQUENCE
+from dilkit.pattern.heads import Heads
+from dilkit.pattern.lowering import Band, Form
+from dilkit.pattern.runs import UNBOUNDED
 
 ROWS_AT_ONCE = 64
 """Rows of a chunk that are held against a window together: so many rows more may be kept for them."""
@@ -26,15 +32,17 @@ class RecentRows(BranchRows):
     Of residues modulo `stride` a row sees its own alone. Slots are full from 0 on, then the oldest row gives way to the newest.
     """
 
-    def __init__(self, pattern: Pattern, branch: SlidingWindow | Strided | BlockSparse, layout: Layout, rollback: int) -> None:
-        self.given, group = pattern.among(layout.heads, layout.kv_heads), layout.heads // layout.kv_heads
-        served = branch.served(self.given)
+    def __init__(self, branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, rollback: int) -> None:
+        self.given, group, served = given, layout.heads // layout.kv_heads, branch.served(given)
         self.heads = slice(served.start // group, -(-served.stop // group))
         count = self.heads.stop - self.heads.start
-        self.sees_all = isinstance(branch, (SlidingWindow, Strided)) and len(served) == count * group
+        bands = [form for form in forms if isinstance(form, Band)]
+        only_bands = len(bands) == len(forms)
+        self.sees_all = only_bands and len(bands) == 1 and not bands[0].begin and len(served) == count * group
         super().__init__(branch, count, layout, rollback)
-        self.reach = branch.reach if isinstance(branch, SlidingWindow) else WHOLE_SEQUENCE
-        self.stride = branch.stride if isinstance(branch, Strided) else getattr(branch, "dilation_rate", 1)
+        reach = max(band.back for band in bands) if only_bands else UNBOUNDED
+        self.reach = WHOLE_SEQUENCE if reach == UNBOUNDED else reach
+        self.stride = math.gcd(*(band.rate for band in bands)) if only_bands else 1
 
     @property
     def _first(self) -> int:

@@ -16,7 +16,8 @@ from dilkit.decoding.block import Block
 from dilkit.decoding.branch import KeptHeads, Part
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
 from dilkit.decoding.layout import Layout
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import Branch
+from dilkit.pattern.lowering import Segments
 
 
 class OpenSegment(BranchRows):
@@ -26,8 +27,8 @@ class OpenSegment(BranchRows):
     what can be restored begins. `latest`: the last row stored in the open segment, whether it was taken back or not.
     """
 
-    def __init__(self, pattern: Pattern, branch: DilatedSegment, layout: Layout, rollback: int) -> None:
-        self.kept = KeptHeads(pattern, branch, layout)
+    def __init__(self, branch: Branch, form: Segments, layout: Layout, rollback: int) -> None:
+        self.kept = KeptHeads(form, layout)
         super().__init__(branch, self.kept.heads, layout, rollback)
 
     def tokens(self, seen: int) -> int:

@@ -125,7 +125,7 @@ def _gaps(limits: Limits) -> list[str]:
     flags = ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "dropout", "grouped_heads", "head_ranges")
     found = [flag.replace("_", " ") for flag in flags if not getattr(limits, flag)]
     everything = Limits()
-    for name in ("offsets", "overlaps", "branch_kinds"):
+    for name in ("offsets", "overlaps"):
         found += [f"{name.removesuffix('s')} {value!r}" for value in sorted(getattr(everything, name) - getattr(limits, name))]
     if limits.min_capability:
         found.append("capability below {}.{}".format(*limits.min_capability))

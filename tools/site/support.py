@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dilkit import (
+    BlockSparse,
     DilatedCache,
+    DilatedSegment,
+    GlobalTokens,
+    Neighborhood,
+    Pattern,
+    SlidingWindow,
+    Strided,
     comm,
     dilated_attention,
     dilated_attention_varlen,
@@ -16,7 +23,7 @@ from dilkit import (
     ordered_dilated_attention,
 )
 from dilkit.backend import Backend
-from dilkit.pattern import KINDS
+from dilkit.pattern.lowering import Segments, lower
 from dilkit.tools.report.markdown import rows_markdown
 
 FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
@@ -30,6 +37,16 @@ CALLS: dict[str, Callable[..., Any]] = {
     "comm.ring_dilated_attention": comm.ring_dilated_attention,
     "comm.ring_dilated_attention_varlen": comm.ring_dilated_attention_varlen,
 }
+EXAMPLES = (
+    DilatedSegment(1, 1),
+    SlidingWindow(1),
+    GlobalTokens(1),
+    Strided(1),
+    BlockSparse([[True]], 1),
+    Neighborhood(1, 1),
+)
+"""A branch of each kind."""
+
 OPTIONS = ("is_causal", "key_padding_mask", "dropout_p", "sink", "return_lse")
 
 
@@ -38,7 +55,8 @@ def support_table(backends: Sequence[Backend]) -> str:
     rows = [("backend", *FEATURES, "kinds of branches")]
     for backend in backends:
         can = (flag is None or getattr(backend.limits, flag) for flag in FEATURES.values())
-        kinds = (f"`{cls.__name__}`" for name, cls in KINDS.items() if name in backend.limits.branch_kinds)
+        forms = backend.limits.forms or {Segments.name}
+        kinds = (f"`{type(branch).__name__}`" for branch in EXAMPLES if lower(Pattern.of(branch), 1).names <= forms)
         rows.append((f"`{backend.name}`", *map(_word, can), ", ".join(kinds)))
     return rows_markdown(rows)
 

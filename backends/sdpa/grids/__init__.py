@@ -22,8 +22,8 @@ from dilkit.pattern.runs import UNBOUNDED, complement
 if TYPE_CHECKING:
     from dilkit.pattern.runs import Positions
 
-BRANCH_KINDS = frozenset({"dilated_segment", "sliding_window", "global_tokens", "strided"})
-"""The kinds of branches that are made of views."""
+FORMS = frozenset({Segments.name, Band.name, Global.name})
+"""The forms that are made of views."""
 
 
 @lru_cache(maxsize=256)

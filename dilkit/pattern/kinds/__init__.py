@@ -32,7 +32,7 @@ __all__ = [
 
 _CLASSES: tuple[type[Branch], ...] = (DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse, Neighborhood)
 KINDS = {cls.kind: cls for cls in _CLASSES}
-"""The classes of branches by the names of their kinds, as JSON and `Limits.branch_kinds` have them."""
+"""The classes of branches by the names of their kinds, as JSON has them."""
 
 
 def check_branches(branches: tuple[Branch, ...]) -> None:

@@ -113,6 +113,10 @@ class BlockSparse(Branch):
     def max_seq(self) -> int:
         return self.layout.blocks * self.block_size
 
+    @property
+    def unit(self) -> int:
+        return self.block_size
+
     def check_seq(self, seq: int) -> None:
         blocks, size = self.layout.blocks, self.block_size
         if seq > self.max_seq:

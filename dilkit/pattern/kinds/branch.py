@@ -58,6 +58,21 @@ class Branch(ABC):
         return WHOLE_SEQUENCE
 
     @property
+    def is_of_whole_sequences(self) -> bool:
+        """Whether what a token sees depends on how many tokens come after it: no cache holds that of a sequence that grows."""
+        return False
+
+    @property
+    def forgets_every(self) -> int:
+        """A row sees nothing before the last multiple of so many tokens."""
+        return WHOLE_SEQUENCE
+
+    @property
+    def unit(self) -> int:
+        """Tokens that a cut of a sequence better leaves together, or 0: any cut is as good."""
+        return 0
+
+    @property
     def goes_by_cells(self) -> bool:
         """Whether a sequence has to be the cells of a grid row by row: it does not go with a curve through a grid then."""
         return False
@@ -89,6 +104,11 @@ class Branch(ABC):
         first, last = max(self.heads[0], start), min(self.heads[1], stop)
         changes: dict[str, Any] = dict(heads=(first - start, last - start))
         return dataclasses.replace(self, **changes) if first < last else None
+
+    def for_all_heads(self) -> Branch:
+        """The branch for every query head."""
+        changes: dict[str, Any] = dict(heads=None)
+        return dataclasses.replace(self, **changes)
 
     def to_fields(self) -> dict[str, Any]:
         """Kind and arguments as values that JSON has."""

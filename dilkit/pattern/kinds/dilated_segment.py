@@ -51,6 +51,14 @@ class DilatedSegment(Branch):
     def differs_by_head(self) -> bool:
         return self.heads is not None or self.dilation_rate > 1
 
+    @property
+    def forgets_every(self) -> int:
+        return self.segment_length
+
+    @property
+    def unit(self) -> int:
+        return self.segment_length
+
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         length, rate = self.segment_length, self.dilation_rate
         offsets = heads.offsets(rate, self.served(heads)).to(rows.device)[:, None]

@@ -80,6 +80,10 @@ class Neighborhood(Branch):
         return self.tokens
 
     @property
+    def is_of_whole_sequences(self) -> bool:
+        return True
+
+    @property
     def goes_by_cells(self) -> bool:
         return len(self.shape) > 1  # in one dimension it is a window, and the cells are any places
 

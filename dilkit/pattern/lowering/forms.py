@@ -119,3 +119,7 @@ class Grid(Form):
     shape: tuple[int, ...]
     kernel: tuple[int, ...]
     dilation: tuple[int, ...]
+
+
+FORMS = frozenset(form.name for form in (Segments, Band, Global, Runs, Grid))
+"""The names of all forms, as `Limits.forms` has them."""

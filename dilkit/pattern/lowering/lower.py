@@ -20,6 +20,11 @@ class Forms(tuple[Form, ...]):
     __slots__ = ()
 
     @property
+    def names(self) -> frozenset[str]:
+        """The names of the forms, some of `FORMS`."""
+        return frozenset(form.name for form in self)
+
+    @property
     def nbytes(self) -> int:
         """About the bytes of all arrays."""
         return sum(form.nbytes for form in self)

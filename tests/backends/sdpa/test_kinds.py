@@ -27,16 +27,17 @@ from dilkit import (
     unregister_backend,
 )
 from dilkit.backends.sdpa.backend import SDPA
-from dilkit.backends.sdpa.grids import BRANCH_KINDS, form_grids
+from dilkit.backends.sdpa.grids import FORMS, form_grids
 from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.backends.sdpa.refused import overlap_refusals
 from dilkit.backends.sdpa.strided_calls import ROWS_REVERSED, TensorStrides, strided_calls
 from dilkit.oracle import oracle_attention
+from dilkit.pattern.lowering import lower
 from dilkit.problem import Problem
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import OTHER_KINDS, Case
 
-views_of_heads = mixes_with_heads().filter(lambda drawn: {b.kind for b in drawn[0].branches} <= BRANCH_KINDS)
+views_of_heads = mixes_with_heads().filter(lambda drawn: lower(drawn[0], *drawn[1]).names <= FORMS)
 
 
 def seen_by(grid: ProblemGrid) -> Any:
@@ -148,8 +149,8 @@ REFUSED = {
         "without global tokens other than the first ones, what is left is no band",
     ),
     "places": (Pattern.of(GlobalTokens(range(0, 20, 2))), {}, "global tokens in 10 places: at most 8"),
-    "packed": (Pattern.of(SlidingWindow(9)), dict(varlen=True), "sliding_window: of packed sequences, dilated_segment alone"),
-    "cache": (Pattern.of(Strided(9)), dict(kv_cache=True), "strided: of a cache, dilated_segment alone"),
+    "packed": (Pattern.of(SlidingWindow(9)), dict(varlen=True), "sliding_window: of packed sequences, segments alone"),
+    "cache": (Pattern.of(Strided(9)), dict(kv_cache=True), "strided: of a cache, segments alone"),
 }
 
 

@@ -82,7 +82,7 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
         (dict(head_dim=160), "head_dim 160: at most 128"),
         (
             dict(pattern=Pattern.of(BlockSparse([[[True]]], 500))),
-            "branch kind block_sparse: supports dilated_segment, global_tokens, sliding_window, strided",
+            "branch kind block_sparse: shown as runs; computes band, global, segments",
         ),
     ],
 )

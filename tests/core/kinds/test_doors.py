@@ -8,6 +8,7 @@ from helpers.calls import tensors
 from torch.utils.flop_counter import FlopCounterMode
 
 from dilkit import (
+    Backend,
     BlockSparse,
     Device,
     DilatedSegment,
@@ -23,12 +24,16 @@ from dilkit import (
     explain,
 )
 from dilkit.comm import packed_cuts, shard_cuts, share_sequences
+from dilkit.pattern.lowering import lower
 from dilkit.registry import backends
 from dilkit.selection import tuned
 from dilkit.testing.accuracy import shortened
 
 MIX = Pattern.of(SlidingWindow(300), DilatedSegment(512, 4), GlobalTokens(4))
-KINDS_OF_MIX = {branch.kind for branch in MIX.branches}
+
+
+def takes_the_mix(backend: Backend) -> bool:
+    return lower(MIX, 4).names <= (backend.limits.forms or set())
 
 
 def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
@@ -36,19 +41,32 @@ def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
 
 
 def test_backends_refuse_kinds_that_they_do_not_name() -> None:
-    assert Limits().branch_kinds == {"dilated_segment"}
     for backend in backends().values():
         refused = {r.code: r for r in backend.refusals(problem())}
-        if backend.limits.branch_kinds >= KINDS_OF_MIX:
+        if takes_the_mix(backend):
             assert "branch kind" not in refused
         else:
-            assert "supports dilated_segment" in str(refused["branch kind"])
+            assert "computes segments" in str(refused["branch kind"])
+
+
+def test_limits_without_forms_take_dilated_segments_alone() -> None:
+    (refused,) = Limits().refusals(problem())
+    assert str(refused) == "branch kind global_tokens, sliding_window: supports dilated_segment"
+    assert not Limits().refusals(problem(Pattern([512], [2])))
+
+
+def test_limits_by_kinds_are_read_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Limits\(branch_kinds=\) is now Limits\(forms=\)"):
+        limits = Limits(branch_kinds=frozenset({"sliding_window", "dilated_segment"}))
+    (refused,) = limits.refusals(problem())
+    assert str(refused) == "branch kind global_tokens: supports dilated_segment, sliding_window"
+    with pytest.raises(TypeError, match="branch_kinds and forms say the same; give forms alone"):
+        Limits(branch_kinds=frozenset(), forms=frozenset())
 
 
 def test_the_automatic_choice_is_who_takes_them_and_says_why_not_others() -> None:
     trace = explain(problem())
-    assert "branch_kinds" not in str(trace)
-    assert backends()[trace.picked].limits.branch_kinds >= KINDS_OF_MIX
+    assert takes_the_mix(backends()[trace.picked])
     reasons = {d.name: " ".join(d.reasons) for d in trace.decisions if d.verdict == "refused"}
     assert "branch kind global_tokens, sliding_window" in reasons["numba_cuda"]
     (reference,) = (d for d in trace.decisions if d.name == "reference")
@@ -107,7 +125,7 @@ def test_a_third_backend_is_never_given_what_it_does_not_name() -> None:
     torch.manual_seed(2)
     q, k, v = tensors(seq=20)
     for name, backend in backends().items():
-        if not backend.limits.branch_kinds >= KINDS_OF_MIX:
+        if not takes_the_mix(backend):
             with pytest.raises(ValueError, match="branch kind"):
                 dilated_attention(q, k, v, MIX, backend=name)
 

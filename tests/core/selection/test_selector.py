@@ -102,7 +102,7 @@ def test_who_is_picked_on_which_cpu(features: set[str], picked: str) -> None:
             problem(pattern=Pattern([8], [2], overlap="once")),
             "overlap 'once': supports count",
         ),
-        (Limits(branch_kinds=frozenset({"window"})), problem(), "branch kind dilated_segment: supports window"),
+        (Limits(forms=frozenset({"band"})), problem(), "branch kind dilated_segment: shown as segments; computes band"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

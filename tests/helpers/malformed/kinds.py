@@ -178,7 +178,7 @@ KINDS = {
     "a neighborhood of torch's kernels": Case(
         lambda: dilated_attention(Q, Q, Q, Pattern.of(Neighborhood((Q.shape[1],), 3)), backend="sdpa"),
         NoBackendError,
-        ("branch kind neighborhood", "supports dilated_segment", "reference"),
+        ("branch kind neighborhood", "shown as grid", "reference"),
     ),
     "windows of torch's kernels, once": Case(
         lambda: dilated_attention(Q, Q, Q, Pattern.of(SlidingWindow(4, 2), SlidingWindow(6, 3), overlap="once"), backend="sdpa"),
