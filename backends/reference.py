@@ -18,9 +18,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dilkit.backend import Backend, Limits
+from dilkit.backend import COUNT, Backend, Limits
 from dilkit.checks import one_of
-from dilkit.pattern.lowering import FORMS
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Reference(Backend):
     name = "reference"
     summary = "the definition, blockwise over queries: any device, any pattern, slow"
     requires = ("torch",)
-    limits = Limits(devices=None, varlen=True, kv_cache=True, dropout=True, forms=FORMS)
+    limits = Limits(devices=None, varlen=True, kv_cache=True, dropout=True, forms=frozenset({COUNT}))
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
         if compute_dtype is not None:

@@ -13,6 +13,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "Backend": "backend",
     "BlockSparse": "pattern",
+    "Branch": "pattern",
     "Device": "device",
     "DilatedAttention": "nn",
     "DilatedCache": "decoding",
@@ -41,6 +42,7 @@ _HOMES = {
     "order": "orders.token_order",
     "ordered_dilated_attention": "orders.attention",
     "register_backend": "registry",
+    "register_kind": "pattern",
     "sort_points": "orders.points",
     "unregister_backend": "registry",
     "use_backend": "selector",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from dilkit.orders.token_order import order as order
     from dilkit.packed.attention import dilated_attention_varlen as dilated_attention_varlen
     from dilkit.pattern import BlockSparse as BlockSparse
+    from dilkit.pattern import Branch as Branch
     from dilkit.pattern import DilatedSegment as DilatedSegment
     from dilkit.pattern import GlobalTokens as GlobalTokens
     from dilkit.pattern import Neighborhood as Neighborhood
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
     from dilkit.pattern import PatternError as PatternError
     from dilkit.pattern import SlidingWindow as SlidingWindow
     from dilkit.pattern import Strided as Strided
+    from dilkit.pattern import register_kind as register_kind
     from dilkit.problem import Problem as Problem
     from dilkit.registry import list_backends as list_backends
     from dilkit.registry import register_backend as register_backend

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
-from dilkit.pattern.lowering import lower
+from dilkit.pattern.lowering import Band, Unlowered
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+COUNT = "count"
+"""In the place of the name of a form: a backend goes by `Pattern.count`, whatever the branches are."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class Limits:
     head_ranges: bool = True
     """Whether a branch may serve a range of heads only (`Pattern.heads`)."""
     forms: frozenset[str] | None = None
-    """The forms that a pattern may be lowered to (docs/design.md); None: dilated segments alone, `problem.pattern.segments`."""
+    """The forms that a pattern may be lowered to (docs/design.md): some of `dilkit.pattern.lowering.FORMS`, or `COUNT` for a
+    backend that goes by `Pattern.count`, whatever the branches are. None: dilated segments alone, `problem.pattern.segments`."""
     branch_kinds: frozenset[str] | None = None
     """The kinds of branches, in place of `forms`: as of 0.3 `forms` says it, and `branch_kinds` is read with a warning."""
     offsets: frozenset[str] = frozenset(OFFSETS)
@@ -182,11 +186,24 @@ class Limits:
             kinds = self.branch_kinds or frozenset({DilatedSegment.kind})
             unknown = {branch.kind for branch in branches} - kinds
             return [Refusal("branch kind", _listed(unknown), f"supports {_listed(kinds)}")] if unknown else []
-        beyond = [form for form in lower(problem.pattern, problem.heads, problem.kv_heads) if form.name not in self.forms]
+        if COUNT in self.forms:
+            return []
+        beyond = [form for form in problem.forms if form.name not in self.forms]
         if not beyond:
             return []
-        refused, forms = {branches[form.branch].kind for form in beyond}, {form.name for form in beyond}
-        return [Refusal("branch kind", _listed(refused), f"shown as {_listed(forms)}; computes {_listed(self.forms)}")]
+        refused = _listed({branches[form.branch].kind for form in beyond})
+        if unlowered := next((form for form in beyond if isinstance(form, Unlowered)), None):
+            return [Refusal("branch kind", refused, unlowered.why)]
+        return [Refusal("branch kind", refused, f"shown as {_listed({f.name for f in beyond})}; computes {_listed(self.forms)}")]
+
+
+def one_sided_refusals(problem: Problem) -> list[Refusal]:
+    """Where bands are taken to reach as far ahead as back: those that do not, of a problem that is not causal."""
+    beyond = [form for form in problem.forms if isinstance(form, Band) and form.back != form.ahead and not problem.is_causal]
+    if not beyond:
+        return []
+    kinds = _listed({problem.pattern.branches[form.branch].kind for form in beyond})
+    return [Refusal("branch kind", kinds, "a band that reaches as far ahead as back is needed, or is_causal=True")]
 
 
 class Backend(ABC):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dilkit.checks import boolean, integer, one_of, probability, real, shown
 from dilkit.device import Device, probe
 from dilkit.pattern import Pattern
+from dilkit.pattern.lowering import Forms, lower
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,6 +110,11 @@ class Problem:
         if self.dropout_p and any(size > most for size, most in zip(numbered, MOST_DROPPED, strict=True)):
             most = "batch, seq and heads can be at most {:,}, {:,} and {:,}".format(*MOST_DROPPED)
             raise ValueError(f"{self}: {most} with dropout_p={self.dropout_p:g}; use dropout_p=0, or split the tensors")
+
+    @property
+    def forms(self) -> Forms:
+        """What the pattern shows to these heads, as forms that kernels compute."""
+        return lower(self.pattern, self.seq, self.heads, self.kv_heads)
 
     @property
     def first_head(self) -> int:

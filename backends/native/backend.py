@@ -12,17 +12,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
-from dilkit.backend import Backend, Limits, Refusal, missing_modules
+from dilkit.backend import Backend, Limits, Refusal, missing_modules, one_sided_refusals
 from dilkit.backends.native.branches import (
     MOST_TOKENS,
     MOST_WINDOW,
     branch_arrays,
-    forms_of,
     kernel_branches,
     residue_classes,
     widest_window,
 )
-from dilkit.pattern.lowering import FORMS, Grid, Segments
+from dilkit.pattern.lowering import FORMS, Band, Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -147,12 +146,17 @@ class Native(Backend):
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:
     """What the tables of the kernel cannot hold, and what it does not know."""
-    forms, found = forms_of(problem), []
+    forms, found = problem.forms, []
     if (branches := len(kernel_branches(forms))) > MAX_BRANCHES:
         found.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
     in_numbers = problem.pattern.overlap == "once" or any(isinstance(form, Grid) for form in forms)
     if in_numbers and problem.seq > MOST_TOKENS and not all(isinstance(form, Segments) for form in forms):
         found.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
+    left_out = (forms[at] for form in forms for at in form.without)
+    if any(isinstance(other, Band) and other.begin for other in left_out):
+        limit = "no band that begins at a distance is left out pair by pair"
+        found.append(Refusal("overlap", "'once'", limit, 'overlap="count", or backend="reference"'))
+    found += one_sided_refusals(problem)
     if (window := widest_window(problem)) > MOST_WINDOW:
         found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
     return found
@@ -224,7 +228,8 @@ def _encoded(problem: Problem) -> EncodedProblem:
     """`problem` as the C kernel reads it; made once and kept in the cache. It has no length where sequences have their own."""
     sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
     options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache
-    return plan.cached(("native", problem.pattern.to_json(), sizes, options), _encode, problem)
+    key = "native", problem.pattern.to_json(), sizes, options, problem.forms.most_tokens
+    return plan.cached(key, _encode, problem)
 
 
 def _seq(problem: Problem) -> int:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments, lower
+from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments
 from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
 
@@ -75,11 +75,6 @@ class KernelBranch(NamedTuple):
         return cls(form.branch, RUNS, form.block if isinstance(form, Runs) else UNBOUNDED, 1, none)
 
 
-def forms_of(problem: Problem) -> Sequence[Form]:
-    """The forms of `problem.pattern` for its heads."""
-    return lower(problem.pattern, problem.heads, problem.kv_heads)
-
-
 def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
     """The branches of the kernel for these forms, in the order of the pattern."""
     return sorted({KernelBranch.of(form) for form in forms})
@@ -89,7 +84,7 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     """The arrays of `problem.pattern`, with an offset or a table for each query head."""
     import numpy as np
 
-    forms, tables = forms_of(problem), Tables()
+    forms, tables = problem.forms, Tables()
     branches = kernel_branches(forms)
     _, kind, length, rate = (np.array(values, np.int64) for values in zip(*(branch[:4] for branch in branches), strict=True))
     grid = np.array([branch.grid for branch in branches], np.int64).reshape(-1)
@@ -101,7 +96,7 @@ def branch_arrays(problem: Problem) -> BranchArrays:
         served = slice(*form.heads), at
         offset[served] = form.offsets if isinstance(form, Segments) else tables.shown_by(form)
         without[served] = tables.left_out(form)
-        beyond[served] = form.begin if isinstance(form, Band) else 0
+        beyond[served] = form.first if isinstance(form, Band) else 0
         shown[served] = 0 if isinstance(form, Segments) else sum(1 << places[i] for i in form.without)
     if (classes := residue_classes(problem)) > 1:  # the rows of one of them, counted from 0
         rate, length, beyond = rate // classes, -(-length // classes), -(-beyond // classes)
@@ -174,11 +169,11 @@ def residue_classes(problem: Problem) -> int:
 
     The kernel takes each class of rows as a sequence. Of the last rows of a cache it does not, where rows are few.
     """
-    rates = [form.rate if isinstance(form, Band) else 1 for form in forms_of(problem)]
+    rates = [form.rate if isinstance(form, Band) else 1 for form in problem.forms]
     return 1 if problem.kv_cache else min(math.gcd(*rates), UNBOUNDED)
 
 
 def widest_window(problem: Problem) -> int:
     """The widest window that does not reach over the whole sequence, of packed ones the longest; 0 if there is none."""
-    windows = [form.back + 1 for form in forms_of(problem) if isinstance(form, Band)]
+    windows = [form.back + 1 for form in problem.forms if isinstance(form, Band)]
     return max((window for window in windows if window < problem.seq), default=0)

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from dilkit.backend import Refusal
+from dilkit.backend import Refusal, one_sided_refusals
 from dilkit.backends.sdpa.grids import FORMS, token_runs
-from dilkit.pattern.lowering import Band, Form, Global, Segments, lower
+from dilkit.pattern.lowering import Band, Form, Global, Segments
 from dilkit.problem import Problem
 
 
@@ -20,7 +20,7 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
 
     Bands leave out what narrower ones and global tokens have shown, as far as that is a view.
     """
-    forms = lower(problem.pattern, problem.heads, problem.kv_heads)
+    forms = problem.forms
     if problem.pattern.overlap == "count" or not forms.names <= FORMS:
         return ()
     reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(forms, problem.heads)]
@@ -53,7 +53,7 @@ def _left_out_refused(form: Form, problem: Problem) -> str:
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
-    forms, found = lower(problem.pattern, problem.heads, problem.kv_heads), []
+    forms, found = problem.forms, one_sided_refusals(problem)
     beside = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
     if beside and (problem.varlen or problem.kv_cache):
         where = "packed sequences" if problem.varlen else "a cache"

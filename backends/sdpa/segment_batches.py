@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dilkit.backends.sdpa.grids.problem_grid import rectangles
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS
-from dilkit.pattern.lowering import Segments, lower
+from dilkit.pattern.lowering import Segments
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Heads:
 def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
     """Every form of segments, with each block of heads that it serves."""
     most, group = problem.seq, problem.heads // problem.kv_heads
-    for number, form in enumerate(lower(problem.pattern, problem.heads, problem.kv_heads)):
+    for number, form in enumerate(problem.forms):
         if not isinstance(form, Segments):
             call = problem.pattern.branches[form.branch].call()
             raise TypeError(f"branch {call} is lowered to {form.name}; backend sdpa computes segments only")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.backends.tiles.relations import Part, Relation, relations
-from dilkit.pattern.lowering import Global, Segments, lower
+from dilkit.pattern.lowering import Global, Segments
 from dilkit.pattern.runs import classes, complement, progressions, union
 from dilkit.problem import Problem
 
@@ -62,7 +62,7 @@ def part_table(relation: Relation) -> NDArray[np.int32]:
 @lru_cache(maxsize=1024)
 def most_runs(problem: Problem) -> int:
     """How many runs of columns a part of a relation of `problem` has, at most."""
-    forms = lower(problem.pattern, problem.heads, problem.kv_heads)
+    forms = problem.forms
     if not any(isinstance(form, Global) and len(form.columns) > 1 for form in forms):
         return 0 if all(isinstance(form, Segments) for form in forms) else 2
     tables = (part_table(relation)[: len(relation.parts), 1] for relation in relations(problem))

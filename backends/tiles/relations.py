@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dilkit.pattern.lowering import Band, Form, Global, Segments, lower
+from dilkit.pattern.lowering import Band, Form, Global, Segments
 from dilkit.pattern.runs import complement, difference, union
 from dilkit.problem import Problem
 
@@ -63,7 +63,7 @@ class Relation:
 
 def relations(problem: Problem) -> Iterator[Relation]:
     """The relations of all forms of `problem.pattern` but its segments. Raises TypeError for forms beyond `FORMS`."""
-    for form in lower(problem.pattern, problem.heads, problem.kv_heads):
+    for form in problem.forms:
         if isinstance(form, Band):
             yield from _band(form, problem)
         elif isinstance(form, Global):
@@ -87,7 +87,7 @@ def _band(form: Band, problem: Problem) -> Iterator[Relation]:
         back = ahead = 0
         rate = 1
     rows, columns = (complement(positions, problem.seq) for positions in _left_out(form))
-    bounds = [(back, -form.begin), (-form.begin, ahead)] if form.begin else [(back, ahead)]
+    bounds = [(back, -form.first), (-form.first, ahead)] if form.first else [(back, ahead)]
     for before, after in bounds:
         if before + after >= 0:
             yield Relation(form.heads, _seeing(Part(rows, columns)), _seeing(Part(columns, rows)), rate, before, after)

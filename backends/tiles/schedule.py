@@ -28,7 +28,7 @@ from dilkit.backend import Refusal
 from dilkit.backends.tiles import _tiles
 from dilkit.backends.tiles.relation_tiles import part_table, relation_tiles
 from dilkit.backends.tiles.relations import FAR, Relation, relations
-from dilkit.pattern.lowering import Segments, lower
+from dilkit.pattern.lowering import Segments
 from dilkit.problem import Problem
 
 MAX_BRANCHES = 32
@@ -92,7 +92,7 @@ class Schedule:
 
 def schedule_refusals(problem: Problem) -> list[Refusal]:
     """Why there is no schedule for `problem`, in the words of a backend; empty where there is one."""
-    forms, found = lower(problem.pattern, problem.heads, problem.kv_heads), []
+    forms, found = problem.forms, []
     segments = len(_segment_branches(problem))
     if problem.seq > MAX_SEQ:
         found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
@@ -138,7 +138,7 @@ class _Branch:
 def _segment_branches(problem: Problem) -> list[_Branch]:
     """The branches of segments, cut to the sequence: forms that differ in their heads alone are one."""
     of_branch: dict[int, list[Segments]] = {}
-    for form in lower(problem.pattern, problem.heads, problem.kv_heads):
+    for form in problem.forms:
         if isinstance(form, Segments):
             of_branch.setdefault(form.branch, []).append(form)
     group, most, found = problem.heads // problem.kv_heads, max(problem.seq, 1), list[_Branch]()
@@ -177,7 +177,7 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
 
 def _scored_together(problem: Problem) -> bool:
     """Whether a head has several branches of segments, of which a pair counts once."""
-    forms = lower(problem.pattern, problem.heads, problem.kv_heads)
+    forms = problem.forms
     return any(isinstance(form, Segments) and form.without for form in forms)
 
 

@@ -37,8 +37,8 @@ class RecentRows(BranchRows):
         self.heads = slice(served.start // group, -(-served.stop // group))
         count = self.heads.stop - self.heads.start
         bands = [form for form in forms if isinstance(form, Band)]
-        only_bands = len(bands) == len(forms)
-        self.sees_all = only_bands and len(bands) == 1 and not bands[0].begin and len(served) == count * group
+        only_bands = len(bands) == len(forms) > 0
+        self.sees_all = only_bands and len(bands) == 1 and not bands[0].first and len(served) == count * group
         super().__init__(branch, count, layout, rollback)
         reach = max(band.back for band in bands) if only_bands else UNBOUNDED
         self.reach = WHOLE_SEQUENCE if reach == UNBOUNDED else reach

@@ -9,7 +9,7 @@ from dilkit.decoding.global_rows import GlobalRows
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.recent import RecentRows
 from dilkit.decoding.segment import OpenSegment
-from dilkit.pattern import Branch, Pattern, PatternError
+from dilkit.pattern import WHOLE_SEQUENCE, Branch, Pattern, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.lowering import Form, Global, Segments
 
@@ -17,15 +17,20 @@ from dilkit.pattern.lowering import Form, Global, Segments
 def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> list[BranchRows]:
     """One for each branch, with nothing in it."""
     given = pattern.among(layout.heads, layout.kv_heads)
-    return [_store(branch, list(branch.forms(given)), given, layout, rollback) for branch in pattern.branches]
+    return [_store(branch, _forms(branch, given), given, layout, rollback) for branch in pattern.branches]
+
+
+def _forms(branch: Branch, given: Heads) -> list[Form]:
+    """None where they would be those of one length: the sequence grows, and rows are held against what the branch says."""
+    return [] if branch.is_evaluated else list(branch.forms(given, WHOLE_SEQUENCE))
 
 
 def _store(branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, rollback: int) -> BranchRows:
-    first, *others = forms
-    if isinstance(first, Segments) and not others:
-        return OpenSegment(branch, first, layout, rollback)
-    if isinstance(first, Global) and not others and (len(first.rows) == 0 or first.rows is first.columns):
-        return GlobalRows(branch, first, given, layout, rollback)
+    only = forms[0] if len(forms) == 1 else None
+    if isinstance(only, Segments):
+        return OpenSegment(branch, only, layout, rollback)
+    if isinstance(only, Global) and (len(only.rows) == 0 or only.rows is only.columns):
+        return GlobalRows(branch, only, given, layout, rollback)
     return RecentRows(branch, forms, given, layout, rollback)
 
 

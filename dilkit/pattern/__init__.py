@@ -11,6 +11,9 @@ from dilkit.pattern.kinds import (
     Neighborhood,
     SlidingWindow,
     Strided,
+    kind_class,
+    known_kinds,
+    register_kind,
 )
 from dilkit.pattern.pattern import Pattern
 
@@ -30,4 +33,7 @@ __all__ = [
     "PatternError",
     "SlidingWindow",
     "Strided",
+    "kind_class",
+    "known_kinds",
+    "register_kind",
 ]

@@ -417,6 +417,9 @@ def _from_json(text: str) -> Pattern:
     return _parsed(text)
 
 
+forget_texts = _from_json.cache_clear
+
+
 def _parsed(text: str) -> Pattern:
     fields = fields_of(text)
     if "branches" in fields:

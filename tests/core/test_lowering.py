@@ -42,7 +42,7 @@ def segments(form: Segments, head: int, seq: int) -> Bools:
 def band(form: Band, head: int, seq: int) -> Bools:
     i, j = np.ogrid[:seq, :seq]
     apart = np.asarray(i - j)
-    return (abs(apart) >= form.begin) & (apart <= form.back) & (-apart <= form.ahead) & (apart % form.rate == 0)
+    return (abs(apart) >= form.first) & (apart <= form.back) & (-apart <= form.ahead) & (apart % form.rate == 0)
 
 
 def to_all(form: Global, head: int, seq: int) -> Bools:
@@ -83,7 +83,7 @@ def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:
 @given(mixes_with_heads(), st.integers(0, 26))
 def test_forms_show_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
     pattern, (heads, kv_heads) = drawn
-    found = count_of(lower(pattern, heads, kv_heads), heads, seq)
+    found = count_of(lower(pattern, seq, heads, kv_heads), heads, seq)
     np.testing.assert_array_equal(found, pattern.count(seq, heads, kv_heads=kv_heads).numpy())
 
 
@@ -94,7 +94,7 @@ def test_forms_show_the_count_on_a_grid(drawn: Pattern, overlap: str) -> None:
     others = DilatedSegment(7, 2), SlidingWindow(3), GlobalTokens([1]), Strided(4, heads=(0, 2)), Neighborhood(seq, 1)
     blocks = BlockSparse(np.eye(seq // 3 + 1, dtype=bool), 3), BlockSparse(np.eye(seq, dtype=bool), 1)
     pattern = Pattern.of(*drawn.branches, *others, *blocks, overlap=overlap)
-    found = count_of(lower(pattern, 3, 3), 3, seq)
+    found = count_of(lower(pattern, seq, 3, 3), 3, seq)
     np.testing.assert_array_equal(found, pattern.count(seq, 3).numpy())
 
 
@@ -108,13 +108,13 @@ def test_forms_show_the_count_on_a_grid(drawn: Pattern, overlap: str) -> None:
     ],
 )
 def test_a_band_begins_where_a_narrower_one_ends(branches: tuple[SlidingWindow, ...], begins: list[int]) -> None:
-    forms = lower(Pattern.of(*branches, overlap="once"), 1)
-    assert [form.begin for form in forms if isinstance(form, Band)] == begins
+    forms = lower(Pattern.of(*branches, overlap="once"), 64, 1)
+    assert [form.first for form in forms if isinstance(form, Band)] == begins
 
 
 def test_numbers_are_cut_to_what_fits() -> None:
     most = 2**63 - 1
-    (segment, stride, tokens) = lower(Pattern.of(DilatedSegment(most, most), Strided(most), GlobalTokens(most)), 1)
+    (segment, stride, tokens) = lower(Pattern.of(DilatedSegment(most, most), Strided(most), GlobalTokens(most)), 64, 1)
     assert isinstance(segment, Segments)
     assert isinstance(stride, Band)
     assert isinstance(tokens, Global)

@@ -130,8 +130,8 @@ ON_GPUS = (
     Mutant(
         "keys behind a narrow window count again in the wide one",
         "backends/tiles/relations.py",
-        "bounds = [(back, -form.begin), (-form.begin, ahead)]",
-        "bounds = [(back, -form.begin), (1 - form.begin, ahead)]",
+        "bounds = [(back, -form.first), (-form.first, ahead)]",
+        "bounds = [(back, -form.first), (1 - form.first, ahead)]",
         f"{TILES}/test_relations.py::test_relations_show_the_count",
     ),
     Mutant(

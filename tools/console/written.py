@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dilkit.pattern import KINDS, Pattern
+from dilkit.pattern import KINDS, Pattern, kind_class, known_kinds
 from dilkit.pattern.presets import Presets
 
 PRESETS = tuple(name for name, value in vars(Presets).items() if isinstance(value, classmethod) and name != "of")
 """The names of `Pattern.mistral` and the others."""
-_CLASSES = {cls.__name__: cls for cls in KINDS.values()}
 
 
 def written_pattern(text: str) -> Pattern:
@@ -61,9 +60,12 @@ def _value(node: ast.expr) -> Any:
 
 def _callee(node: ast.expr) -> Callable[..., Any]:
     name = ast.unparse(node)
-    found = {**_CLASSES, "Pattern": Pattern, "range": range}.get(name)
-    if found is not None:
-        return found
+    made_by: dict[str, Callable[..., Any]] = {"Pattern": Pattern, "range": range}
+    if name not in made_by:
+        made_by |= {cls.__name__: cls for kind in known_kinds() if (cls := kind_class(kind))}
+    if name in made_by:
+        return made_by[name]
     if (method := name.removeprefix("Pattern.")) in (*PRESETS, "of", "dense"):
         return getattr(Pattern, method)  # type: ignore[no-any-return]
-    raise ValueError(f"{name!r} makes no pattern; known are {', '.join((*PRESETS, 'dense', *_CLASSES))}")
+    known = *PRESETS, "dense", *(cls.__name__ for cls in KINDS.values())
+    raise ValueError(f"{name!r} makes no pattern; known are {', '.join(known)}")

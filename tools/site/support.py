@@ -22,8 +22,8 @@ from dilkit import (
     dilated_attention_with_kvcache,
     ordered_dilated_attention,
 )
-from dilkit.backend import Backend
-from dilkit.pattern.lowering import Segments, lower
+from dilkit.backend import COUNT, Backend
+from dilkit.pattern.lowering import FORMS, Segments, lower
 from dilkit.tools.report.markdown import rows_markdown
 
 FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
@@ -55,8 +55,9 @@ def support_table(backends: Sequence[Backend]) -> str:
     rows = [("backend", *FEATURES, "kinds of branches")]
     for backend in backends:
         can = (flag is None or getattr(backend.limits, flag) for flag in FEATURES.values())
-        forms = backend.limits.forms or {Segments.name}
-        kinds = (f"`{type(branch).__name__}`" for branch in EXAMPLES if lower(Pattern.of(branch), 1).names <= forms)
+        forms = backend.limits.forms or frozenset({Segments.name})
+        forms = FORMS if COUNT in forms else forms
+        kinds = (f"`{type(branch).__name__}`" for branch in EXAMPLES if lower(Pattern.of(branch), 1, 1).names <= forms)
         rows.append((f"`{backend.name}`", *map(_word, can), ", ".join(kinds)))
     return rows_markdown(rows)
 

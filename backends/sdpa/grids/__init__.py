@@ -34,7 +34,7 @@ def form_grids(
 
     The pattern is one that `overlap_refusals` lets through. Raises TypeError for a form that is made of no views.
     """
-    forms = lower(pattern, heads, kv_heads)
+    forms = lower(pattern, seq, heads, kv_heads)
     return tuple(tuple(_grids(form, pattern, seq, heads // kv_heads, is_causal)) for form in forms)
 
 
@@ -57,7 +57,7 @@ def _band_grids(band: Band, seq: int, is_causal: bool, group: int) -> Iterator[P
     first_tokens = max((stop for _, stop in left_out), default=0)
     tokens = seq - first_tokens
     rate = min(band.rate, max(tokens, 1))
-    begin, end = -(-band.begin // band.rate), min(band.back, UNBOUNDED) // band.rate + 1
+    begin, end = -(-band.first // band.rate), min(band.back, UNBOUNDED) // band.rate + 1
     for first, residues, length in offset_runs(0, rate, max(tokens, 0), rate):
         tiles = band_tiles(length, begin, end, is_causal)
         yield from _tile_grids(tiles, first_tokens + first, residues, rate, band.heads, group)

@@ -13,6 +13,7 @@ from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.kinds.dilated_segment import DilatedSegment
 from dilkit.pattern.kinds.global_tokens import GlobalTokens
 from dilkit.pattern.kinds.neighborhood import Neighborhood
+from dilkit.pattern.kinds.registry import KINDS, kind_class, known_kinds, register_kind
 from dilkit.pattern.kinds.sliding_window import SlidingWindow
 from dilkit.pattern.kinds.strided import Strided
 
@@ -28,11 +29,10 @@ __all__ = [
     "Strided",
     "branch_of",
     "check_branches",
+    "kind_class",
+    "known_kinds",
+    "register_kind",
 ]
-
-_CLASSES: tuple[type[Branch], ...] = (DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse, Neighborhood)
-KINDS = {cls.kind: cls for cls in _CLASSES}
-"""The classes of branches by the names of their kinds, as JSON has them."""
 
 
 def check_branches(branches: tuple[Branch, ...]) -> None:
@@ -44,14 +44,22 @@ def check_branches(branches: tuple[Branch, ...]) -> None:
         if not isinstance(branch, Branch):
             name = type(branch).__name__
             raise TypeError(f"branches[{i}]={shown(branch)} is a {name}; a branch is needed, such as SlidingWindow(512)")
+        if KINDS.get(branch.kind) is not type(branch) and kind_class(branch.kind) is not type(branch):
+            name = type(branch).__name__
+            hint = f"dilkit.register_kind({name}) makes it so"
+            raise TypeError(f"branches[{i}]={shown(branch)} is of a kind that is not known; {hint}")
 
 
 def branch_of(values: Any) -> Branch:
     """The branch that `Branch.to_fields` wrote. Raises `PatternError` or TypeError for anything else."""
     kind = values.get("kind") if isinstance(values, Mapping) else None
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise PatternError(f"branch {shown(values)} is of no known kind; an object with kind is needed: {', '.join(KINDS)}")
-    cls, arguments = KINDS[kind], {name: value for name, value in values.items() if name != "kind"}
+    cls = kind_class(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise PatternError(
+            f"branch {shown(values)} is of no known kind; an object with kind is needed: {', '.join(known_kinds())}, or one of "
+            "your own, dilkit.register_kind(...)"
+        )
+    arguments = {name: value for name, value in values.items() if name != "kind"}
     if isinstance(arguments.get("heads"), list):  # JSON has no pairs
         arguments["heads"] = tuple(arguments["heads"])
     known = cls.arguments()

@@ -142,7 +142,7 @@ class BlockSparse(Branch):
             total += (own * (own + 1) // 2).sum()
         return int(total) * (len(self.served(heads)) if self.layout.heads == 1 else 1)
 
-    def forms(self, heads: Heads) -> Iterable[Runs]:
+    def forms(self, heads: Heads, seq: int) -> Iterable[Runs]:
         layouts = self.layout.array()
         ranges = [self.range_served(heads)] if self.layout.heads == 1 else [(head, head + 1) for head in self.served(heads)]
         for served, number in zip(ranges, self._layouts(heads), strict=True):

@@ -22,8 +22,18 @@ if TYPE_CHECKING:
 class Branch(ABC):
     """One branch of a pattern: it says whether query i of a head sees key j, and a pattern counts how many branches say so.
 
-    A kind is a frozen dataclass with these methods. Its fields are its arguments, `heads` the last of them: the range (start,
-    stop) of query heads that the branch serves, None for all of them.
+    A kind is a frozen dataclass with these methods, of which `sees` has to be there; `dilkit.register_kind` makes it known. Its
+    fields are its arguments, `heads` the last of them: the range (start, stop) of query heads that the branch serves, None for
+    all of them.
+
+        >>> import torch
+        >>> from dilkit import Branch, SlidingWindow
+        >>> window = SlidingWindow(2)
+        >>> isinstance(window, Branch), window.kind, window.serves(3)
+        (True, 'sliding_window', True)
+        >>> rows = torch.arange(3)
+        >>> window.sees(rows, rows, heads=None)[0].tolist()
+        [[True, True, False], [True, True, True], [False, True, True]]
     """
 
     kind: ClassVar[str]
@@ -37,13 +47,25 @@ class Branch(ABC):
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         """Which keys at `keys` `(n,)` the queries at `rows` `(m,)` see, causality aside: bool `(heads served or 1, m, n)`."""
 
-    @abstractmethod
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
-        """How many query-key pairs the branch has over all heads that it serves: by formula, none is looked at."""
+        """How many query-key pairs the branch has over all heads that it serves; by default they are looked at, one by one."""
+        from dilkit.pattern.lowering.evaluated import counted
 
-    @abstractmethod
-    def forms(self, heads: Heads) -> Iterable[Form]:
-        """What the branch shows to these heads, as forms that kernels compute; two of them have no pair in common."""
+        return counted(self, seq, heads, is_causal)
+
+    def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
+        """What the branch shows to these heads among the first `seq` tokens, as forms, two of which have no pair in common.
+
+        By default `sees` is evaluated for every pair, of up to 32,768 tokens (`dilkit.pattern.lowering.evaluated`).
+        """
+        from dilkit.pattern.lowering.evaluated import evaluated
+
+        return evaluated(self, heads, seq)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether `forms` are those of `seq` tokens and of shorter sequences alone, for they are not said by a formula."""
+        return type(self).forms is Branch.forms
 
     def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
         """How many keys of padding `tail="zeros"` adds for `rows` of sequences of `seq` tokens: `(heads served, m)`, or none."""

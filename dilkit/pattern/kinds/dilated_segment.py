@@ -74,7 +74,7 @@ class DilatedSegment(Branch):
             total += segments * (longer * _seen(rows + 1, is_causal) + shorter * _seen(rows, is_causal))
         return total
 
-    def forms(self, heads: Heads) -> Iterable[Segments]:
+    def forms(self, heads: Heads, seq: int) -> Iterable[Segments]:
         length, rate = (min(number, UNBOUNDED) for number in (self.segment_length, self.dilation_rate))
         offsets = tuple(heads.offset(self.dilation_rate, head // heads.group) for head in self.served(heads))
         return [Segments(heads=self.range_served(heads), length=length, rate=rate, offsets=offsets)]

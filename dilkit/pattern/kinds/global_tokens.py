@@ -93,7 +93,7 @@ class GlobalTokens(Branch):
             pairs = sum(seq - token for token in self.tokens if token < seq)
         return len(self.served(heads)) * pairs
 
-    def forms(self, heads: Heads) -> Iterable[Global]:
+    def forms(self, heads: Heads, seq: int) -> Iterable[Global]:
         tokens = self.runs()
         return [Global(heads=self.range_served(heads), rows=tokens if self.direction == "both" else tokens[:0], columns=tokens)]
 

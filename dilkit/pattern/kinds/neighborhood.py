@@ -112,7 +112,7 @@ class Neighborhood(Branch):
             own, all_pairs = own * size, all_pairs * size * width
         return len(self.served(heads)) * (earlier + own if is_causal else all_pairs)
 
-    def forms(self, heads: Heads) -> Iterable[Grid]:
+    def forms(self, heads: Heads, seq: int) -> Iterable[Grid]:
         return [Grid(heads=self.range_served(heads), shape=self.shape, kernel=self.kernel_size, dilation=self.dilation)]
 
     def __str__(self) -> str:

@@ -59,7 +59,7 @@ class SlidingWindow(Branch):
         before = steps * seq - self.dilation_rate * steps * (steps + 1) // 2  # pairs whose key comes before the query
         return len(self.served(heads)) * (seq + before * (1 if is_causal else 2))
 
-    def forms(self, heads: Heads) -> Iterable[Band]:
+    def forms(self, heads: Heads, seq: int) -> Iterable[Band]:
         reach = min(self.reach, UNBOUNDED)
         return [Band(heads=self.range_served(heads), back=reach, ahead=reach, rate=min(self.dilation_rate, UNBOUNDED))]
 

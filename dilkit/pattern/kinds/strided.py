@@ -46,7 +46,7 @@ class Strided(Branch):
         squares = longer * (tokens + 1) ** 2 + (self.stride - longer) * tokens**2
         return len(self.served(heads)) * ((squares + seq) // 2 if is_causal else squares)
 
-    def forms(self, heads: Heads) -> Iterable[Band]:
+    def forms(self, heads: Heads, seq: int) -> Iterable[Band]:
         return [Band(heads=self.range_served(heads), rate=min(self.stride, UNBOUNDED))]
 
     def __str__(self) -> str:

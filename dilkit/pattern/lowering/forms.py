@@ -1,7 +1,7 @@
 """Forms: what branches show, in the few shapes that kernels, ranks and caches compute.
 
     Segments   i and j are kept by the head, and lie in one segment
-    Band       begin <= |i - j|,  i - back <= j <= i + ahead,  and (i - j) mod rate == 0
+    Band       first <= |i - j|,  i - back <= j <= i + ahead,  and (i - j) mod rate == 0
     Global     i is among the rows that see all, or j among the columns that all see
     Runs       the run of rows that i lies in sees a run of columns that j lies in
     Grid       cell j of a row-major grid lies in the neighborhood of cell i
@@ -75,7 +75,7 @@ class Segments(Form):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Band(Form):
-    """Keys at distances that are multiples of `rate`, from `begin` on, up to `back` before a query and `ahead` after it."""
+    """Keys at distances that are multiples of `rate`, from `first` on, up to `back` before a query and `ahead` after it."""
 
     name = "band"
 
@@ -83,6 +83,14 @@ class Band(Form):
     ahead: int = UNBOUNDED
     rate: int = 1
     begin: int = 0
+    """The least distance that the branch shows."""
+    beyond: int = 0
+    """The least distance that other forms have not shown."""
+
+    @property
+    def first(self) -> int:
+        """The least distance that is left."""
+        return max(self.begin, self.beyond)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -119,6 +127,15 @@ class Grid(Form):
     shape: tuple[int, ...]
     kernel: tuple[int, ...]
     dilation: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unlowered(Form):
+    """What could not be said as any form, and `why`: whoever computes forms refuses it."""
+
+    name = "unlowered"
+
+    why: str
 
 
 FORMS = frozenset(form.name for form in (Segments, Band, Global, Runs, Grid))

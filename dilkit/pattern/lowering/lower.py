@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dilkit import plan
+from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.pattern.lowering.forms import Form
 from dilkit.pattern.lowering.once import counted_once
 
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Forms(tuple[Form, ...]):
-    """The forms of a pattern, as the pattern cache keeps them."""
+    """The forms of a pattern, as the pattern cache keeps them. `most_tokens`: the longest sequence that they hold for."""
 
-    __slots__ = ()
+    most_tokens: int = WHOLE_SEQUENCE
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the forms, some of `FORMS`."""
+        """The names of the forms."""
         return frozenset(form.name for form in self)
 
     @property
@@ -30,24 +31,30 @@ class Forms(tuple[Form, ...]):
         return sum(form.nbytes for form in self)
 
 
-def lower(pattern: Pattern, heads: int, kv_heads: int | None = None) -> Forms:
+def lower(pattern: Pattern, seq: int, heads: int, kv_heads: int | None = None) -> Forms:
     """What `pattern` shows to `heads` query heads over `kv_heads` key/value heads, as forms (`dilkit.pattern.lowering.forms`).
 
         count[h, i, j] = number of forms that serve h and show (i, j), less what they leave out
 
     With `overlap="count"` they are the forms of one branch after the other. With `overlap="once"` no two show the same pair: each
-    leaves out what those before it show, by its own numbers where that is possible.
+    leaves out what those before it show, by its own numbers where that is possible. They hold for sequences of `seq` tokens and
+    shorter ones; of branches that say their forms by formula, for any.
 
         >>> from dilkit import Pattern, SlidingWindow, Strided
         >>> from dilkit.pattern.lowering import lower
-        >>> window, stride = lower(Pattern.of(Strided(4), SlidingWindow(6), overlap="once"), heads=2)
-        >>> (window.back, window.rate, window.begin), (stride.rate, stride.begin)
+        >>> window, stride = lower(Pattern.of(Strided(4), SlidingWindow(6), overlap="once"), seq=64, heads=2)
+        >>> (window.back, window.rate, window.first), (stride.rate, stride.first)
         ((5, 1, 0), (4, 6))
     """
-    return plan.cached(("forms", pattern.to_json(), heads, kv_heads or heads), partial(_lowered, pattern, heads, kv_heads))
+    kv_heads, evaluated = kv_heads or heads, any(branch.is_evaluated for branch in pattern.branches)
+    key = "forms", pattern.to_json(), heads, kv_heads, seq if evaluated else WHOLE_SEQUENCE
+    return plan.cached(key, partial(_lowered, pattern, seq, heads, kv_heads))
 
 
-def _lowered(pattern: Pattern, heads: int, kv_heads: int | None) -> Forms:
+def _lowered(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Forms:
     given = pattern.among(heads, kv_heads)
-    forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in branch.forms(given)]
-    return Forms(counted_once(forms) if pattern.overlap == "once" else forms)
+    forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in branch.forms(given, seq)]
+    lowered = Forms(counted_once(forms) if pattern.overlap == "once" else forms)
+    if any(branch.is_evaluated for branch in pattern.branches):
+        lowered.most_tokens = seq
+    return lowered

@@ -16,11 +16,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from dilkit.pattern.lowering.forms import Band, Form, Global, Grid, Runs, Segments
+from dilkit.pattern.lowering.forms import Band, Form, Global, Grid, Runs, Segments, Unlowered
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import union
 
-_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, Runs)
+_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, Runs, Unlowered)
 
 
 def counted_once(forms: Sequence[Form]) -> tuple[Form, ...]:
@@ -51,7 +51,7 @@ def _one_after_another(forms: Iterable[Form], first: int) -> Iterator[Form]:
     before: list[Form] = []
     for form in forms:
         left = _without(form, before, first)
-        if not isinstance(left, Band) or left.begin <= max(left.back, left.ahead):
+        if not isinstance(left, Band) or left.first <= max(left.back, left.ahead):
             before.append(form)
             yield left
 
@@ -66,7 +66,7 @@ def _without(form: Form, before: Sequence[Form], first: int) -> Form:
         changes["without_columns"] = union(*(other.columns for other in seen))
     if isinstance(form, Band):
         ends = (other.back + 1 for _, other in others if isinstance(other, Band) and _ends_before(other, form))
-        changes["begin"] = max([form.begin, *ends])
+        changes["beyond"] = max(ends, default=0)
     return replace(form, **changes)
 
 

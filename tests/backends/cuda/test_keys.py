@@ -17,7 +17,6 @@ from dilkit import GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import MAX_BRANCHES, Group, schedule, schedule_refusals
-from dilkit.pattern.lowering import lower
 from dilkit.problem import Problem
 
 HEADS, KV_HEADS, ROOM = 4, 2, 256
@@ -85,7 +84,7 @@ def test_helpers_show_the_count(pattern: Pattern, seq: int, tile_rows: int, is_c
 @given(mixes(heads=HEADS, kv_heads=KV_HEADS, tokens=40), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_helpers_show_the_count_of_every_kind(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
-    assume(lower(pattern, 4, 2).names <= FORMS and not schedule_refusals(problem))
+    assume(problem.forms.names <= FORMS and not schedule_refusals(problem))
     check(problem, tile_rows)
 
 

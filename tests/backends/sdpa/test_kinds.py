@@ -37,7 +37,7 @@ from dilkit.problem import Problem
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import OTHER_KINDS, Case
 
-views_of_heads = mixes_with_heads().filter(lambda drawn: lower(drawn[0], *drawn[1]).names <= FORMS)
+views_of_heads = mixes_with_heads().filter(lambda drawn: lower(drawn[0], 40, *drawn[1]).names <= FORMS)
 
 
 def seen_by(grid: ProblemGrid) -> Any:

@@ -14,7 +14,6 @@ from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWi
 from dilkit.backends.tiles.relations import FORMS, relations
 from dilkit.backends.tiles.schedule import schedule, schedule_refusals
 from dilkit.pattern import runs
-from dilkit.pattern.lowering import lower
 from dilkit.problem import Problem
 
 SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)
@@ -48,7 +47,7 @@ def test_relations_show_the_count(branches: Any, overlap: str, is_causal: bool) 
 @given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(0, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_every_row_is_in_one_tile_of_the_first_group(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
-    assume(lower(pattern, 4, 2).names <= FORMS and not schedule_refusals(problem))
+    assume(problem.forms.names <= FORMS and not schedule_refusals(problem))
     for i, group in enumerate(schedule(problem, rows).groups):
         for tiles, heads in ((group.query_tiles, 4), (group.key_tiles, 2)):
             taken = np.zeros((heads, seq), int)

@@ -16,7 +16,6 @@ from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import Group, schedule, schedule_refusals
 from dilkit.backends.triton import segment_strips, strips
 from dilkit.backends.triton.tables import Tables, make_tables
-from dilkit.pattern.lowering import lower
 from dilkit.problem import Problem
 
 SIZES = dict(heads=4, kv_heads=2, head_dim=8)
@@ -64,7 +63,7 @@ def test_strips_show_the_count(pattern: Pattern, seq: int, rows: int, is_causal:
 @given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_strips_show_the_count_of_every_kind(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
-    if not schedule_refusals(problem) and lower(pattern, 4, 2).names <= FORMS:
+    if not schedule_refusals(problem) and problem.forms.names <= FORMS:
         check(problem, rows, 4)
 
 

@@ -177,6 +177,7 @@ def test_occupancy_is_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_rehearsal_goes_through_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["gpu-day", "--rehearse", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()

@@ -1,0 +1,104 @@
+"""The classes of branches by the names of their kinds: those of dilkit, of packages, and of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from importlib.metadata import entry_points
+
+from dilkit.checks import shown
+from dilkit.pattern.checks import PatternError
+from dilkit.pattern.kinds.block_sparse import BlockSparse
+from dilkit.pattern.kinds.branch import Branch
+from dilkit.pattern.kinds.dilated_segment import DilatedSegment
+from dilkit.pattern.kinds.global_tokens import GlobalTokens
+from dilkit.pattern.kinds.neighborhood import Neighborhood
+from dilkit.pattern.kinds.sliding_window import SlidingWindow
+from dilkit.pattern.kinds.strided import Strided
+
+GROUP = "dilkit.kinds"
+"""The entry points by which packages announce kinds: name = the kind, value = the class."""
+
+_OWN: tuple[type[Branch], ...] = (DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse, Neighborhood)
+KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in _OWN}
+"""The classes that are known by now, by the names of their kinds, as JSON has them."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def register_kind(cls: type[Branch]) -> type[Branch]:
+    """Make a kind of branch known in this process: patterns of it are read from JSON, and called. Returns the class.
+
+    A kind is a frozen dataclass, a subclass of `Branch`, with the name `kind`, a field `heads`, the last, and `sees`. What it
+    shows is evaluated for every pair, for up to 32,768 tokens; a kind that defines `forms` and `pairs` says it by formula, for
+    sequences of any length. A package declares an entry point in the group `dilkit.kinds` instead.
+
+    Raises TypeError for a class that is none of these, and `PatternError` for a kind that another class has.
+
+    Example:
+
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> import dilkit
+        >>> @dilkit.register_kind
+        ... @dataclass(frozen=True)
+        ... class Mirror(dilkit.Branch):
+        ...     '''Every token sees the one that is as far from the end as it is from the start.'''
+        ...     kind: ClassVar[str] = "mirror"
+        ...     tokens: int
+        ...     heads: tuple[int, int] | None = None
+        ...     def sees(self, rows, keys, heads):
+        ...         return (rows[:, None] + keys == self.tokens - 1)[None]
+        >>> dilkit.Pattern.of(Mirror(3)).count(3, heads=1)[0].tolist()
+        [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    """
+    _check(cls)
+    known = kind_class(cls.kind)
+    if known is not None and known is not cls and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise PatternError(f"kind={cls.kind!r} is that of {known.__module__}.{known.__qualname__}; give yours another name")
+    if known is not cls:
+        KINDS[cls.kind] = cls
+        _forget_all(known)
+    return cls
+
+
+def kind_class(kind: str) -> type[Branch] | None:
+    """The class of a kind, loaded if a package announces it; None if nobody does. Raises what loading it raises."""
+    if kind not in KINDS:
+        for entry in entry_points(group=GROUP, name=kind):
+            cls = entry.load()
+            _check(cls)
+            if cls.kind != kind:
+                raise PatternError(f"entry point {kind!r} of {GROUP} is the class {shown(cls)}, whose kind is {cls.kind!r}")
+            KINDS[kind] = cls
+    return KINDS.get(kind)
+
+
+def known_kinds() -> tuple[str, ...]:
+    """The names of all kinds, those that packages announce as well."""
+    return (*KINDS, *sorted({entry.name for entry in entry_points(group=GROUP)} - KINDS.keys()))
+
+
+def _check(cls: type[Branch]) -> None:
+    """Raise TypeError unless `cls` can be a kind."""
+    if not (isinstance(cls, type) and issubclass(cls, Branch)):
+        raise TypeError(f"cls={shown(cls)}: a subclass of dilkit.Branch is needed")
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if not isinstance(kind := getattr(cls, "kind", None), str) or not _NAME.fullmatch(kind):
+        raise TypeError(f"{name}.kind={shown(kind)}: a name in lower case is needed, such as 'sliding_window'")
+    if "__dataclass_fields__" not in vars(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"{name} is no frozen dataclass, which patterns are hashed by; write @dataclass(frozen=True)")
+    if [field.name for field in dataclasses.fields(cls)][-1:] != ["heads"]:
+        raise TypeError(f"{name} has no last field `heads: tuple[int, int] | None = None`, the query heads that it serves")
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise TypeError(f"{name} has no {', '.join(missing)}")
+
+
+def _forget_all(known: type[Branch] | None) -> None:
+    """A class took the place of another, as where a cell of a notebook is run again: nothing read with that one is kept."""
+    if known is not None:
+        from dilkit import plan
+        from dilkit.pattern.pattern import forget_texts
+
+        plan.cache_clear()
+        forget_texts()

@@ -1,0 +1,121 @@
+"""The forms of a branch that says only which tokens see which: its `sees` is evaluated for every pair.
+
+    sees(rows, all columns)    rows that see the same, one after the other, are a run of rows; so are columns
+    sees(all rows, columns)    the same with keys as rows
+
+The time grows with the square of the length, memory with the number of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dilkit.pattern.lowering.forms import Form, Runs, Unlowered
+from dilkit.pattern.lowering.tables import RunTable
+from dilkit.pattern.runs import UNBOUNDED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dilkit.pattern.heads import Heads
+    from dilkit.pattern.kinds.branch import Branch
+
+    Bools = NDArray[np.bool_]
+    Int64Array = NDArray[np.int64]
+
+MOST_TOKENS = 2**15
+"""The longest sequence that a branch is evaluated for."""
+
+_PAIRS_AT_ONCE = 2**24
+
+
+def evaluated(branch: Branch, heads: Heads, seq: int) -> Iterator[Form]:
+    """What `branch.sees` says of the first `seq` tokens, as runs; heads next to each other that see the same share a form."""
+    served = branch.range_served(heads)
+    if seq > MOST_TOKENS:
+        way_out = f"define {type(branch).__name__}.forms, which says it without looking at every pair"
+        yield Unlowered(heads=served, why=f"sees is evaluated for at most {MOST_TOKENS:,} tokens; {way_out}")
+        return
+    queries, keys = ([*_tables(branch, heads, seq, of_keys)] for of_keys in (False, True))
+    count = served[1] - served[0] if len(queries) > 1 else 1
+    first = 0
+    for head in range(1, count + 1):
+        if head == count or not (_same(queries[head], queries[first]) and _same(keys[head], keys[first])):
+            of = served if count == 1 else (served[0] + first, served[0] + head)
+            yield Runs(heads=of, queries=queries[first], keys=keys[first])
+            first = head
+
+
+def counted(branch: Branch, seq: int, heads: Heads, is_causal: bool) -> int:
+    """The pairs among the first `seq` tokens, over all heads that the branch serves. The time grows with the square of `seq`."""
+    import numpy as np
+
+    served, first, total = len(branch.served(heads)), 0, 0
+    for block in _blocks(branch, heads, seq, of_keys=False):
+        seen = np.tril(block, first) if is_causal else block
+        total += int(seen.sum()) * (served // len(block))
+        first += block.shape[1]
+    return total
+
+
+def _same(one: RunTable, other: RunTable) -> bool:
+    import numpy as np
+
+    return all(map(np.array_equal, one, other))
+
+
+def _tables(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[RunTable]:
+    """A table for each head, or one for all, with queries or with keys as rows."""
+    builders: list[_Builder] = []
+    for block in _blocks(branch, heads, seq, of_keys):
+        builders = builders or [_Builder() for _ in block]
+        for builder, rows in zip(builders, block, strict=True):
+            builder.add(rows)
+    yield from (builder.table() for builder in builders or [_Builder()])
+
+
+def _blocks(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[Bools]:
+    """`sees` of some rows after the other, `(heads served or 1, rows, seq)`."""
+    import torch
+
+    places = torch.arange(seq, device="cpu")
+    at_once = max(1, _PAIRS_AT_ONCE // max(seq * heads.count, 1))
+    for first in range(0, seq, at_once):
+        some = places[first : first + at_once]
+        seen = branch.sees(places, some, heads).transpose(1, 2) if of_keys else branch.sees(some, places, heads)
+        yield seen.numpy()
+
+
+class _Builder:
+    """A table, row by row."""
+
+    def __init__(self) -> None:
+        self._first: list[Int64Array] = []
+        self._runs: list[Int64Array] = []
+        self._columns: list[Int64Array] = []
+        self._last: Bools | None = None
+        self._rows = 0
+
+    def add(self, rows: Bools) -> None:
+        """The next rows, bool `(rows, columns)`."""
+        import numpy as np
+
+        before = np.concatenate((~rows[:1] if self._last is None else self._last[None], rows[:-1]))
+        first = np.flatnonzero((rows != before).any(axis=1))
+        steps = np.diff(np.pad(rows[first], ((0, 0), (1, 1))).astype(np.int8), axis=1)
+        run, start = np.nonzero(steps == 1)
+        self._columns.append(np.stack((start, np.nonzero(steps == -1)[1]), axis=1))
+        self._runs.append(np.bincount(run, minlength=len(first)))
+        self._first.append(first + self._rows)
+        self._last, self._rows = rows[-1], self._rows + len(rows)
+
+    def table(self) -> RunTable:
+        """The rows so far, and none that see anything after them."""
+        import numpy as np
+
+        none = np.zeros(0, np.int64)
+        first, runs = (np.concatenate([none, *parts]) for parts in (self._first, self._runs))
+        stop = np.append(first[1:], [self._rows, UNBOUNDED] if len(first) else [UNBOUNDED])
+        return RunTable(stop, np.append(runs, 0), np.concatenate([none.reshape(0, 2), *self._columns]))

@@ -1,0 +1,186 @@
+"""Kinds of branches that are not dilkit's: a package with them is installed, and every door takes them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers.backends_here import on
+from helpers.calls import tensors
+from helpers.strategies import Heads, mixes_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dilkit
+from dilkit import DilatedCache, Pattern, PatternError, Problem, SlidingWindow, dilated_attention, dilated_attention_varlen
+from dilkit.comm import ring_dilated_attention, run_threads
+from dilkit.oracle import oracle_attention
+from dilkit.pattern.kinds.registry import KINDS, known_kinds
+from dilkit.pattern.lowering import Runs
+from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
+from dilkit.tools.cli import main
+
+HELPER = Path(__file__).parents[2] / "helpers" / "own_kinds.py"
+ENTRIES = "[dilkit.kinds]\ncolours = own_kinds_package:Colours\necho = own_kinds_package:Echo\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An installation of the package: its module, and its entry points."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(HELPER, folder / "own_kinds_package.py")
+    facts = folder / "own_kinds_package-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-kinds-package\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(ENTRIES)
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+    for kind in ("colours", "echo"):
+        KINDS.pop(kind, None)
+
+
+def own(text: str) -> Pattern:
+    """The pattern of branches written as JSON, which loads the package."""
+    return Pattern.from_json(f'{{"branches":[{text}]}}')
+
+
+COLOURS, ECHO = '{"kind":"colours","cell":3}', '{"kind":"echo","distance":5}'
+WINDOW = '{"kind":"sliding_window","window":4}'
+
+
+def test_a_package_makes_kinds_known() -> None:
+    assert {"colours", "echo"} <= set(known_kinds())
+    pattern = own(f"{COLOURS},{ECHO}")
+    assert str(pattern) == "Pattern.of(Colours(3), Echo(5))"
+    assert Pattern.from_json(pattern.to_json()) == pattern
+    assert pattern.count(7, 1)[0, 0].tolist() == [1, 1, 1, 0, 0, 1, 1]
+
+
+def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["draw", "--seq", "6", "--heads", "1", "--pattern", "Colours(2), Echo(4)", "--json"]) == 0
+    assert '"largest": 2' in capsys.readouterr().out
+    assert main(["info", "--seq", "64", "--pattern", "Colours(2)"]) == 0
+    assert "picked" in capsys.readouterr().out
+
+
+def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield COLOURS, dict(dtype="float64")
+    yield COLOURS, dict(is_causal=True, mask="random", heads=6, kv_heads=2)
+    yield ECHO, dict(dtype="bfloat16", is_causal=True)
+    yield f"{COLOURS},{ECHO},{WINDOW}", dict(mask="random", sink="one")
+    yield f"{WINDOW},{COLOURS}", dict(once=True, is_causal=True)
+    yield f"{WINDOW},{COLOURS},{ECHO}", dict(once=True)  # blocks leave out a band that begins at a distance: native has none
+
+
+@pytest.mark.parametrize("backend", on("cpu"))
+def test_backends_compute_them_or_refuse(backend: str) -> None:
+    verdicts = []
+    for number, (text, options) in enumerate(cases()):
+        pattern = own(text)
+        pattern = pattern.with_branches(*pattern.branches, overlap="once" if options.pop("once", False) else "count")
+        result = check(backend, Case(feature="own kinds", variant=str(number), pattern=pattern, seq=50, **options))
+        assert result.verdict in ("passed", "refused"), (options, result.reasons)
+        verdicts.append(result.verdict)
+    assert verdicts.count("refused") <= {"reference": 0, "native": 1}.get(backend, len(verdicts))
+
+
+def test_packed_sequences_of_more_and_more_tokens() -> None:
+    """What was prepared for short sequences is not read for longer ones."""
+    pattern = own(f"{COLOURS},{ECHO}")
+    for lengths in ((9, 4), (40, 11), (13, 100)):
+        q, k, v = torch.randn(3, sum(lengths), 2, 8).unbind()
+        starts = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
+        out = dilated_attention_varlen(q, k, v, pattern, starts, backend="native")
+        for rows in (slice(0, lengths[0]), slice(lengths[0], None)):
+            expected = oracle_attention(*(x[None, rows].double() for x in (q, k, v)), pattern)[0]
+            torch.testing.assert_close(out[None, rows].double(), expected, rtol=0, atol=1e-5)
+
+
+def test_decoding() -> None:
+    pattern, (q, k, v) = own(f"{COLOURS},{ECHO}"), tensors(batch=1, seq=30)
+    cache = DilatedCache(pattern, kv_heads=k.shape[2])
+    rows = [cache.attend(*(x[:, i : i + 1] for x in (q, k, v))) for i in range(30)]
+    torch.testing.assert_close(torch.cat(rows, 1), dilated_attention(q, k, v, pattern, is_causal=True), rtol=1e-5, atol=1e-5)
+
+
+def test_over_ranks() -> None:
+    pattern, (q, k, v) = own(f"{COLOURS},{WINDOW}"), tensors(batch=1, seq=30)
+    whole = dilated_attention(q, k, v, pattern)
+
+    def on_rank(comm: Any) -> torch.Tensor:
+        rows = slice(10 * comm.rank, 10 * comm.rank + 10)
+        return ring_dilated_attention(q[:, rows], k[:, rows], v[:, rows], pattern, comm)
+
+    torch.testing.assert_close(torch.cat(run_threads(3, on_rank), 1), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_beyond_the_length_that_is_evaluated_there_is_a_way_out() -> None:
+    problem = Problem(pattern=own(COLOURS), seq=MOST_TOKENS + 1, heads=2, head_dim=8)
+    decisions = {decision.name: decision for decision in dilkit.explain(problem).decisions}
+    assert "sees is evaluated for at most 32,768 tokens; define Colours.forms" in " ".join(decisions["native"].reasons)
+    assert decisions["reference"].verdict == "picked"
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixes_with_heads(), st.integers(0, 26))
+def test_what_is_evaluated_is_what_is_seen(drawn: tuple[Pattern, Heads], seq: int) -> None:
+    pattern, (heads, kv_heads) = drawn
+    for branch in pattern.branches:
+        alone = Pattern.of(branch, offset=pattern.offset, head_shard=pattern.head_shard)
+        total = np.zeros((heads, seq, seq), np.int64)
+        for form in evaluated(branch, pattern.among(heads, kv_heads), seq):
+            assert isinstance(form, Runs)
+            for table, turned in ((form.queries, False), (form.keys, True)):
+                ends, first = np.cumsum([0, *table.runs]), 0
+                for stop, low, high in zip(table.stop.tolist(), ends[:-1], ends[1:], strict=True):
+                    for start, end in table.columns[low:high].tolist():
+                        rows, columns = slice(first, stop), slice(start, end)
+                        total[form.heads[0] : form.heads[1], columns if turned else rows, rows if turned else columns] += 1
+                    first = stop
+        np.testing.assert_array_equal(total, 2 * alone.count(seq, heads, kv_heads=kv_heads).numpy())
+
+
+@dataclass(frozen=True)
+class NoName(dilkit.Branch):
+    heads: tuple[int, int] | None = None
+
+    def sees(self, rows: Any, keys: Any, heads: Any) -> Any:
+        return (rows[:, None] == keys)[None]
+
+
+@dataclass(frozen=True)
+class Taken(NoName):
+    kind: ClassVar[str] = "sliding_window"
+
+
+class NoDataclass(NoName):
+    kind: ClassVar[str] = "no_dataclass"
+
+
+@dataclass(frozen=True)
+class Unregistered(NoName):
+    kind: ClassVar[str] = "unregistered"
+
+
+def test_what_is_no_kind_is_named() -> None:
+    for given_class, complaint in (
+        (Pattern, "a subclass of dilkit.Branch is needed"),
+        (NoName, "kind=None: a name in lower case is needed"),
+        (NoDataclass, "is no frozen dataclass"),
+    ):
+        with pytest.raises(TypeError, match=complaint):
+            dilkit.register_kind(given_class)  # type: ignore[arg-type]
+    with pytest.raises(PatternError, match=r"'sliding_window' is that of dilkit.*SlidingWindow; give yours another name"):
+        dilkit.register_kind(Taken)
+    with pytest.raises(TypeError, match=r"branches\[1\].* is of a kind that is not known; dilkit.register_kind\(Unregistered\)"):
+        Pattern.of(SlidingWindow(2), Unregistered())
