@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -14,6 +15,7 @@ from torch import Tensor
 from dilkit import dilated_attention, dilated_attention_varlen, dilated_attention_with_kvcache
 from dilkit.checks import visible
 from dilkit.device import device_named
+from dilkit.op import kvcache, operators
 from dilkit.op.boundary import lse_dtype
 from dilkit.selector import Decision, explain
 from dilkit.testing import accuracy
@@ -32,6 +34,8 @@ class Result:
     verdict: str
     ratios: dict[str, float] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
+    raised_in: tuple[str, ...] = ()
+    """The frames of the backend in which it raised, as Python shows them, the innermost last."""
 
     @property
     def worst(self) -> float:
@@ -61,12 +65,20 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # the backend may be another package's
-        return Result(backend, case, "failed", reasons=(visible(f"{type(error).__name__}: {error}"),))
+        reasons = (visible(f"{type(error).__name__}: {error}"),)
+        return Result(backend, case, "failed", reasons=reasons, raised_in=_raised_in(error))
     complaints = _malformed(found, tensors, case)
     if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _given(tensors), strict=True)):
         complaints.append("an input was changed; they are read-only")
     ratios, wrong = _judge(_clean(found, case), expected(case))
     return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
+
+
+def _raised_in(error: BaseException) -> tuple[str, ...]:
+    """The frames of the backend: those that the operator called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    called = [at for at, frame in enumerate(frames) if frame.filename in (operators.__file__, kvcache.__file__)]
+    return tuple(traceback.format_list(frames[called[-1] + 1 :] if called else frames))
 
 
 def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:

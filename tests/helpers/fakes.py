@@ -1,4 +1,4 @@
-"""A backend that is all limits."""
+"""Backends that are all limits, or wrong."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ class Fake(Backend):
 
     def forward(self, *args: Any) -> Any:
         raise AssertionError("nothing is computed here")
+
+
+class Picky(Reference):
+    """A backend that takes next to nothing, and gets that wrong."""
+
+    name = "picky"
+    priority = -1
+    limits = Limits(dtypes=frozenset({"float16"}), max_head_dim=16, varlen=True, kv_cache=True)
+
+    def __init__(self) -> None:
+        super().__init__(name="picky")
+
+    def forward(self, *inputs: Any) -> Any:
+        out, lse = super().forward(*inputs)
+        return out * 2, lse
 
 
 @contextmanager

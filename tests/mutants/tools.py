@@ -84,7 +84,7 @@ TOOLS = (
         "tools/commands/verify.py",
         'counts["passed"] > 0 and not idle and',
         'counts["passed"] >= 0 and',
-        "tests/tools/commands/test_cli.py::test_verify_exits_with_1_if_a_backend_that_is_named_computes_nothing",
+        "tests/tools/commands/test_verify.py::test_verify_exits_with_1_if_a_backend_that_is_named_computes_nothing",
     ),
     Mutant(
         "bits a second are taken for bytes",

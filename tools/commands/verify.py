@@ -15,9 +15,10 @@ from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
+from dilkit.testing.one_pattern import cases_of
 from dilkit.testing.packings import SEQUENCES
 from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS
-from dilkit.tools.console.arguments import add_backend_argument, device_here, whole
+from dilkit.tools.console.arguments import add_backend_argument, add_written_pattern, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json
 from dilkit.tools.report.document import Document, Row, Table
@@ -31,8 +32,8 @@ HELP = """\
 check every backend against the fp64 oracle on the problem list
 
 On a CUDA device each of torch's kernels is checked by itself too (sdpa:flash and so on), the list goes on with larger cases, and
-backends that promise equal bits run after run are held to it. Exit code 1 when anything is wrong, or when a backend that
---backend names computes no case at all."""
+backends that promise equal bits run after run are held to it. With --pattern that pattern is checked instead of the list, with
+every feature of a call. Exit code 1 when anything is wrong, or when a backend that --backend names computes no case at all."""
 LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)
 OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 REPEATS = 100
@@ -45,9 +46,12 @@ LEGEND = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --backend, --device, --large and --repeats."""
+    """Add --backend, --device, --pattern, --seq, --heads, --large and --repeats."""
     add_backend_argument(parser, "those to check (default: DILKIT_BACKEND's, else all)")
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
+    add_written_pattern(parser, "one pattern instead of the problem list: ")
+    parser.add_argument("--seq", type=whole(1), default=48, metavar="N", help="tokens with --pattern (default %(default)s)")
+    parser.add_argument("--heads", type=whole(1), default=4, metavar="H", help="query heads with --pattern (default %(default)s)")
     parser.add_argument("--large", action="store_true", help="larger cases too: on a CPU they take minutes (on CUDA always)")
     repeats = f"how often to compute a large case anew and compare bits (default {REPEATS} on CUDA, else 0)"
     parser.add_argument("--repeats", type=whole(0), metavar="N", help=repeats)
@@ -62,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     on_cuda = args.device.startswith("cuda")
     repeats = (REPEATS if on_cuda else 0) if args.repeats is None else args.repeats
     large = [case for case in LARGE if args.large or on_cuda or (repeats and case.variant in REPEATED)]
-    cases = (*LISTED, *large)
+    cases = cases_of(args.pattern, args.seq, args.heads) if args.pattern else (*LISTED, *large)
     chosen = args.backend or requested_backends()
     with without_proofs(), _one_by_one(on_cuda and not chosen) as kernels:
         results = list(checked(chosen or (*list_backends(), *kernels), cases, args.device))
@@ -141,6 +145,15 @@ class Judged:
         return dict(Counter("; ".join(r.reasons) for r in self.results if r.verdict in ("refused", "broken")))
 
     @property
+    def raised(self) -> dict[str, list[Result]]:
+        """The cases in which it raised, by the line of its code that did."""
+        by_line: dict[str, list[Result]] = {}
+        for result in self.results:
+            if result.raised_in:
+                by_line.setdefault(result.raised_in[-1], []).append(result)
+        return by_line
+
+    @property
     def failures(self) -> dict[str, tuple[str, ...]]:
         """Cases that it got wrong, and in what."""
         return {r.case.name: r.reasons for r in self.results if r.verdict == "failed"}
@@ -164,7 +177,9 @@ class Judged:
         }
         outputs = {output: {d: _plain(worst) for d, worst in found.items()} for output, found in self.by_output().items()}
         failures = [dict(case=case, reasons=reasons) for case, reasons in self.failures.items()]
-        return dict(counts=self.counts, by_feature=cells, by_output=outputs, refusals=self.refusals, failures=failures)
+        raised = [dict(traceback="".join(rs[0].raised_in), cases=[r.case.name for r in rs]) for rs in self.raised.values()]
+        wrong = dict(failures=failures, raised=raised)
+        return dict(counts=self.counts, by_feature=cells, by_output=outputs, refusals=self.refusals, **wrong)
 
     def tables(self, name: str) -> Iterator[Table]:
         """The worst error ratios, where something was computed."""
@@ -175,9 +190,14 @@ class Judged:
             yield Table(f"{name}: {counts}", ("worst error", *DTYPES), tuple(rows))
 
     def notes(self, name: str) -> Iterator[str]:
-        """What was refused, and what is wrong."""
-        yield from (f"{name}: {times} refused: {reason}" for reason, times in self.refusals.items())
-        yield from (f"FAIL {name}, {case}: {'; '.join(reasons)}" for case, reasons in self.failures.items())
+        """What was refused, what is wrong, and what was raised, each place once."""
+        reasons = Counter(reason for r in self.results if r.verdict in ("refused", "broken") for reason in r.reasons)
+        yield from (f"{name}: {times} refused: {reason}" for reason, times in reasons.most_common())
+        wrong = (r for r in self.results if r.verdict == "failed" and not r.raised_in)
+        yield from (f"FAIL {name}, {result.case.name}: {'; '.join(result.reasons)}" for result in wrong)
+        for first, *others in self.raised.values():
+            more = f" and {len(others):,} more" if others else ""
+            yield f"FAIL {name}, {first.case.name}{more}: {'; '.join(first.reasons)}\n{''.join(first.raised_in).rstrip()}"
 
 
 def _worst(ratios: Iterable[float | None]) -> float | None:

@@ -38,11 +38,9 @@ def add_pattern_arguments(
     group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
     group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
     lengths, default = f"segment lengths, or {DENSE} (default {shown})", tuple(segments) if segments else None
-    which, names = group.add_mutually_exclusive_group(), ", ".join(PRESETS)
+    which = group.add_mutually_exclusive_group()
     which.add_argument("--segments", type=_segments, default=default, metavar="W,W", help=lengths)
-    written = f"""branches, as 'SlidingWindow(512), GlobalTokens(4)'; a pattern by name, as 'longformer(512, 16)' ({names});
-    or JSON, which Pattern.to_json() writes, or a file with it"""
-    which.add_argument("--pattern", type=written_pattern, metavar="PATTERN", help=written)
+    add_written_pattern(which)
     group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
     group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
     counts = "how a key of several branches counts (default %(default)s)"
@@ -51,6 +49,13 @@ def add_pattern_arguments(
     group.add_argument("--tail", choices=TAILS, default=TAILS[0], help=tails)
     group.add_argument("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
     group.add_argument("--causal", action="store_true", help="no token sees a later one")
+
+
+def add_written_pattern(parser: argparse._ActionsContainer, before: str = "") -> None:
+    """Add --pattern: a `Pattern`, None when it is not given."""
+    written = f"""{before}branches, as 'SlidingWindow(512), GlobalTokens(4)'; a pattern by name, as 'longformer(512, 16)'
+    ({", ".join(PRESETS)}); or JSON, which Pattern.to_json() writes, or a file with it"""
+    parser.add_argument("--pattern", type=written_pattern, metavar="PATTERN", help=written)
 
 
 def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32", train: bool = True) -> None:

@@ -40,7 +40,7 @@ from dilkit.tools.site.model_families import family_table
 from dilkit.tools.site.order_figures import locality_table
 from dilkit.tools.site.pattern_gallery import draw_gallery, gallery_table
 from dilkit.tools.site.slide_picture import draw_slide
-from dilkit.tools.site.support import call_table, support_table
+from dilkit.tools.site.support import call_table, form_table, support_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
@@ -226,6 +226,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "api-comm": partial(api_reference, package=comm),
     "backends": backend_table,
     "calls": call_table,
+    "forms": form_table,
     "command-line": command_help,
     "environment": environment_table,
     "families": family_table,

@@ -1,9 +1,10 @@
-"""Tables of docs/backends.md: what backends can of what calls may ask for, and which options calls have."""
+"""Tables of what backends can of what calls may ask for, which options calls have, and the fields of forms."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dilkit import (
     ordered_dilated_attention,
 )
 from dilkit.backend import COUNT, Backend
-from dilkit.pattern.lowering import FORMS, Segments, lower
+from dilkit.pattern.lowering import FORMS, Band, Form, Global, Grid, Runs, Segments, lower
 from dilkit.tools.report.markdown import rows_markdown
 
 FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
@@ -68,6 +69,18 @@ def call_table(root: Path) -> str:
     for name, call in CALLS.items():
         known = inspect.signature(call).parameters
         rows.append((f"`{name}`", *(_word(option in known) for option in OPTIONS)))
+    return rows_markdown(rows)
+
+
+def form_table(root: Path) -> str:
+    """One row a form: what it shows, and its fields with their types."""
+    rows: list[tuple[str, ...]] = [("form", "what it shows", "fields")]
+    of_all = {field.name for field in fields(Form)}
+    for form in (Segments, Band, Global, Runs, Grid, Form):
+        own = (field for field in fields(form) if form is Form or field.name not in of_all)
+        typed = ", ".join(f"`{field.name}: {field.type}`".replace("|", "or") for field in own)
+        shown = " ".join(inspect.cleandoc(form.__doc__ or "").split("\n\n")[0].split())
+        rows.append(("every form" if form is Form else f"`{form.__name__}`", shown, typed))
     return rows_markdown(rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,14 @@ def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None
     assert '"largest": 2' in capsys.readouterr().out
     assert main(["info", "--seq", "64", "--pattern", "Colours(2)"]) == 0
     assert "picked" in capsys.readouterr().out
+
+
+def test_verify_checks_them(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--seq", "33", "--pattern", "Colours(3), Echo(5)", "--backend", "native,reference", "--json")
+    assert main(["verify", *options]) == 0
+    judged = json.loads(capsys.readouterr().out)["backends"]
+    assert {name: one["counts"]["passed"] for name, one in judged.items()} == {"native": 40, "reference": 40}
+    assert main(["verify", "--pattern", "Echo(5), natten((4, 5), 3)"]) == 2
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:

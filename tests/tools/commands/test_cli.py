@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +14,10 @@ from helpers.command_line import in_subprocess, json_output, output
 from helpers.fakes import family, registered
 from helpers.thinned import all_but
 
-from dilkit.backend import Limits
-from dilkit.backends.native.backend import Native
-from dilkit.backends.reference import Reference
 from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
 from dilkit.selection.preference_table import TABLE
-from dilkit.testing import conformance
-from dilkit.testing.problems import LARGE
 from dilkit.tools.cli import COMMANDS, main
-from dilkit.tools.commands import verify
-
-
-class Picky(Reference):
-    """A backend that takes next to nothing, and gets that wrong."""
-
-    name = "picky"
-    priority = -1
-    limits = Limits(dtypes=frozenset({"float16"}), max_head_dim=16, varlen=True, kv_cache=True)
-
-    def __init__(self) -> None:
-        super().__init__(name="picky")
-
-    def forward(self, *inputs: Any) -> Any:
-        out, lse = super().forward(*inputs)
-        return out * 2, lse
-
-
-@pytest.fixture
-def picky() -> Iterator[str]:
-    with registered(Picky()) as name:
-        yield name
-
-
-@pytest.fixture
-def few_problems(monkeypatch: pytest.MonkeyPatch) -> int:
-    among = [case for case in verify.LISTED if case.dtype in ("float32", "float16")]
-    few = [case for case in among if case.feature in ("causal", "scale") or case.variant in ("poisoned", "one row")]
-    monkeypatch.setattr(verify, "LISTED", few)
-    return len(few)
 
 
 def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,12 +287,6 @@ def test_info_works_where_torch_is_broken(broken_torch: dict[str, str]) -> None:
     assert "libtorch_cpu.so" in report["versions"]["torch"]["error"]
 
 
-def test_verify_exits_with_1_if_a_backend_that_is_named_computes_nothing(
-    capsys: pytest.CaptureFixture[str], few_problems: int
-) -> None:
-    assert "* cupy_raw: NOTHING was computed" in output(capsys, "verify", "--backend", "reference,cupy_raw", code=1)
-
-
 @pytest.mark.parametrize("command", [pytest.param("verify", marks=pytest.mark.slow), "draw"])
 def test_other_commands_say_that_torch_is_broken(broken_torch: dict[str, str], command: str) -> None:
     done = in_subprocess("-m", "dilkit", command, **broken_torch)
@@ -344,112 +300,3 @@ def test_torch_is_imported_only_when_needed() -> None:
     used = ["import dilkit", "dilkit.Pattern, dilkit.list_backends()", "from dilkit.tools.cli import main; main(['--help'])"]
     code = "; ".join(["import sys", *(f"{one}; print('torch' in sys.modules, file=sys.stderr)" for one in used)])
     assert in_subprocess("-c", code).stderr == "False\n" * 3
-
-
-def test_verify_counts_passes_and_shows_worst_errors(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
-    report = json_output(capsys, "verify", "--backend", "reference")
-    assert report["right"]
-    judged = report["backends"]["reference"]
-    assert judged["counts"] == dict(passed=few_problems, refused=0, failed=0, broken=0)
-    assert 0 < judged["by_feature"]["causal"]["float32"]["worst"] <= 3
-    assert judged["by_feature"]["causal"]["float64"]["worst"] is None
-    text = output(capsys, "verify", "--backend", "reference")
-    assert f"reference: {few_problems} passed" in text
-    assert re.search(rf"\n  causal +- +{judged['by_feature']['causal']['float32']['worst']:.2f} ", text)
-    assert "every result is right" in text
-
-
-def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], few_problems: int, picky: str) -> None:
-    report = json_output(capsys, "verify", "--backend", f"reference,{picky}", code=1)
-    judged = report["backends"][picky]
-    assert judged["counts"]["refused"] == few_problems // 2
-    assert judged["counts"]["failed"] == len(judged["failures"]) > 0
-    assert list(judged["refusals"]) == ["dtype float32: computes float16"]
-    text = output(capsys, "verify", "--backend", picky, code=1)
-    assert "FAIL picky, causal-nested-float16: out: the error is" in text
-    assert "NOT every result is right" in text
-
-
-@pytest.fixture
-def one_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = replace(LARGE[0], variant="causal", seq=64, head_dim=8, is_causal=True)
-    monkeypatch.setattr(verify, "LARGE", (tiny,))
-
-
-def test_verify_computes_large_cases_again(
-    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = json_output(capsys, "verify", "--backend", "native,reference", "--large", "--repeats", "3")
-    assert report["cases"] == few_problems + 1
-    assert report["repeats"] == dict(times=3, differing=dict(native=0))
-    monkeypatch.setattr(conformance, "repeats_that_differ", lambda *_: 2)
-    text = output(capsys, "verify", "--backend", "native", "--large", "--repeats", "3", code=1)
-    assert "computed 3 times more: 2 DIFFER" in text
-
-
-def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
-    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None
-) -> None:
-    class WrongWhenLarge(Native):
-        name = "wrong_when_large"
-
-        def forward(self, query: Any, *arguments: Any) -> Any:
-            out, lse = super().forward(query, *arguments)
-            return (out + 1 if query.shape[1] == 64 else out), lse
-
-    with registered(WrongWhenLarge()) as name:
-        report = json_output(capsys, "verify", "--backend", name, "--repeats", "2", code=1)
-    assert [failure["case"] for failure in report["backends"]["wrong_when_large"]["failures"]] == ["large-causal-float32"]
-
-
-def test_verify_goes_by_the_environment(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, few_problems: int
-) -> None:
-    monkeypatch.setenv("DILKIT_BACKEND", "reference")
-    assert list(json_output(capsys, "verify")["backends"]) == ["reference"]
-    monkeypatch.setenv("DILKIT_BACKEND", "abacus")
-    assert main(["verify"]) == 2
-    assert "DILKIT_BACKEND='abacus' is not a known backend" in capsys.readouterr().err
-
-
-def test_draw_in_characters(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = output(capsys, "draw", "--seq", "6", "--heads", "1", "--segments", "2,6", "--rates", "1,3").splitlines()
-    start = lines.index("head 0") + 1
-    assert [line.rstrip() for line in lines[start : start + 6]] == [":. .", "..", "  ..", ". .:", "    ..", "    .."]
-    assert lines[-1] == "count:   0   . 1   : 2"
-    monkeypatch.setenv("COLUMNS", "50")
-    assert "one cell stands for 3 x 3 tokens" in output(capsys, "draw", "--seq", "120")
-
-
-def test_draw_shows_what_decoding_keeps(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = output(capsys, "draw", "--kept", "--seq", "6", "--heads", "1", "--segments", "4", "--rates", "2").splitlines()
-    start = lines.index("head 0") + 1
-    assert [line.rstrip() for line in lines[start : start + 6]] == [".", ".", "", "", "    .", "    ."]
-    assert lines[1] == "down: tokens, across: keys"
-    assert main(["draw", "--kept", "--causal"]) == 2
-
-
-def test_draw_gives_the_count_matrix(capsys: pytest.CaptureFixture[str]) -> None:
-    report = json_output(capsys, "draw", "--seq", "3", "--heads", "1", "--segments", "dense", "--causal")
-    assert (report["count"], report["largest"]) == ([[[1, 0, 0], [1, 1, 0], [1, 1, 1]]], 1)
-    assert report["share_seen"] == pytest.approx(6 / 9)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [[], ["--causal", "--heads", "5"], ["--kept"], ["--segments", "2,3,4,5,6,7,8,9,10,11", "--rates", ",".join("1" * 10)]],
-)
-def test_draw_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "count.png"
-    assert output(capsys, "draw", "--seq", "20", "--segments", "4,20", *options, "--out", str(path)) == f"wrote {path}\n"
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_draw_without_matplotlib_names_the_extra(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["draw", "--out", str(tmp_path / "x.png")]) == 2
-    assert "pip install 'dilkit[plot]'" in capsys.readouterr().err
-    assert "head 0" in output(capsys, "draw")

@@ -1,0 +1,112 @@
+"""`dilkit verify`: what it counts, what it finds wrong, and what it computes again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.command_line import json_output, output
+from helpers.fakes import registered
+
+from dilkit.backends.native.backend import Native
+from dilkit.backends.reference import Reference
+from dilkit.testing import conformance
+from dilkit.testing.problems import LARGE
+from dilkit.tools.cli import main
+from dilkit.tools.commands import verify
+
+
+@pytest.fixture
+def few_problems(monkeypatch: pytest.MonkeyPatch) -> int:
+    among = [case for case in verify.LISTED if case.dtype in ("float32", "float16")]
+    few = [case for case in among if case.feature in ("causal", "scale") or case.variant in ("poisoned", "one row")]
+    monkeypatch.setattr(verify, "LISTED", few)
+    return len(few)
+
+
+def test_verify_exits_with_1_if_a_backend_that_is_named_computes_nothing(
+    capsys: pytest.CaptureFixture[str], few_problems: int
+) -> None:
+    assert "* cupy_raw: NOTHING was computed" in output(capsys, "verify", "--backend", "reference,cupy_raw", code=1)
+
+
+def test_verify_counts_passes_and_shows_worst_errors(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
+    report = json_output(capsys, "verify", "--backend", "reference")
+    assert report["right"]
+    judged = report["backends"]["reference"]
+    assert judged["counts"] == dict(passed=few_problems, refused=0, failed=0, broken=0)
+    assert 0 < judged["by_feature"]["causal"]["float32"]["worst"] <= 3
+    assert judged["by_feature"]["causal"]["float64"]["worst"] is None
+    text = output(capsys, "verify", "--backend", "reference")
+    assert f"reference: {few_problems} passed" in text
+    assert re.search(rf"\n  causal +- +{judged['by_feature']['causal']['float32']['worst']:.2f} ", text)
+    assert "every result is right" in text
+
+
+def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], few_problems: int, picky: str) -> None:
+    report = json_output(capsys, "verify", "--backend", f"reference,{picky}", code=1)
+    judged = report["backends"][picky]
+    assert judged["counts"]["refused"] == few_problems // 2
+    assert judged["counts"]["failed"] == len(judged["failures"]) > 0
+    assert list(judged["refusals"]) == ["dtype float32: computes float16"]
+    text = output(capsys, "verify", "--backend", picky, code=1)
+    assert "FAIL picky, causal-nested-float16: out: the error is" in text
+    assert "NOT every result is right" in text
+
+
+def test_verify_shows_each_place_that_raises_once(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
+    class Raising(Reference):
+        def forward(self, *inputs: Any) -> Any:
+            raise AttributeError(f"no attribute 'rate' in {inputs[3].seq}")
+
+    with registered(Raising(name="raising")) as name:
+        text = output(capsys, "verify", "--backend", name, code=1)
+        (place,) = json_output(capsys, "verify", "--backend", name, code=1)["backends"][name]["raised"]
+    assert text.count("AttributeError: no attribute 'rate' in ") == 1
+    assert f" and {few_problems - 1} more: " in text
+    assert f'{__file__}", line' in text
+    assert (len(place["cases"]), place["traceback"].count("in forward")) == (few_problems, 1)
+
+
+@pytest.fixture
+def one_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(LARGE[0], variant="causal", seq=64, head_dim=8, is_causal=True)
+    monkeypatch.setattr(verify, "LARGE", (tiny,))
+
+
+def test_verify_computes_large_cases_again(
+    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = json_output(capsys, "verify", "--backend", "native,reference", "--large", "--repeats", "3")
+    assert report["cases"] == few_problems + 1
+    assert report["repeats"] == dict(times=3, differing=dict(native=0))
+    monkeypatch.setattr(conformance, "repeats_that_differ", lambda *_: 2)
+    text = output(capsys, "verify", "--backend", "native", "--large", "--repeats", "3", code=1)
+    assert "computed 3 times more: 2 DIFFER" in text
+
+
+def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
+    capsys: pytest.CaptureFixture[str], few_problems: int, one_large: None
+) -> None:
+    class WrongWhenLarge(Native):
+        name = "wrong_when_large"
+
+        def forward(self, query: Any, *arguments: Any) -> Any:
+            out, lse = super().forward(query, *arguments)
+            return (out + 1 if query.shape[1] == 64 else out), lse
+
+    with registered(WrongWhenLarge()) as name:
+        report = json_output(capsys, "verify", "--backend", name, "--repeats", "2", code=1)
+    assert [failure["case"] for failure in report["backends"]["wrong_when_large"]["failures"]] == ["large-causal-float32"]
+
+
+def test_verify_goes_by_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, few_problems: int
+) -> None:
+    monkeypatch.setenv("DILKIT_BACKEND", "reference")
+    assert list(json_output(capsys, "verify")["backends"]) == ["reference"]
+    monkeypatch.setenv("DILKIT_BACKEND", "abacus")
+    assert main(["verify"]) == 2
+    assert "DILKIT_BACKEND='abacus' is not a known backend" in capsys.readouterr().err
