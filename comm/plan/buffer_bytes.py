@@ -23,7 +23,7 @@ def exchange_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
         if route.kind != "ring":
             total += counts.queries_computed * rows.row_bytes + counts.keys_computed * rows.key_value_bytes
         if not plan.fuse_branches:
-            queries, keys = local_row_counts(plan.exchange_pattern, branch, plan.cuts, plan.heads, plan.kv_heads)
+            queries, keys = local_row_counts(plan.forms[branch], plan.cuts, plan.heads, plan.kv_heads)
             total += queries * rows.row_bytes + keys * rows.key_value_bytes
     return total * rows.batch
 

@@ -5,24 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import cast
 
 import numpy as np
 
 from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.cuts import checked_cuts
+from dilkit.comm.plan.divided import DividedForms, divided, is_stride
 from dilkit.comm.plan.joint_branches import joint_segments, pattern_in_segment, why_joint
 from dilkit.comm.plan.kinds.blocks import BlockExchange
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
 from dilkit.comm.plan.kinds.hidden import Hidden
 from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.plan.kinds.windows import WindowExchange
-from dilkit.comm.plan.local_branches import LocalBranch, local_branch
+from dilkit.comm.plan.local_branches import LocalBranch
+from dilkit.comm.plan.local_segments import local_range
 from dilkit.comm.plan.routes import SCHEDULES, Route, busiest_ranks, choose_route
 from dilkit.comm.plan.row_counts import RowCounts
-from dilkit.comm.plan.sharded_segments import IntArray, SegmentShards, ShardedSegment, segment_shards, served_heads
+from dilkit.comm.plan.sharded_segments import (
+    IntArray,
+    SegmentShards,
+    ShardedSegment,
+    segment_shards,
+    segment_tokens,
+    served_heads,
+)
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows, branch_traffic
 from dilkit.comm.plan.work import Pairs, Work, joint_pairs, local_pairs
-from dilkit.pattern import BlockSparse, Branch, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import Branch, Pattern
+from dilkit.pattern.lowering import Band, Global, Runs, Segments
 
 PHASES = ("forward", "backward")
 MOST_COUNTS = 2**23
@@ -96,7 +107,7 @@ class ExchangePlan:
 
     def _check_strides(self) -> None:
         """Raise ValueError for strides with more residue classes than can be counted one by one, each on all ranks."""
-        strides = [branch.stride for branch in self.exchange_pattern.branches if isinstance(branch, Strided)]
+        strides = [forms[0].rate for forms in self.forms if isinstance(forms[0], Band) and is_stride(forms)]
         for stride in strides if self.world_size > 1 else ():
             counts = min(stride, self.seq) * self.world_size * self.kv_heads
             if counts > MOST_COUNTS:
@@ -127,12 +138,17 @@ class ExchangePlan:
 
     @cached_property
     def _why_joint(self) -> str:
-        return why_joint(self.pattern, self.heads, self.kv_heads)
+        return why_joint(self.pattern, self.seq, self.heads, self.kv_heads)
 
     @cached_property
     def exchange_pattern(self) -> Pattern:
         """The pattern whose rows are exchanged: `pattern`, or for joint branches segments with all their rows."""
         return joint_segments(self.pattern, self.seq, self.heads, self.kv_heads) if self.is_joint else self.pattern
+
+    @cached_property
+    def forms(self) -> tuple[DividedForms, ...]:
+        """The forms of each branch of `exchange_pattern`."""
+        return divided(self.exchange_pattern, self.seq, self.heads, self.kv_heads)
 
     def segment_pattern(self, kv_head: int) -> Pattern | None:
         """What is computed with the exchanged rows of a segment and the query heads of one key/value head; None: nothing."""
@@ -166,22 +182,18 @@ class ExchangePlan:
         return tuple(map(self._exchange, range(len(self.exchange_pattern.branches))))
 
     def _exchange(self, branch: int) -> BranchExchange | None:
-        kind = self.exchange_pattern.branches[branch]
-        facts = branch, self.cuts, served_heads(self.pattern, kind, self.heads, self.kv_heads), self.is_causal
-        if isinstance(kind, SlidingWindow):
-            return WindowExchange(*facts, kind, Hidden.of(self.pattern, branch))
-        if isinstance(kind, GlobalTokens):
-            return TokenExchange(*facts, kind, Hidden.of(self.pattern, branch))
-        if isinstance(kind, BlockSparse):
-            first, (start, stop) = self._first_query_head, kind.heads or (0, self.heads)
-            chosen = range(1) if kind.layout.heads == 1 else range(first + start, first + stop)
-            return BlockExchange(*facts, kind.layout, chosen, kind.block_size)
-        return None
-
-    @property
-    def _first_query_head(self) -> int:
-        """The number in the whole model of the first query head."""
-        return (self.pattern.head_shard or (0, 0))[0] * (self.heads // self.kv_heads)
+        forms, sizes = self.forms[branch], (self.heads, self.kv_heads)
+        facts = branch, self.exchange_pattern.branches[branch], self.cuts, served_heads(forms, *sizes), self.is_causal
+        if isinstance(forms[0], Segments) or is_stride(forms):
+            return None
+        if isinstance(forms[0], Runs):
+            given = self.pattern.among(*sizes)
+            return BlockExchange(*facts, cast(tuple[Runs, ...], forms), (given.in_model, given.total * given.group))
+        hidden = Hidden.of(self.pattern, branch, self.seq, *sizes)
+        if isinstance(forms[0], Band):
+            return WindowExchange(*facts, forms[0], hidden)
+        assert isinstance(forms[0], Global)
+        return TokenExchange(*facts, forms[0], hidden)
 
     @cached_property
     def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:
@@ -202,8 +214,12 @@ class ExchangePlan:
 
     def local_branch(self, branch: int, rank: int) -> LocalBranch | None:
         """What a rank computes of a branch of `exchange_pattern` by itself; None: nothing."""
-        start, stop = self.cuts[rank : rank + 2]
-        return local_branch(self.exchange_pattern.branches[branch], start, stop, self.seq)
+        if exchange := self.exchanges[branch]:
+            return exchange.local(rank)
+        (start, stop), form = self.cuts[rank : rank + 2], self.forms[branch][0]
+        length = segment_tokens(form, self.seq) if isinstance(form, Segments) else max(self.seq, 1)
+        first, last = local_range(length, start, stop, self.seq)
+        return LocalBranch(first, last, self.exchange_pattern.branches[branch]) if first < last else None
 
     @cached_property
     def uses_all_to_all(self) -> bool:

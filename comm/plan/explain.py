@@ -9,7 +9,8 @@ from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.routes import Route
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.traffic import Rows
-from dilkit.pattern import BlockSparse, Branch, DilatedSegment, SlidingWindow, Strided
+from dilkit.pattern import Branch, DilatedSegment
+from dilkit.pattern.lowering import Band, Form, Runs, Segments
 
 ROUTE_TEXTS = {
     "local": "every segment is within one rank: nothing is sent",
@@ -62,7 +63,7 @@ def branch_facts(plan: ExchangePlan, rows: Rows) -> list[BranchFacts]:
 
 def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchFacts:
     counts, kind = plan.row_counts[branch], plan.exchange_pattern.branches[branch]
-    length, rate = (min(size, plan.seq) for size in _length_and_rate(kind, plan.seq))
+    length, rate = (min(size, plan.seq) for size in _length_and_rate(plan.forms[branch][0], plan.seq))
     if route.kind == "ring" and isinstance(counts, RowCounts):
         moved = 2 * counts.ring_keys_sent
     else:
@@ -84,27 +85,26 @@ def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchF
     )
 
 
-def _length_and_rate(branch: Branch, seq: int) -> tuple[int, int]:
-    if isinstance(branch, DilatedSegment):
-        return branch.segment_length, branch.dilation_rate
-    if isinstance(branch, SlidingWindow):
-        return branch.window, branch.dilation_rate
-    if isinstance(branch, BlockSparse):
-        return branch.block_size, 1
-    return seq, branch.stride if isinstance(branch, Strided) else 1
+def _length_and_rate(form: Form, seq: int) -> tuple[int, int]:
+    match form:
+        case Segments():
+            return form.length, form.rate
+        case Band():
+            return min(form.back, seq) + 1, form.rate
+        case Runs():
+            return form.block, 1
+    return seq, 1
 
 
 def explanation(plan: ExchangePlan, rows: Rows) -> str:
     """One paragraph a branch."""
-    named = zip(branch_facts(plan, rows), plan.exchange_pattern.branches, strict=True)
-    return "\n".join(_text(facts, branch, plan.schedule, rows) for facts, branch in named)
+    named = zip(branch_facts(plan, rows), plan.exchange_pattern.branches, plan.forms, strict=True)
+    return "\n".join(_text(facts, branch, isinstance(forms[0], Segments), plan.schedule, rows) for facts, branch, forms in named)
 
 
-def _text(facts: BranchFacts, branch: Branch, schedule: str, rows: Rows) -> str:
+def _text(facts: BranchFacts, branch: Branch, in_segments: bool, schedule: str, rows: Rows) -> str:
     which = "all branches together" if facts.branch is None else f"branch {facts.branch}"
-    what, in_segments = str(branch), isinstance(branch, DilatedSegment)
-    if in_segments:
-        what = f"segments of {facts.segment_length:,}, rate {facts.dilation_rate:,}"
+    what = f"segments of {facts.segment_length:,}, rate {facts.dilation_rate:,}" if in_segments else str(branch)
     head = f"{which}: {what}: {facts.route}"
     if facts.route == "local":
         return f"{head}: {ROUTE_TEXTS['local'] if in_segments else 'no rank needs rows of another: nothing is sent'}"

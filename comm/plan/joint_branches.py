@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from math import lcm
 
+from dilkit.comm.plan.divided import divided
 from dilkit.comm.plan.kinds.hidden import is_separable
-from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
-
-IN_PARTS = (DilatedSegment, SlidingWindow, GlobalTokens, BlockSparse, Strided)
-"""Kinds of branches whose pairs of queries and keys several ranks can compute."""
+from dilkit.pattern import Pattern
 
 
-def why_joint(pattern: Pattern, heads: int, kv_heads: int) -> str:
+def why_joint(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> str:
     """Why a row's whole softmax is computed in one piece; empty if it need not be."""
-    if whole := [branch.kind for branch in pattern.branches if not isinstance(branch, IN_PARTS)]:
+    branches = zip(pattern.branches, divided(pattern, seq, heads, kv_heads), strict=True)
+    if whole := [branch.kind for branch, forms in branches if not forms]:
         return f"a branch of kind {whole[0]} is computed in one piece"
-    if pattern.overlap == "once" and len(pattern.branches) > 1 and not is_separable(pattern, heads, kv_heads):
+    if pattern.overlap == "once" and len(pattern.branches) > 1 and not is_separable(pattern, seq, heads, kv_heads):
         return "with overlap='once' a key counts once over all branches"
     return ""
 

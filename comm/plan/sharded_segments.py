@@ -16,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.pattern import Branch, DilatedSegment, Pattern, Strided
+from dilkit.comm.plan.divided import DividedForms, divided
+from dilkit.pattern import Pattern
+from dilkit.pattern.lowering import Band, Segments
 
 IntArray = NDArray[np.int64]
 
@@ -30,20 +32,12 @@ class ServedHead(NamedTuple):
     offset: int
 
 
-def served_heads(pattern: Pattern, branch: Branch, heads: int, kv_heads: int) -> tuple[ServedHead, ...]:
-    """The key/value heads that a branch serves, ascending."""
-    rate = branch.dilation_rate if isinstance(branch, DilatedSegment) else 1  # other kinds have no rows that they leave out
-    heads_per_kv = heads // kv_heads
-    start, stop = branch.heads or (0, heads)
-    return tuple(
-        ServedHead(
-            kv,
-            max(start, kv * heads_per_kv),
-            min(stop, (kv + 1) * heads_per_kv) - max(start, kv * heads_per_kv),
-            pattern.head_offset(rate, kv, kv_heads),
-        )
-        for kv in range(start // heads_per_kv, -(-stop // heads_per_kv))
-    )
+def served_heads(forms: DividedForms, heads: int, kv_heads: int) -> tuple[ServedHead, ...]:
+    """The key/value heads that a branch serves, ascending; only segments leave out rows before an offset."""
+    group, start, stop = heads // kv_heads, forms[0].heads[0], forms[-1].heads[1]
+    offsets = forms[0].offsets if isinstance(forms[0], Segments) else (0,) * (stop - start)
+    served = ((kv, max(start, kv * group), min(stop, (kv + 1) * group)) for kv in range(start // group, -(-stop // group)))
+    return tuple(ServedHead(kv, first, last - first, offsets[first - start]) for kv, first, last in served)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,20 +149,21 @@ def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: 
 
     The residue classes of a stride are segments as well: each from its first token to the end of the sequence.
     """
-    segment, edges, seq = pattern.branches[branch], np.array(cuts, np.int64), cuts[-1]
-    served, inner = served_heads(pattern, segment, heads, kv_heads), edges[1:-1]
-    if isinstance(segment, Strided):
+    edges, seq = np.array(cuts, np.int64), cuts[-1]
+    forms, inner = divided(pattern, seq, heads, kv_heads)[branch], edges[1:-1]
+    served, form = served_heads(forms, heads, kv_heads), forms[0]
+    if isinstance(form, Band):
         several = bool(((inner > 0) & (inner < seq)).any())
-        return shards_of_segments(np.arange(min(segment.stride, seq) * several), seq, segment.stride, served, edges)
-    assert isinstance(segment, DilatedSegment)
-    length = segment_tokens(segment, seq)
+        return shards_of_segments(np.arange(min(form.rate, seq) * several), seq, form.rate, served, edges)
+    assert isinstance(form, Segments)
+    length = segment_tokens(form, seq)
     starts = np.unique(inner[(inner % length != 0) & (inner < seq)] // length) * length
-    return shards_of_segments(starts, length, segment.dilation_rate, served, edges)
+    return shards_of_segments(starts, length, form.rate, served, edges)
 
 
-def segment_tokens(segment: DilatedSegment, seq: int) -> int:
+def segment_tokens(form: Segments, seq: int) -> int:
     """The length of a segment in a sequence of `seq` tokens; at least 1, to divide by."""
-    return max(min(segment.segment_length, seq), 1)
+    return max(min(form.length, seq), 1)
 
 
 def shards_of_segments(

@@ -107,7 +107,7 @@ class _TableBuilder:
         for branch, (route, segments) in enumerate(zip(plan.routes, plan.sharded_segments, strict=True)):
             if not plan.fuse_branches:
                 sizes = (plan.heads, plan.kv_heads, plan.is_causal)
-                found += local_segments(plan.exchange_pattern, branch, plan.cuts, self.rank, *sizes)
+                found += local_segments(plan.forms[branch], branch, plan.cuts, self.rank, *sizes)
             if route.kind != "ring":
                 found += [segment for segment in segments if segment.holds(self.rank)]
         return found

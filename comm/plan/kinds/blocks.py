@@ -25,8 +25,10 @@ from dilkit.comm.plan.kinds.block_problems import BlockProblems
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
 from dilkit.comm.plan.kinds.part_runs import PartRuns, Parts, exactly_summed, summed, union
 from dilkit.comm.plan.kinds.seen_blocks import Division, SeenRuns, cut_diagonal, seen_runs
+from dilkit.comm.plan.local_branches import LocalBranch
 from dilkit.comm.plan.sharded_segments import IntArray, ServedHead
-from dilkit.pattern import BlockLayout
+from dilkit.pattern import BlockLayout, BlockSparse
+from dilkit.pattern.lowering import Runs
 
 HeadSets = list[tuple[ServedHead, ...]]
 
@@ -40,11 +42,13 @@ class Travels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BlockExchange(BranchExchange):
-    """What is sent of a branch of blocks. `layout_heads`: the matrices of `layout` for the heads served, or the one for all."""
+    """What is sent of a branch of blocks. `forms`: one for each query head served, or one for all.
 
-    layout: BlockLayout
-    layout_heads: range
-    block_size: int
+    `model_heads`: the numbers in the whole model of the query heads at hand, and how many it has.
+    """
+
+    forms: tuple[Runs, ...]
+    model_heads: tuple[range, int]
 
     @property
     def kind(self) -> str:
@@ -53,14 +57,14 @@ class BlockExchange(BranchExchange):
     @cached_property
     def units(self) -> HeadSets:
         """The heads that follow each matrix: all, or a single query head."""
-        if len(self.layout_heads) == 1:
+        if len(self.forms) == 1:
             return [self.heads]
         return [(ServedHead(h.kv_head, h.first + i, 1, 0),) for h in self.heads for i in range(h.width)]
 
     @cached_property
     def key_groups(self) -> HeadSets:
         """The key/value heads whose keys are seen by the same units: all, or one."""
-        return [self.heads] if len(self.layout_heads) == 1 else [(head,) for head in self.heads]
+        return [self.heads] if len(self.forms) == 1 else [(head,) for head in self.heads]
 
     @cached_property
     def group(self) -> IntArray:
@@ -73,6 +77,25 @@ class BlockExchange(BranchExchange):
         """Those of all ranks."""
         return Parts.of(self.cuts, self.block_size)
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.forms[0].block
+
+    def local(self, rank: int) -> LocalBranch | None:
+        (start, stop), size = self.shard(rank), self.block_size
+        first, last = -(-start // size), -(-stop // size) if stop == self.seq else stop // size
+        if first >= last:
+            return None
+        runs = self._layout_runs[(first <= self._layout_runs[:, 1]) & (self._layout_runs[:, 1] < last)]
+        runs = np.concatenate((runs[:, :1], np.clip(runs[:, 1:], first, last) - first), axis=1)
+        runs, heads = runs[runs[:, 2] < runs[:, 3]], 1
+        if len(self.forms) > 1:
+            in_model, heads = self.model_heads
+            runs[:, 0] += in_model[self.forms[0].heads[0]]
+        layout = BlockLayout.of_runs(runs, heads, last - first)
+        return LocalBranch(first * size, min(last * size, self.seq), BlockSparse(layout, size, self.branch.heads))
+
     @cached_property
     def division(self) -> Division:
         """What is seen beside what is local and the triangles, and where it is computed."""
@@ -82,7 +105,14 @@ class BlockExchange(BranchExchange):
 
     @cached_property
     def _layout_runs(self) -> IntArray:
-        return self.layout.runs(self.layout_heads, -(-self.seq // self.block_size))
+        """`(n, 4)`: unit, block of queries, and the blocks of keys from one to before another, of those of the sequence."""
+        blocks, found = -(-self.seq // self.block_size), []
+        for unit, form in enumerate(self.forms):
+            block = np.repeat(np.arange(len(form.queries.stop)), form.queries.runs)
+            first, last = np.minimum(-(-form.queries.columns.T // self.block_size), blocks)
+            runs = np.stack((np.full(len(block), unit), block, first, last), axis=1)
+            found.append(runs[(block < blocks) & (first < last)])
+        return np.concatenate(found)
 
     @cached_property
     def triangles(self) -> SeenRuns:

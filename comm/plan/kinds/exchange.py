@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.comm.plan.kept_rows import KeptRows, Message, SlotProblem, SmallProblem
+from dilkit.comm.plan.local_branches import LocalBranch
 from dilkit.comm.plan.routes import Route
 from dilkit.comm.plan.sharded_segments import IntArray, ServedHead
+from dilkit.pattern import Branch
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +52,13 @@ class ExchangeCounts:
 
 @dataclass(frozen=True, eq=False)
 class BranchExchange(ABC):
-    """What is sent and computed of branch `number`. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`; several hold some."""
+    """What is sent and computed of `branch`, which is that of `number`.
+
+    Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`; several hold some.
+    """
 
     number: int
+    branch: Branch
     cuts: tuple[int, ...]
     heads: tuple[ServedHead, ...]
     is_causal: bool
@@ -66,6 +72,10 @@ class BranchExchange(ABC):
     @abstractmethod
     def counts(self) -> ExchangeCounts:
         """The rows of all ranks."""
+
+    @abstractmethod
+    def local(self, rank: int) -> LocalBranch | None:
+        """What a rank computes with its own rows, before any arrive; None: nothing."""
 
     @abstractmethod
     def peers(self, rank: int) -> Iterable[int]:

@@ -6,64 +6,70 @@ global tokens that it belongs to, and is left out of all branches after it, and 
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dilkit.comm.plan.divided import divided, is_stride
 from dilkit.comm.plan.sharded_segments import ServedHead, served_heads
-from dilkit.pattern import GlobalTokens, Pattern, SlidingWindow
+from dilkit.pattern import Pattern
+from dilkit.pattern.lowering import Band, Form, Global, lower
 from dilkit.pattern.runs import union
 
-Edges = tuple[int, ...]
-"""Runs of positions, ascending and apart, as `(start, stop, start, stop, ...)`."""
+if TYPE_CHECKING:
+    from dilkit.pattern.runs import Positions
+
+Spans = tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=256)
-def token_runs(branches: tuple[GlobalTokens, ...], start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    """The global tokens of all branches among the rows `start .. stop - 1`, as runs of positions, ascending and apart.
+def spans_within(runs: Positions, start: int, stop: int) -> Spans:
+    """The runs of positions `(n, 2)`, ascending and apart, among the rows `start .. stop - 1`.
 
-    >>> token_runs((GlobalTokens(2), GlobalTokens([2, 5, 9])), 1, 9)
+    >>> spans_within(np.array([[0, 3], [5, 6], [9, 10]]), 1, 9)
     ((1, 3), (5, 6))
     """
-    runs = np.clip(union(*(branch.runs() for branch in branches)), start, stop)
-    return tuple((first, last) for first, last in runs.tolist() if first < last)
+    first, last = np.searchsorted(runs[:, 1], start, "right"), np.searchsorted(runs[:, 0], stop, "left")
+    return tuple((low, high) for low, high in np.clip(runs[first:last], start, stop).tolist())
 
 
 class Hidden(NamedTuple):
-    """The branches of global tokens before a branch: it does not show their tokens as keys, nor as queries if they see all."""
+    """What a branch leaves out: `forms` are those of the branch in the pattern, none where every branch counts."""
 
-    branches: tuple[GlobalTokens, ...] = ()
+    forms: tuple[Form, ...] = ()
 
     @classmethod
-    def of(cls, pattern: Pattern, branch: int) -> Hidden:
-        """Those of a branch of a pattern: none where every branch counts."""
+    def of(cls, pattern: Pattern, branch: int, seq: int, heads: int, kv_heads: int) -> Hidden:
+        """Those of a branch of a pattern."""
         if pattern.overlap == "count":
             return cls()
-        before = pattern.branches[:branch] if isinstance(pattern.branches[branch], GlobalTokens) else pattern.branches
-        return cls(tuple(branch for branch in before if isinstance(branch, GlobalTokens)))
+        return cls(tuple(form for form in lower(pattern, seq, heads, kv_heads) if form.branch == branch))
 
-    def queries(self, head: ServedHead, start: int, stop: int) -> Edges:
-        """The queries of a head that are hidden among the rows `start .. stop - 1`."""
-        both = tuple(branch for branch in self.branches if branch.direction == "both" and branch.serves(head.first))
-        return tuple(edge for run in token_runs(both, start, stop) for edge in run)
+    def queries(self, head: ServedHead, start: int, stop: int) -> tuple[int, ...]:
+        """The queries of a head that are hidden among the rows `start .. stop - 1`: `(start, stop, start, stop, ...)`."""
+        return _edges([form.without_rows for form in self.forms if form.serves(head.first)], start, stop)
 
-    def keys(self, head: ServedHead, start: int, stop: int, more: tuple[GlobalTokens, ...] = ()) -> Edges:
+    def keys(self, head: ServedHead, start: int, stop: int, more: Positions | None = None) -> tuple[int, ...]:
         """The keys that are hidden from these queries, and those of `more`."""
-        every = tuple(branch for branch in self.branches if branch.serves(head.first)) + more
-        return tuple(edge for run in token_runs(every, start, stop) for edge in run)
+        return _edges([*(form.without_columns for form in self.forms if form.serves(head.first)), more], start, stop)
 
 
-def is_separable(pattern: Pattern, heads: int, kv_heads: int) -> bool:
+def _edges(positions: list[Positions | None], start: int, stop: int) -> tuple[int, ...]:
+    given = [some for some in positions if some is not None]
+    return tuple(edge for span in spans_within(union(*given), start, stop) for edge in span) if given else ()
+
+
+def is_separable(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> bool:
     """Whether each pair counts once where tokens are hidden.
 
     That takes windows of which none serve the same head, and no global tokens that are hidden from some of the query heads of a
     key/value head alone.
     """
-    others = [branch for branch in pattern.branches if not isinstance(branch, GlobalTokens)]
-    several = any(sum(branch.serves(head) for branch in others) > 1 for head in range(heads))
-    if several or not all(isinstance(branch, SlidingWindow) for branch in others):
+    branches = divided(pattern, seq, heads, kv_heads)
+    others = [forms for forms in branches if not forms or not isinstance(forms[0], Global)]
+    if not all(forms and isinstance(forms[0], Band) and not is_stride(forms) for forms in others):
         return False
-    tokens = [branch for branch in pattern.branches if isinstance(branch, GlobalTokens)]
-    served = {head for branch in pattern.branches for head in served_heads(pattern, branch, heads, kv_heads)}
-    return all(len({branch.serves(h.first + i) for i in range(h.width)}) == 1 for h in served for branch in tokens)
+    if any(sum(forms[0].serves(head) for forms in others) > 1 for head in range(heads)):
+        return False
+    tokens = [forms[0] for forms in branches if isinstance(forms[0], Global)]
+    served = {head for forms in branches for head in served_heads(forms, heads, kv_heads)}
+    return all(len({form.serves(h.first + i) for i in range(h.width)}) == 1 for h in served for form in tokens)

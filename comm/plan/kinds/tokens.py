@@ -19,16 +19,18 @@ import numpy as np
 
 from dilkit.comm.plan.kept_rows import KeptRows, Message, Side, SmallProblem
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
-from dilkit.comm.plan.kinds.hidden import Hidden, token_runs
+from dilkit.comm.plan.kinds.hidden import Hidden, Spans, spans_within
+from dilkit.comm.plan.local_branches import LocalBranch
 from dilkit.comm.plan.sharded_segments import ServedHead
 from dilkit.pattern import GlobalTokens
+from dilkit.pattern.lowering import Global
 
 
 @dataclass(frozen=True, eq=False)
 class TokenExchange(BranchExchange):
     """What is sent of global tokens."""
 
-    tokens: GlobalTokens
+    tokens: Global
     hidden: Hidden
 
     @property
@@ -45,8 +47,21 @@ class TokenExchange(BranchExchange):
         """Whether the tokens of a rank are more than one run of rows."""
         return any(len(self._runs(rank)) > 1 for rank in self.holders)
 
-    def _runs(self, rank: int) -> tuple[tuple[int, int], ...]:
-        return token_runs((self.tokens,), *self.shard(rank))
+    @property
+    def see_all(self) -> bool:
+        """Whether the tokens see all others, too."""
+        return len(self.tokens.rows) > 0
+
+    def _runs(self, rank: int) -> Spans:
+        return spans_within(self.tokens.columns, *self.shard(rank))
+
+    def local(self, rank: int) -> LocalBranch | None:
+        (start, stop), runs = self.shard(rank), self._runs(rank)
+        if not runs:
+            return None
+        first_ones = len(runs) == 1 and runs[0][0] == start
+        tokens = runs[0][1] - start if first_ones else [token - start for run in runs for token in range(*run)]
+        return LocalBranch(start, stop, GlobalTokens(tokens, "both" if self.see_all else "read", self.branch.heads))
 
     def peers(self, rank: int) -> Iterable[int]:
         return self.held if rank in self.holders else [*self.holders, rank]
@@ -58,7 +73,7 @@ class TokenExchange(BranchExchange):
     def _sees(self, source: int, target: int) -> bool:
         """Whether global tokens of `source` see keys of `target` there."""
         earlier = target < source if self.is_causal else source != target
-        return self.tokens.direction == "both" and source in self.holders and earlier
+        return self.see_all and source in self.holders and earlier
 
     def message(self, source: int, target: int) -> Message:
         if source == target:
@@ -81,14 +96,14 @@ class TokenExchange(BranchExchange):
                     hidden = self.hidden.queries(head, start, stop), self.hidden.keys(head, first, last)
                     yield SmallProblem(own, tokens, False, None, source, *hidden)
                 if self._sees(source, rank):
-                    hidden = self.hidden.queries(head, first, last), self.hidden.keys(head, start, stop, (self.tokens,))
+                    hidden = self.hidden.queries(head, first, last), self.hidden.keys(head, start, stop, self.tokens.columns)
                     yield SmallProblem(tokens, own, False, None, source, *hidden)
 
     @cached_property
     def counts(self) -> ExchangeCounts:
         rows, ranks = np.diff(self.edges), np.arange(len(self.held))
         tokens = np.array([sum(stop - start for start, stop in self._runs(rank)) for rank in self.held], np.int64)
-        through, others, both = np.cumsum(tokens), len(ranks) - 1, self.tokens.direction == "both"
+        through, others, both = np.cumsum(tokens), len(ranks) - 1, self.see_all
         if self.is_causal:
             keys, queries, to_keys, to_queries = through - tokens, through[-1] - through, ranks, others - ranks
         else:

@@ -21,15 +21,16 @@ from dilkit.comm.plan.kept_rows import KeptRows, Message, Side, SmallProblem
 from dilkit.comm.plan.kinds.bands import pieces_after, pieces_before
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
 from dilkit.comm.plan.kinds.hidden import Hidden
+from dilkit.comm.plan.local_branches import LocalBranch
 from dilkit.comm.plan.sharded_segments import IntArray
-from dilkit.pattern import SlidingWindow
+from dilkit.pattern.lowering import Band
 
 
 @dataclass(frozen=True, eq=False)
 class WindowExchange(BranchExchange):
     """The halo of a sliding window."""
 
-    window: SlidingWindow
+    band: Band
     hidden: Hidden
 
     @property
@@ -39,8 +40,11 @@ class WindowExchange(BranchExchange):
     @property
     def reach(self) -> int:
         """How far away the farthest key is that a query sees: less than the sequence is long."""
-        steps = min(self.window.reach, self.seq - 1) // self.window.dilation_rate
-        return steps * self.window.dilation_rate
+        return min(self.band.back, self.seq - 1) // self.band.rate * self.band.rate
+
+    def local(self, rank: int) -> LocalBranch | None:
+        start, stop = self.shard(rank)
+        return LocalBranch(start, stop, self.branch) if start < stop else None
 
     def peers(self, rank: int) -> range:
         start, stop = self.shard(rank)
@@ -71,7 +75,7 @@ class WindowExchange(BranchExchange):
         return [rows for rows in ranges if rows[0] < rows[1]]
 
     def problems(self, rank: int) -> Iterator[SmallProblem]:
-        ranges, rate = self._seeing(rank), self.window.dilation_rate
+        ranges, rate = self._seeing(rank), self.band.rate
         for source in self.peers(rank):
             start, stop = self._halo(source, rank) if source != rank else (0, 0)
             if start >= stop:
@@ -86,7 +90,7 @@ class WindowExchange(BranchExchange):
 
     def _of_residue(self, residue: int, queries: KeptRows, keys: KeptRows, source: int) -> Iterator[SmallProblem]:
         """The problems of the rows `residue`, `residue + rate`, ... of both sides."""
-        rate, after = self.window.dilation_rate, queries.start >= keys.stop
+        rate, after = self.band.rate, queries.start >= keys.stop
         ranges = [(-((residue - x) // rate) for x in (rows.start, rows.stop)) for rows in (queries, keys)]
         (v0, v1), (u0, u1) = ranges
         pieces = (pieces_after if after else pieces_before)((v0, v1), (u0, u1), self.reach // rate)
@@ -122,7 +126,7 @@ class WindowExchange(BranchExchange):
 
     def _before(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Pairs of the first `rows` rows of a sequence, as Python's integers, whose key comes before the query."""
-        rate, steps = self.window.dilation_rate, self.reach // self.window.dilation_rate
+        rate, steps = self.band.rate, self.reach // self.band.rate
         near = np.minimum(rows, rate * steps)
         full, rest = near // rate, near % rate
         pairs: NDArray[Any] = rate * full * (full - 1) // 2 + rest * full + np.maximum(rows - rate * steps, 0) * steps

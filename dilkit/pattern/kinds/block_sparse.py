@@ -13,7 +13,7 @@ from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.block_layout import BlockLayout
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.lowering.forms import Runs
-from dilkit.pattern.lowering.tables import RunTable
+from dilkit.pattern.lowering.tables import RunTable, turned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,10 +143,10 @@ class BlockSparse(Branch):
         return int(total) * (len(self.served(heads)) if self.layout.heads == 1 else 1)
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Runs]:
-        layouts = self.layout.array()
         ranges = [self.range_served(heads)] if self.layout.heads == 1 else [(head, head + 1) for head in self.served(heads)]
         for served, number in zip(ranges, self._layouts(heads), strict=True):
-            queries, keys = (RunTable.of_blocks(layout, self.block_size) for layout in (layouts[number], layouts[number].T))
+            blocks, runs = self.layout.blocks, self.layout.runs(range(number, number + 1), self.layout.blocks)[:, 1:]
+            queries, keys = (RunTable.of_blocks(of_rows, blocks, self.block_size) for of_rows in (runs, turned(runs)))
             yield Runs(heads=served, queries=queries, keys=keys, block=self.block_size)
 
     def _layouts(self, heads: Heads) -> range:

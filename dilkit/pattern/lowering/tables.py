@@ -26,15 +26,16 @@ class RunTable(NamedTuple):
     columns: Int64Array
 
     @classmethod
-    def of_blocks(cls, layout: NDArray[np.bool_], block_size: int) -> RunTable:
-        """The rows block by block; blocks of columns that are seen one after the other are one run."""
+    def of_blocks(cls, runs: Int64Array, blocks: int, block_size: int) -> RunTable:
+        """The rows block by block. `runs` `(n, 3)`, ascending: a block of rows, and from which to before which block it sees."""
         import numpy as np
 
-        steps = np.diff(np.pad(layout, ((0, 0), (1, 1))).astype(np.int8), axis=1)
-        rows, starts = np.nonzero(steps == 1)
-        columns = np.stack((starts, np.nonzero(steps == -1)[1]), axis=1) * block_size
-        stop = np.arange(1, len(layout) + 1, dtype=np.int64) * block_size
-        return cls(stop, np.bincount(rows, minlength=len(layout)).astype(np.int64), columns.astype(np.int64))
+        row, first, last = runs.T
+        goes_on = (row[1:] == row[:-1]) & (first[1:] == last[:-1])
+        begins, ends = np.append(True, ~goes_on)[: len(row)], np.append(~goes_on, True)[: len(row)]
+        columns = np.stack((first[begins], last[ends]), axis=1) * block_size
+        stop = np.arange(1, blocks + 1, dtype=np.int64) * block_size
+        return cls(stop, np.bincount(row[begins], minlength=blocks).astype(np.int64), columns.astype(np.int64))
 
     @classmethod
     def any_of(cls, tables: Sequence[RunTable]) -> RunTable:
@@ -52,3 +53,27 @@ class RunTable(NamedTuple):
             ]
             seen.append(union(*parts))
         return cls(stops, np.array([len(columns) for columns in seen]), np.concatenate(seen))
+
+
+def turned(runs: Int64Array) -> Int64Array:
+    """`runs` `(n, 3)`, of each row its columns, as the runs of rows of each column. Takes memory for what is returned alone.
+
+    A run of rows begins in a row for the columns that the row before it does not see, and ends the other way round.
+
+        >>> import numpy as np
+        >>> turned(np.array([[0, 0, 2], [1, 1, 3]])).tolist()
+        [[0, 0, 1], [1, 0, 2], [2, 1, 2]]
+    """
+    import numpy as np
+
+    row, first, last = runs.T
+    rows, edges = np.concatenate((row, row, row + 1, row + 1)), np.concatenate((first, last, first, last))
+    order = np.lexsort((edges, rows))
+    rows, edges = rows[order], edges[order]
+    change = np.cumsum(np.repeat((1, -1, -1, 1), len(row))[order])  # 1 where runs of rows begin, -1 where they end
+    count = np.append(np.diff(edges), 0) * (change != 0)
+    of = np.repeat(np.arange(len(count)), count)
+    columns = np.arange(len(of)) - (np.cumsum(count) - count)[of] + edges[of]
+    order = np.lexsort((rows[of], columns))
+    columns, rows = columns[order], rows[of][order]
+    return np.stack((columns[::2], rows[::2], rows[1::2]), axis=1)

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import dilkit
 from dilkit import DilatedCache, Pattern, PatternError, Problem, SlidingWindow, dilated_attention, dilated_attention_varlen
-from dilkit.comm import ring_dilated_attention, run_threads
+from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.kinds.registry import KINDS, known_kinds
-from dilkit.pattern.lowering import Runs
+from dilkit.pattern.lowering import Band, Runs
 from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -46,7 +46,7 @@ def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.path.insert(0, str(folder))
     yield
     sys.path.remove(str(folder))
-    for kind in ("colours", "echo"):
+    for kind in ("colours", "echo", "near"):
         KINDS.pop(kind, None)
 
 
@@ -122,8 +122,30 @@ def test_decoding() -> None:
     torch.testing.assert_close(torch.cat(rows, 1), dilated_attention(q, k, v, pattern, is_causal=True), rtol=1e-5, atol=1e-5)
 
 
-def test_over_ranks() -> None:
-    pattern, (q, k, v) = own(f"{COLOURS},{WINDOW}"), tensors(batch=1, seq=30)
+@dataclass(frozen=True)
+class Near(dilkit.Branch):
+    """Every token sees those up to `reach` away, as a window of `reach + 1` says it."""
+
+    kind: ClassVar[str] = "near"
+
+    reach: int
+    heads: tuple[int, int] | None = None
+
+    def sees(self, rows: Any, keys: Any, heads: Any) -> Any:
+        return ((rows[:, None] - keys).abs() <= self.reach)[None]
+
+    def forms(self, heads: Any, seq: int) -> list[Band]:
+        return [Band(heads=self.range_served(heads), back=self.reach, ahead=self.reach)]
+
+
+@pytest.mark.parametrize("branches", [f"{COLOURS},{WINDOW}", '{"kind":"near","reach":3}'], ids=["head by head", "halo"])
+def test_over_ranks(branches: str) -> None:
+    KINDS.setdefault("near", Near)
+    pattern, (q, k, v) = own(branches), tensors(batch=1, seq=30)
+    window = Pattern.of(SlidingWindow(4))
+    plans = [exchange_plan(each, (0, 10, 20, 30), 4, kv_heads=k.shape[2]) for each in (pattern, window)]
+    rows = [plan.all_bytes("forward", head_dim=8, dtype="float32").tolist() for plan in plans]
+    assert (rows[0] == rows[1]) == ("near" in branches)
     whole = dilated_attention(q, k, v, pattern)
 
     def on_rank(comm: Any) -> torch.Tensor:
