@@ -18,7 +18,9 @@ _HOMES = {
     "DilatedAttention": "nn",
     "DilatedCache": "decoding",
     "DilatedSegment": "pattern",
+    "Documents": "pattern",
     "GlobalTokens": "pattern",
+    "Intervals": "pattern",
     "Limits": "backend",
     "LocalityReport": "orders.locality",
     "MultiheadDilatedAttention": "nn",
@@ -26,6 +28,7 @@ _HOMES = {
     "NoBackendError": "selector",
     "Pattern": "pattern",
     "PatternError": "pattern",
+    "Prefix": "pattern",
     "Problem": "problem",
     "Refusal": "backend",
     "SlidingWindow": "pattern",
@@ -76,10 +79,13 @@ if TYPE_CHECKING:
     from dilkit.pattern import BlockSparse as BlockSparse
     from dilkit.pattern import Branch as Branch
     from dilkit.pattern import DilatedSegment as DilatedSegment
+    from dilkit.pattern import Documents as Documents
     from dilkit.pattern import GlobalTokens as GlobalTokens
+    from dilkit.pattern import Intervals as Intervals
     from dilkit.pattern import Neighborhood as Neighborhood
     from dilkit.pattern import Pattern as Pattern
     from dilkit.pattern import PatternError as PatternError
+    from dilkit.pattern import Prefix as Prefix
     from dilkit.pattern import SlidingWindow as SlidingWindow
     from dilkit.pattern import Strided as Strided
     from dilkit.pattern import register_kind as register_kind

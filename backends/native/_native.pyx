@@ -25,6 +25,7 @@ cdef extern from "native.h":
         int64_t branches
         const int64_t *kind
         const int64_t *length
+        const int64_t *ahead
         const int64_t *rate
         const int64_t *offset
         const int64_t *without
@@ -117,7 +118,7 @@ cdef TensorView view_of(tensor) except *:
 
 
 cdef bytes joined(arrays, const int64_t **at):
-    """The numbers of twelve arrays, int64 and contiguous, one after the other; `at` is set to where each begins.
+    """The numbers of thirteen arrays, int64 and contiguous, one after the other; `at` is set to where each begins.
 
     Kept as arrays, which are two blocks of memory each, those of many problems would keep the allocator from using what lies between.
     """
@@ -159,16 +160,16 @@ cdef class EncodedProblem:
         self, sizes, int dtype, int causal, int once, double scale, arrays
     ):
         cdef Problem *p = &self.problem
-        cdef const int64_t *at[12]
+        cdef const int64_t *at[13]
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
         p.step = 1
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
         p.branches, p.lse_head, p.keep_scale = len(arrays.kind), p.seq, 1.0
         self.numbers = joined(arrays, at)
-        p.kind, p.length, p.rate, p.grid = at[0], at[1], at[2], <const Grid *>at[3]
-        p.offset, p.without, p.beyond, p.shown = at[4], at[5], at[6], <const uint64_t *>at[7]
-        p.runs.table, p.runs.rows_end, p.runs.first_columns = at[8], at[9], at[10]
-        p.runs.columns = <const int64_t (*)[2]>at[11]
+        p.kind, p.length, p.ahead, p.rate, p.grid = at[0], at[1], at[2], at[3], <const Grid *>at[4]
+        p.offset, p.without, p.beyond, p.shown = at[5], at[6], at[7], <const uint64_t *>at[8]
+        p.runs.table, p.runs.rows_end, p.runs.first_columns = at[9], at[10], at[11]
+        p.runs.columns = <const int64_t (*)[2]>at[12]
         if p.seq:
             check_grids(p, p.seq)
             p.classes = lesser(p.classes, p.seq)

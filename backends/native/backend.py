@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dilkit import environment, plan
-from dilkit.backend import Backend, Limits, Refusal, missing_modules, one_sided_refusals
+from dilkit.backend import Backend, Limits, Refusal, missing_modules
 from dilkit.backends.native.branches import (
     MOST_TOKENS,
     MOST_WINDOW,
@@ -153,10 +153,9 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
     if in_numbers and problem.seq > MOST_TOKENS and not all(isinstance(form, Segments) for form in forms):
         found.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
     left_out = (forms[at] for form in forms for at in form.without)
-    if any(isinstance(other, Band) and other.begin for other in left_out):
-        limit = "no band that begins at a distance is left out pair by pair"
+    if any(isinstance(other, Band) and (other.begin or other.back != other.ahead) for other in left_out):
+        limit = "no band that begins at a distance, or reaches farther back than ahead, is left out pair by pair"
         found.append(Refusal("overlap", "'once'", limit, 'overlap="count", or backend="reference"'))
-    found += one_sided_refusals(problem)
     if (window := widest_window(problem)) > MOST_WINDOW:
         found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
     return found

@@ -1,7 +1,7 @@
 """The forms of a pattern as the C kernel reads them: arrays of numbers. kernels/native.h says what they mean.
 
 Segments       SEGMENTS   length, rate, an offset for each head
-Band           BAND       length and rate
+Band           BAND       length, how far ahead, rate
 Global, Runs   RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
 Grid           GRID       sizes, kernel sizes and dilations of three dimensions; length of the last
 
@@ -35,10 +35,11 @@ MOST_TOKENS = 2**30
 
 
 class BranchArrays(NamedTuple):
-    """Contiguous: `kind`, `length`, `rate` `(branches,)`, `grid` 9 each; `offset` to `shown` `(heads, branches)`; tables."""
+    """Contiguous: `kind` to `rate` `(branches,)`, `grid` 9 each; `offset` to `shown` `(heads, branches)`; then tables."""
 
     kind: Int64Array
     length: Int64Array
+    ahead: Int64Array
     rate: Int64Array
     grid: Int64Array
     offset: Int64Array
@@ -57,6 +58,7 @@ class KernelBranch(NamedTuple):
     number: int
     kind: int
     length: int
+    ahead: int
     rate: int
     grid: tuple[int, ...]
 
@@ -65,14 +67,14 @@ class KernelBranch(NamedTuple):
         """The one that a form belongs to."""
         none = (1,) * 9
         if isinstance(form, Segments):
-            return cls(form.branch, SEGMENTS, form.length, form.rate, none)
+            return cls(form.branch, SEGMENTS, form.length, 0, form.rate, none)
         if isinstance(form, Band):
-            return cls(form.branch, BAND, min(form.back + 1, UNBOUNDED), form.rate, none)
+            return cls(form.branch, BAND, min(form.back + 1, UNBOUNDED), form.ahead, form.rate, none)
         if isinstance(form, Grid):
             sizes = (form.shape, form.kernel, form.dilation)  # dimensions that a grid has not are the first ones, of size 1
             grid = (min(size, UNBOUNDED) for given in sizes for size in (*(1,) * (3 - len(given)), *given))
-            return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), 1, tuple(grid))
-        return cls(form.branch, RUNS, form.block if isinstance(form, Runs) else UNBOUNDED, 1, none)
+            return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), 0, 1, tuple(grid))
+        return cls(form.branch, RUNS, form.block if isinstance(form, Runs) else UNBOUNDED, 0, 1, none)
 
 
 def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
@@ -86,7 +88,8 @@ def branch_arrays(problem: Problem) -> BranchArrays:
 
     forms, tables = problem.forms, Tables()
     branches = kernel_branches(forms)
-    _, kind, length, rate = (np.array(values, np.int64) for values in zip(*(branch[:4] for branch in branches), strict=True))
+    numbers = zip(*(branch[1:5] for branch in branches), strict=True)
+    kind, length, ahead, rate = (np.array(values, np.int64) for values in numbers)
     grid = np.array([branch.grid for branch in branches], np.int64).reshape(-1)
     places = [branches.index(KernelBranch.of(form)) for form in forms]
     offset, without = (np.full((problem.heads, len(branches)), -1, np.int64) for _ in range(2))
@@ -99,8 +102,8 @@ def branch_arrays(problem: Problem) -> BranchArrays:
         beyond[served] = form.first if isinstance(form, Band) else 0
         shown[served] = 0 if isinstance(form, Segments) else sum(1 << places[i] for i in form.without)
     if (classes := residue_classes(problem)) > 1:  # the rows of one of them, counted from 0
-        rate, length, beyond = rate // classes, -(-length // classes), -(-beyond // classes)
-    return BranchArrays(kind, length, rate, grid, offset, without, beyond, shown.view(np.int64), *tables.arrays())
+        rate, length, ahead, beyond = rate // classes, -(-length // classes), ahead // classes, -(-beyond // classes)
+    return BranchArrays(kind, length, ahead, rate, grid, offset, without, beyond, shown.view(np.int64), *tables.arrays())
 
 
 class Tables:
@@ -175,5 +178,5 @@ def residue_classes(problem: Problem) -> int:
 
 def widest_window(problem: Problem) -> int:
     """The widest window that does not reach over the whole sequence, of packed ones the longest; 0 if there is none."""
-    windows = [form.back + 1 for form in problem.forms if isinstance(form, Band)]
+    windows = [reach + 1 for form in problem.forms if isinstance(form, Band) for reach in (form.back, form.ahead)]
     return max((window for window in windows if window < problem.seq), default=0)

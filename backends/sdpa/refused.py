@@ -65,7 +65,7 @@ def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     return tuple(found)
 
 
-NO_VIEW = "another backend: what blocks and neighborhoods see is no strided view"
+NO_VIEW = "another backend: runs and grids are no strided views"
 MOST_PLACES = 8
 """Runs of global tokens: with n of them a branch takes about n * n calls."""
 _HINT = 'overlap="count", or another backend'

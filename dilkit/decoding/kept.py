@@ -32,7 +32,7 @@ def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     token = torch.arange(seq)
     total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32)
     for branch in pattern.branches:
-        for form in branch.for_all_heads().forms(pattern.among(kv_heads, kv_heads), seq):
+        for form in branch.of_heads(None).forms(pattern.among(kv_heads, kv_heads), seq):
             total += _seen_after(form, token) & (token <= token[:, None])
     return total
 

@@ -54,7 +54,7 @@ class Pattern(Presets):
 
     Here `w_b = segment_lengths[b]` is in tokens, `r_b = dilation_rates[b]`, and `o_bh` is the offset of head h. `Pattern.of`
     takes branches of any kind: `DilatedSegment`, `SlidingWindow`, `GlobalTokens`, `Strided`,
-    `BlockSparse`, `Neighborhood`.
+    `BlockSparse`, `Neighborhood`, `Documents`, `Prefix`, `Intervals`.
 
     - `segment_lengths`, `dilation_rates`: one positive integer for each branch; a rate is at most its length.
     - `offset`: "modulo" means `o_bh = h mod r_b`, as in the paper; "block" means `h // ceil(H / r_b)`, as in torchscale. H is
@@ -410,6 +410,10 @@ class Pattern(Presets):
 
     def __repr__(self) -> str:
         return full_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For IPython and hypothesis, which print dataclasses field by field: patterns of other kinds lack two fields."""
+        printer.text(repr(self))
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.device import Device, probe
-from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
+from dilkit.pattern import (
+    BlockSparse,
+    DilatedSegment,
+    Documents,
+    GlobalTokens,
+    Intervals,
+    Neighborhood,
+    Pattern,
+    Prefix,
+    SlidingWindow,
+    Strided,
+)
 from dilkit.problem import DTYPES, Problem
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
@@ -236,6 +247,8 @@ DROPPING = tuple(
 )
 """Calls that drop weights, of sequences by themselves and packed."""
 
+_IN_TURN = Intervals([[i - i % 9, i + 3] for i in range(60)], [[i, i + 5 * (i % 2)] for i in range(60)])
+"""Each row sees what is before it in its nine rows, and a run or a row after it."""
 _MIXED = (DilatedSegment(16, 4), SlidingWindow(5), GlobalTokens(2), Strided(9))
 _OTHER_KINDS: dict[str, Fields] = {
     "window of 1": dict(pattern=Pattern.of(SlidingWindow(1))),
@@ -273,6 +286,15 @@ _OTHER_KINDS: dict[str, Fields] = {
         seq=42,
         dropout_p=0.3,
     ),
+    "documents": dict(pattern=Pattern.of(Documents([13, 1, 20, 19])), seq=53, mask="random"),
+    "documents causal": dict(pattern=Pattern.of(Documents([13, 30], heads=(1, 4)), SlidingWindow(5)), is_causal=True, kv_heads=2),
+    "prefix": dict(pattern=Pattern.of(Prefix(17)), seq=43, mask="left"),
+    "prefix beyond all": dict(pattern=Pattern.of(Prefix(100)), seq=23, kv_heads=2),
+    "prefix once": dict(pattern=Pattern.of(Prefix(9), GlobalTokens([2, 20]), overlap="once"), seq=37, sink="random"),
+    "prefix packed": dict(pattern=Pattern.of(Prefix(6)), batch=1, lengths=(0, 13, 25, 1), seq=39, dropout_p=0.2),
+    "intervals": dict(pattern=Pattern.of(_IN_TURN), seq=53, mask="random"),
+    "intervals causal": dict(pattern=Pattern.of(_IN_TURN, DilatedSegment(16, 2)), is_causal=True, seq=60),
+    "intervals last rows": dict(pattern=Pattern.of(_IN_TURN), lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False),
     "window and global": dict(pattern=Pattern.of(SlidingWindow(4), GlobalTokens(2)), seq=59),
     "window and sinks": dict(pattern=Pattern.of(SlidingWindow(6), GlobalTokens(4, "read"), overlap="once"), is_causal=True),
     "mixed": dict(pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3, mask="random"),

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from helpers.strategies import Heads
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
+from dilkit import (
+    BlockSparse,
+    DilatedSegment,
+    Documents,
+    GlobalTokens,
+    Intervals,
+    Neighborhood,
+    Pattern,
+    Prefix,
+    SlidingWindow,
+    Strided,
+)
 
 
 def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads) -> bool:
@@ -26,6 +39,13 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
             return j in positions or (direction == "both" and i in positions)
         case Strided(stride=stride):
             return (i - j) % stride == 0
+        case Documents(lengths=lengths):
+            starts = np.cumsum([0, *lengths])
+            return any(start <= x < stop for start, stop in pairwise(starts) for x in [min(i, j)] if max(i, j) < stop)
+        case Prefix(length=length):
+            return j <= i or (i < length and j < length)
+        case Intervals(rows=rows):
+            return any(start <= j < stop for start, stop in rows.array()[i].tolist())
         case Neighborhood(shape=shape, kernel_size=kernel_size, dilation=dilation):
             at, to = np.unravel_index(i, shape), np.unravel_index(j, shape)
             return all(b in nearest(a, *sizes) for a, b, *sizes in zip(at, to, shape, kernel_size, dilation, strict=True))

@@ -7,7 +7,18 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
+from dilkit import (
+    BlockSparse,
+    DilatedSegment,
+    Documents,
+    GlobalTokens,
+    Intervals,
+    Neighborhood,
+    Pattern,
+    Prefix,
+    SlidingWindow,
+    Strided,
+)
 from dilkit.pattern import Branch
 
 Heads = tuple[int, int]
@@ -61,15 +72,19 @@ def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int, tokens: int
     """
     starts = st.integers(0, heads - 1)
     served = draw(st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads))))
-    kind, size = (
-        draw(st.sampled_from([DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse])),
-        draw(st.integers(1, 24)),
-    )
+    kinds = [DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse, Documents, Prefix, Intervals]
+    kind, size = draw(st.sampled_from(kinds)), draw(st.integers(1, 24))
     if kind is GlobalTokens:
         chosen = draw(st.integers(1, 4) | st.lists(st.integers(0, 20), min_size=1, max_size=4, unique=True))
         return GlobalTokens(chosen, draw(st.sampled_from(["both", "read"])), heads=served)
-    if kind is Strided:
-        return Strided(size, heads=served)
+    if kind in (Strided, Prefix):
+        return kind(size, heads=served)
+    if kind is Documents:
+        return Documents([*draw(st.lists(st.integers(1, 24), max_size=4)), tokens], heads=served)
+    if kind is Intervals:
+        random = np.random.default_rng(draw(st.integers(0, 99)))
+        first = random.integers(-2, tokens, (tokens, draw(st.integers(1, 2))))
+        return Intervals(first, first + random.integers(-3, size, first.shape), heads=served)
     if kind is BlockSparse:
         block_size = draw(st.integers(3, 17))
         shape = draw(st.sampled_from([1, in_model])), -(-tokens // block_size), -(-tokens // block_size)

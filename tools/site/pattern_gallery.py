@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from dilkit.pattern import DilatedSegment, Pattern, SlidingWindow
+from dilkit.pattern import DilatedSegment, Documents, Intervals, Pattern, Prefix, SlidingWindow
 from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import new_figure, save
 from dilkit.viz import draw_count
@@ -38,7 +38,17 @@ def gallery(seq: int) -> dict[str, Entry]:
         "Longformer": Entry(Pattern.longformer(2 * part, global_tokens=2), False),
         "NATTEN": Entry(Pattern.natten((side, side), side // 4 * 2 - 1), False),
         "BigBird": Entry(Pattern.bigbird(seq, part // 2, random_blocks=2), False),
+        "Packed documents": Entry(Pattern.of(Documents([5 * part, 2 * part, 9 * part])), True),
+        "Prefix language model": Entry(Pattern.of(Prefix(5 * part)), False),
+        "FlashMask": Entry(Pattern.of(_shared_question(part)), False),
     }
+
+
+def _shared_question(part: int) -> Intervals:
+    """A question of 4 parts and three answers of 4: each answer sees the question and what is before it in itself."""
+    question, rows = 4 * part, range(16 * part)
+    first = [[0, i if i < question else i // question * question] for i in rows]
+    return Intervals(first, [[min(i, question - 1), i] for i in rows])
 
 
 def gallery_table(root: Path) -> str:

@@ -12,9 +12,12 @@ from dilkit import (
     BlockSparse,
     DilatedCache,
     DilatedSegment,
+    Documents,
     GlobalTokens,
+    Intervals,
     Neighborhood,
     Pattern,
+    Prefix,
     SlidingWindow,
     Strided,
     comm,
@@ -45,6 +48,9 @@ EXAMPLES = (
     Strided(1),
     BlockSparse([[True]], 1),
     Neighborhood(1, 1),
+    Documents([1]),
+    Prefix(1),
+    Intervals([0], [0]),
 )
 """A branch of each kind."""
 

@@ -153,7 +153,7 @@ static void N(attend_row_list)(const Task *task, const RowList *list, int64_t co
     int vectors;
     for (int64_t first = list->first, end = first + list->count; first < end; first += vectors * N(LANES)) {
         vectors = N(block_vectors)((end - first + N(LANES) - 1) / N(LANES));
-        if (task->phase == BACKWARD_KEY ? task->after != UNBOUNDED : task->before != UNBOUNDED)
+        if (task->intervals || (task->phase == BACKWARD_KEY ? task->after : task->before) != UNBOUNDED)
             N(attend_between)(task, first, end, vectors, columns, bias);
         else if (task->phase == BACKWARD_KEY)
             N(attend_keys)(task, first, end, vectors, columns, bias);
@@ -171,6 +171,12 @@ static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_
         int64_t line = s->slot_line[i], row = N(row_of)(p, line);
         s->slot_first[i] = task->before == UNBOUNDED ? -REAL_MAX : (REAL)(row - task->before);
         s->slot_last[i] = task->after == UNBOUNDED ? REAL_MAX : (REAL)(row + task->after);
+        if (task->intervals && row < p->block_rows) {
+            const int64_t *interval = task->intervals[task->start + row - task->interval_row];
+            REAL first = (REAL)(interval[0] - task->start), last = (REAL)(interval[1] - 1 - task->start);
+            s->slot_first[i] = first > s->slot_first[i] ? first : s->slot_first[i];
+            s->slot_last[i] = last < s->slot_last[i] ? last : s->slot_last[i];
+        }
         s->slot_sum[i] = task->phase == BACKWARD_QUERY ? s->row_sum[line] : 0;
         s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : -(REAL)INFINITY;
         if (row < p->block_rows)

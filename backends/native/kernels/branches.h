@@ -2,7 +2,7 @@
  *
  *     SEGMENTS   attend_segments       cell by cell, rows of a list by the set of branches that keep them
  *     BAND       attend_beyond         rows by their remainder, which see columns from a first to a last position
- *     RUNS       attend_runs           each run of rows with its runs of columns
+ *     RUNS       attend_runs           each run of rows with its runs of columns; rows in order, each with its own, together
  *     GRID       attend_neighborhood   patch by patch of the grid, each with the box around it (neighborhood.h)
  *                        |
  *                        v
@@ -98,13 +98,34 @@ static void N(attend_band)(const Task *task, int64_t rate) {
     }
 }
 
+/* Consecutive rows from `at` on that see a run of columns each, from `run` on: all columns at once, of which each row sees its own. */
+static void N(attend_rows_in_order)(Task *task, int64_t run, int64_t at, int64_t rows) {
+    const RunTables *t = &task->p->runs;
+    task->intervals = &t->columns[t->first_columns[run]], task->interval_row = at;
+    Segment segment = {task->intervals[0][0], lesser(task->intervals[rows - 1][1], task->p->seq), 1};
+    task->runs = branches_overlapping(&segment, 1, task->first_column, task->last_column);
+    for (int64_t x = 0; task->runs && x < rows; x++)
+        task->s.branch_set[x] = !N(hidden)(task, at + x);
+    if (task->runs)
+        N(attend_rows)(task, &segment, at, at + rows);
+    task->intervals = NULL;
+}
+
 /* A branch of RUNS: each run of rows with the runs of columns that it sees, MAX_BRANCHES of these at a time. */
 static void N(attend_runs)(Task *task, int64_t table) {
+    enum { EXACT_POSITIONS = 1 << 24 }; /* of rows and columns, as fp32 numbers */
     const RunTables *t = &task->p->runs;
     Segment segments[MAX_BRANCHES];
     int64_t at = task->start;
     for (int64_t run = run_of_row(t, table, at); at < task->stop && run < t->table[table + 1]; run++) {
-        int64_t stop = greater(lesser(t->rows_end[run], task->stop), at);
+        int64_t stop = greater(lesser(t->rows_end[run], task->stop), at), rows = 0;
+        if (t->rows_end[run] == at + 1 && task->p->seq <= EXACT_POSITIONS)
+            rows = rows_in_order(t, run, lesser(t->table[table + 1], run + task->stop - at));
+        if (rows > 1) {
+            N(attend_rows_in_order)(task, run, at, rows);
+            at += rows, run += rows - 1;
+            continue;
+        }
         for (int64_t first = t->first_columns[run], end = t->first_columns[run + 1]; first < end; first += MAX_BRANCHES) {
             int64_t count = lesser(end - first, MAX_BRANCHES);
             for (int64_t i = 0; i < count; i++)
@@ -120,11 +141,18 @@ static void N(attend_runs)(Task *task, int64_t table) {
     task->runs = 0;
 }
 
-/* How far a row sees: `reach` on both sides, queries under causality nothing behind them, and keys nothing before. */
-static void N(set_reach)(Task *task, int64_t reach) {
-    int by_key = task->phase == BACKWARD_KEY, causal = task->p->causal;
-    task->before = causal && by_key ? 0 : reach;
-    task->after = causal && !by_key ? 0 : reach;
+/* How far a row sees: a query as far back and ahead as the branch says, under causality nothing ahead; a key the other way round. */
+static void N(set_reach)(Task *task, int64_t b) {
+    const Problem *p = task->p;
+    int64_t back = UNBOUNDED, ahead = UNBOUNDED;
+    if (p->kind[b] == BAND && p->length[b] < p->seq)
+        back = p->length[b] - 1;
+    if (p->kind[b] == BAND && p->ahead[b] < p->seq - 1)
+        ahead = p->ahead[b];
+    if (p->causal)
+        ahead = 0;
+    int by_key = task->phase == BACKWARD_KEY;
+    task->before = by_key ? ahead : back, task->after = by_key ? back : ahead;
 }
 
 /* The part of a BAND that is at least `beyond` away: what is before a row, then what is behind it. */
@@ -152,7 +180,7 @@ static void N(attend_block)(Task *task) {
         int by_key = task->phase == BACKWARD_KEY;
         task->without[0] = table < 0 ? -1 : 2 * table + by_key, task->without[1] = table < 0 ? -1 : 2 * table + !by_key;
         N(set_relations)(task, b);
-        N(set_reach)(task, p->kind[b] == BAND && p->length[b] < p->seq ? p->length[b] - 1 : UNBOUNDED);
+        N(set_reach)(task, b);
         if (p->kind[b] == SEGMENTS)
             N(attend_segments)(task, served);
         else if (p->kind[b] == BAND)

@@ -29,7 +29,7 @@ enum { FORWARD, BACKWARD_QUERY, BACKWARD_KEY };
 /* How a branch says which query sees which key.
  *
  *     SEGMENTS  both are kept, and are in one segment              `length` of a segment, `rate`, and the offset of each head
- *     BAND      |i - j| < length and (i - j) mod rate == 0         a sliding window, strided attention
+ *     BAND      -ahead <= i - j < length, (i - j) mod rate == 0    a sliding window, strided attention
  *     RUNS      a run of consecutive queries sees runs of keys     global tokens, blocks: `tables`
  *     GRID      a cell of a grid sees those around it              neighborhoods: `grid`
  */
@@ -71,7 +71,7 @@ typedef struct {
     int dtype, causal, once;
     double scale;
     int64_t branches;
-    const int64_t *kind, *length, *rate; /* (branches,), at most UNBOUNDED */
+    const int64_t *kind, *length, *ahead, *rate; /* (branches,), at most UNBOUNDED */
     const int64_t *offset; /* (heads, branches), for RUNS the number of a table; -1 where a branch does not serve a head */
     /* (heads, branches), so that a pair counts once: the number of a table whose rows of any run are left out, or -1; the distance
      * from which on a BAND begins; and the set of branches whose pairs are left out one by one, no RUNS (none for SEGMENTS) */

@@ -55,6 +55,8 @@ typedef struct {
     int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
     int64_t before, after; /* of the branches at hand: a row at x sees columns from x - before to x + after, or UNBOUNDED */
     int64_t without[2];    /* the tables of the rows and of the columns that these branches leave out, -1 = none */
+    const int64_t (*intervals)[2]; /* RUNS of one row each, from `interval_row` on: the columns that each row sees; else NULL */
+    int64_t interval_row;
     uint64_t runs;         /* RUNS, GRID: the columns are in these segments, and all rows see them; else 0 */
     int own, relations;    /* relations of the branch at hand: the first `own` say which pairs are seen, the others which are not */
 } Task;

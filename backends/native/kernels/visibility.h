@@ -90,6 +90,17 @@ static inline int64_t run_of_row(const RunTables *t, int64_t table, int64_t x) {
     return low;
 }
 
+/* How many runs from `run` on, before `end`, are of one row and see one run of columns, the runs of columns in the order of the rows. */
+static inline int64_t rows_in_order(const RunTables *t, int64_t run, int64_t end) {
+    int64_t next = run;
+    for (; next < end && t->first_columns[next + 1] - t->first_columns[next] == 1; next++) {
+        const int64_t *columns = t->columns[t->first_columns[next]];
+        if (next > run && (t->rows_end[next] != t->rows_end[next - 1] + 1 || columns[0] < columns[-2] || columns[1] < columns[-1]))
+            break;
+    }
+    return next - run;
+}
+
 /* Whether row `x` sees any column, by a table; no row does by table -1. */
 static inline int in_table(const RunTables *t, int64_t table, int64_t x) {
     if (table < 0)

@@ -11,8 +11,11 @@ from dilkit.pattern.kinds.block_layout import BlockLayout
 from dilkit.pattern.kinds.block_sparse import BlockSparse
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.kinds.dilated_segment import DilatedSegment
+from dilkit.pattern.kinds.documents import Documents
 from dilkit.pattern.kinds.global_tokens import GlobalTokens
+from dilkit.pattern.kinds.intervals import Intervals, RowIntervals
 from dilkit.pattern.kinds.neighborhood import Neighborhood
+from dilkit.pattern.kinds.prefix import Prefix
 from dilkit.pattern.kinds.registry import KINDS, kind_class, known_kinds, register_kind
 from dilkit.pattern.kinds.sliding_window import SlidingWindow
 from dilkit.pattern.kinds.strided import Strided
@@ -23,8 +26,12 @@ __all__ = [
     "BlockSparse",
     "Branch",
     "DilatedSegment",
+    "Documents",
     "GlobalTokens",
+    "Intervals",
     "Neighborhood",
+    "Prefix",
+    "RowIntervals",
     "SlidingWindow",
     "Strided",
     "branch_of",

@@ -124,12 +124,11 @@ class Branch(ABC):
         if self.heads is None:
             return self
         first, last = max(self.heads[0], start), min(self.heads[1], stop)
-        changes: dict[str, Any] = dict(heads=(first - start, last - start))
-        return dataclasses.replace(self, **changes) if first < last else None
+        return self.of_heads((first - start, last - start)) if first < last else None
 
-    def for_all_heads(self) -> Branch:
-        """The branch for every query head."""
-        changes: dict[str, Any] = dict(heads=None)
+    def of_heads(self, heads: tuple[int, int] | None) -> Branch:
+        """The branch for the query heads `start` to `stop - 1`, or for all."""
+        changes: dict[str, Any] = dict(heads=heads)
         return dataclasses.replace(self, **changes)
 
     def to_fields(self) -> dict[str, Any]:

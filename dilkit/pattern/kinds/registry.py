@@ -11,15 +11,28 @@ from dilkit.pattern.checks import PatternError
 from dilkit.pattern.kinds.block_sparse import BlockSparse
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.kinds.dilated_segment import DilatedSegment
+from dilkit.pattern.kinds.documents import Documents
 from dilkit.pattern.kinds.global_tokens import GlobalTokens
+from dilkit.pattern.kinds.intervals import Intervals
 from dilkit.pattern.kinds.neighborhood import Neighborhood
+from dilkit.pattern.kinds.prefix import Prefix
 from dilkit.pattern.kinds.sliding_window import SlidingWindow
 from dilkit.pattern.kinds.strided import Strided
 
 GROUP = "dilkit.kinds"
 """The entry points by which packages announce kinds: name = the kind, value = the class."""
 
-_OWN: tuple[type[Branch], ...] = (DilatedSegment, SlidingWindow, GlobalTokens, Strided, BlockSparse, Neighborhood)
+_OWN: tuple[type[Branch], ...] = (
+    DilatedSegment,
+    SlidingWindow,
+    GlobalTokens,
+    Strided,
+    BlockSparse,
+    Neighborhood,
+    Documents,
+    Prefix,
+    Intervals,
+)
 KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in _OWN}
 """The classes that are known by now, by the names of their kinds, as JSON has them."""
 

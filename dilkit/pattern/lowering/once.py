@@ -58,16 +58,22 @@ def _one_after_another(forms: Iterable[Form], first: int) -> Iterator[Form]:
 
 def _without(form: Form, before: Sequence[Form], first: int) -> Form:
     others = [(place, other) for place, other in enumerate(before, first) if other.branch != form.branch]
+    if any(other.without_rows is not None for _, other in others):
+        return Unlowered(heads=form.heads, branch=form.branch, why=_NO_FORM)
     changes: dict[str, Any] = dict(
         without=tuple(place for place, other in others if not isinstance(other, Global) and not _ends_before(other, form))
     )
     if seen := [other for _, other in others if isinstance(other, Global)]:
-        changes["without_rows"] = union(*(other.rows for other in seen))
-        changes["without_columns"] = union(*(other.columns for other in seen))
+        own_rows, own_columns = ([] if own is None else [own] for own in (form.without_rows, form.without_columns))
+        changes["without_rows"] = union(*own_rows, *(other.rows for other in seen))
+        changes["without_columns"] = union(*own_columns, *(other.columns for other in seen))
     if isinstance(form, Band):
         ends = (other.back + 1 for _, other in others if isinstance(other, Band) and _ends_before(other, form))
         changes["beyond"] = max(ends, default=0)
     return replace(form, **changes)
+
+
+_NO_FORM = 'with overlap="once", what is left beside a branch that some rows take no part in is no form; use overlap="count"'
 
 
 def _ends_before(other: Form, form: Form) -> bool:

@@ -37,6 +37,18 @@ class RunTable(NamedTuple):
         stop = np.arange(1, blocks + 1, dtype=np.int64) * block_size
         return cls(stop, np.bincount(row[begins], minlength=blocks).astype(np.int64), columns.astype(np.int64))
 
+    def joined(self) -> RunTable:
+        """The same with rows that follow one another and see the same columns as one run."""
+        import numpy as np
+
+        row = np.repeat(np.arange(len(self.runs)), self.runs)
+        before = (np.arange(len(row)) - np.append(0, self.runs)[row]).clip(0)  # the same column's place in the row before
+        differs = (self.columns != self.columns[before]).any(1)
+        changed = np.append(True, self.runs[1:] != self.runs[:-1])
+        changed |= np.bincount(row[differs], minlength=len(self.runs)) > 0
+        last = np.append(changed[1:], True)
+        return RunTable(self.stop[last], self.runs[changed], self.columns[np.repeat(changed, self.runs)])
+
     @classmethod
     def any_of(cls, tables: Sequence[RunTable]) -> RunTable:
         """Each row sees what it sees in any of the tables."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, PatternError, Problem, SlidingWindow, Strided
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, PatternError, Prefix, Problem, SlidingWindow, Strided
 from dilkit import dilated_attention as attend
 from dilkit import dilated_attention_varlen as attend_packed
 from dilkit.backends.native import _native
@@ -69,7 +69,10 @@ def test_random_mixes(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, d
     sizes = dict(seq=seq if grid is None else grid.max_seq, heads=heads, kv_heads=kv_heads, batch=1, head_dim=5)
     mixed = Case(feature="mix", variant="random", pattern=pattern, is_causal=is_causal, dtype=dtype, mask="random", **sizes)
     result = check("native", mixed)
-    assert result.verdict == "passed", "; ".join(result.reasons)
+    if pattern.overlap == "once" and any(isinstance(branch, Prefix) for branch in pattern.branches):
+        assert result.verdict in ("passed", "refused")  # what is left beside it may be no form
+    else:
+        assert result.verdict == "passed", "; ".join(result.reasons)
 
 
 @settings(max_examples=40, deadline=None)

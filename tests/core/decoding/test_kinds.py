@@ -19,9 +19,12 @@ from dilkit import (
     DilatedAttention,
     DilatedCache,
     DilatedSegment,
+    Documents,
     GlobalTokens,
+    Intervals,
     MultiheadDilatedAttention,
     Pattern,
+    Prefix,
     SlidingWindow,
     Strided,
 )
@@ -46,6 +49,8 @@ PATTERNS = {
     "tokens that are read": Pattern.of(GlobalTokens([3, 20], "read")),
     "strides": Pattern.sparse_transformer(7),
     "blocks": Pattern.of(BlockSparse.bigbird(9, 6, heads=6)),
+    "documents": Pattern.of(Documents([9, 20, 30]), SlidingWindow(3)),
+    "prefix": Pattern.of(Prefix(7)),
     "with segments": Pattern.of(DilatedSegment(8, 2), SlidingWindow(5), GlobalTokens(2), Strided(9)),
     "once": Pattern.of(Strided(4), DilatedSegment(12, 3), SlidingWindow(9, 2), GlobalTokens([1, 17]), overlap="once"),
     "windows by heads": Pattern.of(
@@ -145,7 +150,7 @@ def test_any_chunks_of_any_pattern_with_any_going_back(data: st.DataObject, draw
 def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
     """Of blocks, all rows are kept."""
     pattern, (heads, kv_heads) = drawn
-    kept = [branch for branch in pattern.branches if not isinstance(branch, BlockSparse)]
+    kept = [branch for branch in pattern.branches if not isinstance(branch, (BlockSparse, Documents, Prefix, Intervals))]
     if not kept:
         return
     pattern, segments = pattern.with_branches(*kept), [b.segment_length for b in kept if isinstance(b, DilatedSegment)]
