@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs
 from dilkit.checks import boolean, not_distributed, one_of, probability, real
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.op import boundary
+from dilkit.op.arguments import check_inputs
 from dilkit.op.dropout import draw_seed
 from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.orders.heads import Orders, as_orders

@@ -17,8 +17,8 @@ from dilkit.comm.cuts import shard_cuts
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.comm.token_files import mapped_tokens
 from dilkit.comm.transports.base import Comm, check_comm
-from dilkit.orders.checks import MAX_TOKENS, check_dim, check_order, check_tokens, wrong_length
-from dilkit.orders.token_order import TokenOrder
+from dilkit.orders.checks import MAX_TOKENS, check_dim, check_tokens, wrong_length
+from dilkit.orders.token_order import TokenOrder, check_order
 from dilkit.pattern import Pattern
 
 

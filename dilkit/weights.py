@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs
 from dilkit.checks import boolean, real
+from dilkit.op.arguments import check_inputs
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.op.rules import without_autocast

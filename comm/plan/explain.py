@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.routes import Route
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.traffic import Rows
 from dilkit.pattern import Branch, DilatedSegment
 from dilkit.pattern.lowering import Band, Form, Runs, Segments
+
+if TYPE_CHECKING:
+    from dilkit.comm.plan.exchange_plan import ExchangePlan
 
 ROUTE_TEXTS = {
     "local": "every segment is within one rank: nothing is sent",

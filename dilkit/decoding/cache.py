@@ -11,13 +11,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, check_pattern, dilated_attention
+from dilkit.attention import dilated_attention
 from dilkit.checks import integer, real
 from dilkit.decoding.branch_rows import BranchRows
 from dilkit.decoding.chunk import attend_chunk
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.state import CacheState, loaded, state_of
 from dilkit.decoding.stores import check_decodable, open_stores
+from dilkit.op.arguments import check_inputs, check_pattern
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import Problem, check_scale
 from dilkit.selector import requested_backends, select

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dilkit.attention import check_pattern, encode_arguments
 from dilkit.checks import boolean
+from dilkit.op.arguments import check_pattern, encode_arguments
 from dilkit.op.kvcache import check_no_gradient, check_tensors, last_rows_op
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern

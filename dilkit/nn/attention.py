@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dilkit.attention import check_pattern, dilated_attention
+from dilkit.attention import dilated_attention
 from dilkit.checks import real
+from dilkit.op.arguments import check_pattern
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder

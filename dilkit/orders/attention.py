@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, encode_arguments, further_arguments
 from dilkit.checks import boolean
+from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import forward_op
 from dilkit.op.schema import with_pattern

@@ -110,14 +110,6 @@ def check_dim(x: Any, dim: int, name: str = "x") -> None:
         raise ValueError(f"dim={dim} is no dimension of {name}, which has shape {tuple(x.shape)}")
 
 
-def check_order(order: Any) -> None:
-    """Raise TypeError unless `order` is a `TokenOrder`."""
-    from dilkit.orders.token_order import TokenOrder
-
-    if not isinstance(order, TokenOrder):
-        raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
-
-
 def wrong_length(what: str, tokens: int, order: TokenOrder) -> ValueError:
     """The error for a sequence of another length than the order's; `what` begins its text."""
     cells, extra = len(order) - order.extra_tokens, order.extra_tokens

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from dilkit.orders import _curves, _generalised_hilbert
 from dilkit.orders.checks import Index, empty
+from dilkit.orders.compiled import _curves, _generalised_hilbert
 
 TILE_SIDE = {1: 64, 2: 8, 3: 4}
 """The side of a tile of 64 cells, by the number of axes."""

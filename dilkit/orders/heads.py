@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
-from dilkit.orders.checks import check_order, wrong_length
-from dilkit.orders.token_order import TokenOrder
+from dilkit.orders.checks import wrong_length
+from dilkit.orders.token_order import TokenOrder, check_order
 from dilkit.pattern import Pattern
 
 Orders: TypeAlias = tuple[TokenOrder, ...]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+import dilkit
 from dilkit.op.schema import library
 from dilkit.orders.checks import check_tokens
 
@@ -107,9 +108,7 @@ _move: Callable[[Tensor, int, Tensor, Tensor], Tensor] = _Moved.apply
 
 
 def _reorder(x: Tensor, dim: int, order: str, inverse: bool) -> Tensor:
-    from dilkit.orders.token_order import TokenOrder
-
-    return _select(x, dim, index_of(TokenOrder.from_text(order), x.device, inverse))
+    return _select(x, dim, index_of(dilkit.TokenOrder.from_text(order), x.device, inverse))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

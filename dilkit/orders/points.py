@@ -14,8 +14,9 @@ import torch
 
 from dilkit import environment
 from dilkit.checks import integer, one_of, real
-from dilkit.orders import _points, point_arrays
+from dilkit.orders import point_arrays
 from dilkit.orders.checks import empty
+from dilkit.orders.compiled import _points
 from dilkit.orders.point_arrays import Array
 from dilkit.orders.state_tables import state_table
 from dilkit.orders.token_order import TokenOrder

@@ -307,6 +307,12 @@ class TokenOrder:
         return self._own[name] if name in self._own else self._own.setdefault(name, make())
 
 
+def check_order(order: Any) -> None:
+    """Raise TypeError unless `order` is a `TokenOrder`."""
+    if not isinstance(order, TokenOrder):
+        raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
+
+
 def _locked(array: Index) -> Index:
     """A read-only view. The array itself stays writable, so that torch can share its memory (`dilkit.orders.operators`)."""
     view = array.view()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dilkit.attention import check_inputs, encode_arguments, further_arguments
 from dilkit.checks import boolean, integer
+from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.operators import forward_op
 from dilkit.op.sequences import check_cu_seqlens
 from dilkit.pattern import Pattern

@@ -30,6 +30,7 @@ from dilkit.pattern.checks import (
 from dilkit.pattern.fields import fields_of, json_of
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds import Branch, DilatedSegment, check_branches
+from dilkit.pattern.kinds.registry import READ_WITH_CLASSES
 from dilkit.pattern.presets import Presets
 from dilkit.pattern.text import description, full_text, short_text
 
@@ -421,7 +422,7 @@ def _from_json(text: str) -> Pattern:
     return _parsed(text)
 
 
-forget_texts = _from_json.cache_clear
+READ_WITH_CLASSES.append(_from_json.cache_clear)
 
 
 def _parsed(text: str) -> Pattern:

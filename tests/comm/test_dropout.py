@@ -96,7 +96,7 @@ def test_along_token_orders(masked: bool, monkeypatch: pytest.MonkeyPatch) -> No
         return out
 
     monkeypatch.setattr(arguments, "draw_seed", lambda: torch.tensor(SEED))
-    monkeypatch.setattr("dilkit.attention.draw_seed", lambda: torch.tensor(SEED))
+    monkeypatch.setattr("dilkit.op.arguments.draw_seed", lambda: torch.tensor(SEED))
     options: dict[str, Any] = dict(key_padding_mask=mask) if masked else {}
     want = ordered_dilated_attention(*whole, pattern, orders, dropout_p=P, **options)
     torch.testing.assert_close(torch.cat(run_threads(3, on_rank, timeout=30), 1), want, rtol=1e-11, atol=1e-11)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, Prefix, SlidingWindow, Strided
+from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Neighborhood, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments, lower
 
 Bools = NDArray[np.bool_]
@@ -81,6 +81,9 @@ def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:
 
 @settings(max_examples=150, deadline=None)
 @given(mixes_with_heads(), st.integers(0, 26))
+@example(
+    (Pattern.of(Prefix(1), Documents([30]), overlap="once"), (1, 1)), 2
+)  # of one branch two forms, of another one like the second
 def test_forms_show_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
     pattern, (heads, kv_heads) = drawn
     forms = lower(pattern, seq, heads, kv_heads)

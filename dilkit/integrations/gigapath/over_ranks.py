@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from dilkit.integrations.ranks import over_ranks
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Pattern
 
@@ -17,15 +17,14 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """What a slide encoder asks of a process group, a `dilkit.comm.Comm`. That package is loaded here, where it is needed."""
+    """What a slide encoder asks of a process group, a `dilkit.comm.Comm`."""
 
     def __init__(self, comm: Any, pattern: Pattern) -> None:
         self.comm, self.pattern = comm, pattern
 
     def attention(self, backend: str | Sequence[str] | None) -> nn.Module:
         """The attention of all ranks together."""
-        module: nn.Module = importlib.import_module("dilkit.comm").RingDilatedAttention(self.pattern, self.comm, backend=backend)
-        return module
+        return over_ranks().attention_module(self.pattern, self.comm, backend)
 
     def agreed(self, given: Callable[[], T], facts: Callable[[T], dict[str, Any]]) -> T:
         """What `given()` returns. Raises on every rank where it raises on one, or where ranks differ in its `facts`."""
@@ -35,7 +34,7 @@ class Ranks:
             values.append(given())
             return facts(values[0])
 
-        importlib.import_module("dilkit.comm.agreement").agree_on(self.comm, own, step="arguments of SlideEncoder")
+        over_ranks().agree_on(self.comm, own, step="arguments of SlideEncoder")
         return values[0]
 
     def tiles(self, lengths: Sequence[int]) -> tuple[slice, bool]:
@@ -45,7 +44,7 @@ class Ranks:
         """
         if len(lengths) != 1:
             raise ValueError(f"tiles has {len(lengths)} slides; over ranks (comm=) one at a time is computed: tiles[:1]")
-        cuts = importlib.import_module("dilkit.comm").shard_cuts(lengths[0] + 1, self.comm.size, self.pattern)
+        cuts = over_ranks().shard_cuts(lengths[0] + 1, self.comm.size, self.pattern)
         start, stop = cuts[self.comm.rank : self.comm.rank + 2]
         return slice(max(start - 1, 0), stop - 1), self.comm.rank == 0
 
@@ -60,7 +59,7 @@ class Ranks:
 
     def take_from_first(self, x: Tensor) -> None:
         """Replace `x`, in place, by that of the first rank."""
-        importlib.import_module("dilkit.comm").copy_from_rank([x], self.comm)
+        over_ranks().copy_from_rank([x], self.comm)
 
     def on_first(self, module: nn.Module, x: Tensor) -> Tensor:
         """`module(x)`, which every rank computes of the same `x`; the gradients of its parameters are the first rank's alone."""
@@ -81,7 +80,7 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, comm: Any) -> Tensor:
         total = part.clone()
-        importlib.import_module("dilkit.comm").sum_over_ranks([total], comm)
+        over_ranks().sum_over_ranks([total], comm)
         return total
 
     @staticmethod

@@ -5,7 +5,6 @@ Its projections, `inner_attn_ln`, `xpos` and parameters are the module's own; on
 
 from __future__ import annotations
 
-import importlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.compiler import assume_constant_result
+from dilkit.integrations.ranks import over_ranks
 from dilkit.integrations.torchscale.masks import MaskMemory
 from dilkit.pattern import Pattern
 
@@ -164,8 +164,7 @@ def _attention(
     call: dict[str, Any] = dict(is_causal=is_causal, backend=options.backend)
     out: Tensor
     if group is not None:
-        comm = importlib.import_module("dilkit.comm")  # not before it is needed: the core stands below it
-        out = comm.ring_dilated_attention(*rows, pattern, _transport(group), key_padding_mask=mask, **call)
+        out = over_ranks().attend(*rows, pattern, _transport(group), key_padding_mask=mask, **call)
     else:
         fits = mask is not None and mask.shape == rows[1].shape[:2]  # what does not is refused there
         mask = mask if mask is None or not fits or options.masks.hides(mask) else None
@@ -183,7 +182,7 @@ def _group(module: Any, package: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _transport(group: Any) -> Any:
-    return importlib.import_module("dilkit.comm").TorchComm(group)
+    return over_ranks().transport(group)
 
 
 def _warn_of_difference(options: Options, pattern: Pattern, seq: int) -> None:

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from dilkit.integrations.torchscale.forward import pattern_of
+from dilkit.nn.attention import DilatedAttention
 
 if TYPE_CHECKING:
-    from dilkit.nn import DilatedAttention, MultiheadDilatedAttention
+    from dilkit.nn import MultiheadDilatedAttention
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def module_of(module: Any, tail: str, kind: type[MultiheadDilatedAttention]) -> MultiheadDilatedAttention:
     """A `kind` with the pattern and copies of the parameters of torchscale's `module`."""
-    from dilkit.nn import DilatedAttention
-
     _check_module(module)
     norm, weight = module.inner_attn_ln, module.out_proj.weight
     made = kind(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from dilkit import plan
 from dilkit.checks import shown
 from dilkit.pattern.checks import PatternError
 from dilkit.pattern.kinds.block_sparse import BlockSparse
@@ -35,6 +37,9 @@ _OWN: tuple[type[Branch], ...] = (
 )
 KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in _OWN}
 """The classes that are known by now, by the names of their kinds, as JSON has them."""
+
+READ_WITH_CLASSES: list[Callable[[], None]] = []
+"""What empties the caches of values that were read with these classes, beside the pattern cache."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -110,8 +115,6 @@ def _check(cls: type[Branch]) -> None:
 def _forget_all(known: type[Branch] | None) -> None:
     """A class took the place of another, as where a cell of a notebook is run again: nothing read with that one is kept."""
     if known is not None:
-        from dilkit import plan
-        from dilkit.pattern.pattern import forget_texts
-
         plan.cache_clear()
-        forget_texts()
+        for forget in READ_WITH_CLASSES:
+            forget()

@@ -32,13 +32,15 @@ def counted_once(forms: Sequence[Form]) -> tuple[Form, ...]:
     return tuple(found)
 
 
-def _in_order(forms: Iterable[Form]) -> Iterator[Form]:
+def _in_order(forms: Sequence[Form]) -> Iterator[tuple[Form, int | None]]:
+    """Each form with the branch whose forms have no pair in common with it, if there is one."""
     runs = [form for form in forms if isinstance(form, Runs)]
     others = (form for form in forms if not isinstance(form, Runs))
-    yield from sorted(others, key=_turn)
+    yield from ((form, form.branch) for form in sorted(others, key=_turn))
     if runs:
         queries, keys = (RunTable.any_of(tables) for tables in zip(*((form.queries, form.keys) for form in runs), strict=True))
-        yield replace(runs[0], queries=queries, keys=keys)
+        branches = {form.branch for form in runs}
+        yield replace(runs[0], queries=queries, keys=keys), runs[0].branch if len(branches) == 1 else None
 
 
 def _turn(form: Form) -> tuple[int, int, int]:
@@ -46,18 +48,18 @@ def _turn(form: Form) -> tuple[int, int, int]:
     return _TURNS.index(type(form)), rate, -back
 
 
-def _one_after_another(forms: Iterable[Form], first: int) -> Iterator[Form]:
+def _one_after_another(forms: Iterable[tuple[Form, int | None]], first: int) -> Iterator[Form]:
     """Each form without those before it; `first`: the place of the first one that is left."""
     before: list[Form] = []
-    for form in forms:
-        left = _without(form, before, first)
+    for form, branch in forms:
+        left = _without(form, [(place, other) for place, other in enumerate(before, first) if other.branch != branch])
         if not isinstance(left, Band) or left.first <= max(left.back, left.ahead):
             before.append(form)
             yield left
 
 
-def _without(form: Form, before: Sequence[Form], first: int) -> Form:
-    others = [(place, other) for place, other in enumerate(before, first) if other.branch != form.branch]
+def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
+    """A form without others, each given with its place."""
     if any(other.without_rows is not None for _, other in others):
         return Unlowered(heads=form.heads, branch=form.branch, why=_NO_FORM)
     changes: dict[str, Any] = dict(

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dilkit import Pattern, Problem
-from dilkit.attention import _check_tensors
 from dilkit.backends.native.backend import Native
 from dilkit.op._facts import surely_fit
+from dilkit.op.arguments import _check_tensors
 
 SHAPE = 1, 6, 4, 8
 SHAPES = [SHAPE, (1, 6, 2, 8), (1, 6, 3, 8), (2, 6, 4, 8), (1, 5, 4, 8), (1, 6, 4, 1), (1, 6, 0, 8), (1, 0, 4, 8), (1, 6, 4, 0)]

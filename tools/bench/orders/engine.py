@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dilkit.orders import _curves, points
+from dilkit.orders import points
+from dilkit.orders.compiled import _curves
 from dilkit.tools.bench.orders.peers import Array, Peer, Task, narrow
 from dilkit.tools.results.kinds.orders import OURS
 

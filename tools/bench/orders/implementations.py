@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dilkit.orders import _curves, _generalised_hilbert
+from dilkit.orders.compiled import _curves, _generalised_hilbert
 from dilkit.orders.curves import is_power_of_two_cube
 from dilkit.tools.bench.orders import checks
 from dilkit.tools.bench.orders.checks import same
