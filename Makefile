@@ -93,7 +93,7 @@ sanitize-cuda: $(KERNELS)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PY) -m dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
 
 kernels: $(TEST) $(KERNELS)
-	$(PY) -m dilkit.tools.bench.kernels
+	$(PY) -m dilkit.tools.bench.kernels.cases
 	$(PYTEST) -m '' tests/backends/cuda tests/backends/numba tests/backends/triton tests/tools/bench/test_kernels.py tests/tools/bench/test_gpu.py $(ARGS)
 
 gpu: $(TEST) $(KERNELS)
@@ -108,7 +108,7 @@ peers: $(TEST) $(PEERS)
 lint: $(LINT)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
-	$(PY) .ci/types.py
+	$(PY) .ci/type_check.py
 	$(PY) .ci/workflows.py
 
 docs: $(DOCS)

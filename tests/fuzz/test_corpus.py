@@ -49,7 +49,7 @@ FORWARD = Native.forward
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {
     "a wrong result": (Native, "forward", off_by_a_little, dict(do="call", call=CALL)),
     "a mask that nobody checks": (
-        dilkit.attention,
+        dilkit.op.arguments,
         "_check_mask",
         lambda *_: None,
         dict(do="wrong", call=CALL, argument="key_padding_mask", how="text"),

@@ -46,11 +46,11 @@ def until_it_hangs(job: Job, end: float) -> bool:
 
 def plan(log: Path) -> tuple[Step, ...]:
     """Each of them, and a step of a later stage."""
-    step = Step("right", "", "", 60, "helpers.gpu_day_steps:noting", (str(log),))
+    step = Step("correctness", "", "", 60, "helpers.gpu_day_steps:noting", (str(log),))
     return (
         replace(step, name="hangs", seconds=2.5, run="helpers.gpu_day_steps:hangs", options=(), backend="numba_cuda"),
         replace(step, name="fails", run="helpers.gpu_day_steps:fails", options=()),
         replace(step, name="finds", run="helpers.gpu_day_steps:finds", options=()),
         replace(step, name="last"),
-        replace(step, stage="fast", name="timed"),
+        replace(step, stage="speed", name="timed"),
     )

@@ -9,9 +9,9 @@ from dilkit import Problem
 from dilkit.device import probe
 from dilkit.selection import tuned
 from dilkit.tools.gpu_day import state
-from dilkit.tools.gpu_day.rows import sweep
+from dilkit.tools.gpu_day.preferences import sweep
+from dilkit.tools.gpu_day.record import Choice, Finding, Found, GpuDayResult, StepRecord
 from dilkit.tools.gpu_day.step import Context
-from dilkit.tools.results.kinds.gpu_day import Choice, Finding, Found, GpuDayResult, StepRecord
 from dilkit.tools.results.record import Samples
 
 
@@ -25,6 +25,6 @@ def choice(problem: Problem, **seconds: float) -> Choice:
 def day(*choices: Choice, **fields: Any) -> GpuDayResult:
     """A day of one step."""
     found = Found(choices=choices, findings=(Finding(what="x", verdict="noted"),))
-    record = StepRecord(stage="rows", name="sweep 1", what="", inputs="", ended="done", seconds=1.0, found=found)
-    facts = dict(rehearsal=False, setup=tuned.setup_of(probe("cpu")), plan=(("rows", "sweep 1"), ("rows", "tiles")))
+    record = StepRecord(stage="preferences", name="sweep 1", what="", inputs="", ended="done", seconds=1.0, found=found)
+    facts = dict(rehearsal=False, setup=tuned.setup_of(probe("cpu")), plan=(("preferences", "sweep 1"), ("preferences", "tiles")))
     return state.new_result(GpuDayResult, probe("cpu"), steps=(record,), **facts | fields)

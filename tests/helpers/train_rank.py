@@ -21,9 +21,9 @@ from dilkit.comm import Comm, MPIComm, RingDilatedAttention, TorchComm, shard, s
 from dilkit.comm.launch import ranks
 from dilkit.tools import cli
 from dilkit.tools.demo.text.model import ModelConfig
+from dilkit.tools.demo.text.record import Budget
 from dilkit.tools.demo.text.task import TextTask, held_out_windows
 from dilkit.tools.demo.trainer import Trainer
-from dilkit.tools.results.kinds.demo import Budget
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
 SEQ, WIDTH, STEPS = 90, 16, 3

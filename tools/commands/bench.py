@@ -15,13 +15,13 @@ from dilkit.device import device_named
 from dilkit.problem import Problem
 from dilkit.tools.bench import suites
 from dilkit.tools.console import arguments
-from dilkit.tools.console import ranks as job
+from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 
 if TYPE_CHECKING:
+    from dilkit.tools.bench.one_pattern.record import BenchResult
     from dilkit.tools.measure.implementation import Implementation
-    from dilkit.tools.results.kinds.bench import BenchResult
 
 NAME = "bench"
 HELP = """\
@@ -130,7 +130,7 @@ def _overhead(args: Namespace, problem: Problem) -> int:
         raise ValueError(f"--overhead: one backend at one length is measured, not {names} at {lengths} tokens; name one of each")
     arguments.make_folder("--out", args.out)
     load_torch()
-    from dilkit.tools.measure import overhead
+    from dilkit.tools.bench.overhead import cases as overhead
     from dilkit.tools.report.files import publish
 
     result = overhead.measure(problem, args.backend[0] if args.backend else None, args.repeats or OVERHEAD_REPEATS)
@@ -164,9 +164,9 @@ def _measure(args: Namespace, longest: Problem, lengths: list[int], implementati
     """The result of all lengths, shortest first; those before the interruption when there was one."""
     from tqdm import tqdm
 
+    from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, Described, Method, scaling
     from dilkit.tools.measure.case import CaseRunner
     from dilkit.tools.results.file import new_result
-    from dilkit.tools.results.kinds.bench import BenchCase, BenchResult, Described, Method, scaling
     from dilkit.tools.results.problem import ProblemFacts
 
     cases: list[BenchCase] = []

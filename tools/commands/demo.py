@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dilkit.tools.console import ranks as job
+from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import make_folder, positive, whole
 from dilkit.tools.console.interrupt import load_torch
 

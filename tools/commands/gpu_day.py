@@ -14,8 +14,8 @@ from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 
 if TYPE_CHECKING:
     from dilkit.device import Device
+    from dilkit.tools.gpu_day.record import GpuDayResult
     from dilkit.tools.gpu_day.step import Context
-    from dilkit.tools.results.kinds.gpu_day import GpuDayResult
 
 HELP = """\
 check and measure everything on a GPU that is new to dilkit, within half an hour
@@ -27,7 +27,7 @@ ends: the same command goes on where it was ended, and repeats a step where code
 first; CUDA_VISIBLE_DEVICES puts another one there. Writes gpu-day.json, gpu-day.md and gpu-day.png into --out. With
 `dilkit tune --take gpu-day.json` the automatic choice goes by the sweep. Exit code 1 when anything was wrong or did not end."""
 
-STAGES = ("right", "fast", "rows")
+STAGES = ("correctness", "speed", "preferences")
 MINUTES = 9.0
 DEVICE = "cuda:0"
 
@@ -108,7 +108,7 @@ def _result(args: Namespace, context: Context) -> GpuDayResult:
 
 def _compile(args: Namespace, device: Device) -> int:
     """Compile all kernels for a GPU that need not be here; 1 where the compiler refuses one."""
-    from dilkit.tools.gpu_day.right.kernels import compile_all, needed
+    from dilkit.tools.gpu_day.correctness.launches import compile_all, needed
 
     if args.cubins is None or device.capability is None:
         raise ValueError("--assume: goes with --cubins alone, the folder to compile into, for a GPU such as sm_90")

@@ -12,8 +12,8 @@ from typing import Any
 from dilkit.device import Device, cuda_count, probe
 from dilkit.pattern import OFFSETS, OVERLAPS, TAILS, Pattern
 from dilkit.problem import DTYPES, Problem
+from dilkit.tools.console.pattern_text import PRESETS, written_pattern
 from dilkit.tools.console.quantities import whole_number
-from dilkit.tools.console.written import PRESETS, written_pattern
 
 DENSE = "dense"
 PICTURES = (".png", ".svg", ".pdf")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dilkit import DilatedCache, MultiheadDilatedAttention, Pattern, Problem
-from dilkit.tools.results.kinds.demo import ModelFacts
+from dilkit.tools.demo.text.record import ModelFacts
 
 M = TypeVar("M", bound=ModelFacts)
 

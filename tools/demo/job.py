@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from dilkit import Problem, explain
 from dilkit.tools.console.interrupt import INTERRUPTED
+from dilkit.tools.demo.text.document import clock
+from dilkit.tools.demo.text.record import Choice, TrainedResult
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.report.files import publish
-from dilkit.tools.report.kinds.demo import clock
 from dilkit.tools.results.decode import decode
 from dilkit.tools.results.file import write_result
-from dilkit.tools.results.kinds.demo import Choice, TrainedResult
 
 REPORT = "report"
 _BAR = "{percentage:5.0f} % |{bar:30}| {desc}"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn, optim
 
-from dilkit.tools.results.kinds.demo import Budget, Evaluation, Training
+from dilkit.tools.demo.text.record import Budget, Evaluation, Training
 
 T = TypeVar("T", bound=Training)
 PEAK_RATE, FINAL_SHARE, WARM_UP = 3e-3, 0.05, 0.03

@@ -14,55 +14,58 @@ OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
 
 
 OF_EACH = (
-    Step("right", "launch", "every kernel launched", 170, "right.kernels:launched"),
-    Step("right", "verify", "verify", 170, "right.verified:verified"),
+    Step("correctness", "launch", "every kernel launched", 170, "correctness.launches:launched"),
+    Step("correctness", "verify", "verify", 170, "correctness.verified:verified"),
 )
 """Steps that there is one of for each of our backends."""
 KERNELS = (
-    Step("right", "versions", "versions", 40, "right.installation:versions"),
-    Step("right", "compile", "all kernels, compiled on all cores", 180, "right.kernels:compiled"),
-    Step("right", "load", "all kernels, loaded: occupancy", 60, "right.kernels:loaded"),
+    Step("correctness", "versions", "versions", 40, "correctness.installation:versions"),
+    Step("correctness", "compile", "all kernels, compiled on all cores", 180, "correctness.launches:compiled"),
+    Step("correctness", "load", "all kernels, loaded: occupancy", 60, "correctness.launches:loaded"),
 )
 """Before those of the first of our backends."""
 WAYS = (
-    Step("right", "graph", "in a CUDA graph", 60, "right.calls:graph"),
-    Step("right", "stream", "on a side stream", 40, "right.calls:stream"),
-    Step("right", "small cache", "a tiny DILKIT_CACHE_BYTES", 60, "right.calls:small_cache"),
-    Step("right", "long", "the longest sequence", 60, "right.calls:longest"),
-    Step("right", "compile mode", "torch.compile", 120, "right.calls:in_compiled_code"),
-    Step("right", "rough times", "rough times", 90, "right.rough:times"),
-    Step("right", "ranks", "two ranks that share the device", 110, "right.ranks:two_ranks"),
+    Step("correctness", "graph", "in a CUDA graph", 60, "correctness.calls:graph"),
+    Step("correctness", "stream", "on a side stream", 40, "correctness.calls:stream"),
+    Step("correctness", "small cache", "a tiny DILKIT_CACHE_BYTES", 60, "correctness.calls:small_cache"),
+    Step("correctness", "long", "the longest sequence", 60, "correctness.calls:longest"),
+    Step("correctness", "compile mode", "torch.compile", 120, "correctness.calls:in_compiled_code"),
+    Step("correctness", "rough times", "rough times", 90, "correctness.rough:times"),
+    Step("correctness", "ranks", "two ranks that share the device", 110, "correctness.two_ranks:two_ranks"),
 )
 """Before those of the other backends."""
 REST = (
-    Step("right", "first call", "the first call in a new process", 90, "right.kernels:first_call"),
-    Step("right", "torch", "verify: torch's kernels", 170, "right.verified:verified", ("torch",)),
-    Step("right", "second device", "on a second device", 40, "right.calls:second_device"),
-    Step("right", "memcheck", "compute-sanitizer memcheck", 170, "right.sanitizer:sanitized", ("memcheck",)),
-    Step("right", "racecheck", "compute-sanitizer racecheck", 170, "right.sanitizer:sanitized", ("racecheck",)),
+    Step("correctness", "first call", "the first call in a new process", 90, "correctness.launches:first_call"),
+    Step("correctness", "torch", "verify: torch's kernels", 170, "correctness.verified:verified", ("torch",)),
+    Step("correctness", "second device", "on a second device", 40, "correctness.calls:second_device"),
+    Step("correctness", "memcheck", "compute-sanitizer memcheck", 170, "correctness.sanitizer:sanitized", ("memcheck",)),
+    Step("correctness", "racecheck", "compute-sanitizer racecheck", 170, "correctness.sanitizer:sanitized", ("racecheck",)),
 )
-FAST = (
-    Step("fast", "bf16 forward", "suite: bf16, forward", 200, "fast.suite:part", ("bfloat16", "bfloat16", "forward")),
-    Step("fast", "bf16 backward", "suite: bf16, backward", 200, "fast.suite:part", ("bfloat16", "bfloat16", "backward")),
-    Step("fast", "launches", "suite: launches", 40, "fast.suite:part", ("float32", "launches")),
-    Step("fast", "fp32 forward", "suite: fp32, forward", 200, "fast.suite:part", ("float32", "float32", "forward")),
-    Step("fast", "views", "strided against contiguous views in torch's kernels", 60, "fast.views:strided"),
-    Step("fast", "memory", "suite: memory", 40, "fast.suite:part", ("float32", "memory")),
-    Step("fast", "lengths", "suite: lengths", 60, "fast.suite:part", ("float32", "seeds")),
-    Step("fast", "longest", "suite: the longest sequence", 60, "fast.suite:part", ("bfloat16", "longest")),
-    Step("fast", "fp32 backward", "suite: fp32, backward", 200, "fast.suite:part", ("float32", "float32", "backward")),
+SPEED = (
+    Step("speed", "bf16 forward", "suite: bf16, forward", 200, "speed.suite:part", ("bfloat16", "bfloat16", "forward")),
+    Step("speed", "bf16 backward", "suite: bf16, backward", 200, "speed.suite:part", ("bfloat16", "bfloat16", "backward")),
+    Step("speed", "launches", "suite: launches", 40, "speed.suite:part", ("float32", "launches")),
+    Step("speed", "fp32 forward", "suite: fp32, forward", 200, "speed.suite:part", ("float32", "float32", "forward")),
+    Step("speed", "views", "strided against contiguous views in torch's kernels", 60, "speed.views:strided"),
+    Step("speed", "memory", "suite: memory", 40, "speed.suite:part", ("float32", "memory")),
+    Step("speed", "lengths", "suite: lengths", 60, "speed.suite:part", ("float32", "seeds")),
+    Step("speed", "longest", "suite: the longest sequence", 60, "speed.suite:part", ("bfloat16", "longest")),
+    Step("speed", "fp32 backward", "suite: fp32, backward", 200, "speed.suite:part", ("float32", "float32", "backward")),
 )
-ROWS = (
-    *(Step("rows", f"sweep {i + 1}", f"sweep, part {i + 1} of {PARTS}", 120, "rows.sweep:part", (str(i),)) for i in range(PARTS)),
-    Step("rows", "tiles", "tall against low tiles", 60, "rows.tiles:heights"),
-    Step("rows", "counters", "counters of the profiler", 90, "rows.counters:counters"),
+PREFERENCES = (
+    *(
+        Step("preferences", f"sweep {i + 1}", f"sweep, part {i + 1} of {PARTS}", 120, "preferences.sweep:part", (str(i),))
+        for i in range(PARTS)
+    ),
+    Step("preferences", "tiles", "tall against low tiles", 60, "preferences.tiles:heights"),
+    Step("preferences", "counters", "counters of the profiler", 90, "preferences.counters:counters"),
 )
 
 
 def plan(rehearse: bool) -> tuple[Step, ...]:
     """All steps, of a GPU or of a rehearsal."""
     first, *others = REHEARSED if rehearse else OURS
-    return (*KERNELS, *_of(first), *WAYS, *(step for name in others for step in _of(name)), *REST, *FAST, *ROWS)
+    return (*KERNELS, *_of(first), *WAYS, *(step for name in others for step in _of(name)), *REST, *SPEED, *PREFERENCES)
 
 
 def _of(name: str) -> list[Step]:

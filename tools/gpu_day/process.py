@@ -16,10 +16,10 @@ from pathlib import Path
 from dilkit import environment
 from dilkit.comm.launch import processes
 from dilkit.threads import usable_cores
+from dilkit.tools.gpu_day.record import Found
 from dilkit.tools.gpu_day.step import Context, Step, added
 from dilkit.tools.results.decode import DecodeError, decode, encode
 from dilkit.tools.results.file import write_text
-from dilkit.tools.results.kinds.gpu_day import Found
 
 REQUEST, FOUND = "request.json", "found.json"
 BEFORE = 1.0

@@ -23,9 +23,9 @@ from dilkit.threads import usable_cores
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.gpu_day import process, state
 from dilkit.tools.gpu_day.plan import plan
+from dilkit.tools.gpu_day.record import GpuDayResult, StepRecord
 from dilkit.tools.gpu_day.step import Context, Step
 from dilkit.tools.results.decode import decode
-from dilkit.tools.results.kinds.gpu_day import GpuDayResult, StepRecord
 
 LEAST = 5.0
 """Seconds that must be left of a stage for a step to be begun."""

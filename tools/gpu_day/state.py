@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dilkit.device import cuda_driver, device_named
 from dilkit.selection import tuned
+from dilkit.tools.gpu_day.record import GpuDayResult, StepRecord
 from dilkit.tools.gpu_day.step import Context, Step
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
-from dilkit.tools.results.kinds.gpu_day import GpuDayResult, StepRecord
 
 STEM = "gpu-day"
 PACKAGES = ("dilkit", "dilkit.backends", "dilkit.comm", "dilkit.tools")
@@ -44,9 +44,9 @@ def begun(folder: Path, context: Context, plan: tuple[Step, ...]) -> GpuDayResul
 def with_steps(result: GpuDayResult, steps: tuple[StepRecord, ...], context: Context, plan: tuple[Step, ...]) -> GpuDayResult:
     """`result` with those of `steps` whose inputs are what they would be now: first those that say what is wrong."""
     known = {(step.stage, step.name): step for step in plan}
-    for stage in ("right", ""):
+    for first in (True, False):
         context = replace(context, wrong=result.wrong)
-        mine = [one for one in steps if (one.stage == "right") == (stage == "right") and (one.stage, one.name) in known]
+        mine = [one for one in steps if (one.stage == "correctness") == first and (one.stage, one.name) in known]
         fresh = [one for one in mine if one.inputs == inputs_of(known[one.stage, one.name], context)]
         result = replace(result, steps=(*result.steps, *fresh))
     return result
@@ -65,7 +65,7 @@ def inputs_of(step: Step, context: Context) -> str:
 
     The later stages do not time what is wrong, so that they depend on that, too.
     """
-    wrong = [] if step.stage == "right" else context.wrong
+    wrong = [] if step.stage == "correctness" else context.wrong
     asked = (step.stage, step.name, step.run, *step.options, context.device, str(context.rehearse), json.dumps(wrong))
     return _digest((*machine(context.device), *asked))
 

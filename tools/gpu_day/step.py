@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dilkit.tools.results.kinds.gpu import GpuResult
-from dilkit.tools.results.kinds.gpu_day import Choice, Finding, Found
+from dilkit.tools.bench.gpu.record import GpuResult
+from dilkit.tools.gpu_day.record import Choice, Finding, Found
 
 Item = Finding | Choice | GpuResult
 PACKAGE = "dilkit.tools.gpu_day"
@@ -59,7 +59,7 @@ class Step:
     def items(self, context: Context) -> Iterator[Item]:
         """What it finds, one after the other."""
         module, _, name = self.run.partition(":")
-        place = f"{PACKAGE}.{module}" if module.split(".")[0] in ("right", "fast", "rows") else module
+        place = f"{PACKAGE}.{module}" if module.split(".")[0] in ("correctness", "speed", "preferences") else module
         function: Callable[..., Iterator[Item]] = getattr(importlib.import_module(place), name)
         return function(context, *self.options)
 

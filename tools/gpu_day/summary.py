@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dilkit.tools.bench.gpu.suite import GpuSuite
 from dilkit.tools.bench.target import Target, Values
-from dilkit.tools.results.kinds.gpu_day import GpuDayResult
+from dilkit.tools.gpu_day.record import GpuDayResult
 
 
 def summed(result: GpuDayResult) -> GpuDayResult:
@@ -20,7 +20,7 @@ def summed(result: GpuDayResult) -> GpuDayResult:
 
 def _numbers(result: GpuDayResult, step: str, number: str) -> dict[str, float]:
     """A number of all findings of the steps whose names begin so, by what was looked at."""
-    steps = [one for one in result.of("right") if one.name.startswith(step)]
+    steps = [one for one in result.of("correctness") if one.name.startswith(step)]
     return {f.what: f.numbers[number] for one in steps for f in one.found.findings if number in f.numbers}
 
 

@@ -14,12 +14,12 @@ from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.testing import memory
 from dilkit.testing.accuracy import shortened
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.one_pattern.record import BenchCase
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness
 from dilkit.tools.measure.ceilings import Ceilings, MultiplyAdds, Rates
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.kinds.bench import BenchCase
 from dilkit.tools.results.record import Entries, Entry, Samples
 
 

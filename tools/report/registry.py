@@ -8,40 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.checks import visible
+from dilkit.tools.bench.cpu import document as cpu
+from dilkit.tools.bench.cpu.record import CpuResult
+from dilkit.tools.bench.gpu import document as gpu
+from dilkit.tools.bench.gpu.record import GpuResult
+from dilkit.tools.bench.kernels import document as kernels
+from dilkit.tools.bench.kernels.record import KernelsResult
+from dilkit.tools.bench.one_pattern import document as one_pattern
+from dilkit.tools.bench.one_pattern.record import BenchResult
+from dilkit.tools.bench.orders import document as orders
+from dilkit.tools.bench.orders.record import OrdersResult
+from dilkit.tools.bench.overhead import document as overhead
+from dilkit.tools.bench.overhead.record import OverheadResult
+from dilkit.tools.bench.patterns import document as patterns
+from dilkit.tools.bench.patterns.record import PatternsResult
+from dilkit.tools.bench.published import document as published
+from dilkit.tools.bench.published.record import PublishedResult
+from dilkit.tools.bench.ranks import document as ranks
+from dilkit.tools.bench.ranks.record import RanksResult
+from dilkit.tools.bench.serving import document as serving
+from dilkit.tools.bench.serving.record import ServingResult
+from dilkit.tools.bench.slides import document as slides
+from dilkit.tools.bench.slides.record import SlidesResult
+from dilkit.tools.demo.image import document as image_demo
+from dilkit.tools.demo.image.record import ImageDemoResult
+from dilkit.tools.demo.llama import document as llama_demo
+from dilkit.tools.demo.llama.record import LlamaDemoResult
+from dilkit.tools.demo.text import document as text_demo
+from dilkit.tools.demo.text.record import DemoResult
+from dilkit.tools.gpu_day import document as gpu_day
+from dilkit.tools.gpu_day.record import GpuDayResult
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.report.kinds import (
-    bench,
-    cpu,
-    demo,
-    demo_image,
-    gpu,
-    gpu_day,
-    kernels,
-    llama,
-    orders,
-    overhead,
-    patterns,
-    ranks,
-    serving,
-    slides,
-)
-from dilkit.tools.report.kinds.published import document as published
 from dilkit.tools.results.file import ResultError, read_json, read_result
-from dilkit.tools.results.kinds.bench import BenchResult
-from dilkit.tools.results.kinds.cpu import CpuResult
-from dilkit.tools.results.kinds.demo import DemoResult
-from dilkit.tools.results.kinds.demo_image import ImageDemoResult
-from dilkit.tools.results.kinds.gpu import GpuResult
-from dilkit.tools.results.kinds.gpu_day import GpuDayResult
-from dilkit.tools.results.kinds.kernels import KernelsResult
-from dilkit.tools.results.kinds.llama import LlamaDemoResult
-from dilkit.tools.results.kinds.orders import OrdersResult
-from dilkit.tools.results.kinds.overhead import OverheadResult
-from dilkit.tools.results.kinds.patterns import PatternsResult
-from dilkit.tools.results.kinds.published import PublishedResult
-from dilkit.tools.results.kinds.ranks import RanksResult
-from dilkit.tools.results.kinds.serving import ServingResult
-from dilkit.tools.results.kinds.slides import SlidesResult
 from dilkit.tools.results.record import Result
 
 
@@ -65,11 +63,11 @@ KINDS = {
         (SlidesResult, slides),
         (ServingResult, serving),
         (PatternsResult, patterns),
-        (BenchResult, bench),
+        (BenchResult, one_pattern),
         (OverheadResult, overhead),
-        (DemoResult, demo),
-        (ImageDemoResult, demo_image),
-        (LlamaDemoResult, llama),
+        (DemoResult, text_demo),
+        (ImageDemoResult, image_demo),
+        (LlamaDemoResult, llama_demo),
         (KernelsResult, kernels),
     )
 }

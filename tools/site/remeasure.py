@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dilkit.tools.bench.cpu.machines import merged
+from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.report import registry
 from dilkit.tools.results.file import read_result, write_result
-from dilkit.tools.results.kinds.cpu import CpuResult
 from dilkit.tools.results.record import Result
 
 LENGTHS = "1024,2048,4096,8192,16384,32768"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE
-from dilkit.tools.bench.kernels import CAPABILITIES, FORMS, Build, builds, compiled, complaints
-from dilkit.tools.results.kinds.kernels import KernelUse
+from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints
+from dilkit.tools.bench.kernels.record import KernelUse
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 

@@ -15,7 +15,7 @@ from dilkit.backends.cuda.compile import compiler_build, compiler_version, optio
 from dilkit.backends.cuda.nvrtc import installed
 from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
-from dilkit.tools.bench.kernels import CAPABILITIES, Build, builds, compiled, complaints
+from dilkit.tools.bench.kernels.cases import CAPABILITIES, Build, builds, compiled, complaints
 
 pytestmark = pytest.mark.skipif(nvrtc_13() is None, reason="NVRTC of CUDA 13 is not installed: make kernels")
 

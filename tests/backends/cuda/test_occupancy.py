@@ -15,8 +15,8 @@ from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once
 from dilkit.backends.cuda.table import CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.problem import Problem
+from dilkit.tools.bench.kernels.record import KernelsResult, KernelUse
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.kinds.kernels import KernelsResult, KernelUse
 
 __all__ = ["cupy"]
 

@@ -14,15 +14,15 @@ from helpers.measuring import SMALL, wrong_by
 from dilkit import Problem
 from dilkit.device import probe
 from dilkit.tools import cli
-from dilkit.tools.measure import overhead
+from dilkit.tools.bench.one_pattern.document import document
+from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, Method, scaling
+from dilkit.tools.bench.overhead import cases as overhead
+from dilkit.tools.bench.overhead.record import Calls, OverheadResult
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner
-from dilkit.tools.report.kinds.bench import document
 from dilkit.tools.report.markdown import document_markdown
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import new_result, read_result
-from dilkit.tools.results.kinds.bench import BenchCase, BenchResult, Method, scaling
-from dilkit.tools.results.kinds.overhead import Calls, OverheadResult
 from dilkit.tools.results.problem import ProblemFacts
 from dilkit.tools.results.record import Entry, Samples
 

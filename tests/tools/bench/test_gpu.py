@@ -19,10 +19,10 @@ from dilkit.testing import memory
 from dilkit.testing.memory import MIB
 from dilkit.tools import cli
 from dilkit.tools.bench.gpu import suite, targets
-from dilkit.tools.report.kinds.gpu import document, sentence
+from dilkit.tools.bench.gpu.document import document, sentence
+from dilkit.tools.bench.gpu.record import GpuResult
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.kinds.gpu import GpuResult
 from dilkit.tools.results.record import Entry
 from dilkit.tools.site import figures
 

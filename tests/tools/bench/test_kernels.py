@@ -9,10 +9,10 @@ from helpers.project import ROOT
 
 from dilkit.backends.cuda.compile import compiler_version
 from dilkit.device import probe
-from dilkit.tools.bench.kernels import builds, compiled
-from dilkit.tools.report.kinds.kernels import document, sentence
+from dilkit.tools.bench.kernels.cases import builds, compiled
+from dilkit.tools.bench.kernels.document import document, sentence
+from dilkit.tools.bench.kernels.record import KernelsResult
 from dilkit.tools.results.file import new_result, read_result
-from dilkit.tools.results.kinds.kernels import KernelsResult
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 

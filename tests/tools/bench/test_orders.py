@@ -14,13 +14,13 @@ from dilkit.tools.bench.orders import checks, peers, suite
 from dilkit.tools.bench.orders.engine import Dilkit
 from dilkit.tools.bench.orders.implementations import TRIAL, OrderImplementation, measured
 from dilkit.tools.bench.orders.peers import Array, Peer, Task
+from dilkit.tools.bench.orders.record import Finding, OrderCase, OrderEntry, OrdersResult
 from dilkit.tools.bench.orders.targets import PACKAGES, TARGETS
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import registry
 from dilkit.tools.report.terminal import document_text
 from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.kinds.orders import Finding, OrderCase, OrderEntry, OrdersResult
 from dilkit.tools.results.record import Figure, Samples
 
 TINY = {"square": (8, 8), "large": (16, 16), "cube": (4, 4, 4), "frame": (6, 10), "video": (3, 5, 4)}

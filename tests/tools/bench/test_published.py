@@ -21,13 +21,13 @@ from dilkit.tools.bench import run, suites
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import longest as search
 from dilkit.tools.bench.published.claims import HELD, claims, group, settings
+from dilkit.tools.bench.published.document import document, sentence
 from dilkit.tools.bench.published.implementations import SUMMARIES, implementation
+from dilkit.tools.bench.published.record import Job, Longest, PublishedCase, PublishedResult, Setting
 from dilkit.tools.bench.published.suite import PublishedSuite, Settings
 from dilkit.tools.bench.suite import Step
 from dilkit.tools.measure.correctness import check
-from dilkit.tools.report.kinds.published.document import document, sentence
 from dilkit.tools.results.file import new_result, read_result
-from dilkit.tools.results.kinds.published import Job, Longest, PublishedCase, PublishedResult, Setting
 from dilkit.tools.results.record import Entry, MatmulRate, Samples
 
 GROUPS = ("lengths", "implementations", "as published", "heads", "batches", "configurations")

@@ -18,12 +18,12 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
 from dilkit.tools.bench.ranks import faults, targets
 from dilkit.tools.bench.ranks.call import RanksCall
+from dilkit.tools.bench.ranks.document import document, sentence
+from dilkit.tools.bench.ranks.record import Fault, Memory, RanksResult
 from dilkit.tools.bench.ranks.suite import SMALL, RanksSuite
 from dilkit.tools.bench.ranks.tasks import count_bytes
-from dilkit.tools.console import ranks
-from dilkit.tools.report.kinds.ranks import document, sentence
+from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.results.file import new_result, read_result
-from dilkit.tools.results.kinds.ranks import Fault, Memory, RanksResult
 
 TINY = ("--seqs", "64,128", "--segments", "32,128", "--rates", "1,4", "--heads", "4", "--dim", "8", "--repeats", "1", "--train")
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

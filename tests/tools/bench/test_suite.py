@@ -13,10 +13,10 @@ from dilkit.tools import cli
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.cpu import machines, suite
 from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
+from dilkit.tools.bench.cpu.document import document
+from dilkit.tools.bench.cpu.record import SHARED, CpuResult
 from dilkit.tools.bench.target import Target
-from dilkit.tools.report.kinds.cpu import document
 from dilkit.tools.results.file import read_result, write_result
-from dilkit.tools.results.kinds.cpu import SHARED, CpuResult
 
 EPYC = "AMD EPYC, avx2"
 

@@ -13,16 +13,16 @@ from helpers.small_suites import entries, make_tiny, run
 
 from dilkit import DilatedCache, Pattern, SlidingWindow
 from dilkit.tools.bench import suites
+from dilkit.tools.bench.cpu import document as cpu
+from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.patterns import ways, window
+from dilkit.tools.bench.patterns.record import PatternsResult
 from dilkit.tools.bench.serving import decoding, llama
+from dilkit.tools.bench.serving.record import ServingResult
 from dilkit.tools.bench.slides import suite as slides
+from dilkit.tools.bench.slides.record import SlidesResult
 from dilkit.tools.measure.published_slides import published_embedding
-from dilkit.tools.report.kinds import cpu
 from dilkit.tools.results.decode import encode
-from dilkit.tools.results.kinds.cpu import CpuResult
-from dilkit.tools.results.kinds.patterns import PatternsResult
-from dilkit.tools.results.kinds.serving import ServingResult
-from dilkit.tools.results.kinds.slides import SlidesResult
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 

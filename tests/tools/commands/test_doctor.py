@@ -18,7 +18,7 @@ from dilkit.comm.launch import processes
 from dilkit.environment import BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED, VARIABLES
 from dilkit.registry import Broken
 from dilkit.selection import tuned
-from dilkit.tools.commands.doctor import computing
+from dilkit.tools.commands.doctor import backends as computing
 from dilkit.tools.commands.doctor.installation import extension_names
 
 

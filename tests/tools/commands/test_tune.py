@@ -18,10 +18,10 @@ from dilkit.environment import TUNED
 from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
 from dilkit.tools import cli
+from dilkit.tools.bench.one_pattern.record import BenchCase
 from dilkit.tools.commands.tune import command as tune
 from dilkit.tools.commands.tune import report as tune_report
 from dilkit.tools.measure.case import CaseRunner
-from dilkit.tools.results.kinds.bench import BenchCase
 
 SHAPE = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--device", "cpu", "--repeats", "2"]
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)

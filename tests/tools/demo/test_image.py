@@ -16,16 +16,16 @@ from PIL import Image
 from dilkit import Pattern
 from dilkit.device import probe
 from dilkit.tools import cli
+from dilkit.tools.demo.image import document as demo_image
 from dilkit.tools.demo.image import model
 from dilkit.tools.demo.image.model import ImageConfig, PatchTransformer
 from dilkit.tools.demo.image.photo import MASKS, SIDE, Crops, load_photograph
+from dilkit.tools.demo.image.record import ORDERS, ImageDemoResult, ImageModel, OrderTraining
 from dilkit.tools.demo.image.task import FillIn
+from dilkit.tools.demo.text.record import Budget, Choice, Evaluation
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.report import registry
-from dilkit.tools.report.kinds import demo_image
 from dilkit.tools.results.environment import environment
-from dilkit.tools.results.kinds.demo import Budget, Choice, Evaluation
-from dilkit.tools.results.kinds.demo_image import ORDERS, ImageDemoResult, ImageModel, OrderTraining
 
 SMALL = ImageConfig(grid=8, patch=2, width=16, layers=1, heads=2, pattern=Pattern([8, 64], [1, 4]))
 

@@ -22,8 +22,8 @@ from dilkit.tools.console import interrupt
 from dilkit.tools.demo.text.corpus import Corpus
 from dilkit.tools.demo.text.job import TextJob
 from dilkit.tools.demo.text.model import load_model
+from dilkit.tools.demo.text.record import TextFacts
 from dilkit.tools.demo.text.task import TextTask
-from dilkit.tools.results.kinds.demo import TextFacts
 
 THREADS = ("demo", "--comm", "threads", "--world-size", "2", "--context", "256", "--steps", "3", "--threads", "1")
 

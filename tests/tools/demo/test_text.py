@@ -18,9 +18,9 @@ from dilkit.tools import cli
 from dilkit.tools.demo.text import scaling, task
 from dilkit.tools.demo.text.corpus import load_text
 from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model, save_model
+from dilkit.tools.demo.text.record import Budget
 from dilkit.tools.demo.text.sample import sample_bytes
 from dilkit.tools.demo.trainer import Trainer
-from dilkit.tools.results.kinds.demo import Budget
 
 CONTEXT = 256
 

@@ -23,12 +23,12 @@ from dilkit.testing.conformance import check
 from dilkit.tools import cli
 from dilkit.tools.gpu_day import backends, stage, state
 from dilkit.tools.gpu_day import plan as planned
-from dilkit.tools.gpu_day.fast import suite
-from dilkit.tools.gpu_day.right import checking, kernels, sanitizer
-from dilkit.tools.gpu_day.rows import counters, sweep
+from dilkit.tools.gpu_day.correctness import checking, launches, sanitizer
+from dilkit.tools.gpu_day.document import document
+from dilkit.tools.gpu_day.preferences import counters, sweep
+from dilkit.tools.gpu_day.record import GpuDayResult
+from dilkit.tools.gpu_day.speed import suite
 from dilkit.tools.gpu_day.step import Context
-from dilkit.tools.report.kinds.gpu_day import document
-from dilkit.tools.results.kinds.gpu_day import GpuDayResult
 
 CPU = Context("cpu")
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)
@@ -42,7 +42,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
-def run(log: Path, name: str = "right", seconds: float = 300) -> GpuDayResult:
+def run(log: Path, name: str = "correctness", seconds: float = 300) -> GpuDayResult:
     return stage.run(name, CPU, log.parent / "out", seconds, say=lambda text: None)
 
 
@@ -57,7 +57,7 @@ def test_a_hung_step_costs_itself_alone_and_a_second_run_repeats_nothing(log: Pa
     assert "ZeroDivisionError" in steps["fails"].reasons[0]
     assert result.wrong == (("native", "float32"), ("numba_cuda", "")), "which is not timed"
     assert run(log).steps == result.steps
-    assert run(log, "fast").steps[-1].found.findings[0].found == str(result.wrong)
+    assert run(log, "speed").steps[-1].found.findings[0].found == str(result.wrong)
     assert log.read_text() == "ran\n" * 2
     monkeypatch.setattr(state, "machine", lambda device: ("other code",))
     assert not state.begun(log.parent / "out", CPU, plan(log)).steps, "what other code found is not kept"
@@ -67,7 +67,7 @@ def test_a_stage_keeps_to_its_time_and_leaves_the_rest_to_the_next_run(log: Path
     monkeypatch.setattr(stage, "LEAST", 1.0)
     cut = run(log, seconds=1.5).steps
     assert [(step.name, step.ended) for step in cut] == [("hangs", "cut")]
-    assert ("right", "hangs") in run(log, seconds=0).left
+    assert ("correctness", "hangs") in run(log, seconds=0).left
 
 
 def test_a_wrong_row_is_found_and_tune_makes_the_choice_go_by_it(
@@ -119,8 +119,8 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_carried_kernels_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     monkeypatch.setenv(CUDA_CACHE.name, str(tmp_path / "cubins"))
-    one = next(kernel for kernel in kernels.needed((9, 0)) if kernel.name == "row_dots")
-    assert kernels.compile_all([one], (9, 0)) == []
+    one = next(kernel for kernel in launches.needed((9, 0)) if kernel.name == "row_dots")
+    assert launches.compile_all([one], (9, 0)) == []
     monkeypatch.setattr(cuda_compile, "compiled", None)
     assert len(cuda_compile.code_of(one, (9, 0))) > 1000
 
@@ -167,11 +167,11 @@ def test_the_sanitizer_and_the_profiler_are_read(tmp_path: Path, monkeypatch: py
 
 def test_occupancy_is_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device("cuda", "a GPU", (8, 6))
-    monkeypatch.setattr(kernels, "device_named", lambda name: device)
+    monkeypatch.setattr(launches, "device_named", lambda name: device)
     monkeypatch.setattr(backends, "able", lambda context: ["cupy_raw"])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: type("", (), dict(multi_processor_count=10)))
-    monkeypatch.setattr(kernels.CupyLauncher, "resident", lambda self, kernel, where: 10 * (kernel.blocks - (kernel.blocks > 3)))
-    first, *others, summary = kernels.loaded(Context("cuda:0"))
+    monkeypatch.setattr(launches.CupyLauncher, "resident", lambda self, kernel, where: 10 * (kernel.blocks - (kernel.blocks > 3)))
+    first, *others, summary = launches.loaded(Context("cuda:0"))
     assert "promises 4 blocks, the driver 3" in first.found
     assert f"{1 + len(others)} fewer" in summary.found
 

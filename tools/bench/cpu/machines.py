@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.cpu.targets import TARGETS
-from dilkit.tools.results.kinds.cpu import CpuResult
 
 
 def merged(results: Sequence[CpuResult]) -> CpuResult:

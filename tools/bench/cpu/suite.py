@@ -17,6 +17,7 @@ from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu import machines
 from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
+from dilkit.tools.bench.cpu.record import CpuCase, CpuResult, DimCase, HeadCase, Memory, Million
 from dilkit.tools.bench.cpu.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
@@ -25,7 +26,6 @@ from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_b
 from dilkit.tools.measure.ceilings import MultiplyAdds
 from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.kinds.cpu import CpuCase, CpuResult, DimCase, HeadCase, Memory, Million
 from dilkit.tools.results.record import Entry, Samples
 
 THREADS = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from dilkit.environment import BF16_SETS
+from dilkit.tools.bench.cpu.record import SHARED, CpuResult, DimCase
 from dilkit.tools.bench.target import GIB, MIB, Target, Values, least
-from dilkit.tools.results.kinds.cpu import SHARED, CpuResult, DimCase
 
 SHORT_TOKENS = 1024
 """Of one head: up to so many, torch's attention is what to beat."""

@@ -14,6 +14,7 @@ from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.gpu.record import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
 from dilkit.tools.bench.gpu.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
@@ -21,7 +22,6 @@ from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, r
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
 from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
-from dilkit.tools.results.kinds.gpu import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
 from dilkit.tools.results.record import Entry, Samples
 
 CONFIGURATIONS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dilkit.tools.bench.gpu.record import OURS, GpuCase, GpuResult
 from dilkit.tools.bench.target import MIB, Target, Values, least
-from dilkit.tools.results.kinds.gpu import OURS, GpuCase, GpuResult
 from dilkit.tools.results.record import Case
 
 H100_TFLOPS = 67.0

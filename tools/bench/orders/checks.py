@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from dilkit.tools.bench.orders.peers import Array, Peer
-from dilkit.tools.results.kinds.orders import Finding
+from dilkit.tools.bench.orders.record import Finding
 
 SMALL_BITS = {2: 4, 3: 3}
 """The grid that is visited as a whole, by its number of axes: 16 and 8 cells a side."""

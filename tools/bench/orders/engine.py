@@ -10,7 +10,7 @@ import numpy as np
 from dilkit.orders import points
 from dilkit.orders.compiled import _curves
 from dilkit.tools.bench.orders.peers import Array, Peer, Task, narrow
-from dilkit.tools.results.kinds.orders import OURS
+from dilkit.tools.bench.orders.record import OURS
 
 
 class Dilkit(Peer):

@@ -16,9 +16,9 @@ from dilkit.tools.bench.orders import checks
 from dilkit.tools.bench.orders.checks import same
 from dilkit.tools.bench.orders.engine import Dilkit, Interleaved, filling
 from dilkit.tools.bench.orders.peers import Array, Peer, Task, present, row_major
+from dilkit.tools.bench.orders.record import OURS, Finding, OrderEntries, OrderEntry
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.orders import OURS, Finding, OrderEntries, OrderEntry
 
 STORE_LOOP, ARGSORT = "store loop", "np.argsort"
 

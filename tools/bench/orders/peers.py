@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.tools.results.kinds.orders import Package
+from dilkit.tools.bench.orders.record import Package
 
 Array = NDArray[Any]
 

@@ -21,11 +21,11 @@ from dilkit.testing.memory import give_memory_back
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.orders import checks, implementations, peers
 from dilkit.tools.bench.orders.peers import Array
+from dilkit.tools.bench.orders.record import Locality, Near, OrderCall, OrderCase, OrdersResult
 from dilkit.tools.bench.orders.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.orders import Locality, Near, OrderCall, OrderCase, OrdersResult
 
 GRIDS = {"square": (1024, 1024), "large": (4096, 4096), "cube": (128, 128, 128), "frame": (1080, 1920), "video": (33, 45, 80)}
 POINTS = {2: (1 << 20, (10, 16)), 3: (1 << 21, (7, 10))}

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from dilkit.tools.bench.orders.implementations import STORE_LOOP
+from dilkit.tools.bench.orders.record import OURS, OrderCase, OrdersResult, size
 from dilkit.tools.bench.target import Target, Values
-from dilkit.tools.results.kinds.orders import OURS, OrderCase, OrdersResult, size
 
 PACKAGES = ("numpy-hilbert-curve", "hilbertcurve", "hilbertsfc")
 NS = " ns/point"

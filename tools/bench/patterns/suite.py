@@ -13,12 +13,12 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
+from dilkit.tools.bench.patterns.record import FLEX, MASKED, OURS, SEGMENTS, THREE, WINDOW, PatternCase, PatternsResult
 from dilkit.tools.bench.patterns.targets import TARGETS
 from dilkit.tools.bench.patterns.ways import Way, compared, masked, native, one_by_one
 from dilkit.tools.bench.patterns.window import compiled_window, no_compiler
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
-from dilkit.tools.results.kinds.patterns import FLEX, MASKED, OURS, SEGMENTS, THREE, WINDOW, PatternCase, PatternsResult
 
 TOKENS, HEADS, HEAD_DIM, WINDOW_LENGTH, THREADS, MOST_ROUNDS = 32_768, 8, 64, 1024, 4, 5
 SEGMENTS_OF_MIXES = ((2, 1), (8, 8))

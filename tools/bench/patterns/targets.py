@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dilkit.tools.bench.patterns.record import FLEX, MASKED, OURS, SEGMENTS, THREE, WINDOW, PatternCase, PatternsResult
 from dilkit.tools.bench.target import GIB, Target, Values
-from dilkit.tools.results.kinds.patterns import FLEX, MASKED, OURS, SEGMENTS, THREE, WINDOW, PatternCase, PatternsResult
 
 
 def _slower(cases: Iterable[PatternCase], other: str) -> Values:

@@ -19,7 +19,7 @@ from dilkit.tools.bench.serving.entries import checked, timed
 from dilkit.tools.measure.baselines import merged
 from dilkit.tools.measure.case import CaseFields, failed
 from dilkit.tools.measure.correctness import some_rows
-from dilkit.tools.measure.once import once
+from dilkit.tools.measure.single_call import once
 from dilkit.tools.results.record import Entries, Entry
 
 BACKEND = "native"

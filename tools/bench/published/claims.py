@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dilkit.tools.bench.published.record import Setting
 from dilkit.tools.results.decode import decode
-from dilkit.tools.results.kinds.published import Setting
 
 CARD, CARD_TFLOPS = "GTX 1080", 8.9
 """The hardware of all claims (sm_61, 8 GB), and its fp32 arithmetic by its data sheet."""

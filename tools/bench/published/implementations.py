@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.tools.bench.published.record import TWINS
 from dilkit.tools.measure.implementation import Implementation, backend_implementations
-from dilkit.tools.results.kinds.published import TWINS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

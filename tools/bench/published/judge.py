@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dilkit.tools.bench.published.claims import Claim, claims, group
+from dilkit.tools.bench.published.record import PublishedCase, PublishedFigure, PublishedResult, Setting
 from dilkit.tools.console.text import in_bytes
-from dilkit.tools.results.kinds.published import PublishedCase, PublishedFigure, PublishedResult, Setting
 from dilkit.tools.results.statistics import exponent
 
 KIB, MIB = 2**10, 2**20

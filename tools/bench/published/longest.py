@@ -10,8 +10,8 @@ from typing import Any
 from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.published.record import Longest, Trial
 from dilkit.tools.measure.implementation import Implementation
-from dilkit.tools.results.kinds.published import Longest, Trial
 
 
 def longest(implementation: Implementation, problem: Problem, limit: int, grain: int, budget: float) -> Longest:

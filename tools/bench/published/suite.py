@@ -17,19 +17,12 @@ from dilkit.problem import Problem
 from dilkit.registry import list_backends
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.published import judge
-from dilkit.tools.bench.published import ranks as ranks_task
+from dilkit.tools.bench.published import judge, rank_job
 from dilkit.tools.bench.published.claims import HELD, group, settings
 from dilkit.tools.bench.published.implementations import implementation
 from dilkit.tools.bench.published.longest import longest
-from dilkit.tools.bench.published.ranks import LONG_CALL, samples_of
-from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.commands.bench import PEERS
-from dilkit.tools.console.text import error_line
-from dilkit.tools.measure.case import CaseRunner, output_bytes
-from dilkit.tools.measure.implementation import BACKWARD_FLOPS
-from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.published import (
+from dilkit.tools.bench.published.rank_job import LONG_CALL, samples_of
+from dilkit.tools.bench.published.record import (
     PASSES,
     TWINS,
     Job,
@@ -39,6 +32,12 @@ from dilkit.tools.results.kinds.published import (
     PublishedResult,
     Setting,
 )
+from dilkit.tools.bench.suite import Step, Suite
+from dilkit.tools.commands.bench import PEERS
+from dilkit.tools.console.text import error_line
+from dilkit.tools.measure.case import CaseRunner, output_bytes
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS
+from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Entry
 
 SIZES = (1, 2, 4)
@@ -225,7 +224,7 @@ class PublishedSuite(Suite[PublishedResult]):
         """Ranks beside one rank that has all cores, in turns; memory of each rank; of a job that fails, why."""
         cores = max(1, min(max(SIZES), usable_cores()))
         how: dict[str, Any] = dict(divisor=self.divisor, one_rank_threads=cores, repeats=self.repeats)
-        task = partial(ranks_task.over_ranks, transport=kind, calls=calls, **how)
+        task = partial(rank_job.over_ranks, transport=kind, calls=calls, **how)
         try:
             return run(kind, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
         except Exception as error:  # one job that fails is one entry: the others go on

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dilkit.problem import Problem
-from dilkit.tools.console import ranks
+from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, Described, Job, Method, scaling
+from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.kinds.bench import BenchCase, BenchResult, Described, Job, Method, scaling
 from dilkit.tools.results.problem import ProblemFacts
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dilkit.comm.launch.processes import Ended
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.results.kinds.ranks import Fault
+from dilkit.tools.bench.ranks.record import Fault
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm

@@ -16,12 +16,12 @@ from dilkit.problem import Problem
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
 from dilkit.tools.bench.ranks import faults, tasks
+from dilkit.tools.bench.ranks import record as records
 from dilkit.tools.bench.ranks.call import plan_of
+from dilkit.tools.bench.ranks.record import RanksResult
 from dilkit.tools.bench.ranks.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
-from dilkit.tools.results.kinds import ranks as records
-from dilkit.tools.results.kinds.ranks import RanksResult
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 HEADS, DIM, THREADS = 8, 64, 4

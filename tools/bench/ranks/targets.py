@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dilkit.tools.bench.ranks.record import Fault, RanksResult, good
 from dilkit.tools.bench.target import MIB, Target, Values
-from dilkit.tools.results.kinds.ranks import Fault, RanksResult, good
 
 SLACK = 2.0
 """Seconds beyond the timeout within which an error must come."""

@@ -19,10 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dilkit import DilatedCache, Pattern, dilated_attention_with_kvcache
 from dilkit.tools.bench.serving.entries import checked
+from dilkit.tools.bench.serving.record import CACHE, FULL, KVCACHE, DecodePoint
 from dilkit.tools.measure.case import CaseFields
-from dilkit.tools.measure.once import agreement
+from dilkit.tools.measure.single_call import agreement
 from dilkit.tools.measure.timing import Call
-from dilkit.tools.results.kinds.serving import CACHE, FULL, KVCACHE, DecodePoint
 from dilkit.tools.results.record import Entry, Samples
 
 BACKEND = "native"

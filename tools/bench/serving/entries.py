@@ -8,7 +8,7 @@ from dataclasses import replace
 from dilkit.testing.accuracy import Check
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.ceilings import MultiplyAdds
-from dilkit.tools.measure.once import Once
+from dilkit.tools.measure.single_call import Once
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.record import Entries, Entry
 

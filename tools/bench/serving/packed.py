@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import dilated_attention, dilated_attention_varlen
 from dilkit.pattern import Pattern
-from dilkit.tools.results.kinds.serving import ALONE, MASKED, PACKED, PADDED
+from dilkit.tools.bench.serving.record import ALONE, MASKED, PACKED, PADDED
 
 BACKEND = "native"
 

@@ -17,11 +17,11 @@ from dilkit.tools.bench.serving import llama
 from dilkit.tools.bench.serving.decoding import FullCache, Steps, Text
 from dilkit.tools.bench.serving.entries import checked, timed
 from dilkit.tools.bench.serving.packed import lengths_of, ways
+from dilkit.tools.bench.serving.record import ALONE, DENSE, OURS, REST, Decoding, PackedCase, Prefill, ServingResult
 from dilkit.tools.bench.serving.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
-from dilkit.tools.measure.once import agreement, once
-from dilkit.tools.results.kinds.serving import ALONE, DENSE, OURS, REST, Decoding, PackedCase, Prefill, ServingResult
+from dilkit.tools.measure.single_call import agreement, once
 from dilkit.tools.results.record import Entries, Entry
 
 HEADS, HEAD_DIM, THREADS, MOST_ROUNDS = 8, 64, 4, 3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dilkit.tools.bench.serving.record import ALONE, CACHE, DENSE, FULL, MASKED, OURS, PACKED, PADDED, ServingResult
 from dilkit.tools.bench.target import Target, Values
-from dilkit.tools.results.kinds.serving import ALONE, CACHE, DENSE, FULL, MASKED, OURS, PACKED, PADDED, ServingResult
 
 
 def _packed(result: ServingResult) -> Values:

@@ -17,16 +17,16 @@ from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
 from dilkit.tools.bench.slides.calls import embedding, gradients, mass_check, padded, slide
+from dilkit.tools.bench.slides.record import ALONE, BATCH, OURS, PUBLISHED, HeadDim, LongSlide, Mass, SlideCase, SlidesResult
 from dilkit.tools.bench.slides.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.case import CaseFields, admit, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import backend_implementations
-from dilkit.tools.measure.once import agreement, once
 from dilkit.tools.measure.published_slides import published_embedding
+from dilkit.tools.measure.single_call import agreement, once
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.slides import ALONE, BATCH, OURS, PUBLISHED, HeadDim, LongSlide, Mass, SlideCase, SlidesResult
 from dilkit.tools.results.record import Case, Entry, Samples
 
 ARCHITECTURE = "gigapath_slide_enc12l768d"

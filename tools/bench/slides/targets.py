@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from dilkit.tools.bench.slides.record import ALONE, BATCH, OURS, PUBLISHED, SlidesResult, listed, what
 from dilkit.tools.bench.target import GIB, Target, Values
-from dilkit.tools.results.kinds.slides import ALONE, BATCH, OURS, PUBLISHED, SlidesResult, listed, what
 
 
 def _times(result: SlidesResult) -> Values:

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _computing(part: str) -> Iterator[Finding]:
     """A part that cannot even be imported without torch."""
-    from dilkit.tools.commands.doctor import computing
+    from dilkit.tools.commands.doctor import backends as computing
 
     looked: Iterator[Finding] = getattr(computing, part)()
     return looked

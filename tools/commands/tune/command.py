@@ -24,8 +24,8 @@ from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import print_json
+from dilkit.tools.gpu_day.record import GpuDayResult
 from dilkit.tools.results.file import read_result, write_text
-from dilkit.tools.results.kinds.gpu_day import GpuDayResult
 
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
@@ -167,7 +167,7 @@ def _take(args: Namespace, path: Path) -> int:
     shapes = {choice.shape: tuple(choice.seconds.items()) for choice in found.choices if choice.seconds}
     entries = [TunedEntry(found.setup, shape, seconds) for shape, seconds in shapes.items()]
     if not entries:
-        raise ValueError(f"--take: {args.take} has no sweep yet; `dilkit gpu-day --stage rows` measures it")
+        raise ValueError(f"--take: {args.take} has no sweep yet; `dilkit gpu-day --stage preferences` measures it")
     arguments.make_folder(environment.TUNED.name, path.parent)
     _keep(path, entries)
     text = f"{len(entries)} orders of {found.setup} taken; the automatic choice goes by {path}"

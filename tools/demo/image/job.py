@@ -12,13 +12,13 @@ from dilkit.device import probe
 from dilkit.tools.demo.block import model_facts
 from dilkit.tools.demo.image.model import ImageConfig, PatchTransformer
 from dilkit.tools.demo.image.photo import BATCH, SAMPLE, SIDE, Crops, load_photograph
+from dilkit.tools.demo.image.record import ORDERS, ImageDemoResult, ImageModel, OrderTraining
 from dilkit.tools.demo.image.task import FillIn
 from dilkit.tools.demo.job import Job, backend_choice
+from dilkit.tools.demo.text.record import Budget
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.report.picture import INK, new_figure, save
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.kinds.demo import Budget
-from dilkit.tools.results.kinds.demo_image import ORDERS, ImageDemoResult, ImageModel, OrderTraining
 
 JUDGEMENTS = 4
 """How often a training is judged in its course, besides before it."""

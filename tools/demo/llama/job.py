@@ -14,12 +14,12 @@ from dilkit.device import probe
 from dilkit.integrations.transformers import convert
 from dilkit.tools.demo.block import model_facts
 from dilkit.tools.demo.job import Job, backend_choice
+from dilkit.tools.demo.llama.record import BEFORE, DILATED, FULL, LlamaDemoResult, LlamaTraining
 from dilkit.tools.demo.llama.task import SIZES, NextByte, make_llama
 from dilkit.tools.demo.text.corpus import load_text
+from dilkit.tools.demo.text.record import Budget, ModelFacts
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.kinds.demo import Budget, ModelFacts
-from dilkit.tools.results.kinds.llama import BEFORE, DILATED, FULL, LlamaDemoResult, LlamaTraining
 
 CONTEXT = 1024
 PATTERN = Pattern([128, 1024], [1, 8])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilkit import files
-from dilkit.tools.results.kinds.demo import TextFacts
+from dilkit.tools.demo.text.record import TextFacts
 
 HELD_OUT_SHARE = 1 / 16
 MOST_BYTES = 4 * 1024**3

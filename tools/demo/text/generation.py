@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from dilkit.tools.demo.text.model import VOCABULARY, ByteTransformer
+from dilkit.tools.demo.text.record import NextByte
 from dilkit.tools.demo.text.scaling import LONGEST
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.demo import NextByte
 
 REPEATS, STEPS = 5, 16
 """Samples, and the bytes in one sample with caches."""

@@ -12,19 +12,19 @@ import torch
 from dilkit.comm import Comm
 from dilkit.comm.agreement import agree_on
 from dilkit.device import probe
-from dilkit.tools.console import ranks as over_ranks
+from dilkit.tools.bench.one_pattern.record import Job as Ranks
+from dilkit.tools.console import rank_arguments as over_ranks
 from dilkit.tools.console.interrupt import stopping
 from dilkit.tools.demo.block import model_facts
 from dilkit.tools.demo.job import Job, backend_choice
 from dilkit.tools.demo.text.corpus import Corpus, load_text
 from dilkit.tools.demo.text.generation import GenerationSweep
 from dilkit.tools.demo.text.model import ModelConfig, save_model
+from dilkit.tools.demo.text.record import Budget, DemoResult, ModelFacts, TextTraining
 from dilkit.tools.demo.text.scaling import LengthSweep
 from dilkit.tools.demo.text.task import JUDGEMENTS, SHORT_SHARE, Alone, TextTask, held_out_windows
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.kinds.bench import Job as Ranks
-from dilkit.tools.results.kinds.demo import Budget, DemoResult, ModelFacts, TextTraining
 
 
 def train_and_measure(args: argparse.Namespace) -> int:

@@ -9,9 +9,9 @@ from functools import partial
 from dilkit import Pattern, Problem, explain
 from dilkit.testing.memory import MeasureError, check_peak_memory, peak_memory
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.demo.text.record import Length, Measured, Scaling
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
-from dilkit.tools.results.kinds.demo import Length, Measured, Scaling
 
 LONGEST = 1.0
 """Seconds of a call beyond which there is no longer sequence: dense attention would take four times as long."""

@@ -1,0 +1,43 @@
+"""Parts of the suite of CUDA kernels, without what is wrong and without numba."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+from dilkit.tools.bench.gpu.record import OURS, GpuResult
+from dilkit.tools.bench.gpu.suite import GpuSuite, implementations
+from dilkit.tools.bench.run import begin, measured
+from dilkit.tools.gpu_day import backends
+from dilkit.tools.gpu_day.step import Context, Item, absent
+
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Rehearsed(GpuSuite):
+    """The suite on the CPU, at lengths at which a step takes a second."""
+
+    DEVICE: ClassVar[str] = "cpu"
+    DIVISOR: ClassVar[int] = 256
+
+
+def part(context: Context, dtype: str, *words: str) -> Iterator[Item]:
+    """The steps of the suite that have all of `words` in their names, with the backends that are right in `dtype`."""
+    if "longest" in words and not context.right(OURS[0], dtype):
+        yield absent("the longest sequence", f"{OURS[0]}, which computes it, is wrong in {dtype}")
+        return
+    kind = Rehearsed if context.rehearse else GpuSuite
+    if context.rehearse and {"forward", "backward"} & set(words):
+        words = (*words, "A,")
+    suite = kind(quick=context.rehearse, repeats=1 if context.rehearse else REPEATS, rows=words)
+    with suite.prepared():
+        known = [i.name for i in implementations() if i.name not in backends.LEFT_OUT and context.right(i.name, dtype)]
+    suite = replace(suite, backend=tuple(known))
+    steps = list(suite.steps())
+    with suite.prepared() as facts:
+        result = begin(suite, steps, dict(backend=known, rows=list(words)), facts)
+        for step in steps:
+            result = measured(result, step)
+            yield cast("GpuResult", result)
