@@ -156,8 +156,8 @@ class RankAttention:
         kv_heads = rows[1].shape[2]
         texts = head_texts(self.arguments.pattern.to_json(), rows[0].shape[2], kv_heads)
         split = (x.tensor_split(kv_heads, 2) for x in rows)
-        found = [
+        results = [
             nothing(q, own) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask, own)
             for q, k, v, mask, text, own in zip(*split, masks, texts, sink_by_head(self.arguments.sink, kv_heads), strict=True)
         ]
-        return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 1)
+        return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 1)

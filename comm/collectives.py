@@ -97,27 +97,27 @@ def copy_from_rank(tensors: Iterable[Tensor], comm: Comm, source: int = 0) -> No
 def _agree(tensors: Iterable[Tensor], comm: Comm, what: str, **more: int) -> list[Tensor]:
     """The tensors as a list. Raises on every rank unless all pass the same number, shapes, dtypes and kind of device."""
     check_comm(comm)
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
 
     def facts() -> dict[str, object]:
-        found.extend(_listed(tensors))
-        devices = sorted({str(x.device) for x in found})
+        parts.extend(_listed(tensors))
+        devices = sorted({str(x.device) for x in parts})
         if len(devices) > 1:
             raise ValueError(f"tensors lie on {' and '.join(devices)}; one call takes those of one device")
-        shapes, dtypes = ([list(x.shape) for x in found], [x.dtype for x in found])
+        shapes, dtypes = ([list(x.shape) for x in parts], [x.dtype for x in parts])
         kind = devices[0].partition(":")[0] if devices else ""
-        return dict(tensors=len(found), shapes=str(shapes), dtypes=str(dtypes), device=kind, **more)
+        return dict(tensors=len(parts), shapes=str(shapes), dtypes=str(dtypes), device=kind, **more)
 
     agree_on(comm, facts, step=f"arguments of {what}")
-    return found
+    return parts
 
 
 def _listed(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The tensors. Raises TypeError or ValueError for what can hold no sum or copy of its own."""
     if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
         raise TypeError(f"tensors is a {type(tensors).__name__}; a list of floating-point tensors is needed")
-    found = list(tensors)
-    for x in found:
+    listed = list(tensors)
+    for x in listed:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = f"of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise TypeError(f"tensors holds one that is {kind}; floating-point tensors are needed (None: no gradient came)")
@@ -126,7 +126,7 @@ def _listed(tensors: Iterable[Tensor]) -> list[Tensor]:
             raise TypeError(f"tensors holds one of layout {x.layout}; plain tensors, torch.strided, are needed")
         if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
             raise ValueError(f"tensors holds one of shape {tuple(x.shape)} whose numbers share memory; pass x.contiguous()")
-    return found
+    return listed
 
 
 def gather_values(comm: Comm, value: T) -> list[T]:

@@ -134,12 +134,12 @@ class _Reorder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, reordering: Reordering, inverse: bool, step: str, *tensors: Tensor) -> tuple[Tensor, ...]:
         with reordering.comm.broken_by_errors():
-            found = reordering.apply(list(tensors), inverse, step)
-        ctx.mark_non_differentiable(*(x for x in found if not x.is_floating_point()))
+            moved = reordering.apply(list(tensors), inverse, step)
+        ctx.mark_non_differentiable(*(x for x in moved if not x.is_floating_point()))
         ctx.set_materialize_grads(False)
         ctx.reordering, ctx.inverse, ctx.step = reordering, inverse, f"gradients of {step}"
-        ctx.kinds = [(x.shape, x.dtype, x.device) for x in found if x.is_floating_point()]
-        return tuple(found)
+        ctx.kinds = [(x.shape, x.dtype, x.device) for x in moved if x.is_floating_point()]
+        return tuple(moved)
 
     @staticmethod
     @differentiable_once
@@ -151,8 +151,8 @@ class _Reorder(torch.autograd.Function):
             wanted = _on_any_rank(reordering.comm, here) if ctx.inverse and len(grads) > 1 else [True] * len(grads)
             sent = [i for i in range(len(grads)) if wanted[i]]
             tensors = [_zeros(*ctx.kinds[i]) if grads[i] is None else grads[i] for i in sent]
-            found = dict(zip(sent, reordering.apply(tensors, not ctx.inverse, ctx.step), strict=True))
-        return None, None, None, *(found.get(i) for i in range(len(given)))
+            gradients = dict(zip(sent, reordering.apply(tensors, not ctx.inverse, ctx.step), strict=True))
+        return None, None, None, *(gradients.get(i) for i in range(len(given)))
 
 
 def _on_any_rank(comm: Comm, here: list[bool]) -> list[bool]:
@@ -177,8 +177,8 @@ def reorder_inputs(reordering: Reordering, rows: list[Tensor], mask: Tensor | No
 
 def restore_outputs(reordering: Reordering, *results: Tensor) -> list[Tensor]:
     """Results `(batch, rows, heads, ...)` back in row-major order; differentiable."""
-    found = _Reorder.apply(reordering, True, "results put back in order", *results)  # type: ignore[no-untyped-call]
-    return list(found)
+    moved = _Reorder.apply(reordering, True, "results put back in order", *results)  # type: ignore[no-untyped-call]
+    return list(moved)
 
 
 def _mask_by_head(mask: Tensor, reordering: Reordering) -> Tensor:

@@ -149,14 +149,14 @@ class Limits:
         return found
 
     def _size_refusals(self, problem: Problem) -> list[Refusal]:
-        found = []
+        refusals = []
         if problem.dtype not in self.dtypes:
-            found.append(Refusal("dtype", problem.dtype, f"computes {_listed(self.dtypes)}"))
+            refusals.append(Refusal("dtype", problem.dtype, f"computes {_listed(self.dtypes)}"))
         if self.max_head_dim is not None and problem.head_dim > self.max_head_dim:
-            found.append(Refusal("head_dim", str(problem.head_dim), f"at most {self.max_head_dim}"))
+            refusals.append(Refusal("head_dim", str(problem.head_dim), f"at most {self.max_head_dim}"))
         if problem.head_dim % self.head_dim_multiple:
-            found.append(Refusal("head_dim", str(problem.head_dim), f"a multiple of {self.head_dim_multiple} is needed"))
-        return found
+            refusals.append(Refusal("head_dim", str(problem.head_dim), f"a multiple of {self.head_dim_multiple} is needed"))
+        return refusals
 
     def _feature_refusals(self, problem: Problem) -> list[Refusal]:
         pattern, found = problem.pattern, []

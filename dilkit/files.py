@@ -93,11 +93,11 @@ def write_privately(path: Path, content: bytes) -> None:
 def why_others_may_write(path: Path) -> str:
     """Why what is in `path` may have been put there by another user; empty if it cannot, or if there is no such path."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ""
-    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
-        return f"{path} belongs to another user (uid {found.st_uid}): make it yours"
-    if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}): run chmod go-w on it"
+    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user (uid {status.st_uid}): make it yours"
+    if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}): run chmod go-w on it"
     return ""

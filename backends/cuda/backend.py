@@ -68,11 +68,11 @@ class CupyRaw(TiledBackend):
         self.capability, self.tile_rows = capability, tile_rows
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        found = super().refusals(problem)
-        if not found and (runs := most_runs(problem)) > MAX_RUNS:
+        refusals_so_far = super().refusals(problem)
+        if not refusals_so_far and (runs := most_runs(problem)) > MAX_RUNS:
             hint = "fewer tokens, or some of them next to each other or equally far apart"
             return (Refusal("runs of global tokens", str(runs), f"at most {MAX_RUNS}", hint),)
-        return found
+        return refusals_so_far
 
     def detail(self, problem: Problem) -> str:
         roles = ROLES if problem.requires_grad else ROLES[:1]
@@ -135,9 +135,9 @@ class CupyRaw(TiledBackend):
 
     def _schedule(self, kernel: CudaKernel, kind: str, tensors: Tensors, problem: Problem) -> DeviceSchedule:
         device = _device(tensors)
-        found = device_schedule(problem, kernel.tile_rows, kind, device)
-        found.keep_while_used()
-        return found
+        schedule = device_schedule(problem, kernel.tile_rows, kind, device)
+        schedule.keep_while_used()
+        return schedule
 
     def _suited(self, role: str, problem: Problem, tensors: Tensors) -> CudaKernel:
         """The kernel of `role`: the one with tall tiles where these suit and occupy the device."""

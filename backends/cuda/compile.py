@@ -136,10 +136,10 @@ def _read(place: Path) -> bytes | None:
         _warn_that_none_are_kept(why)
         return None
     try:
-        found = files.read_bytes(place)
+        cubin = files.read_bytes(place)
     except OSError:
         return None
-    digest, code = found[:DIGEST], found[DIGEST:]
+    digest, code = cubin[:DIGEST], cubin[DIGEST:]
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 

@@ -76,15 +76,15 @@ class CupyLauncher:
 
     def _load(self, kernel: CudaKernel, device: torch.device) -> _Loaded:
         key = kernel, device.index
-        found = self._loaded.get(key)
-        if found is None:
+        loaded = self._loaded.get(key)
+        if loaded is None:
             if capturing(device):
                 raise RuntimeError(
                     f"kernel {kernel.name} is not loaded on {device}, and cannot be while a CUDA graph is captured: make the "
                     "same call once before"
                 )
-            found = self._loaded.setdefault(key, _load(kernel, device))
-        return found
+            loaded = self._loaded.setdefault(key, _load(kernel, device))
+        return loaded
 
 
 def _load(kernel: CudaKernel, device: torch.device) -> _Loaded:

@@ -29,9 +29,9 @@ class Multiprocessors:
 def multiprocessors(device: torch.device) -> Multiprocessors:
     import torch
 
-    found = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return Multiprocessors(
-        found.multi_processor_count, found.max_threads_per_multi_processor, found.shared_memory_per_multiprocessor
+        properties.multi_processor_count, properties.max_threads_per_multi_processor, properties.shared_memory_per_multiprocessor
     )
 
 

@@ -28,10 +28,10 @@ class Usage:
 
 def usages(log: str) -> dict[str, Usage]:
     """The kernels in the log of a compilation with `--ptxas-options=-v`, by name. Raises ValueError for a log without any."""
-    found = {}
+    usage_by_kernel = {}
     for match in _ENTRY.finditer(log):
         shared = re.search(r"(\d+) bytes smem", match["rest"])
-        found[match["name"]] = Usage(
+        usage_by_kernel[match["name"]] = Usage(
             name=match["name"],
             architecture=match["architecture"],
             registers=int(match["registers"]),
@@ -39,6 +39,6 @@ def usages(log: str) -> dict[str, Usage]:
             spills=int(match["stores"]) + int(match["loads"]),
             shared=int(shared[1]) if shared else 0,
         )
-    if not found:
+    if not usage_by_kernel:
         raise ValueError(f"no kernel is reported in the compiler's log: {log!r}")
-    return found
+    return usage_by_kernel

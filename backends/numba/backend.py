@@ -109,14 +109,14 @@ class NumbaCuda(TiledBackend):
         """Launch a kernel for each group of branches. The tiles of the first have every row, so it writes; later ones continue
         from that."""
         tiling, device = self.launcher.tiling(role, problem.head_dim), tensors["query"].device
-        found = device_schedule(problem, tiling.rows, KEYS if role == "dkeyvalue" else QUERIES, device)
-        found.keep_while_used()
+        schedule = device_schedule(problem, tiling.rows, KEYS if role == "dkeyvalue" else QUERIES, device)
+        schedule.keep_while_used()
         options = Options(int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale)
         key, value = (without_ignored(tensors[name], mask) for name in ("key", "value"))
-        given = mask_view(mask, found.data), *(view(x) for x in (tensors["query"], key, value))
-        for i, part in enumerate(found.groups):
-            tiles = _records(found.data, part.tiles, part.tile_count)
-            branches = _records(found.data, part.branches, len(part.group.branches))
+        given = mask_view(mask, schedule.data), *(view(x) for x in (tensors["query"], key, value))
+        for i, part in enumerate(schedule.groups):
+            tiles = _records(schedule.data, part.tiles, part.tile_count)
+            branches = _records(schedule.data, part.branches, len(part.group.branches))
             group, blocks = LaunchGroup(tiles, branches, int(i == 0)), part.tile_count * problem.batch
             self._launch(role, problem, tiling, blocks, options, group, *given, *_results(role, tensors))
 

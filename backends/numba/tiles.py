@@ -98,8 +98,8 @@ def load(tile, source, positions, start, thread):
         present = source.head_dim if position >= 0 else 0
         for j in range((tile.shape[1] - 1) * 4 // thread.across):
             c = thread.x + j * thread.across
-            found = float32(source.numbers[uint64(place + min(c, source.head_dim - 1))])
-            tile[r, c // 4, c % 4] = found if c < present else ZERO
+            number = float32(source.numbers[uint64(place + min(c, source.head_dim - 1))])
+            tile[r, c // 4, c % 4] = number if c < present else ZERO
 
 
 @device

@@ -124,8 +124,8 @@ def _numbers(start: int, device: torch.device, *sizes: int) -> Tensor:
 def _every_other_row(x: Tensor) -> Tensor:
     """`x` `(batch, heads, rows, ...)` in every other row of a tensor `(batch, rows, heads, ...)`."""
     batch, heads, rows = x.shape[:3]
-    found = x.new_zeros(batch, 2 * rows, heads, *x.shape[3:])[:, ::2].transpose(1, 2)
-    return found.copy_(x)
+    rows_apart = x.new_zeros(batch, 2 * rows, heads, *x.shape[3:])[:, ::2].transpose(1, 2)
+    return rows_apart.copy_(x)
 
 
 def _near(found: Tensor, want: Tensor, dtype: torch.dtype) -> bool:

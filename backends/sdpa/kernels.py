@@ -112,15 +112,15 @@ def _flash_refusals(problem: Problem) -> list[Refusal]:
 
 def _cudnn_refusals(problem: Problem) -> list[Refusal]:
     """cuDNN takes no single key, and its backward pass sums in no fixed order."""
-    found, torch = [], sys.modules.get("torch")
+    refusals, torch = [], sys.modules.get("torch")
     grids = form_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal)
     if any(min(grid.rows, grid.keys) == 1 for branch in grids for grid in branch):
-        found.append(Refusal("rows", "1", "at least 2 rows are needed in every call"))
+        refusals.append(Refusal("rows", "1", "at least 2 rows are needed in every call"))
     if problem.head_dim > 128 and problem.device.capability != (9, 0):
-        found.append(Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU"))
+        refusals.append(Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU"))
     if torch is not None and problem.requires_grad and torch.are_deterministic_algorithms_enabled():
-        found.append(Refusal("determinism", "on", "not deterministic", "torch.use_deterministic_algorithms(False)"))
-    return found
+        refusals.append(Refusal("determinism", "on", "not deterministic", "torch.use_deterministic_algorithms(False)"))
+    return refusals
 
 
 _lock = threading.RLock()

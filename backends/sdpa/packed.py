@@ -82,8 +82,8 @@ def _gathered(x: Tensor, index: Tensor, padding: Tensor | None, fill: float = 0.
     """The rows `index` of `x`, and `fill` in padding, whatever lies where the last row is."""
     if padding is None:
         return x.index_select(0, index.flatten()).view(*index.shape, -1)
-    found = x.index_select(0, index.flatten().clamp(max=len(x) - 1)).view(*index.shape, -1)
-    return found.masked_fill_(padding.unsqueeze(-1), fill)
+    gathered = x.index_select(0, index.flatten().clamp(max=len(x) - 1)).view(*index.shape, -1)
+    return gathered.masked_fill_(padding.unsqueeze(-1), fill)
 
 
 def _queries(x: Tensor, batch: SegmentBatch) -> Tensor:

@@ -151,10 +151,10 @@ def _batch(
 
     def places(head: Tensor, all_heads: int) -> Tensor:
         """`(segments * kv_count, heads of each, rows)`."""
-        found = row[:, :, None] * all_heads + head
+        numbers = row[:, :, None] * all_heads + head
         if padded:
-            found.masked_fill_(padding[:, :, None], total * all_heads)
-        return found.flatten(0, 1)
+            numbers.masked_fill_(padding[:, :, None], total * all_heads)
+        return numbers.flatten(0, 1)
 
     queries, keys = (places(*x) for x in zip(heads.numbers(device), heads.sizes, strict=True))
     return SegmentBatch(queries, keys, padding.view(-1, 1, rows) if padded else None, branch.first)

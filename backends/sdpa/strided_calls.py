@@ -118,14 +118,14 @@ def strided_calls(
     Two axes of a grid become a call's batch and heads; adjacent axes that are one stride in every tensor count as one axis.
     The smallest of the others are looped over.
     """
-    found: list[StridedCall] = []
+    calls: list[StridedCall] = []
     for grids in form_grids(pattern, seq, heads, kv_heads, is_causal):
         for grid in grids:
             axes = ((GridAxis(batch, batch=1),) if batch > 1 else ()) + grid.axes
             origin = GridAxis(1, grid.row, grid.head, grid.kv_head)
             for start, part in _within_limits(origin, axes, _most_problems(grid, axes)):
-                found += _calls_of_grid(grid, start, part, tensors)
-    return tuple(found)
+                calls += _calls_of_grid(grid, start, part, tensors)
+    return tuple(calls)
 
 
 def _most_problems(grid: ProblemGrid, axes: tuple[GridAxis, ...]) -> tuple[int, ...]:

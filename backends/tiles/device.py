@@ -91,12 +91,12 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device) -
     parts = [records for group, own in zip(groups, tiles, strict=True) for records in (group.branches, own)]
     data = torch.from_numpy(np.concatenate([_numbers(records) for records in parts])).to(device)
     starts = data.data_ptr() + TILE.itemsize * np.cumsum([0, *map(len, parts)])
-    found = []
+    copies = []
     for i, group in enumerate(groups):
         own = tiles[i]
         rows = torch.from_numpy(own["row"].copy()).to(device) if problem.varlen else None
-        found.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(own), rows))
-    return DeviceSchedule(data, tuple(found))
+        copies.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(own), rows))
+    return DeviceSchedule(data, tuple(copies))
 
 
 @lru_cache(maxsize=1024)

@@ -48,10 +48,10 @@ def kept(key: tuple[object, ...], make: Callable[[], KeptT], problem: Problem, d
     The first call makes it and waits for that. While a CUDA graph is captured, nothing can be copied: raises RuntimeError then
     for what is not there.
     """
-    found = plan.cached((*key, device), partial(_made, make, problem, device))
+    prepared = plan.cached((*key, device), partial(_made, make, problem, device))
     if captured.capturing(device):
-        captured.keep(found, device)
-    return found
+        captured.keep(prepared, device)
+    return prepared
 
 
 def _made(make: Callable[[], KeptT], problem: Problem, device: torch.device) -> KeptT:

@@ -202,8 +202,8 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
 
 
 def _group_of_relation(relation: Relation, problem: Problem, tile_rows: int, first: bool) -> Group:
-    found = (relation_tiles(relation, problem, of_keys, tile_rows, first) for of_keys in (False, True))
-    query_tiles, key_tiles = (_most_keys_first(*x) for x in found)
+    tiles = (relation_tiles(relation, problem, of_keys, tile_rows, first) for of_keys in (False, True))
+    query_tiles, key_tiles = (_most_keys_first(*x) for x in tiles)
     table = part_table(relation).view(BRANCH).reshape(-1)
     return _read_only(Group(table, query_tiles, key_tiles, relation.back, relation.ahead, relation))
 

@@ -45,11 +45,11 @@ def device_tables(problem: Problem, sizes: Sizes, kind: str, device: torch.devic
 
 
 def _copied(problem: Problem, sizes: Sizes, kind: str, device: torch.device) -> DeviceTables:
-    found = DeviceTables(tuple(_on(device, problem, group, kind, sizes) for group in schedule(problem, sizes.rows).groups))
+    tables = DeviceTables(tuple(_on(device, problem, group, kind, sizes) for group in schedule(problem, sizes.rows).groups))
     if kind == KEYS or not problem.requires_grad:  # three kernels have tables of their own: those of keys are the largest
         entries = 3 if problem.requires_grad else 1
-        expect_room(problem, entries * found.nbytes, entries)
-    return found
+        expect_room(problem, entries * tables.nbytes, entries)
+    return tables
 
 
 def _on(device: torch.device, problem: Problem, group: Group, kind: str, sizes: Sizes) -> DeviceGroup:

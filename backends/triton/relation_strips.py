@@ -23,8 +23,8 @@ def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.v
         number = np.where(chosen >> p & 1, p * rate + tiles["row"] % rate, number)
     if of_keys:
         number = np.where(_serves(relation, problem, tiles), number[:, None], nothing).reshape(-1)
-    found = in_order(np.concatenate([np.zeros((0, 5), np.int64), *strips]))
-    return Strips(found, np.zeros(columns, np.float32), number, np.zeros(len(tiles), np.int64))
+    ordered = in_order(np.concatenate([np.zeros((0, 5), np.int64), *strips]))
+    return Strips(ordered, np.zeros(columns, np.float32), number, np.zeros(len(tiles), np.int64))
 
 
 def _strips(part: Part, first_list: int, rate: int, columns: int) -> Ints:

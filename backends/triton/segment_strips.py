@@ -27,8 +27,8 @@ def strips_of_segments(problem: Problem, group: Group, tiles: NDArray[np.void], 
     sets, bases = _sets(group, tiles, per_head), _bases(group, tiles)
     rows, of_rows = (np.repeat(x, per_head) for x in (tiles["row"].astype(np.int64), bases))
     lists, of_tile = _distinct(group, rows, sets, of_rows, problem.seq)
-    found, biases = _strips(group, lists, problem.pattern.overlap == "once", columns)
-    return Strips(found, biases, of_tile, bases)
+    strips, biases = _strips(group, lists, problem.pattern.overlap == "once", columns)
+    return Strips(strips, biases, of_tile, bases)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def _strips(group: Group, lists: _Lists, once: bool, columns: int) -> tuple[Ints
     bias_at, period, biases = _biases(group, branch, active, once, columns)
     phase = (first - row) // np.maximum(rate, 1)
     run, done = cut(count, columns)
-    found = np.stack(
+    strips = np.stack(
         [
             of_list[run],
             first[run] + done * rate[run],
@@ -105,7 +105,7 @@ def _strips(group: Group, lists: _Lists, once: bool, columns: int) -> tuple[Ints
         ],
         1,
     )
-    return in_order(found), biases
+    return in_order(strips), biases
 
 
 def _runs(group: Group, lists: _Lists) -> list[Ints]:
@@ -134,14 +134,14 @@ def _shown_by(rates: list[int], b: int) -> int:
 def _biases(group: Group, branch: Ints, active: Ints, once: bool, columns: int) -> tuple[Ints, Ints, NDArray[np.float32]]:
     """Of each run where its biases begin and their period; and all biases, `columns` beyond each period."""
     kinds, of_run = np.unique(active << 5 | branch, return_inverse=True)
-    found, places, periods = [np.zeros(0, np.float32)], [], []
+    tables, places, periods = [np.zeros(0, np.float32)], [], []
     for kind in kinds.tolist():
         own = _period(group, kind & 31, kind >> 5, once, columns)
-        places.append(sum(map(len, found)))
+        places.append(sum(map(len, tables)))
         periods.append(len(own) - columns)
-        found.append(own)
+        tables.append(own)
     at, period = (np.array(x, np.int64)[of_run] for x in (places, periods))
-    return at, period, np.concatenate(found)
+    return at, period, np.concatenate(tables)
 
 
 def _period(group: Group, branch: int, active: int, once: bool, columns: int) -> NDArray[np.float32]:

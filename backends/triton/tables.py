@@ -69,11 +69,11 @@ def _spans(seen: Strips, row: Ints, last_row: Ints, back: int, ahead: int) -> In
     first = strips[:, 0] * _LIST + strips[:, 1]
     last = np.maximum.accumulate(first + (strips[:, 3] - 1) * strips[:, 2]) if len(strips) else first
     start, stop = lists * _LIST + row, lists * _LIST + last_row
-    found = [
+    spans = [
         np.searchsorted(last, start - back, side="left"),
         np.searchsorted(first, stop - back, side="left"),
         np.searchsorted(last, start + ahead, side="right"),
         np.searchsorted(first, stop + ahead, side="right"),
     ]
-    found[2] = np.maximum(found[1], found[2])
-    return np.stack([np.clip(x, begin, end) for x in found], 1)
+    spans[2] = np.maximum(spans[1], spans[2])
+    return np.stack([np.clip(x, begin, end) for x in spans], 1)

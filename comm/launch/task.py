@@ -42,8 +42,8 @@ def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, li
         if job.code or not (folder / FOUND).exists():
             why = f"took more than {limit:g} s" if job.code == processes.LATE else f"ended with {job.code}"
             raise JobError(f"{size} ranks of {kind}: the job {why}:\n{job.text[-2000:]}")
-        found: R = pickle.loads((folder / FOUND).read_bytes())
-        return found
+        result: R = pickle.loads((folder / FOUND).read_bytes())
+        return result
 
 
 def ended(kind: str, size: int, task: Callable[[Comm], Any], **options: Any) -> Ended:
@@ -62,9 +62,9 @@ def main() -> int:
     kind, folder = sys.argv[1], Path(sys.argv[2])
     task = pickle.loads((folder / TASK).read_bytes())
     comm = connect(kind, TIMEOUT)
-    found = task(comm)
+    result = task(comm)
     if comm.rank == 0:
-        (folder / FOUND).write_bytes(pickle.dumps(found))
+        (folder / FOUND).write_bytes(pickle.dumps(result))
     comm.share(b"", "the end")  # of one must not look like its death to the others
     return 0
 

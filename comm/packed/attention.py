@@ -71,9 +71,9 @@ def ring_dilated_attention_varlen(
         return Arguments(q, k, v, pattern, is_causal, None, sink, scale, 0.0, backend, schedule, True, None, return_lse)
 
     def facts() -> dict[str, Any]:
-        found = arguments().facts()
+        own_facts = arguments().facts()
         check_cu_seqlens(cu_seqlens, query, query.shape[0])
-        return dict(**found, cu_seqlens=str(cu_seqlens.tolist()))
+        return dict(**own_facts, cu_seqlens=str(cu_seqlens.tolist()))
 
     every_rank = agree_on(comm, facts, ("rows", "seed"), STEP) if comm.size > 1 else [facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
@@ -98,16 +98,16 @@ class PackedRankAttention:
         """
         given, rank = self.arguments, self.comm.rank
         rows = [x.to(given.dtype) for x in (given.query, given.key, given.value)]
-        found = []
+        results = []
         for sequence in self.plan.cut_sequences:
             here = sequence.rows(rank, self.plan.cuts[rank])
             attention = RankAttention(given, self.comm, sequence.plan.cuts, None)
-            found.append((here.start, *attention.attend([x[:, here] for x in rows], given.pattern, None, given.sink)))
+            results.append((here.start, *attention.attend([x[:, here] for x in rows], given.pattern, None, given.sink)))
         whole = self.plan.whole(rank)
         if whole.rows.start < whole.rows.stop:
-            found.append((whole.rows.start, *self._whole([x[0, whole.rows] for x in rows], whole)))
-        found.sort(key=lambda part: part[0])
-        return torch.cat([out for _, out, _ in found], 1).squeeze(0), torch.cat([lse for _, _, lse in found], 2).squeeze(0)
+            results.append((whole.rows.start, *self._whole([x[0, whole.rows] for x in rows], whole)))
+        results.sort(key=lambda part: part[0])
+        return torch.cat([out for _, out, _ in results], 1).squeeze(0), torch.cat([lse for _, _, lse in results], 2).squeeze(0)
 
     def _whole(self, rows: Sequence[Tensor], sequences: WholeSequences) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of the sequences that no other rank has rows of, as a batch of one."""

@@ -93,13 +93,13 @@ class PackedPlan:
     @cached_property
     def cut_sequences(self) -> tuple[CutSequence, ...]:
         """Those that several ranks hold, in their order."""
-        found = []
+        pieces = []
         for i in sorted({bisect_right(self.starts, cut) - 1 for cut in self.cuts[1:-1]}):
             start, stop = self.starts[i : i + 2]
             cuts = tuple(min(max(cut, start), stop) - start for cut in self.cuts)
             if sum(a < b for a, b in pairwise(cuts)) > 1:
-                found.append(CutSequence(start, stop, self._plan(cuts)))
-        return tuple(found)
+                pieces.append(CutSequence(start, stop, self._plan(cuts)))
+        return tuple(pieces)
 
     def _plan(self, cuts: tuple[int, ...]) -> ExchangePlan:
         """That of one sequence."""

@@ -63,13 +63,13 @@ def local_forward(
     for r in ranges:
         rows = slice(r.start, r.stop)
         inputs = (query[:, rows], key[:, rows], value[:, rows], None if mask is None else mask[:, rows])
-        found, found_lse = forward_op(*inputs, op.scale, op.encode(r.pattern, is_causal), **op.dropout(r.places(len(query))))
+        part_out, found_lse = forward_op(*inputs, op.scale, op.encode(r.pattern, is_causal), **op.dropout(r.places(len(query))))
         found_lse = found_lse.transpose(1, 2).contiguous()
-        if out is None and found.shape == query.shape:
-            out, lse = found, found_lse
+        if out is None and part_out.shape == query.shape:
+            out, lse = part_out, found_lse
         else:
             out, lse = _no_results(query) if out is None or lse is None else (out, lse)
-            _merge(out[:, rows], lse[:, rows], found, found_lse)
+            _merge(out[:, rows], lse[:, rows], part_out, found_lse)
     return _no_results(query) if out is None or lse is None else (out, lse)
 
 
@@ -107,12 +107,12 @@ def local_backward(
         tensors = (dout[:, rows], query[:, rows], key[:, rows], value[:, rows], out[:, rows], part_lse)
         part_mask = None if mask is None else mask[:, rows]
         options = op.encode(r.pattern, is_causal)
-        found = backward_op(*tensors, part_mask, op.scale, options, **op.dropout(r.places(len(query))))
-        if grads is None and found[0].shape == query.shape:
-            grads = tuple(grad.contiguous() for grad in found)
+        part_gradients = backward_op(*tensors, part_mask, op.scale, options, **op.dropout(r.places(len(query))))
+        if grads is None and part_gradients[0].shape == query.shape:
+            grads = tuple(grad.contiguous() for grad in part_gradients)
         else:
             grads = grads or tuple(x.new_zeros(x.shape) for x in (query, key, value))
-            for grad, more in zip(grads, found, strict=True):
+            for grad, more in zip(grads, part_gradients, strict=True):
                 grad[:, rows] += more
     dquery, dkey, dvalue = grads or (x.new_zeros(x.shape) for x in (query, key, value))
     return dquery, dkey, dvalue

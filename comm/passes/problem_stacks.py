@@ -151,10 +151,10 @@ def _filled_rows(sides: Sequence[tuple[Side, tuple[int, int]]], rows: int, width
     """The row numbers of one side of all tiles, each filled up to `rows` with its first row."""
     numbered: list[RowRun] = []
     for side, (first, last) in sides:
-        found = _cut(side, [runs[kept] for kept in side.kept], first, last)
-        numbered += found
+        filled = _cut(side, [runs[kept] for kept in side.kept], first, last)
+        numbered += filled
         if missing := rows - (last - first):
-            numbered.append((found[0][0], 0, missing, width, found[0][4]))
+            numbered.append((filled[0][0], 0, missing, width, filled[0][4]))
     return row_numbers(numbered, batch)
 
 
@@ -163,13 +163,13 @@ def _cut(side: Side, runs: list[RowRun], first: int, last: int) -> list[RowRun]:
     if len(runs) == 1:
         ((start, step, _, width, batch_step),) = runs
         return [(start + step * (side.first + side.step * first), step * side.step, last - first, width, batch_step)]
-    found, before = [], 0
+    pieces, before = [], 0
     for start, step, lines, width, batch_step in runs:
         low, high = max(side.first + first - before, 0), min(side.first + last - before, lines)
         if low < high:
-            found.append((start + step * low, step, high - low, width, batch_step))
+            pieces.append((start + step * low, step, high - low, width, batch_step))
         before += lines
-    return found
+    return pieces
 
 
 def _real(

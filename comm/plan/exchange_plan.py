@@ -257,8 +257,8 @@ class ExchangePlan:
 
     def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> int:
         """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts."""
-        found = self.all_bytes(phase, head_dim=head_dim, dtype=dtype, batch=batch, key_padding_mask=key_padding_mask)
-        return int(found[self._rank(rank)])
+        by_rank = self.all_bytes(phase, head_dim=head_dim, dtype=dtype, batch=batch, key_padding_mask=key_padding_mask)
+        return int(by_rank[self._rank(rank)])
 
     def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> IntArray:
         """`bytes` of all ranks, `(world_size,)`."""
@@ -270,8 +270,8 @@ class ExchangePlan:
         self._check_countable(rows)
         branches = range(len(self.routes)) if branch is None else [branch]
         backward = phase == "backward"
-        found = (branch_traffic(self.row_counts[b], self.routes[b].kind == "ring", backward, rows) for b in branches)
-        return sum(found, PhaseTraffic.none(self.world_size))
+        by_branch = (branch_traffic(self.row_counts[b], self.routes[b].kind == "ring", backward, rows) for b in branches)
+        return sum(by_branch, PhaseTraffic.none(self.world_size))
 
     def explain(self, rows: Rows | None = None) -> str:
         """For each branch its route, how many ranks it takes, what moves, and why: what the other routes would move.
@@ -306,9 +306,12 @@ class ExchangePlan:
 
     def _local_pairs(self, branch: int) -> Pairs:
         nothing = LocalBranch(0, 0, self.exchange_pattern.branches[branch])
-        found = [self.local_branch(branch, rank) or nothing for rank in range(self.world_size)]
+        local_branches = [self.local_branch(branch, rank) or nothing for rank in range(self.world_size)]
         return local_pairs(
-            [(self._alone(local.branch), local.stop - local.start) for local in found], self.heads, self.kv_heads, self.is_causal
+            [(self._alone(local.branch), local.stop - local.start) for local in local_branches],
+            self.heads,
+            self.kv_heads,
+            self.is_causal,
         )
 
     def _alone(self, branch: Branch) -> Pattern:

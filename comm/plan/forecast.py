@@ -64,14 +64,14 @@ class Forecast:
         plan, rows = self.plan, self.rows
         tokens = np.diff(np.array(plan.cuts, np.int64)) * rows.batch
         queries, keys = plan.heads * rows.row_bytes, 2 * plan.kv_heads * rows.row_bytes
-        found: dict[str, Numbers] = {
+        by_name: dict[str, Numbers] = {
             "inputs": tokens * (queries + keys + rows.key_padding_mask),
             "results": tokens * (queries + plan.heads * rows.lse_bytes),
             "gradients": tokens * (2 * queries + keys),
             "exchange buffers": exchange_buffer_bytes(plan, rows),
             "ring buffers": ring_buffer_bytes(plan, rows),
         }
-        return {**found, "total": np.sum(list(found.values()), axis=0)}
+        return {**by_name, "total": np.sum(list(by_name.values()), axis=0)}
 
     @cached_property
     def seconds(self) -> dict[str, Numbers]:

@@ -54,5 +54,5 @@ def busiest_ranks(shards: SegmentShards, world_size: int, is_causal: bool, scatt
     most_ranks = shards.most_ranks
     sizes = [size for size in range(most_ranks, 0, -1) if most_ranks % size == 0 or size.bit_count() == 1]
     sizes = sizes[:1] if scatter_only else sizes
-    found = {size: RowCounts(shards, world_size, size, is_causal).busiest for size in sizes if most_ranks > 1}
-    return MappingProxyType(found)
+    busiest = {size: RowCounts(shards, world_size, size, is_causal).busiest for size in sizes if most_ranks > 1}
+    return MappingProxyType(busiest)

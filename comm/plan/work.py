@@ -42,10 +42,10 @@ def local_pairs(patterns: Sequence[tuple[Pattern, int]], heads: int, kv_heads: i
 
 def joint_pairs(segments: Sequence[ShardedSegment], pattern_of: Callable[[int], Pattern | None], world_size: int) -> Pairs:
     """`(world_size,)`: pairs of joint branches in sharded segments; `pattern_of(kv_head)` is what a head's rows follow there."""
-    found = np.zeros(world_size, object)
+    pairs = np.zeros(world_size, object)
     for segment in segments:
         for head, rank in zip(segment.heads, segment.compute_ranks[0].tolist(), strict=True):
             if pattern := pattern_of(head.kv_head):
                 tokens = segment.stop - segment.start
-                found[rank] += pattern.flops(tokens, head.width, 1, kv_heads=1, is_causal=segment.is_causal) // 4
-    return found
+                pairs[rank] += pattern.flops(tokens, head.width, 1, kv_heads=1, is_causal=segment.is_causal) // 4
+    return pairs

@@ -53,8 +53,8 @@ class Block:
         if self.unseen is not None:
             weights = weights.masked_fill(self.unseen, 0.0)  # of a row that sees nothing they are NaN
         flat = weights.flatten(2, 3).flatten(0, 1)
-        found = weighted(flat, values) if careful else flat @ values
-        target += found.view(target.shape)
+        sums = weighted(flat, values) if careful else flat @ values
+        target += sums.view(target.shape)
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:

@@ -79,9 +79,9 @@ class KeptHeads:
     def parts(self, seen: int, count: int) -> list[Part]:
         """The `count` rows after `seen`, all of one segment, by the class of heads that keeps them."""
         tokens, rate = seen % self.length, self.rate
-        found = []
+        pieces = []
         for row in range(min(rate, count)):
             slot, offset = divmod(tokens + row, rate)
             if (heads := self.classes.get(offset)) is not None:
-                found.append(Part(heads, slice(row, None, rate), slot, -(-(count - row) // rate)))
-        return found
+                pieces.append(Part(heads, slice(row, None, rate), slot, -(-(count - row) // rate)))
+        return pieces

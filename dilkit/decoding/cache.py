@@ -251,13 +251,13 @@ class DilatedCache:
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, sink)):
             raise ValueError("a tensor requires a gradient, which a cache has none of; decode under torch.no_grad()")
         (batch, _, heads, head_dim), kv_heads = query.shape, key.shape[2]
-        found = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device)
-        wanted = self._layout if self._layout and self._seen else replace(found, kv_heads=self.kv_heads)
-        if found != wanted:
-            differing = [f.name for f in fields(found) if getattr(found, f.name) != getattr(wanted, f.name)]
-            there, here = ([f"{name}={getattr(x, name)}" for name in differing] for x in (wanted, found))
+        layout = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device)
+        wanted = self._layout if self._layout and self._seen else replace(layout, kv_heads=self.kv_heads)
+        if layout != wanted:
+            differing = [f.name for f in fields(layout) if getattr(layout, f.name) != getattr(wanted, f.name)]
+            there, here = ([f"{name}={getattr(x, name)}" for name in differing] for x in (wanted, layout))
             raise ValueError(f"these rows have {', '.join(here)}, but the cache {', '.join(there)}; they need another cache")
-        return found
+        return layout
 
     def __copy__(self) -> DilatedCache:
         """A cache of its own: rows that one is given are not the other's."""

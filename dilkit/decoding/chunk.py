@@ -38,30 +38,30 @@ def attend_chunk(
     query, key, value = rows
     batch, count, kv_heads, head_dim = key.shape
     query = query.view(batch, count, kv_heads, -1, head_dim).permute(2, 0, 1, 3, 4)  # (kv_heads, batch, count, group, head_dim)
-    found, columns = _blocks(stores, seen, torch.stack((key, value)), once)
+    tables, columns = _blocks(stores, seen, torch.stack((key, value)), once)
     scores = query.new_full((*query.shape[:-1], columns + (sink is not None)), -torch.inf, dtype=lse_dtype(query.dtype))
     if sink is not None:
         scores[..., -1] = sink.detach().view(kv_heads, 1, 1, -1)
-    for block, column in found:
+    for block, column in tables:
         block.score(query, _part(scores, block, column), scale)
     weights = scores.softmax(-1).to(query.dtype)
-    out = _gathered(found, weights, query, scores.dtype, careful=False)
-    if any(block.unseen is not None for block, _ in found) and not bool(out.isfinite().all()):
-        out = _gathered(found, weights, query, scores.dtype, careful=True)  # a row that it does not see may be NaN
+    out = _gathered(tables, weights, query, scores.dtype, careful=False)
+    if any(block.unseen is not None for block, _ in tables) and not bool(out.isfinite().all()):
+        out = _gathered(tables, weights, query, scores.dtype, careful=True)  # a row that it does not see may be NaN
     return out.permute(1, 2, 0, 3, 4).flatten(2, 3).to(query.dtype)
 
 
 def _blocks(stores: Sequence[BranchRows], seen: int, new: Tensor, once: Heads | None) -> tuple[list[Table], int]:
     """The blocks of all branches with their columns, and how many columns there are."""
-    found: list[Table] = []
+    tables: list[Table] = []
     columns = 0
     for i, store in enumerate(stores):
         blocks = store.extend(seen, new)
         if once is not None and i:
             blocks = [_counted_once(block, stores[:i], once) for block in blocks]
-        found += ((block, columns) for block in blocks)
+        tables += ((block, columns) for block in blocks)
         columns += max((block.slots for block in blocks), default=0)
-    return found, columns
+    return tables, columns
 
 
 def _counted_once(block: Block, earlier: Sequence[BranchRows], given: Heads) -> Block:

@@ -255,8 +255,8 @@ class MultiheadDilatedAttention(nn.Module):
             out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, *packed, **options)
         else:
             out = inner(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
-        found: Tensor = out
-        return found
+        attended: Tensor = out
+        return attended
 
     def _forward_nested(self, query: Tensor, key: Any, value: Any, cu_seqlens: Any, **options: Any) -> tuple[Tensor, None]:
         """`forward` of a jagged tensor: of its rows as packed sequences."""

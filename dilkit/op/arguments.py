@@ -93,12 +93,12 @@ def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
     if x.dtype not in _DTYPES:
         raise TypeError(f"{name} is {x.dtype}; one of {', '.join(DTYPES)} is needed")
     if x.layout is not torch.strided or x.is_nested:
-        found, way = (
+        what, way = (
             ("is nested", "query, key and value may be nested together")
             if x.is_nested
             else (f"has layout {x.layout}", f"{name}.to_dense()")
         )
-        raise TypeError(f"{name} {found}; a plain tensor, torch.strided, is needed ({way})")
+        raise TypeError(f"{name} {what}; a plain tensor, torch.strided, is needed ({way})")
     if x.device != query.device or (x.dtype != query.dtype and not _autocast(query.device.type)):
         raise ValueError(
             f"{name} is {x.dtype} on {x.device} but query {query.dtype} on {query.device}; make them equal with {name}.to(query)"

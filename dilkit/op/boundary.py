@@ -131,12 +131,12 @@ def admit(tensors: tuple[Tensor, ...], admission: Admission) -> tuple[Tensor, ..
 
 def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What a backend returned, contiguous. Raises TypeError or ValueError unless they are tensors like `wanted` in own memory."""
-    found = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
-    if len(found) != len(wanted) or not all(isinstance(x, Tensor) for x in found):
-        kinds = ", ".join(type(x).__name__ for x in found)
+    results = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+    if len(results) != len(wanted) or not all(isinstance(x, Tensor) for x in results):
+        kinds = ", ".join(type(x).__name__ for x in results)
         raise TypeError(f"backend {backend!r} returned {kinds}; the tensors {', '.join(wanted)} are needed")
     taken = {x.untyped_storage().data_ptr(): "an input" for x in inputs}
-    for (name, want), x in zip(wanted.items(), found, strict=True):
+    for (name, want), x in zip(wanted.items(), results, strict=True):
         if (x.shape, x.dtype, x.device) != (want.shape, want.dtype, inputs[0].device):
             raise ValueError(
                 f"backend {backend!r} returned {name} as {x.dtype} {tuple(x.shape)} on {x.device}; "
@@ -145,7 +145,7 @@ def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor],
         other = taken.setdefault(x.untyped_storage().data_ptr(), name)
         if other != name:
             raise ValueError(f"backend {backend!r} returned {name} in the memory of {other}; a tensor of its own is needed")
-    return tuple(x.contiguous() for x in found)
+    return tuple(x.contiguous() for x in results)
 
 
 def empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,12 +53,12 @@ def longest(cu_seqlens: Tensor, max_seqlen: int | None, query: Tensor, mask: Ten
     if max_seqlen is not None and max_seqlen < 0:
         raise ValueError(f"max_seqlen={max_seqlen} must be at least 0, the length of the longest sequence")
     if max_seqlen is None or cu_seqlens.device.type == "cpu":
-        found = checked_longest(cu_seqlens, total)
-        if max_seqlen is not None and found > max_seqlen:
+        most = checked_longest(cu_seqlens, total)
+        if max_seqlen is not None and most > max_seqlen:
             raise ValueError(
-                f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {found} rows; that many are needed, or None"
+                f"max_seqlen={max_seqlen}, but cu_seqlens has a sequence of {most} rows; that many are needed, or None"
             )
-        max_seqlen = found
+        max_seqlen = most
     max_seqlen = min(max_seqlen, total)
     return max_seqlen if max_seqlen > _MANY_ROWS else 1 << (max(max_seqlen, 1) - 1).bit_length()
 

@@ -103,11 +103,11 @@ def _head_by_head(
     """All heads, with a mask for each key/value head."""
     rows = (x.tensor_split(key.shape[2], 2) for x in (query, key, value))
     texts = head_texts(pattern.to_json(), query.shape[2], key.shape[2])
-    found = [
+    heads_out = [
         nothing(q, own) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text), own, *further)
         for q, k, v, mask, text, own in zip(*rows, masks, texts, sink_by_head(sink, key.shape[2]), strict=True)
     ]
-    return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 1)
+    return torch.cat([out for out, _ in heads_out], 2), torch.cat([lse for _, lse in heads_out], 1)
 
 
 def sink_by_head(sink: Tensor | None, kv_heads: int) -> Sequence[Tensor | None]:

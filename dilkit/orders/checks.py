@@ -29,10 +29,10 @@ def sizes(name: str, values: Any) -> tuple[int, ...]:
     """`values`, one integer an axis, as a tuple of ints. Raises TypeError for others."""
     if type(values) is not tuple and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
         raise TypeError(f"{name}={values!r} is a {type(values).__name__}; a sequence of integers is needed, {_GRID}")
-    found = tuple(values)
-    if {*map(type, found)} == {int}:
-        return found
-    return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(found))
+    given = tuple(values)
+    if {*map(type, given)} == {int}:
+        return given
+    return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(given))
 
 
 def check_grid(shape: tuple[int, ...], extra_tokens: int) -> None:

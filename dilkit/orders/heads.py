@@ -43,11 +43,11 @@ def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | Non
     given = order if orders is None else orders
     if given is None:
         return None
-    found = as_orders("orders", given)
-    for one, other in combinations(found, 2):
+    orders_given = as_orders("orders", given)
+    for one, other in combinations(orders_given, 2):
         if one != other and np.array_equal(one.perm, other.perm):
             warnings.warn(f"{one!r} and {other!r} move tokens alike: heads that use them see the same keys", stacklevel=3)
-    return found
+    return orders_given
 
 
 def shown_orders(orders: Orders | None) -> dict[str, Any]:
@@ -139,5 +139,5 @@ def head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
 @lru_cache(maxsize=256)
 def _head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
     pattern = Pattern.from_json(text)
-    found = (pattern.of_kv_heads(head, head + 1, heads, kv_heads) for head in range(kv_heads))
-    return tuple(None if one is None else one.to_json() for one in found)
+    patterns = (pattern.of_kv_heads(head, head + 1, heads, kv_heads) for head in range(kv_heads))
+    return tuple(None if one is None else one.to_json() for one in patterns)

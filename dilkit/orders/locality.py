@@ -244,14 +244,14 @@ def _kept(order: TokenOrder, groups: _CellGroups, length: int, rates: tuple[int,
     cells, starts = _cells(order, groups, chosen)
     places = np.where(chosen == 0, order.extra_tokens % length, 0)
     boxes = groups.lows[chosen], groups.sizes[chosen]
-    found = []
+    kept = []
     for rate, some in zip(rates, offsets, strict=True):
         sums = [_locality.nearest_kept(cells, starts, places, *boxes, min(rate, length), o) for o in some if o < length]
         total, largest, tokens = sums[0]
         means = [total / tokens for total, _, tokens in sums if tokens]
         mean, most = (total / tokens, largest) if tokens else (None, None)
-        found.append(KeptDistance(rate, mean, most, sum(means) / len(means) if means else None))
-    return tuple(found), len(chosen)
+        kept.append(KeptDistance(rate, mean, most, sum(means) / len(means) if means else None))
+    return tuple(kept), len(chosen)
 
 
 def _active(order: TokenOrder, window: tuple[int, ...], block: int) -> tuple[float, int, int]:
@@ -260,8 +260,8 @@ def _active(order: TokenOrder, window: tuple[int, ...], block: int) -> tuple[flo
     sides = np.array((1, 1, 1, *window)[-3:], np.int64)
     chosen = _sampled(groups.lengths * int(np.minimum(sides, _space(order)).prod()))
     block_of = (order.rank[order.extra_tokens :] // block).astype(np.int64).reshape(_space(order))
-    found = _locality.active_blocks(*_cells(order, groups, chosen), block_of, sides // 2, len(order) // block + 1)
-    return found / len(chosen), len(groups.lengths), len(chosen)
+    active = _locality.active_blocks(*_cells(order, groups, chosen), block_of, sides // 2, len(order) // block + 1)
+    return active / len(chosen), len(groups.lengths), len(chosen)
 
 
 def _sampled(costs: Ints) -> Ints:

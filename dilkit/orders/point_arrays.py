@@ -65,17 +65,17 @@ def integers(name: str, x: Any) -> Array:
 def axes(name: str, x: Any) -> list[Array]:
     """The axes of points, `(n,)` each: the columns of `(n, ndim)`, or the parts of a tuple."""
     if isinstance(x, (tuple, list)):
-        found = [numbers(f"{name}[{i}]", axis) for i, axis in enumerate(x)]
+        columns = [numbers(f"{name}[{i}]", axis) for i, axis in enumerate(x)]
     else:
         points = numbers(name, x)
         if points.ndim != 2:
             raise ValueError(f"{name} has shape {points.shape}; it must be (n, 2) or (n, 3), or a tuple of 2 or 3 arrays (n,)")
-        found = list(points.T)
-    if len(found) not in (2, 3):
-        raise ValueError(f"{name} has {len(found)} axes; curves are known in 2-D and 3-D")
-    if any(axis.shape != found[0].shape or axis.ndim != 1 for axis in found):
-        raise ValueError(f"{name} has axes of shapes {', '.join(str(axis.shape) for axis in found)}; they must be (n,) alike")
-    return found
+        columns = list(points.T)
+    if len(columns) not in (2, 3):
+        raise ValueError(f"{name} has {len(columns)} axes; curves are known in 2-D and 3-D")
+    if any(axis.shape != columns[0].shape or axis.ndim != 1 for axis in columns):
+        raise ValueError(f"{name} has axes of shapes {', '.join(str(axis.shape) for axis in columns)}; they must be (n,) alike")
+    return columns
 
 
 def check_out(name: str, array: Array, count: int, bits: int) -> None:

@@ -239,9 +239,9 @@ class TokenOrder:
 
     def coordinates(self) -> Index:
         """`(cells, len(shape))`: the coordinates of the cells in this order, without the extra tokens."""
-        found: Index = np.empty((len(self) - self.extra_tokens, len(self.shape)), self.perm.dtype)
-        found.T[:] = np.unravel_index(self.perm[self.extra_tokens :] - self.perm.dtype.type(self.extra_tokens), self.shape)
-        return found
+        cells: Index = np.empty((len(self) - self.extra_tokens, len(self.shape)), self.perm.dtype)
+        cells.T[:] = np.unravel_index(self.perm[self.extra_tokens :] - self.perm.dtype.type(self.extra_tokens), self.shape)
+        return cells
 
     def transposed(self) -> TokenOrder:
         """The same curve through the grid with its axes reversed. Raises ValueError where there is no grid.

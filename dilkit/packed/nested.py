@@ -36,10 +36,10 @@ def attend_nested(
     if key_padding_mask is not None:
         raise ValueError("key_padding_mask is given with nested tensors; leave the ignored keys out of the sequences")
     (query_rows, key_rows, value_rows), cu_seqlens = packed_rows(4, query=query, key=key, value=value)
-    found = dilated_attention_varlen(query_rows, key_rows, value_rows, pattern, cu_seqlens, return_lse=return_lse, **options)
+    returned = dilated_attention_varlen(query_rows, key_rows, value_rows, pattern, cu_seqlens, return_lse=return_lse, **options)
     if not return_lse:
-        return nested_like(query, found)  # type: ignore[arg-type]
-    out, lse = found
+        return nested_like(query, returned)  # type: ignore[arg-type]
+    out, lse = returned
     return nested_like(query, out), nested_like(query, lse.transpose(0, 1)).transpose(1, 2)
 
 

@@ -18,13 +18,13 @@ def union(*sets: Positions) -> Positions:
     """The positions that are in any of the sets."""
     import numpy as np
 
-    found: list[list[int]] = []
+    joined: list[list[int]] = []
     for start, stop in sorted(run for runs in sets for run in runs.tolist()):
-        if found and start <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], stop)
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], stop)
         else:
-            found.append([start, stop])
-    return np.array(found, np.int64).reshape(-1, 2)
+            joined.append([start, stop])
+    return np.array(joined, np.int64).reshape(-1, 2)
 
 
 def complement(runs: Positions, seq: int) -> Positions:
@@ -46,16 +46,16 @@ def progressions(runs: Positions) -> Positions:
 
     lengths = runs[:, 1] - runs[:, 0]
     longer, single = runs[lengths > 1], runs[lengths == 1, 0].tolist()
-    found = np.stack((longer[:, 0], np.ones(len(longer), np.int64), longer[:, 1] - longer[:, 0]), axis=1).tolist()
+    triples = np.stack((longer[:, 0], np.ones(len(longer), np.int64), longer[:, 1] - longer[:, 0]), axis=1).tolist()
     at = 0
     while at < len(single):
         step = single[at + 1] - single[at] if at + 1 < len(single) else 1
         stop = at + 1
         while stop < len(single) and single[stop] == single[stop - 1] + step:
             stop += 1
-        found.append([single[at], step, stop - at])
+        triples.append([single[at], step, stop - at])
         at = stop
-    return np.array(sorted(found), np.int64).reshape(-1, 3)
+    return np.array(sorted(triples), np.int64).reshape(-1, 3)
 
 
 def classes(runs: Positions, rate: int) -> Positions:

@@ -56,20 +56,20 @@ def failure(backend: Backend, problem: Problem, run: bool) -> str:
         return f"{type(error).__name__}: {error}"
     if not facts:
         return ""
-    found = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
-    if found is None:
+    verdict = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
+    if verdict is None:
         if not run:
             return ""
-        found = _prove(backend.name, problem, facts)
-    _proofs[mode, facts] = found
-    return found.reason
+        verdict = _prove(backend.name, problem, facts)
+    _proofs[mode, facts] = verdict
+    return verdict.reason
 
 
 def recorded() -> list[Proof]:
     """All proofs that are written down, of whichever device, driver and kernels."""
     folder = environment.cuda_cache()
-    found = (_load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))) if folder and folder.is_dir() else ()
-    return sorted((proof for proof in found if proof is not None), key=lambda proof: proof.facts)
+    proofs = (_load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))) if folder and folder.is_dir() else ()
+    return sorted((proof for proof in proofs if proof is not None), key=lambda proof: proof.facts)
 
 
 _proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
@@ -127,8 +127,8 @@ def _place(facts: tuple[str, ...]) -> Path | None:
 
 def _read(facts: tuple[str, ...]) -> Proof | None:
     place = _place(facts)
-    found = None if place is None else _load(place)
-    return found if found and found.facts == facts else None
+    proof = None if place is None else _load(place)
+    return proof if proof and proof.facts == facts else None
 
 
 def _load(place: Path) -> Proof | None:

@@ -29,10 +29,10 @@ def seconds(problem: Problem) -> Seconds:
     if path is None or problem.device.assumed:
         return ()
     entries, complaint = _read(path, _generation)
-    found = entries.get((setup := setup_of(problem.device), shape_of(problem)))
-    if found is None and (complaint := complaint or _stale(entries, setup)):
+    entry = entries.get((setup := setup_of(problem.device), shape_of(problem)))
+    if entry is None and (complaint := complaint or _stale(entries, setup)):
         _warn_once(path, complaint)
-    return found or ()
+    return entry or ()
 
 
 def state() -> tuple[object, ...]:

@@ -160,7 +160,7 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
     padding = None if problem.is_causal else padded_keys(problem.pattern, rows, problem.seq, problem.heads, problem.kv_heads)
     dropout, keys = dropout_in(problem), torch.arange(problem.seq, device=rows.device)
     kept = None if dropout is None else dropout.kept(problem.heads, rows, keys, problem.batch).to(kind) * dropout.factor
-    found: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
+    rows_by_name: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
     for head in range(problem.heads):
         query = tensors.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
         key, value = (x.detach()[:, :, head // group].to(kind) for x in (tensors.key, tensors.value))
@@ -169,10 +169,10 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
         inputs = with_zero_keys(key, value, seen, None if padding is None else padding[head])
         out, lse = softmax_of_count(query, *inputs, problem.scale, sink, None if kept is None else kept[:, head])
         if problem.requires_grad:
-            found["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
-        found["out"].append(out.detach())
-        found["lse"].append(lse.detach().expand(problem.batch, len(rows)))
-    return {name: torch.stack(parts, 1 if name == "lse" else 2) for name, parts in found.items()}
+            rows_by_name["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
+        rows_by_name["out"].append(out.detach())
+        rows_by_name["lse"].append(lse.detach().expand(problem.batch, len(rows)))
+    return {name: torch.stack(parts, 1 if name == "lse" else 2) for name, parts in rows_by_name.items()}
 
 
 def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool) -> Results:
@@ -184,13 +184,13 @@ def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool
 
     inputs = [x.detach().requires_grad_(gradients) for x in (*tensors.qkv, tensors.sink) if x is not None]
     out, lse = attend(*inputs[:3], tensors.mask, *inputs[3:])
-    found = dict(out=out.detach(), lse=lse.detach())
+    results = dict(out=out.detach(), lse=lse.detach())
     if gradients:
         outputs, incoming = [out], [tensors.dout]
         if tensors.dlse is not None:
             outputs, incoming = [out, lse], [tensors.dout, tensors.dlse.to(lse.dtype)]
-        found |= zip(("dq", "dk", "dv", "dsink"), torch.autograd.grad(outputs, inputs, incoming), strict=False)
-    return found
+        results |= zip(("dq", "dk", "dv", "dsink"), torch.autograd.grad(outputs, inputs, incoming), strict=False)
+    return results
 
 
 def distance(found: Tensor, exact: Tensor) -> float:

@@ -61,16 +61,16 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
         tensors = make_tensors(case, device)
         before = [x.clone() for x in _given(tensors)]
         with poisoned_memory():
-            found = differentiated(partial(_call, case, backend), tensors, requires_grad)
+            results = differentiated(partial(_call, case, backend), tensors, requires_grad)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # the backend may be another package's
         reasons = (visible(f"{type(error).__name__}: {error}"),)
         return Result(backend, case, "failed", reasons=reasons, raised_in=_raised_in(error))
-    complaints = _malformed(found, tensors, case)
+    complaints = _malformed(results, tensors, case)
     if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _given(tensors), strict=True)):
         complaints.append("an input was changed; they are read-only")
-    ratios, wrong = _judge(_clean(found, case), expected(case))
+    ratios, wrong = _judge(_clean(results, case), expected(case))
     return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
 
 
@@ -108,8 +108,8 @@ def _given(tensors: Tensors) -> list[Tensor]:
 def expected(case: Case) -> Expected:
     """What every backend is compared with on `case`: computed once a process, on the CPU, and without what poisons it."""
     tensors = make_tensors(replace(case, poisoned=False))
-    found = accuracy.expected(case.problem(), tensors, case.lengths, case.rows)
-    return replace(found, exact=_clean(found.exact, case))
+    exact = accuracy.expected(case.problem(), tensors, case.lengths, case.rows)
+    return replace(exact, exact=_clean(exact.exact, case))
 
 
 def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decision:

@@ -23,5 +23,5 @@ SUITES = {
 def suite(name: str) -> type[Suite[Any]]:
     """The suite of this name."""
     module, _, kind = SUITES[name].partition(":")
-    found: type[Suite[Any]] = getattr(importlib.import_module(module), kind)
-    return found
+    cls: type[Suite[Any]] = getattr(importlib.import_module(module), kind)
+    return cls

@@ -46,10 +46,10 @@ class Target(Generic[R]):
 
 def least(pairs: Iterable[tuple[str, float]]) -> Values:
     """The least of the values that have the same name."""
-    found: dict[str, float] = {}
+    lowest: dict[str, float] = {}
     for name, value in pairs:
-        found[name] = min(value, found.get(name, value))
-    return found
+        lowest[name] = min(value, lowest.get(name, value))
+    return lowest
 
 
 def _with_verdict(figure: Figure, missing: str | None) -> Figure:

@@ -36,23 +36,23 @@ def run(args: argparse.Namespace) -> int:
     """Compare and print; 1 where something got slower beyond noise, else 0. Raises `ResultError`."""
     old, new = load(args.old), load(args.new)
     _check_alike(args, old, new)
-    found = compared(old, new, args.margin)
+    comparison = compared(old, new, args.margin)
     if args.json:
-        report = asdict(found) | dict(regressions=len(found.regressions), margin=args.margin)
+        report = asdict(comparison) | dict(regressions=len(comparison.regressions), margin=args.margin)
         print_json("compare", dict(old=visible(str(args.old)), new=visible(str(args.new)), **report))
     else:
-        print("\n".join(_lines(found, args)))
-    return 1 if found.regressions else 0
+        print("\n".join(_lines(comparison, args)))
+    return 1 if comparison.regressions else 0
 
 
 def load(path: Path) -> Measured:
     """What was measured in a file. Raises `ResultError`."""
     from dilkit.tools.report import registry  # as in `dilkit report`
 
-    found = Measured.of(registry.read(path))
-    if not found.found:
-        raise ResultError(path, f"a result of kind {found.kind!r} without samples: nothing in it can be compared")
-    return found
+    measured = Measured.of(registry.read(path))
+    if not measured.found:
+        raise ResultError(path, f"a result of kind {measured.kind!r} without samples: nothing in it can be compared")
+    return measured
 
 
 def _check_alike(args: argparse.Namespace, old: Measured, new: Measured) -> None:

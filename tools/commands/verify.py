@@ -121,10 +121,10 @@ def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, 
     known = known_backends()
     again = [r for r in results if r.case in LARGE and r.case.variant in REPEATED and r.verdict == "passed"]
     todo = [(r.backend, r.case) for r in again if getattr(known[r.backend], "reproducible", False)]
-    found: dict[str, int] = {}
+    differing: dict[str, int] = {}
     for name, case in tqdm(todo, file=sys.stderr, disable=not sys.stderr.isatty(), unit="case", leave=False):
-        found[name] = found.get(name, 0) + repeats_that_differ(name, case, device, repeats)
-    return found
+        differing[name] = differing.get(name, 0) + repeats_that_differ(name, case, device, repeats)
+    return differing
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Judged:
     @property
     def counts(self) -> dict[str, int]:
         """Cases by verdict."""
-        found = Counter(result.verdict for result in self.results)
-        return {verdict: found[verdict] for verdict in ("passed", "refused", "failed", "broken")}
+        by_verdict = Counter(result.verdict for result in self.results)
+        return {verdict: by_verdict[verdict] for verdict in ("passed", "refused", "failed", "broken")}
 
     @property
     def refusals(self) -> dict[str, int]:

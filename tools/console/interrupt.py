@@ -106,8 +106,8 @@ def _handled(handler: Callable[..., None], *numbers: int) -> Iterator[None]:
     """Within the block these signals call `handler`; not those that are ignored or handled by others, nor in another thread."""
     usual = (signal.default_int_handler, signal.SIG_DFL)
     ours = threading.current_thread() is threading.main_thread()
-    found = {number: signal.getsignal(number) for number in numbers if ours}
-    before = {number: known for number, known in found.items() if known in usual or known in _HANDLERS}
+    handlers = {number: signal.getsignal(number) for number in numbers if ours}
+    before = {number: known for number, known in handlers.items() if known in usual or known in _HANDLERS}
     _HANDLERS.append(handler)
     try:
         for number in before:

@@ -16,28 +16,28 @@ _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 
 def whole_number(text: str) -> int:
     """65536, 65_536, 65,536, 64K (K, M, G, T: powers of 1024) or 1e9. Raises ValueError for anything else."""
-    found = _SIZE.fullmatch(text.strip())
-    if found and (number := _fraction(found) * _BINARY[found[3].upper()]).denominator == 1:
+    match = _SIZE.fullmatch(text.strip())
+    if match and (number := _fraction(match) * _BINARY[match[3].upper()]).denominator == 1:
         return int(number)
     raise ValueError(f"{text!r} is not a whole number")
 
 
 def flops(text: str) -> float:
     """An argument type: operations a second, as 400T or 9.7e12 (K, M, G, T, P: powers of 1000)."""
-    found = _RATE.fullmatch(text.strip())
-    if not found or not _fraction(found):
+    match = _RATE.fullmatch(text.strip())
+    if not match or not _fraction(match):
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate; write operations a second, as 400T or 9.7e12")
-    return float(_fraction(found) * _DECIMAL[found[3].upper()])
+    return float(_fraction(match) * _DECIMAL[match[3].upper()])
 
 
 def bandwidth(text: str) -> float:
     """An argument type: bytes a second, as 50GB/s, 400Gbit/s, 40GiB/s or 5e10 (bytes)."""
-    found = _BANDWIDTH.fullmatch(text.strip())
-    if not found or not _fraction(found):
+    match = _BANDWIDTH.fullmatch(text.strip())
+    if not match or not _fraction(match):
         raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; write bytes or bits a second, as 50GB/s or 400Gbit/s")
-    unit = (found[3] or "").upper()
+    unit = (match[3] or "").upper()
     scale = _BINARY[unit[0]] if unit.endswith("I") else _DECIMAL[unit]
-    return float(_fraction(found) * scale / (8 if found[4] in ("bit", "b") else 1))
+    return float(_fraction(match) * scale / (8 if match[4] in ("bit", "b") else 1))
 
 
 def _fraction(found: re.Match[str]) -> Fraction:

@@ -25,8 +25,8 @@ def problem(device: Device, **fields: object) -> Problem:
 def able(context: Context) -> list[str]:
     """The backends that compute on the device, but for those left out."""
     asked = [problem(device_named(context.device), dtype=dtype) for dtype in DTYPES]
-    found = {name: one for name, one in registry.backends().items() if isinstance(one, Backend) and name not in LEFT_OUT}
-    return [name for name, one in found.items() if any(not one.refusals(p) for p in asked)]
+    known = {name: one for name, one in registry.backends().items() if isinstance(one, Backend) and name not in LEFT_OUT}
+    return [name for name, one in known.items() if any(not one.refusals(p) for p in asked)]
 
 
 def ours(context: Context) -> list[str]:

@@ -81,13 +81,13 @@ def _rows(choices: Sequence[Choice]) -> Table:
 
 
 def _worst(choices: Sequence[Choice]) -> Table:
-    found = sorted((c for c in choices if c.ratio is not None), key=lambda c: -(c.ratio or 0))
+    measured = sorted((c for c in choices if c.ratio is not None), key=lambda c: -(c.ratio or 0))
     rows = []
-    for choice in found[:SHOWN]:
+    for choice in measured[:SHOWN]:
         times = ", ".join(f"{name} {in_seconds(seconds)}" for name, seconds in choice.seconds.items())
         rows.append((choice.problem, choice.picked, next(iter(choice.seconds)), f"{choice.ratio:.2f}", times))
     header = ("problem", "the table says", "the fastest", "ratio", "times")
-    return Table(f"The sweep: {len(found)} problems, the worst first", header, tuple(rows))
+    return Table(f"The sweep: {len(measured)} problems, the worst first", header, tuple(rows))
 
 
 def _steps(stage: str, steps: Sequence[StepRecord]) -> Table:
@@ -123,13 +123,15 @@ def _left(result: GpuDayResult) -> Iterator[str]:
 
 def _ratios(choices: Sequence[Choice]) -> Plot:
     """Each problem's ratio, by the row of the preference table."""
-    found: dict[str, list[Point]] = {}
+    points_by_name: dict[str, list[Point]] = {}
     for number, choice in enumerate(choices, 1):
         if choice.ratio is not None:
-            found.setdefault(choice.row, []).append(Point(number, choice.ratio, choice.ratio, choice.ratio))
+            points_by_name.setdefault(choice.row, []).append(Point(number, choice.ratio, choice.ratio, choice.ratio))
     axes = Axis("problem of the sweep", "number", log=False), Axis("the table's choice / the fastest", "times")
     line = Series(f"wrong from {WRONG_FROM} on", (_flat(1), _flat(max(len(choices), 2))), dashed=True)
-    return Plot("The automatic choice over the fastest", "points", (*(Series(n, tuple(p)) for n, p in found.items()), line), axes)
+    return Plot(
+        "The automatic choice over the fastest", "points", (*(Series(n, tuple(p)) for n, p in points_by_name.items()), line), axes
+    )
 
 
 def _flat(x: int) -> Point:

@@ -45,8 +45,8 @@ class Choice:
     @property
     def seconds(self) -> dict[str, float]:
         """The median time of each backend that was measured, the fastest first."""
-        found = {name: entry.time.median_s for name, entry in self.entries.items() if entry.time}
-        return dict(sorted(found.items(), key=lambda pair: pair[1]))
+        medians = {name: entry.time.median_s for name, entry in self.entries.items() if entry.time}
+        return dict(sorted(medians.items(), key=lambda pair: pair[1]))
 
     @property
     def ratio(self) -> float | None:

@@ -39,8 +39,8 @@ def longnet_attention(query: Tensor, key: Tensor, value: Tensor, problem: Proble
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
     pairs = [(min(branch.segment_length, problem.seq), branch.dilation_rate) for branch in problem.pattern.segments]
-    found = [branch_attention(query, key, value, problem, length, rate) for length, rate in pairs]
-    return [out for out, _ in found], [lse for _, lse in found]
+    results = [branch_attention(query, key, value, problem, length, rate) for length, rate in pairs]
+    return [out for out, _ in results], [lse for _, lse in results]
 
 
 def merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:

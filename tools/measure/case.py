@@ -55,13 +55,13 @@ class CaseRunner:
             warm_up()
         calls = {i.name: partial(i.once, inputs[problems[i.name]], problems[i.name]) for i in able}
         time = partial(time_interleaved, repeats=self.repeats, warmup=0, min_time=self.min_time, device=problem.device.type)
-        found = side_by_side(entries, calls, {i.name: i.flops(problem) for i in able}, problem, ceilings, time)
+        fields = side_by_side(entries, calls, {i.name: i.flops(problem) for i in able}, problem, ceilings, time)
         for i in able:
-            own, entry = problems[i.name], found["entries"][i.name]
+            own, entry = problems[i.name], fields["entries"][i.name]
             self.say(f"{problem.seq:,} tokens: memory of {i.name}")
             self.last[i.name] = _work(i, own), statistics.median(entry.seconds)
-            found["entries"][i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
-        return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), **found)
+            fields["entries"][i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
+        return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), **fields)
 
     def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """As `admit`; whoever computes another function than the pattern's attention is compared with that."""

@@ -62,10 +62,10 @@ class Ceilings(MultiplyAdds):
 
     def rates(self, timed: Mapping[str, Samples]) -> Rates:
         """All of them, of `timed`: the matmul and the multiply-adds in GFLOP/s, the copy in GB/s of what is read and written."""
-        found, copy = super().rates(timed), timed["ceiling copy"]
-        found["matmul"] = matmul_rate(self._size, self._dtype, timed["ceiling matmul"])
-        found["copy"] = CopyRate(**vars(copy), gb_per_s=1e-9 * self._copied / copy.median_s, bytes=self._copied)
-        return found
+        by_name, copy = super().rates(timed), timed["ceiling copy"]
+        by_name["matmul"] = matmul_rate(self._size, self._dtype, timed["ceiling matmul"])
+        by_name["copy"] = CopyRate(**vars(copy), gb_per_s=1e-9 * self._copied / copy.median_s, bytes=self._copied)
+        return by_name
 
 
 def matmul_rate(size: int, dtype: str, samples: Samples) -> MatmulRate:

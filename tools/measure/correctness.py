@@ -43,13 +43,13 @@ def difference(implementation: Implementation, problem: Problem, inputs: Tensors
     if not implementation.differs(problem):
         return None
     rows = some_rows(inputs, problem)
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     truth = exact_rows(problem, inputs, rows)
     for name, computed in _rows_of(implementation, inputs, problem, rows).items():
         what, exact = {"dq": "dquery"}.get(name, name), truth[name]
         error = (computed.double() - exact).abs().max().item()
-        found |= {f"{what}_max_abs": error, f"{what}_relative": error / max(exact.abs().max().item(), 1e-300)}
-    return Difference(computes=implementation.computes, **found)
+        differences |= {f"{what}_max_abs": error, f"{what}_relative": error / max(exact.abs().max().item(), 1e-300)}
+    return Difference(computes=implementation.computes, **differences)
 
 
 def some_rows(inputs: Tensors, problem: Problem) -> Tensor:
@@ -61,16 +61,16 @@ def some_rows(inputs: Tensors, problem: Problem) -> Tensor:
 def _results(implementation: Implementation, inputs: Tensors, problem: Problem) -> Results:
     with poisoned_memory(), torch.set_grad_enabled(problem.requires_grad):
         out = implementation.attend(inputs, problem)
-        found = dict(out=out.detach())
+        results = dict(out=out.detach())
         if problem.requires_grad:
-            found |= zip(("dq", "dk", "dv"), torch.autograd.grad(out, inputs.qkv, inputs.dout), strict=True)
-    return found
+            results |= zip(("dq", "dk", "dv"), torch.autograd.grad(out, inputs.qkv, inputs.dout), strict=True)
+    return results
 
 
 def _rows_of(implementation: Implementation, inputs: Tensors, problem: Problem, rows: Tensor) -> Results:
     """Of its results, `out` and the gradient of the query: those that a row has for itself."""
-    found = _results(implementation, inputs, problem)
-    return {name: found[name][:, rows] for name in ("out", "dq") if name in found}
+    results = _results(implementation, inputs, problem)
+    return {name: results[name][:, rows] for name in ("out", "dq") if name in results}
 
 
 def _expected(implementation: Implementation, problem: Problem, inputs: Tensors, rows: Tensor | None = None) -> Expected:
@@ -82,8 +82,8 @@ def _expected(implementation: Implementation, problem: Problem, inputs: Tensors,
         def compute(dtype: str) -> Results:
             chosen = every if rows is None else rows
             given = replace(inputs.to(dtype), dout=inputs.dout[:, chosen].to(getattr(torch, dtype)))
-            found = differentiated(lambda q, k, v, _: own(q, k, v, problem, chosen), given, gradients=True)
-            return found if rows is None else dict(found, dq=found["dq"][:, rows])
+            results = differentiated(lambda q, k, v, _: own(q, k, v, problem, chosen), given, gradients=True)
+            return results if rows is None else dict(results, dq=results["dq"][:, rows])
 
         return Expected.of(compute, problem, inputs)
     computed = replace(problem, pattern=implementation.computed(problem.pattern))

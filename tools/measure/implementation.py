@@ -83,11 +83,11 @@ def _attend(backend: str | None, inputs: Tensors, problem: Problem) -> Tensor:
 def _from_backend(name: str) -> Implementation:
     from dilkit.backends.reference import Reference
 
-    found = registry.backends()[name]
+    backend = registry.backends()[name]
 
     def refusals(problem: Problem) -> tuple[str, ...]:
         (decision,) = selector.trace(problem, {name: registry.backends()[name]}).decisions
         return () if decision.verdict == "picked" else decision.reasons
 
-    summary = getattr(found, "summary", "")
-    return Implementation(name, "backend", summary, partial(_attend, name), refusals, quadratic=isinstance(found, Reference))
+    summary = getattr(backend, "summary", "")
+    return Implementation(name, "backend", summary, partial(_attend, name), refusals, quadratic=isinstance(backend, Reference))

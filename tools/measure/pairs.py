@@ -84,11 +84,11 @@ def _global(branch: GlobalTokens, seq: int, device: torch.device) -> torch.Tenso
 
 def _near(branch: Neighborhood, h: Any, i: Any, j: Any) -> Any:
     """Whether cell j is in the window of cell i, dimension by dimension."""
-    found = i == i
+    near = i == i
     for dim, (size, width, step) in enumerate(zip(branch.shape, branch.kernel_size, branch.dilation, strict=True)):
         cells = prod(branch.shape[dim + 1 :])
         at, to = i // cells % size, j // cells % size
         last = (size - 1 - at % step) // step + 1 - width  # the last start of a window among the coordinates of this residue
         start = (at // step - width // 2).clamp(min=0).minimum(last)
-        found = found & (at % step == to % step) & (to // step >= start) & (to // step < start + width)
-    return found
+        near = near & (at % step == to % step) & (to // step >= start) & (to // step < start + width)
+    return near

@@ -42,8 +42,8 @@ def _seen(layer: EncoderLayer, x: Tensor, pattern: Pattern) -> Tensor:
 def published_attention(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
     """Attention of `(batch, seq, heads, head_dim)` with `tail="zeros"`: short segments are filled with rows of zeros."""
     pairs = [(min(branch.segment_length, query.shape[1]), branch.dilation_rate) for branch in pattern.segments]
-    found = [_padded_branch(query, key, value, pattern, length, rate) for length, rate in pairs]
-    return merged([out for out, _ in found], [lse for _, lse in found])
+    branches = [_padded_branch(query, key, value, pattern, length, rate) for length, rate in pairs]
+    return merged([out for out, _ in branches], [lse for _, lse in branches])
 
 
 def _padded_branch(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, length: int, rate: int) -> tuple[Tensor, Tensor]:

@@ -28,11 +28,11 @@ class Once:
 
 def once(call: Callable[[], Any]) -> Once:
     """Call it, once."""
-    found: list[tuple[Any, float]] = []
+    calls: list[tuple[Any, float]] = []
 
     def timed() -> None:
         start = perf_counter()
-        found.append((call(), perf_counter() - start))
+        calls.append((call(), perf_counter() - start))
 
     try:
         peak: int | None = memory.peak_memory(timed)
@@ -40,7 +40,7 @@ def once(call: Callable[[], Any]) -> Once:
     except memory.MeasureError as error:
         peak, why = None, str(error)
         timed()
-    return Once(*found[0], peak, why)
+    return Once(*calls[0], peak, why)
 
 
 def agreement(what: str, found: Tensor, other: Tensor, seq: int) -> Check:

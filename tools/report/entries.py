@@ -27,7 +27,7 @@ def reasons(cases: Iterable[tuple[str, Case]]) -> Iterator[tuple[str, str]]:
 
 def grouped(notes: Iterable[tuple[str, str]], places: str = "({})") -> list[str]:
     """Each note once, with all the places that it is of."""
-    found: dict[str, list[str]] = {}
+    by_group: dict[str, list[str]] = {}
     for note, place in notes:
-        found.setdefault(note, []).append(place)
-    return [f"{note} {places.format(', '.join(dict.fromkeys(where)))}" for note, where in found.items()]
+        by_group.setdefault(note, []).append(place)
+    return [f"{note} {places.format(', '.join(dict.fromkeys(where)))}" for note, where in by_group.items()]

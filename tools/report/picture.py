@@ -162,8 +162,8 @@ def _drawable(plot: Plot) -> Plot:
 
 
 def _labels(plot: Plot) -> list[str]:
-    found = dict.fromkeys(str(point.x) for series in plot.series for point in series.points)
-    return list(found)[: MOST_BARS // max(len(plot.series), 1)]
+    labels = dict.fromkeys(str(point.x) for series in plot.series for point in series.points)
+    return list(labels)[: MOST_BARS // max(len(plot.series), 1)]
 
 
 def _height(plot: Plot) -> float:
@@ -206,8 +206,8 @@ def _reach(points: Sequence[Point]) -> list[list[float]] | None:
 
 def _places(plot: Plot) -> list[float]:
     """Where points stand along the first axis, if these are few enough to be its ticks."""
-    found = sorted({float(point.x) for series in plot.series if not series.dashed for point in series.points})
-    return found if len(found) <= MOST_TICKS and plot.kind == "lines" else []
+    places = sorted({float(point.x) for series in plot.series if not series.dashed for point in series.points})
+    return places if len(places) <= MOST_TICKS and plot.kind == "lines" else []
 
 
 def _bars(axes: Any, plot: Plot) -> None:

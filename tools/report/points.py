@@ -36,7 +36,7 @@ def series_of(points: Mapping[str, Sequence[Point]]) -> tuple[Series, ...]:
 
 def series_by_name(pairs: Iterable[tuple[str, Point]]) -> tuple[Series, ...]:
     """A series for each name, of the points that are given with it."""
-    found: dict[str, list[Point]] = {}
+    points: dict[str, list[Point]] = {}
     for name, point in pairs:
-        found.setdefault(name, []).append(point)
-    return series_of(found)
+        points.setdefault(name, []).append(point)
+    return series_of(points)

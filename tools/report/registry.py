@@ -84,8 +84,8 @@ def read(path: Path) -> Result:
 
 def document_of(path: Path) -> Document:
     """The document of the result in `path`. Raises `ResultError` also for values that no measurement has."""
-    found: Document = _words(path, "document")
-    return found
+    document: Document = _words(path, "document")
+    return document
 
 
 def sentence_of(path: Path) -> str:

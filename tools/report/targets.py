@@ -71,8 +71,8 @@ def suite_sentence(result: SuiteResult, words: Mapping[str, str], where: str = "
     """The figures that `words` has a sentence for, by name, and how many of all meet their targets; `where`, by default on which
     device."""
     figures = {figure.name: figure for figure in result.figures}
-    found = [(words[name], figures[name]) for name in words if name in figures]
-    parts = [text.format(_shown(figure, figure.worst)) for text, figure in found if figure.worst is not None]
+    pairs = [(words[name], figures[name]) for name in words if name in figures]
+    parts = [text.format(_shown(figure, figure.worst)) for text, figure in pairs if figure.worst is not None]
     verdicts = [figure.verdict for figure in result.figures]
     kept, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
     others = len(verdicts) - kept - short

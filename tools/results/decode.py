@@ -42,15 +42,15 @@ def decode(kind: type[T], value: Any, place: str = "") -> T:
     dilkit.tools.results.decode.DecodeError: tokens: 'many' where a whole number is needed
     """
     record: Any = kind
-    found, data = {}, _needed(dict, value, place)
+    fields, data = {}, _needed(dict, value, place)
     for field, name, hint in _fields(record):
         inner = f"{place}.{name}" if place else name
         if name in data:
-            found[field.name] = _decode(hint, data[name], inner)
+            fields[field.name] = _decode(hint, data[name], inner)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise DecodeError(f"{inner}: missing")
     try:
-        return kind(**found)
+        return kind(**fields)
     except ValueError as error:
         raise DecodeError(f"{place or 'the file'}: {error}") from None
 

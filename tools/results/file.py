@@ -40,11 +40,11 @@ def write_result(result: Result, path: Path) -> None:
 
 def read_result(path: Path, record: type[R]) -> R:
     """The result in `path`, which must be of this kind. Raises `ResultError` for a file that is truncated, foreign or damaged."""
-    found = read_json(path)
-    if found["kind"] != record.KIND:
-        raise ResultError(path, f"a result of kind {found['kind'][:40]!r}; {record.KIND!r} is needed")
+    data = read_json(path)
+    if data["kind"] != record.KIND:
+        raise ResultError(path, f"a result of kind {data['kind'][:40]!r}; {record.KIND!r} is needed")
     try:
-        return decode(record, found)
+        return decode(record, data)
     except DecodeError as error:
         raise ResultError(path, f"{error}: not what dilkit writes; run the command again") from None
 
@@ -52,16 +52,16 @@ def read_result(path: Path, record: type[R]) -> R:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, which says of which schema and kind it is; its texts are printable. Raises `ResultError`."""
     try:
-        found = _printable(json.loads(files.read_bytes(path).decode()))
+        data = _printable(json.loads(files.read_bytes(path).decode()))
     except OSError as error:
         raise ResultError(path, f"cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise ResultError(path, f"not a whole JSON file ({error}); truncated? run the command again") from None
-    if not isinstance(found, dict) or "schema" not in found or not isinstance(found.get("kind"), str):
+    if not isinstance(data, dict) or "schema" not in data or not isinstance(data.get("kind"), str):
         raise ResultError(path, "no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
-    if found["schema"] is True or found["schema"] != SCHEMA:
-        raise ResultError(path, f"schema {found['schema']!r:.20}; this dilkit reads schema {SCHEMA}, run the command again")
-    return found
+    if data["schema"] is True or data["schema"] != SCHEMA:
+        raise ResultError(path, f"schema {data['schema']!r:.20}; this dilkit reads schema {SCHEMA}, run the command again")
+    return data
 
 
 def _printable(value: Any) -> Any:

@@ -34,7 +34,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
     for shape, length in CASES:
         case = f"{' x '.join(map(str, shape))}, {length:,}"
         for order in curve_orders(shape, length, block=BLOCK).values():
-            found = locality_report(order, length, RATES, window=WINDOWS[len(shape)], block=BLOCK)
-            compact = [cell for part in (found.aligned, found.shifted) for cell in compactness_cells(part)[1:]]
-            yield case, found.name, *compact, *map(distance_cell, found.kept), f"{found.active_blocks:.2f}"
+            report = locality_report(order, length, RATES, window=WINDOWS[len(shape)], block=BLOCK)
+            compact = [cell for part in (report.aligned, report.shifted) for cell in compactness_cells(part)[1:]]
+            yield case, report.name, *compact, *map(distance_cell, report.kept), f"{report.active_blocks:.2f}"
             case = ""

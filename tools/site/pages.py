@@ -123,19 +123,19 @@ def backend_table(root: Path) -> str:
 def _gaps(limits: Limits) -> list[str]:
     """What a backend's limits leave out, beside devices and dtypes."""
     flags = ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "dropout", "grouped_heads", "head_ranges")
-    found = [flag.replace("_", " ") for flag in flags if not getattr(limits, flag)]
+    gaps = [flag.replace("_", " ") for flag in flags if not getattr(limits, flag)]
     everything = Limits()
     for name in ("offsets", "overlaps"):
-        found += [f"{name.removesuffix('s')} {value!r}" for value in sorted(getattr(everything, name) - getattr(limits, name))]
+        gaps += [f"{name.removesuffix('s')} {value!r}" for value in sorted(getattr(everything, name) - getattr(limits, name))]
     if limits.min_capability:
-        found.append("capability below {}.{}".format(*limits.min_capability))
+        gaps.append("capability below {}.{}".format(*limits.min_capability))
     if limits.max_capability:
-        found.append("capability above {}.{}".format(*limits.max_capability))
+        gaps.append("capability above {}.{}".format(*limits.max_capability))
     if limits.max_head_dim:
-        found.append(f"head_dim above {limits.max_head_dim}")
+        gaps.append(f"head_dim above {limits.max_head_dim}")
     if limits.head_dim_multiple > 1:
-        found.append(f"head_dim not a multiple of {limits.head_dim_multiple}")
-    return found
+        gaps.append(f"head_dim not a multiple of {limits.head_dim_multiple}")
+    return gaps
 
 
 def pick_table(root: Path) -> str:

@@ -61,10 +61,10 @@ class AllToAllForward:
         table, d = self.tables.results, out.shape[-1]
         returned, returned_lse = unpack_columns(self.results.wait(), (d, out.dtype), (1, lse.dtype))
         out, lse = out.view(-1, d), lse.view(-1)
-        found = PartialResults(out[table.rows], lse[table.rows])
+        merged = PartialResults(out[table.rows], lse[table.rows])
         for piece in table.slices:
-            found.merge(piece.rows, returned[piece.span], returned_lse[piece.span, 0])
-        out[table.rows], lse[table.rows] = found.out.to(out.dtype), found.lse
+            merged.merge(piece.rows, returned[piece.span], returned_lse[piece.span, 0])
+        out[table.rows], lse[table.rows] = merged.out.to(out.dtype), merged.lse
 
 
 def write_slices(message: Tensor, slices: list[MessageSlice], x: Tensor) -> None:

@@ -103,14 +103,14 @@ class _TableBuilder:
     def segments(self) -> list[ShardedSegment]:
         """The segments that this rank holds rows of, and whose rows travel by all-to-all."""
         plan = self.plan
-        found: list[ShardedSegment] = []
+        own_segments: list[ShardedSegment] = []
         for branch, (route, segments) in enumerate(zip(plan.routes, plan.sharded_segments, strict=True)):
             if not plan.fuse_branches:
                 sizes = (plan.heads, plan.kv_heads, plan.is_causal)
-                found += local_segments(plan.forms[branch], branch, plan.cuts, self.rank, *sizes)
+                own_segments += local_segments(plan.forms[branch], branch, plan.cuts, self.rank, *sizes)
             if route.kind != "ring":
-                found += [segment for segment in segments if segment.holds(self.rank)]
-        return found
+                own_segments += [segment for segment in segments if segment.holds(self.rank)]
+        return own_segments
 
     @cached_property
     def exchanges(self) -> list[BranchExchange]:
@@ -174,7 +174,7 @@ class _TableBuilder:
 
     def _received_runs(self) -> RunsByRole:
         """Where kept rows lie in what this rank receives, for each kind of message."""
-        found: RunsByRole = {name: {} for name in ("q", "k", "v", "qq", "kk")}
+        runs_by_role: RunsByRole = {name: {} for name in ("q", "k", "v", "qq", "kk")}
         for (branch, rank), message in self.incoming.items():
             totals = message.rows()
             for name, roles in (("q", "qkv"), ("k", "qkv"), ("v", "qkv"), ("qq", "q"), ("kk", "k")):
@@ -183,6 +183,6 @@ class _TableBuilder:
                 total = totals[role != "q"]
                 for kept in message.queries if role == "q" else message.keys:
                     width = kept.width if role == "q" else 1
-                    found[name][kept] = (at, width, kept.positions, width, total)
+                    runs_by_role[name][kept] = (at, width, kept.positions, width, total)
                     at += kept.positions * width
-        return found
+        return runs_by_role

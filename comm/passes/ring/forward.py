@@ -20,10 +20,10 @@ def ring_forward(
     segments = ring_segments(plan, branch, comm.rank, len(query), query.device)
     rows = [segment.own_rows("q") for segment in segments]
     queries = [collect_rows(query, own) for own in rows]
-    found = [PartialResults.empty(len(own), query.shape[-1], query) for own in rows]
+    partials = [PartialResults.empty(len(own), query.shape[-1], query) for own in rows]
     for hop, blocks in KVRotation(comm, segments, hops(plan, branch), key, value, mask):
-        for segment, own, results, block in zip(segments, queries, found, blocks, strict=True):
+        for segment, own, results, block in zip(segments, queries, partials, blocks, strict=True):
             if block is not None:
                 for stack in segment.stacks(hop):
                     op.forward(results, stack, QKVRows(own, *block))
-    return list(zip(rows, found, strict=True))
+    return list(zip(rows, partials, strict=True))

@@ -88,5 +88,5 @@ class RowTransfer:
 
     def wait(self) -> list[Tensor]:
         """The tables."""
-        found = dict(zip(self.order, torch.split(self.pending.wait(), self.counts), strict=True))
-        return [found[i] for i in range(len(found))]
+        arrived = dict(zip(self.order, torch.split(self.pending.wait(), self.counts), strict=True))
+        return [arrived[i] for i in range(len(arrived))]

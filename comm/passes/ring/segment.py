@@ -53,8 +53,8 @@ class RingSegment:
     def kept(self, distance: int) -> list[KeptRows]:
         """The rows that the member `distance` after this one holds, head by head."""
         member = (self.member + distance) % self.size
-        found = (kept_rows(self.segment, head, member) for head in range(len(self.segment.heads)))
-        return [rows for rows in found if rows]
+        rows_by_head = (kept_rows(self.segment, head, member) for head in range(len(self.segment.heads)))
+        return [rows for rows in rows_by_head if rows]
 
     def key_rows(self, distance: int) -> int:
         """How many rows of keys the member `distance` after this one holds."""

@@ -142,8 +142,8 @@ class _Slots:
     def parts(self) -> IntArray:
         """The part in each slot."""
         of = np.repeat(np.arange(len(self.before)), self.runs.stop - self.runs.start)
-        found: IntArray = np.arange(len(of)) - self.before[of] + self.runs.start[of]
-        return found
+        numbers: IntArray = np.arange(len(of)) - self.before[of] + self.runs.start[of]
+        return numbers
 
     @property
     def count(self) -> int:
@@ -153,8 +153,8 @@ class _Slots:
     def number(self, parts: IntArray) -> IntArray:
         """The slot of each of these parts."""
         of = np.searchsorted(self.runs.start, parts, "right") - 1
-        found: IntArray = self.before[of] + parts - self.runs.start[of]
-        return found
+        slots: IntArray = self.before[of] + parts - self.runs.start[of]
+        return slots
 
     def filled(self, rows: IntArray, slot: int) -> Iterator[tuple[int, int]]:
         """The runs, ended after each part that does not fill its slot."""

@@ -117,8 +117,8 @@ class BlockExchange(BranchExchange):
     @cached_property
     def triangles(self) -> SeenRuns:
         """With causality, the parts of blocks that are not whole and see themselves."""
-        found = cut_diagonal(self._layout_runs, self.parts)
-        return found if self.is_causal else found[:0]
+        lines = cut_diagonal(self._layout_runs, self.parts)
+        return lines if self.is_causal else lines[:0]
 
     def _labels(self, source: IntArray, target: IntArray, number: IntArray, of: HeadSets) -> IntArray:
         labels: IntArray = (source * self.world_size + target) * len(of) + number
@@ -140,11 +140,11 @@ class BlockExchange(BranchExchange):
         """By rank, those to whom it sends something, or who send it something."""
         queries, keys = self.travels
         pairs = np.unique(np.concatenate((queries.label // len(self.units), keys.label // len(self.key_groups))))
-        found: dict[int, set[int]] = {rank: {rank} for rank in self.held}
+        met: dict[int, set[int]] = {rank: {rank} for rank in self.held}
         for source, target in zip(*(x.tolist() for x in np.divmod(pairs, self.world_size)), strict=True):
-            found[source].add(target)
-            found[target].add(source)
-        return found
+            met[source].add(target)
+            met[target].add(source)
+        return met
 
     def peers(self, rank: int) -> list[int]:
         return sorted(self._met[rank])
@@ -153,8 +153,8 @@ class BlockExchange(BranchExchange):
         def kept(runs: PartRuns, of: HeadSets) -> list[Any]:
             first = (source * self.world_size + target) * len(of)
             edges = self.parts.edges
-            found = ((heads, runs.of_labels(first + at, first + at + 1)) for at, heads in enumerate(of))
-            spans = ((heads, edges[some.start].tolist(), edges[some.stop].tolist()) for heads, some in found)
+            by_heads = ((heads, runs.of_labels(first + at, first + at + 1)) for at, heads in enumerate(of))
+            spans = ((heads, edges[some.start].tolist(), edges[some.stop].tolist()) for heads, some in by_heads)
             return [
                 self.kept(head, *span)
                 for heads, starts, stops in spans
@@ -192,8 +192,8 @@ class BlockExchange(BranchExchange):
         widths = np.array([sum(head.width for head in heads) for heads in self.units], object)
         labels = self.division.computed_at * len(widths) + lines.unit, triangles.keys_of * len(widths) + triangles.unit
         pairs = parts.rows[lines.query] * lines.key_rows(parts), rows * (rows + 1) // 2
-        found = exactly_summed(np.concatenate(labels), np.concatenate(pairs), self.world_size * len(widths))
-        total: NDArray[Any] = found.reshape(self.world_size, len(widths)) @ widths
+        by_unit = exactly_summed(np.concatenate(labels), np.concatenate(pairs), self.world_size * len(widths))
+        total: NDArray[Any] = by_unit.reshape(self.world_size, len(widths)) @ widths
         return total
 
     @property

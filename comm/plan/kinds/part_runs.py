@@ -66,8 +66,8 @@ class PartRuns(NamedTuple):
 
     def rows(self, parts: Parts) -> IntArray:
         """Rows of each run."""
-        found: IntArray = parts.edges[self.stop] - parts.edges[self.start]
-        return found
+        lengths: IntArray = parts.edges[self.stop] - parts.edges[self.start]
+        return lengths
 
     def of_labels(self, first: int, stop: int) -> PartRuns:
         """Those of the labels `first .. stop - 1`."""

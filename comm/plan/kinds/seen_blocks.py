@@ -30,8 +30,8 @@ class SeenRuns:
 
     def key_rows(self, parts: Parts) -> IntArray:
         """How many rows of keys each line has."""
-        found: IntArray = parts.edges[self.stop] - parts.edges[self.start]
-        return found
+        lengths: IntArray = parts.edges[self.stop] - parts.edges[self.start]
+        return lengths
 
 
 def seen_runs(layout_runs: IntArray, parts: Parts, is_causal: bool) -> SeenRuns:
@@ -80,11 +80,11 @@ def _without_local(lines: SeenRuns, parts: Parts) -> SeenRuns:
     local = parts.whole[lines.query] & (lines.keys_of == parts.rank[lines.query])
     own = lines[local]
     first, last = parts.of_ranks(own.keys_of), parts.of_ranks(own.keys_of + 1) - 1
-    found = [lines[~local]]
+    left = [lines[~local]]
     for part in (first, last):
         cut = ~parts.whole[part] & (own.start <= part) & (part < own.stop)
-        found.append(_with(own[cut], start=part[cut], stop=part[cut] + 1))
-    joined = SeenRuns(*(np.concatenate([getattr(some, field.name) for some in found]) for field in fields(SeenRuns)))
+        left.append(_with(own[cut], start=part[cut], stop=part[cut] + 1))
+    joined = SeenRuns(*(np.concatenate([getattr(some, field.name) for some in left]) for field in fields(SeenRuns)))
     return joined[np.lexsort((joined.start, joined.query, joined.unit))]
 
 

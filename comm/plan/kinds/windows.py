@@ -145,7 +145,7 @@ def _sent_to_the_right(edges: IntArray, reach: int) -> IntArray:
     def total(x: IntArray) -> IntArray:
         last = np.maximum(np.searchsorted(begins, x + reach, "left"), np.arange(1, len(edges)))
         first = np.arange(1, len(edges))
-        found: IntArray = (last - first) * (x + reach) - (before[last] - before[first])
-        return found
+        sums: IntArray = (last - first) * (x + reach) - (before[last] - before[first])
+        return sums
 
     return total(edges[1:]) - total(edges[:-1])

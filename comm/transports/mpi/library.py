@@ -45,5 +45,5 @@ def loaded_library() -> ctypes.CDLL | None:
 
 def library_in(maps: str) -> str | None:
     """The path of the MPI library in what Linux says of a process's memory: the rest of a line, which may have spaces in it."""
-    found = re.search(r"^(?:\S+ +){5}(/.*/libmpi(?:_abi)?\.so[^/\n]*)$", maps, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^(?:\S+ +){5}(/.*/libmpi(?:_abi)?\.so[^/\n]*)$", maps, re.MULTILINE)
+    return match[1] if match else None

@@ -103,10 +103,10 @@ def _attention_layers(model: Any) -> dict[str, Any]:
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
     wanted = ("config", "is_causal", "scaling", "layer_idx")
-    found = {path: x for path, x in model.named_modules() if all(hasattr(x, name) for name in wanted)}
-    if not found or not model._can_set_attn_implementation():
+    layers = {path: x for path, x in model.named_modules() if all(hasattr(x, name) for name in wanted)}
+    if not layers or not model._can_set_attn_implementation():
         raise ValueError(f"{type(model).__name__} has no attention that it looks up by name (attn_implementation)")
-    return found
+    return layers
 
 
 def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:

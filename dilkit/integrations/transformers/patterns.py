@@ -67,9 +67,9 @@ def own_pattern(module: Any) -> Pattern:
             "there is no pattern: the configuration of the model has no `dilkit`; give one by "
             "dilkit.integrations.transformers.register(pattern), or by convert(model, pattern), which writes it there"
         )
-    found = _KNOWN[_known_window(window if kind_of(module) == WINDOWED else None)]
-    assert isinstance(found, Pattern)
-    return found
+    pattern = _KNOWN[_known_window(window if kind_of(module) == WINDOWED else None)]
+    assert isinstance(pattern, Pattern)
+    return pattern
 
 
 def kind_of(module: Any) -> str:

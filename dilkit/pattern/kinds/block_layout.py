@@ -96,15 +96,15 @@ class BlockLayout:
         import numpy as np
 
         packed, last = np.frombuffer(self.bits, np.uint8), -(-last_row * self.blocks // 8)
-        found = [np.zeros((0, 4), np.int64)]
+        parts = [np.zeros((0, 4), np.int64)]
         for first in range(first_row * self.blocks // 8, last, CHUNK):
             some = packed[first : min(first + CHUNK, last)]
             used = np.flatnonzero(some)
             byte, bit = np.nonzero(np.unpackbits(some[used, None], axis=1))
             places = (first + used[byte]) * 8 + bit
             inside = (places >= first_row * self.blocks) & (places < last_row * self.blocks)
-            found.append(_runs_of_places(places[inside], self.blocks))
-        runs = np.concatenate(found)
+            parts.append(_runs_of_places(places[inside], self.blocks))
+        runs = np.concatenate(parts)
         runs[:, 0] -= first_head
         runs[:, 2:] = runs[:, 2:].clip(within.start, within.stop)
         chosen: NDArray[np.int64] = runs[(runs[:, 1] >= within.start) & (runs[:, 1] < within.stop) & (runs[:, 2] < runs[:, 3])]

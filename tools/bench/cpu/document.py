@@ -44,15 +44,15 @@ def sentence(result: CpuResult) -> str:
 def document(result: CpuResult) -> Document:
     """All figures, speed-ups and times."""
     machines = result.machines()
-    found = _speed_ups(machines)
+    speed_ups = _speed_ups(machines)
     return Document(
         headline=tuple(line for one in machines.values() for line in _headline(one)),
         tables=tables(
             machine_table({name: one.figures for name, one in machines.items()}, NOTE),
-            _speed_up_table(found, _with_threads(machines)),
+            _speed_up_table(speed_ups, _with_threads(machines)),
             *(_times(name, one) for name, one in _with_threads(machines).items()),
         ),
-        plots=plots(_fractions(machines), *_speed_up_bars(found), _halves(machines), *_rooflines(machines)),
+        plots=plots(_fractions(machines), *_speed_up_bars(speed_ups), _halves(machines), *_rooflines(machines)),
         notes=tuple(note for name, one in machines.items() for note in _notes(name, one)),
         method=METHOD.format(result.repeats),
     )
@@ -76,14 +76,14 @@ SpeedUps = dict[str, dict[str, list[Point]]]
 
 
 def _speed_ups(machines: Mapping[str, CpuResult]) -> SpeedUps:
-    found: SpeedUps = {}
+    speed_ups: SpeedUps = {}
     for name, result in _with_threads(machines).items():
         for title, case in result.titled():
             for other in ("sdpa", "gather", "dense"):
                 if case.timed("native", other):
                     point = speed_up(title, case.entries[other].seconds, case.entries["native"].seconds)
-                    found.setdefault(other, {}).setdefault(name, []).append(point)
-    return found
+                    speed_ups.setdefault(other, {}).setdefault(name, []).append(point)
+    return speed_ups
 
 
 def _speed_up_table(found: SpeedUps, machines: Iterable[str]) -> Table:

@@ -15,12 +15,12 @@ def merged(results: Sequence[CpuResult]) -> CpuResult:
     A machine is a CPU with so many cores and an instruction set; of one that comes twice the later result stands in the place of
     the earlier. Raises ValueError where results are of other lengths.
     """
-    found: dict[tuple[object, ...], CpuResult] = {}
+    by_machine: dict[tuple[object, ...], CpuResult] = {}
     for result in results:
         for one in (result, *result.beside):
-            found[one.environment.device_name, one.environment.cores, one.environment.features, one.isa] = one
-    if len({one.quick for one in found.values()}) > 1:
-        quick = ", ".join(f"{one.machine} of {one.date}" for one in found.values() if one.quick)
+            by_machine[one.environment.device_name, one.environment.cores, one.environment.features, one.isa] = one
+    if len({one.quick for one in by_machine.values()}) > 1:
+        quick = ", ".join(f"{one.machine} of {one.date}" for one in by_machine.values() if one.quick)
         raise ValueError(f"--merge: measured with --quick at other lengths than the rest: {quick}; run the whole suite there")
-    first, *others = (replace(one, beside=(), figures=tuple(t.judge(one) for t in TARGETS)) for one in found.values())
+    first, *others = (replace(one, beside=(), figures=tuple(t.judge(one) for t in TARGETS)) for one in by_machine.values())
     return replace(first, beside=tuple(others))

@@ -126,11 +126,11 @@ class CpuResult(SuiteResult):
 
     def machines(self) -> dict[str, CpuResult]:
         """The results of all machines, each by a name of its own."""
-        found: dict[str, CpuResult] = {}
+        by_name: dict[str, CpuResult] = {}
         for result in (self, *self.beside):
-            alike = sum(one.machine == result.machine for one in found.values())
-            found[f"{result.machine} ({alike + 1})" if alike else result.machine] = result
-        return found
+            alike = sum(one.machine == result.machine for one in by_name.values())
+            by_name[f"{result.machine} ({alike + 1})" if alike else result.machine] = result
+        return by_name
 
     def titled(self) -> Iterator[tuple[str, Case]]:
         """Every case of implementations, and what it is of."""
@@ -151,11 +151,11 @@ class CpuResult(SuiteResult):
         longest = max((case.seq for case in self.one_head), default=0)
         heads = [case for case in self.one_head if case.seq == longest]
         cases += [(_title("dense", case.head_dim, False, case.backward), case, 1.0) for case in heads]
-        found = {f"dense, d={loops.head_dim}": loops.tile_gflops / loops.fma_gflops for loops in self.inner_loops}
+        fractions = {f"dense, d={loops.head_dim}": loops.tile_gflops / loops.fma_gflops for loops in self.inner_loops}
         for what, case, share in cases:
             if (fraction := of_peak(case, "native")) is not None:
-                found[what] = fraction / share
-        return found
+                fractions[what] = fraction / share
+        return fractions
 
     def measurements(self) -> Iterator[Measurement]:
         yield from self._own_measurements()

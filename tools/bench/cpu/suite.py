@@ -101,8 +101,8 @@ class CpuSuite(Suite[CpuResult]):
         """The kernel and torch's attention on a sequence of one head."""
         tokens = seq // self.divisor
         problem = Problem(pattern=Pattern.dense(), seq=tokens, heads=1, head_dim=dim, requires_grad=backward)
-        found = self.compare([native(), BASELINES["dense"]], problem)
-        return HeadCase(seq=tokens, head_dim=dim, backward=backward, **found)
+        case = self.compare([native(), BASELINES["dense"]], problem)
+        return HeadCase(seq=tokens, head_dim=dim, backward=backward, **case)
 
     def case(self, letter: str, causal: bool, backward: bool) -> CpuCase:
         """Backends and LongNet's procedure on one configuration."""
@@ -160,8 +160,8 @@ class CpuSuite(Suite[CpuResult]):
         able = [dtype for dtype, entry in entries.items() if entry.verdict == "measured"]
         calls = {dtype: partial(native().once, inputs[dtype], problems[dtype]) for dtype in able}
         timed = self.time(native().flops(problems["float32"]), calls)
-        found = entries | {dtype: replace(entries[dtype], time=samples) for dtype, samples in timed.items()}
-        return DimCase(head_dim=DIM, isa=instruction_set(), entries=found)
+        timed_entries = entries | {dtype: replace(entries[dtype], time=samples) for dtype, samples in timed.items()}
+        return DimCase(head_dim=DIM, isa=instruction_set(), entries=timed_entries)
 
     def threads(self) -> DimCase:
         """The kernel with one thread beside itself with all, on A."""
@@ -187,19 +187,19 @@ class CpuSuite(Suite[CpuResult]):
         """Forward passes in turns with A's, and what one holds in all: inputs, results, scratch."""
         ours, problems = native(), {"native": self.problem("million"), "A": self.problem("A")}
         inputs = {name: Tensors.random(problem) for name, problem in problems.items()}
-        found = {name: self.admit(ours, problem, inputs[name]) for name, problem in problems.items()}
+        admitted = {name: self.admit(ours, problem, inputs[name]) for name, problem in problems.items()}
         seq = problems["native"].seq
-        if {entry.verdict for entry in found.values()} != {"measured"}:
-            return Million(seq=seq, entry=found["native"], a=found["A"])
+        if {entry.verdict for entry in admitted.values()} != {"measured"}:
+            return Million(seq=seq, entry=admitted["native"], a=admitted["A"])
         calls = {name: partial(ours.once, inputs[name], problem) for name, problem in problems.items()}
         timed = time_interleaved(calls, min(self.repeats, 3), warmup=0)
         rates = {name: ours.flops(problem) / timed[name].median_s / 1e9 for name, problem in problems.items()}
-        a = replace(found["A"], time=timed["A"], gflops=rates["A"])
+        a = replace(admitted["A"], time=timed["A"], gflops=rates["A"])
         try:
             held: int | None = memory.peak_memory(calls["native"]) + 3 * output_bytes(problems["native"])
         except memory.MeasureError:
             held = None
-        return Million(seq=seq, entry=found["native"], a=a, time=timed["native"], gflops=rates["native"], held_bytes=held)
+        return Million(seq=seq, entry=admitted["native"], a=a, time=timed["native"], gflops=rates["native"], held_bytes=held)
 
 
 def native() -> Implementation:

@@ -19,12 +19,12 @@ def _of_peak(what: str, result: CpuResult) -> Values:
 
 def _slower(other: str, causal: bool, backward: bool, result: CpuResult) -> Values:
     """The time of another implementation over the kernel's, by configuration."""
-    found = []
+    ratios = []
     for case in result.cases:
         if (case.is_causal, case.backward) == (causal, backward) and case.timed("native", other):
             name = f"{case.config}, d={case.head_dim}{result.on_threads(case.threads)}"
-            found.append((name, case.ratio(other, "native")))
-    return least(found)
+            ratios.append((name, case.ratio(other, "native")))
+    return least(ratios)
 
 
 def _short(result: CpuResult) -> Values:

@@ -45,13 +45,13 @@ def sentence(result: GpuResult) -> str:
 def document(result: GpuResult) -> Document:
     """All figures, times, speed-ups and rooflines."""
     cases = [(case.title, case) for case in result.cases]
-    found = [entry for name in result.backends if name != OURS[0] for entry in faster(cases, OURS[0], name)]
+    ratios = [entry for name in result.backends if name != OURS[0] for entry in faster(cases, OURS[0], name)]
     at = result.environment
     device = f"{at.device_name}, capability {at.capability}, CUDA {at.cuda}" if at.capability else f"{at.device_name}: NO GPU"
     return Document(
         headline=suite_headline(result, device),
-        tables=tables(figure_table(result.figures, COLUMNS), _times(result), speed_up_table(OURS[0], found)),
-        plots=plots(_over_lengths(result.seeds), *speed_up_bars(OURS[0], found), *_rooflines(result)),
+        tables=tables(figure_table(result.figures, COLUMNS), _times(result), speed_up_table(OURS[0], ratios)),
+        plots=plots(_over_lengths(result.seeds), *speed_up_bars(OURS[0], ratios), *_rooflines(result)),
         notes=(*grouped(reasons(result.titled())), *_notes(result)),
         method=METHOD,
     )
@@ -101,7 +101,7 @@ def _notes(result: GpuResult) -> Iterator[str]:
         held = (f"{name} {'?' if size is None else in_bytes(size)}" for name, size in step.scratch_bytes.items())
         yield f"A, {step.dtype}, head_dim 64: forward's memory beyond out and lse: {', '.join(held)}"
     for long in result.long:
-        found = "; ".join(long.reasons)
+        note = "; ".join(long.reasons)
         if long.time:
-            found = f"{in_seconds(long.time.median_s)}, {(long.gflops or 0) / 1000:,.0f} TFLOP/s"
-        yield f"{long.seq:,} tokens, bf16 forward: {long.verdict}: {found}"
+            note = f"{in_seconds(long.time.median_s)}, {(long.gflops or 0) / 1000:,.0f} TFLOP/s"
+        yield f"{long.seq:,} tokens, bf16 forward: {long.verdict}: {note}"

@@ -58,10 +58,10 @@ class GpuSuite(Suite[GpuResult]):
     rows: tuple[str, ...] = ()
 
     def steps(self) -> Iterator[Step]:
-        found = [step for step in self.every_step() if all(word in f"{step.goes_to} {step.what}" for word in self.rows)]
-        if not found:
+        chosen = [step for step in self.every_step() if all(word in f"{step.goes_to} {step.what}" for word in self.rows)]
+        if not chosen:
             raise ValueError(f"--rows: no step of the suite has all of {', '.join(map(repr, self.rows))} in its name")
-        yield from found
+        yield from chosen
 
     def lists(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(step.goes_to for step in self.every_step()))
@@ -174,22 +174,22 @@ class GpuSuite(Suite[GpuResult]):
         """What a forward pass on A holds beyond out and lse."""
         problem = self.problem("A", 64, dtype=dtype)
         inputs = Tensors.random(problem)
-        found: dict[str, int | None] = {}
+        peaks: dict[str, int | None] = {}
         for implementation in self.implementations():
             if implementation.refusals(problem):
                 continue
             call = partial(implementation.once, inputs, problem)
             try:
                 call()
-                found[implementation.name] = memory.peak_memory(call, self.DEVICE) - results_bytes(problem)
+                peaks[implementation.name] = memory.peak_memory(call, self.DEVICE) - results_bytes(problem)
             except Exception:  # out of memory, or no way to measure it here: the others go on
-                found[implementation.name] = None
-        return Scratch(dtype=dtype, results_bytes=results_bytes(problem), scratch_bytes=found)
+                peaks[implementation.name] = None
+        return Scratch(dtype=dtype, results_bytes=results_bytes(problem), scratch_bytes=peaks)
 
     def long(self) -> Longest:
         """One forward pass over sixteen million tokens in bf16, or over eight where those do not fit."""
-        found = self.forward_over(LONG // self.divisor)
-        return self.forward_over(LONG // self.divisor // 2) if found.verdict == "failed" else found
+        measured = self.forward_over(LONG // self.divisor)
+        return self.forward_over(LONG // self.divisor // 2) if measured.verdict == "failed" else measured
 
     def forward_over(self, seq: int) -> Longest:
         """One forward pass over so many tokens; both ends must be what they are alone."""
@@ -234,13 +234,13 @@ def check_ends(ours: Implementation, problem: Problem, inputs: Tensors, out: Any
     """How many results of the first and the last segments differ from those of these tokens alone."""
     longest = max(problem.pattern.segment_lengths)
     alone = replace(problem, seq=longest)
-    found = {}
+    ends = {}
     for what, start in (("the first tokens", 0), ("the last tokens", problem.seq // longest * longest - longest)):
         rows = slice(start, start + longest)
         query, key, value, dout = (x[:, rows] for x in (inputs.query, inputs.key, inputs.value, inputs.dout))
         part = Tensors(query, key, value, None, dout)
-        found[what] = int((ours.once(part, alone) != out[:, rows]).sum())
-    return found
+        ends[what] = int((ours.once(part, alone) != out[:, rows]).sum())
+    return ends
 
 
 def long_inputs(problem: Problem) -> Tensors:

@@ -20,8 +20,8 @@ def _cases(result: GpuResult, **facts: Any) -> list[GpuCase]:
 
 def _best(values: Iterable[float | None]) -> Values:
     """The largest value, as that of head_dim 64; nothing where there is none."""
-    found = [value for value in values if value is not None]
-    return {"64": max(found)} if found else {}
+    measured = [value for value in values if value is not None]
+    return {"64": max(measured)} if measured else {}
 
 
 def _nominal_rate(result: GpuResult) -> Values:

@@ -75,7 +75,7 @@ def builds(
 ) -> list[Build]:
     """Every compilation that launches ask for, but for rows that are read by the element in others than plain calls. Those for
     equal devices, dtypes and sizes are next to each other."""
-    found: dict[Any, dict[str, CudaKernel]] = {}
+    by_build: dict[Any, dict[str, CudaKernel]] = {}
     heights = MOST_ROWS, LOW_ROWS
     for capability, dtype, head_dim, form, role, rows in product(capabilities, dtypes, head_dims, forms, ROLES, heights):
         packed, dropout = "packed" in form, "dropout" in form
@@ -83,8 +83,8 @@ def builds(
             continue  # the kernel of plain calls
         kernel = kernel_for(role, dtype, head_dim, capability, form != "elements", rows, packed, dropout)
         alike = kernel.source, tuple(kernel.macros.items()), capability, dtype, head_dim, form
-        found.setdefault(alike, {})[kernel.name] = kernel
-    return [Build(tuple(own), next(iter(own.values())), *key[2:]) for key, own in found.items()]
+        by_build.setdefault(alike, {})[kernel.name] = kernel
+    return [Build(tuple(own), next(iter(own.values())), *key[2:]) for key, own in by_build.items()]
 
 
 def compiled(build: Build) -> list[KernelUse]:
@@ -119,10 +119,10 @@ def complaints(kernel: KernelUse) -> list[str]:
     """What is wrong with what the compiler made of a kernel."""
     number = int(kernel.architecture.removeprefix("sm_"))
     limit = SHARED_KIB.get(divmod(number, 10), STATIC_KIB)
-    found = [f"{size} bytes of {name}" for name, size in (("spills", kernel.spills), ("stack", kernel.stack)) if size]
+    sizes = [f"{size} bytes of {name}" for name, size in (("spills", kernel.spills), ("stack", kernel.stack)) if size]
     if kernel.shared > STATIC_KIB * 1024 or kernel.shared + kernel.dynamic > limit * 1024:
-        found.append(f"{kernel.shared} + {kernel.dynamic} bytes of shared memory, at most {limit} KiB")
-    return [f"{' '.join(kernel.row().split()[:5])}: {text}" for text in found]
+        sizes.append(f"{kernel.shared} + {kernel.dynamic} bytes of shared memory, at most {limit} KiB")
+    return [f"{' '.join(kernel.row().split()[:5])}: {text}" for text in sizes]
 
 
 def _compiled(asked: list[Build], jobs: int) -> Iterator[KernelUse]:

@@ -21,9 +21,9 @@ def sentence(result: KernelsResult) -> str:
 def _verdict(result: KernelsResult) -> str:
     kernels = result.kernels()
     spilled = sum(kernel.spilled for kernel in kernels)
-    found = f"{spilled} SPILL registers or have a stack" if spilled else "none spills a register or has a stack"
+    verdict = f"{spilled} SPILL registers or have a stack" if spilled else "none spills a register or has a stack"
     counted = f"{len(kernels):,} CUDA kernels for {len({kernel.architecture for kernel in kernels})} architectures"
-    return f"{'QUICK, head_dim 64 alone: ' * result.quick}{counted}, compiled by NVRTC {result.nvrtc}: {found}"
+    return f"{'QUICK, head_dim 64 alone: ' * result.quick}{counted}, compiled by NVRTC {result.nvrtc}: {verdict}"
 
 
 def document(result: KernelsResult) -> Document:
@@ -57,5 +57,5 @@ def _table(kernels: list[KernelUse], architectures: list[str]) -> Table:
 
 
 def _range(values: Iterable[int], unit: int = 1) -> str:
-    found = sorted({f"{value / unit:.3g}" for value in values}, key=float)
-    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    texts = sorted({f"{value / unit:.3g}" for value in values}, key=float)
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"

@@ -145,8 +145,8 @@ def _over_lengths(result: BenchResult, title: str, axis: Axis, point: Callable[[
     lines: dict[str, list[Point]] = {name: [] for case in result.lengths for name in case.entries}
     for case in result.lengths:
         for name, entry in case.measured().items():
-            found = point(f"{case.seq:,} tokens" if single else case.seq, entry)
-            lines[name] += [found] if found else []
+            plotted = point(f"{case.seq:,} tokens" if single else case.seq, entry)
+            lines[name] += [plotted] if plotted else []
     return Plot(title, "bars" if single else "lines", series_of(lines), (TOKENS, axis))
 
 

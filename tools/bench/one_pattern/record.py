@@ -86,7 +86,7 @@ class BenchResult(Result):
 
 def scaling(cases: Sequence[BenchCase]) -> dict[str, Growth]:
     """The growth of each implementation that was measured at two lengths or more."""
-    found = {}
+    exponents = {}
     for name in dict.fromkeys(name for case in cases for name in case.entries):
         points = [
             (case.seq, entry.time.median_s, entry.flops or 0.0)
@@ -95,5 +95,5 @@ def scaling(cases: Sequence[BenchCase]) -> dict[str, Growth]:
         ]
         seqs, times, flops = (list(values) for values in zip(*points, strict=True)) if points else ([], [], [])
         if len(set(seqs)) > 1:
-            found[name] = Growth(exponent(seqs, times), exponent(seqs, flops), len(seqs))
-    return found
+            exponents[name] = Growth(exponent(seqs, times), exponent(seqs, flops), len(seqs))
+    return exponents

@@ -131,9 +131,9 @@ def sort(axes: Array) -> Implementations:
     """The order of points along the curve; beside it, NumPy's stable sort of dilkit's codes."""
     axes = axes - axes.min(1, keepdims=True)  # which sort_points does for itself
     bits = max(1, int(axes.max()).bit_length())
-    found = _sorters(axes, bits, [Dilkit(), *present()])
-    argsort = OrderImplementation(lambda count: Peer.sorter(Dilkit(), axes[:, :count], bits), found[OURS].check)
-    return found | {ARGSORT: argsort}
+    sorters = _sorters(axes, bits, [Dilkit(), *present()])
+    argsort = OrderImplementation(lambda count: Peer.sorter(Dilkit(), axes[:, :count], bits), sorters[OURS].check)
+    return sorters | {ARGSORT: argsort}
 
 
 def _sorters(axes: Array, bits: int, everyone: Sequence[Peer]) -> Implementations:

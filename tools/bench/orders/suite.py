@@ -90,10 +90,10 @@ class OrdersSuite(Suite[OrdersResult]):
         """Codes of random points, or points of random codes."""
         count = self._count(POINTS[ndim][0])
         if what == "encode":
-            found = implementations.encode(_random(count, ndim, bits), bits)
+            entries = implementations.encode(_random(count, ndim, bits), bits)
         else:
-            found = implementations.decode(_random(count, 1, ndim * bits)[0], ndim, bits)
-        return self._case(found, count, what=what, ndim=ndim, bits=bits)
+            entries = implementations.decode(_random(count, 1, ndim * bits)[0], ndim, bits)
+        return self._case(entries, count, what=what, ndim=ndim, bits=bits)
 
     def sort(self, ndim: int) -> OrderCase:
         """The order of random points."""

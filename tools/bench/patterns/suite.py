@@ -57,8 +57,8 @@ class PatternsSuite(Suite[PatternsResult]):
 
     def wrong(self, result: PatternsResult) -> bool:
         """Whether a check failed; FlexAttention need not compile everywhere, all else has to run."""
-        found = [(name, entry.verdict) for case in result.cases() for name, entry in case.entries.items()]
-        return any(verdict == "wrong" or (verdict == "failed" and name != FLEX) for name, verdict in found)
+        verdicts = [(name, entry.verdict) for case in result.cases() for name, entry in case.entries.items()]
+        return any(verdict == "wrong" or (verdict == "failed" and name != FLEX) for name, verdict in verdicts)
 
     @property
     def length(self) -> int:

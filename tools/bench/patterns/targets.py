@@ -18,23 +18,23 @@ def _rate(result: PatternsResult) -> Values:
 
 
 def _memory(result: PatternsResult) -> Values:
-    found = {case.what: (case.entries[MASKED].peak_bytes, case.entries[OURS].peak_bytes) for case in result.blocks}
-    return {what: theirs / ours for what, (theirs, ours) in found.items() if theirs and ours}
+    peaks = {case.what: (case.entries[MASKED].peak_bytes, case.entries[OURS].peak_bytes) for case in result.blocks}
+    return {what: theirs / ours for what, (theirs, ours) in peaks.items() if theirs and ours}
 
 
 def _held(result: PatternsResult) -> Values:
     """Of the longest sequence; an earlier entry is of a short one."""
-    found = [list(case.entries.items())[-1] for case in result.lengths]
-    return {what: entry.memory_bytes / GIB for what, entry in found if entry.memory_bytes}
+    longest = [list(case.entries.items())[-1] for case in result.lengths]
+    return {what: entry.memory_bytes / GIB for what, entry in longest if entry.memory_bytes}
 
 
 def _linear(result: PatternsResult) -> Values:
-    found = {}
+    exponents = {}
     for case in result.lengths:
         short, long = case.entries
         if case.timed(short, long):
-            found[f"{long} and {short}"] = case.gflops(long) / case.gflops(short)
-    return found
+            exponents[f"{long} and {short}"] = case.gflops(long) / case.gflops(short)
+    return exponents
 
 
 TARGETS: tuple[Target[PatternsResult], ...] = (

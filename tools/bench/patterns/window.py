@@ -18,8 +18,8 @@ from dilkit.tools.measure.flex import BLOCK, compiler, listed
 
 def no_compiler() -> tuple[str, ...]:
     """Why FlexAttention cannot be compiled on this machine; empty where it can."""
-    found = shutil.which(compiler())
-    return () if found else (f"C++ compiler {compiler()!r}: not found, and torch.compile needs one; name yours in CXX",)
+    path = shutil.which(compiler())
+    return () if path else (f"C++ compiler {compiler()!r}: not found, and torch.compile needs one; name yours in CXX",)
 
 
 def compiled_window(seq: int, window: int, is_causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -54,8 +54,8 @@ class Claim:
 
 @cache
 def _data() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
-    return found
+    data: dict[str, Any] = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
+    return data
 
 
 @cache

@@ -29,8 +29,8 @@ METHOD = (
 
 def sentence(result: PublishedResult) -> str:
     """For README.md: the longest comparison with the reference, and how many published figures were measured again."""
-    found = [case for setting in group("implementations").values() if (case := result.case(setting)) and case.timed("reference")]
-    parts = [_comparison(max(found, key=lambda case: case.setting.seq))] if found else []
+    timed = [case for setting in group("implementations").values() if (case := result.case(setting)) and case.timed("reference")]
+    parts = [_comparison(max(timed, key=lambda case: case.setting.seq))] if timed else []
     ours = sum(figure.ours is not None for figure in result.figures)
     counted = f"{ours} of the {len(result.figures)} figures that older implementations published were measured again"
     return placed(result, "; ".join([*parts, counted]))

@@ -35,15 +35,15 @@ def implementation(name: str, heads: int) -> Implementation:
     if name not in (*SUMMARIES, *TWINS):
         return backend_implementations([name])[0]
     summary = SUMMARIES.get(name, f"the automatic choice in {name}")
-    found = Implementation(name, "way", summary, _attention, lambda problem: (), computes=summary)
+    made = Implementation(name, "way", summary, _attention, lambda problem: (), computes=summary)
     if name == "head-split":
         split = partial(_split, heads=heads)
-        return replace(found, attend=lambda inputs, problem: _attention(inputs, problem, split(problem.pattern)), computed=split)
+        return replace(made, attend=lambda inputs, problem: _attention(inputs, problem, split(problem.pattern)), computed=split)
     if name == "multihead":
-        return replace(found, attend=_multihead)
+        return replace(made, attend=_multihead)
     if name == "ordered":
-        return replace(found, attend=_ordered, checked=replace(found, attend=_out_of_order))
-    return found
+        return replace(made, attend=_ordered, checked=replace(made, attend=_out_of_order))
+    return made
 
 
 def _split(pattern: Pattern, heads: int) -> Pattern:

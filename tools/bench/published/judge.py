@@ -28,10 +28,10 @@ def _figure(reading: Reading) -> PublishedFigure:
     fields = ("document", "figure", "claimed", "quantity", "note", "hardware")
     figure = PublishedFigure(**{name: getattr(claim, name) for name in fields})
     if claim.quantity == "longest":
-        found = [one for one in reading.result.longest if (one.who, one.backward) == (claim.who, False)]
+        longest = [one for one in reading.result.longest if (one.who, one.backward) == (claim.who, False)]
         return (
-            replace(figure, ours=found[0].seq, why=f"in {in_bytes(found[0].limit_bytes)}")
-            if found
+            replace(figure, ours=longest[0].seq, why=f"in {in_bytes(longest[0].limit_bytes)}")
+            if longest
             else replace(figure, why=MISSING)
         )
     if claim.setting is None:
@@ -68,13 +68,13 @@ class Reading:
     def bytes(self, setting: Setting, sharded: bool = False) -> int:
         """Peak memory, of the rank that needs most; `sharded`: measured as over ranks, though it be one."""
         if setting.ranks > 1 or sharded:
-            found = self.ranks[setting].peak if setting in self.ranks else None
+            taken = self.ranks[setting].peak if setting in self.ranks else None
         else:
             entry = self.result.entry(setting, self.claim.who)
-            found = entry.memory_bytes if entry else None
-        if found is None:
+            taken = entry.memory_bytes if entry else None
+        if taken is None:
             raise LookupError(MISSING)
-        return found
+        return taken
 
     def per_token(self, setting: Setting) -> float:
         """KiB."""

@@ -38,13 +38,13 @@ def longest(implementation: Implementation, problem: Problem, limit: int, grain:
         last = tried[-1]
         return (last.seconds or 0.0) * (seq / last.seq) ** (2 if implementation.quadratic else 1) > budget
 
-    found = Longest(who=implementation.name, backward=problem.requires_grad, limit_bytes=limit)
+    record = Longest(who=implementation.name, backward=problem.requires_grad, limit_bytes=limit)
     try:
         seq, slow = bisect(fits, grain, too_slow)
     except memory.MeasureError as error:
-        return replace(found, stopped=str(error))
+        return replace(record, stopped=str(error))
     stopped = f"a call would take more than {budget:g} s (--budget)" if slow else None
-    return replace(found, seq=seq, tried=tuple(tried), stopped=stopped)
+    return replace(record, seq=seq, tried=tuple(tried), stopped=stopped)
 
 
 def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bool]) -> tuple[int, bool]:

@@ -80,8 +80,8 @@ def _halves(result: PublishedResult) -> Iterator[Pair]:
 
 def _roofline(result: PublishedResult) -> Plot:
     """Of those that are compared side by side, in fp32 like the matmul."""
-    found = (result.case(setting, backward) for setting in group("implementations").values() for backward, _ in PASSES)
-    return roofline("Roofline: speed beside the measured matmul", [Work(c, c.output_bytes, c.backward) for c in found if c])
+    cases = (result.case(setting, backward) for setting in group("implementations").values() for backward, _ in PASSES)
+    return roofline("Roofline: speed beside the measured matmul", [Work(c, c.output_bytes, c.backward) for c in cases if c])
 
 
 def _ranks(jobs: tuple[Job, ...], what: str, grows: bool) -> Plot:

@@ -53,8 +53,8 @@ def _document_table(result: PublishedResult) -> Table:
     """Of each document, how many of its figures were measured again."""
     rows: list[Row] = []
     for name in dict.fromkeys(figure.document for figure in result.figures):
-        found = [figure.ours is not None for figure in result.figures if figure.document == name]
-        rows.append((name, str(len(found)), str(sum(found))))
+        measured = [figure.ours is not None for figure in result.figures if figure.document == name]
+        rows.append((name, str(len(measured)), str(sum(measured))))
     return Table("Published figures", ("document", "figures", "measured again"), tuple(rows))
 
 
@@ -86,8 +86,8 @@ def _size(setting: Setting) -> Row:
 def _exponents(result: PublishedResult, settings: Collection[Setting], size: str) -> Iterator[str]:
     """How time and memory grow with an attribute of the settings, fitted, and the FLOPs beside."""
     for who, backward in (("auto", False), ("auto", True), ("head-split", False)):
-        found = [(float(getattr(s, size)), entry) for s in settings if (entry := result.entry(s, who, backward))]
-        sizes, entries = [x for x, _ in found], [entry for _, entry in found]
+        points = [(float(getattr(s, size)), entry) for s in settings if (entry := result.entry(s, who, backward))]
+        sizes, entries = [x for x, _ in points], [entry for _, entry in points]
         if len(set(sizes)) > 1:
             fitted = {"time": [middle(e.seconds) for e in entries], "FLOPs": [e.flops or 0.0 for e in entries]}
             if all(e.memory_bytes for e in entries):
@@ -210,9 +210,9 @@ def _as_published(value: float, quantity: str) -> str:
 
 def claimed(setting: Setting, quantities: Collection[str], who: Iterable[str] | None = None) -> str:
     """What was published of a setting, and on what."""
-    found = [c for c in claims() if c.setting == setting and c.quantity in quantities and (who is None or c.who in who)]
-    figures = dict.fromkeys(_as_published(c.claimed, c.quantity) for c in found)
-    return f"{', '.join(figures)} ({found[0].hardware})" if found else "-"
+    matching = [c for c in claims() if c.setting == setting and c.quantity in quantities and (who is None or c.who in who)]
+    figures = dict.fromkeys(_as_published(c.claimed, c.quantity) for c in matching)
+    return f"{', '.join(figures)} ({matching[0].hardware})" if matching else "-"
 
 
 def times_faster(slow: Entry | None, fast: Entry | None) -> str:

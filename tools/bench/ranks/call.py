@@ -72,8 +72,8 @@ class RanksCall:
         """The results of all ranks for `whole`, put together."""
         from dilkit.comm import unshard
 
-        found = self.once(self.part(whole))
-        return {name: unshard(x, self.comm, dim=2 if name == "lse" else 1) for name, x in found.items()}
+        parts = self.once(self.part(whole))
+        return {name: unshard(x, self.comm, dim=2 if name == "lse" else 1) for name, x in parts.items()}
 
     def planned_bytes(self) -> tuple[int, ...]:
         """Bytes that each rank sends in a call, as the plan says."""
@@ -88,8 +88,8 @@ class RanksCall:
         if short.problem.seq < self.comm.size:
             return ()
         whole = Tensors.random(short.problem, seed=1)
-        found = short.together(whole)
-        checks = expected(short.problem, whole).checks(found, short.problem.seq) if self.comm.rank == 0 else ()
+        result = short.together(whole)
+        checks = expected(short.problem, whole).checks(result, short.problem.seq) if self.comm.rank == 0 else ()
         return gather_values(self.comm, checks)[0]
 
 

@@ -102,11 +102,11 @@ def _fault_cells(f: Fault) -> tuple[str, ...]:
 
 def _peaks(result: RanksResult, config: str) -> dict[int, dict[int, int]]:
     """Peak bytes by tokens and ranks, the longest sequence first."""
-    found: dict[int, dict[int, int]] = {}
+    peaks: dict[int, dict[int, int]] = {}
     for m in sorted(good(result.memory), key=lambda m: (-m.seq, m.ranks)):
         if m.config == config:
-            found.setdefault(m.seq, {})[m.ranks] = m.peak
-    return found
+            peaks.setdefault(m.seq, {})[m.ranks] = m.peak
+    return peaks
 
 
 def _memory_by_ranks(result: RanksResult) -> Plot:

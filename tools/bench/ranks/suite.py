@@ -94,23 +94,23 @@ class RanksSuite(Suite[RanksResult]):
         """Forward bytes of the busiest rank by the plan, for each schedule and number of ranks; beside a ring of all keys."""
         problem = self.problem("million", dtype="bfloat16")
         sizes = (2, 4, 8) if self.quick else tuple(2**i for i in range(1, 7))
-        found = {
+        by_name = {
             name: tuple(
                 int(plan_of(problem, ranks, name).all_bytes("forward", head_dim=DIM, dtype="bfloat16").max()) for ranks in sizes
             )
             for name in SCHEDULES
         }
         full = tuple((ranks - 1) * 2 * (problem.seq // ranks) * HEADS * DIM * 2 for ranks in sizes)
-        return records.Volumes(problem.seq, sizes, found, full)
+        return records.Volumes(problem.seq, sizes, by_name, full)
 
     def work(self) -> records.Work:
         """Causal work of the busiest rank over the mean, where the ranks of every segment divide the heads."""
-        found = []
+        entries = []
         for config, ranks in product(("A", "million"), (2, 4, 8)):
             plan = plan_of(self.problem(config, is_causal=True), ranks)
             work = [plan.work(rank) for rank in range(ranks)]
-            found.append(records.Share(config, ranks, max(work) * ranks / sum(work)))
-        return records.Work(tuple(found))
+            entries.append(records.Share(config, ranks, max(work) * ranks / sum(work)))
+        return records.Work(tuple(entries))
 
     def bytes(self, kind: str, ranks: int) -> records.SentCalls:
         """Bytes counted beside those of the plan, forward and backward, for every schedule."""
@@ -129,11 +129,11 @@ class RanksSuite(Suite[RanksResult]):
         """Seconds until the others know, and what they say."""
         timeout = 0.5 if self.quick else 2.0
         if transport == "threads":
-            found = faults.on_threads(kind, timeout)
+            ending = faults.on_threads(kind, timeout)
         else:
             task = partial(faults.fail, kind=kind, seconds=timeout)
-            found = faults.read(kind, ended(transport, faults.RANKS, task, limit=60.0, options=options))
-        return replace(found, transport=transport, kind=kind, timeout=timeout, options=" ".join(options))
+            ending = faults.read(kind, ended(transport, faults.RANKS, task, limit=60.0, options=options))
+        return replace(ending, transport=transport, kind=kind, timeout=timeout, options=" ".join(options))
 
     def memory(self, config: str, ranks: int, part: int = 1) -> records.Memory:
         """Peak memory of each rank, forward and backward, inputs counted; each rank a fresh process."""
@@ -147,8 +147,8 @@ class RanksSuite(Suite[RanksResult]):
 
     def _peak(self, problem: Problem, ranks: int, config: str = "") -> records.Memory:
         kind, threads = self.processes[0], self.threads(ranks)
-        found = run(kind, ranks, partial(tasks.memory, problem=problem), threads=threads, limit=600.0)
-        return replace(found, config=config, transport=kind, seq=problem.seq, threads=threads)
+        peaks = run(kind, ranks, partial(tasks.memory, problem=problem), threads=threads, limit=600.0)
+        return replace(peaks, config=config, transport=kind, seq=problem.seq, threads=threads)
 
     def race(self) -> records.Race:
         """Four ranks with a thread each, and one with four threads, in turns in one job."""
@@ -165,13 +165,13 @@ class RanksSuite(Suite[RanksResult]):
         """Forward bytes by rank of one million tokens over eight ranks, planned, and counted over threads if time allows."""
         problem, ranks = self.problem("million", dtype="bfloat16"), 8
         counts = plan_of(problem, ranks).all_bytes("forward", head_dim=DIM, dtype="bfloat16")
-        found = records.Million(seq=problem.seq, ranks=ranks, planned_bytes=tuple(int(count) for count in counts))
+        record = records.Million(seq=problem.seq, ranks=ranks, planned_bytes=tuple(int(count) for count in counts))
         expected = problem.flops() * SECONDS_PER_FLOP
         if expected > self.budget:
             why = f"a run would take about {expected:.0f} s; the budget is {self.budget:g} s (--budget)"
-            return replace(found, why=why)
+            return replace(record, why=why)
         (call,) = run("threads", ranks, partial(tasks.count_bytes, problems=(problem,), schedules=("auto",))).calls
-        return replace(found, sent_bytes=call.sent_bytes)
+        return replace(record, sent_bytes=call.sent_bytes)
 
     def problem(self, config: str, **more: Any) -> Problem:
         """Of a configuration; "long" is a quarter of the million."""

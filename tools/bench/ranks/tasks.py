@@ -43,15 +43,15 @@ def _count(call: RanksCall) -> records.Sent:
 
 def compare(comm: Comm, problems: Sequence[Problem], schedules: Sequence[str]) -> records.AgreementCalls:
     """Results of all ranks put together, beside those of one rank, for each problem and schedule."""
-    found: list[records.Agreement] = []
+    agreements: list[records.Agreement] = []
     for problem in problems:
         whole = Tensors.random(problem, seed=1)
         for schedule in schedules:
             results = RanksCall(comm, problem, schedule).together(whole)
             ratio = _ratio(results, problem, whole) if comm.rank == 0 else None
-            found.append(records.Agreement(schedule=schedule, ratio=ratio))
-        found.append(records.Agreement(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
-    return records.AgreementCalls(ranks=comm.size, calls=tuple(found))
+            agreements.append(records.Agreement(schedule=schedule, ratio=ratio))
+        agreements.append(records.Agreement(schedule="one by one", bitwise=_bitwise(comm, problem, whole)))
+    return records.AgreementCalls(ranks=comm.size, calls=tuple(agreements))
 
 
 def _ratio(results: Results, problem: Problem, whole: Tensors) -> float:

@@ -92,21 +92,21 @@ class FullCache:
     def dilated(self, rows: Sequence[Row], lengths: Sequence[Tensor]) -> list[Tensor]:
         """Steps of `dilated_attention_with_kvcache`; `lengths` is what it is given as `cache_seqlens`."""
         keys, values = self.by_row
-        found: list[Any] = []
+        results: list[Any] = []
         for (query, key, value), length in zip(rows, lengths, strict=True):
             new: dict[str, Any] = dict(key=key, value=value, cache_seqlens=length, backend=BACKEND)
-            found.append(dilated_attention_with_kvcache(query, keys, values, self.pattern, **new))
-        return found
+            results.append(dilated_attention_with_kvcache(query, keys, values, self.pattern, **new))
+        return results
 
     def dense(self, rows: Sequence[Row], seen: int) -> list[Tensor]:
         """Steps of torch's attention over all keys so far. New ones are written in place: nothing else is copied."""
         keys, values = self.by_head
-        found = []
+        results = []
         for i, (query, key, value) in enumerate(rows, seen):
             keys[:, :, i], values[:, :, i] = key[:, 0], value[:, 0]
             out = scaled_dot_product_attention(query.transpose(1, 2), keys[:, :, : i + 1], values[:, :, : i + 1])
-            found.append(out.transpose(1, 2))
-        return found
+            results.append(out.transpose(1, 2))
+        return results
 
 
 class Steps:
@@ -174,5 +174,5 @@ def _of_one_step(entry: Entry, count: int) -> Entry:
 def _last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
     lengths = torch.tensor([key.shape[1]], dtype=torch.int32)
     given = query.double(), key.double(), value.double(), pattern
-    found: Any = dilated_attention_with_kvcache(*given, cache_seqlens=lengths, backend="reference")
-    return torch.as_tensor(found)
+    out: Any = dilated_attention_with_kvcache(*given, cache_seqlens=lengths, backend="reference")
+    return torch.as_tensor(out)

@@ -23,7 +23,7 @@ def checked(check: Check, one: Once | None = None) -> Entry:
 def timed(entries: Entries, calls: Mapping[str, Call], repeats: int, before: Call | None = None) -> CaseFields:
     """`entries` with times, beside multiply-adds in the same rounds; `before` comes before each sample, untimed."""
     ceiling, able = MultiplyAdds(), {name: call for name, call in calls.items() if entries[name].verdict == "measured"}
-    found = time_interleaved({**ceiling.calls, **able}, repeats, warmup=0, before=before)
+    samples = time_interleaved({**ceiling.calls, **able}, repeats, warmup=0, before=before)
     return CaseFields(
-        **ceiling.rates(found), entries={name: replace(entry, time=found.get(name)) for name, entry in entries.items()}
+        **ceiling.rates(samples), entries={name: replace(entry, time=samples.get(name)) for name, entry in entries.items()}
     )

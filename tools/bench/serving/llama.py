@@ -73,16 +73,16 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, attend)
-        found: Tensor = self.logits(self.norm(x[:, -1]))
-        return found
+        logits: Tensor = self.logits(self.norm(x[:, -1]))
+        return logits
 
 
 def dilated(pattern: Pattern, backend: str | None = None) -> Attention:
     """Attention of dilkit."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        found: Any = dilated_attention(query, key, value, pattern, is_causal=True, backend=backend)
-        return torch.as_tensor(found)
+        out: Any = dilated_attention(query, key, value, pattern, is_causal=True, backend=backend)
+        return torch.as_tensor(out)
 
     return attend
 

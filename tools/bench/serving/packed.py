@@ -34,9 +34,9 @@ def lengths_of(count: int, shortest: int, longest: int, geometric: bool) -> tupl
     [8, 16, 32, 64]
     """
     places = torch.arange(count, dtype=torch.float64) / (count - 1)
-    found = shortest * (longest / shortest) ** places if geometric else shortest + (longest - shortest) * places
+    lengths = shortest * (longest / shortest) ** places if geometric else shortest + (longest - shortest) * places
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    return tuple(found.round().long()[order].tolist())
+    return tuple(lengths.round().long()[order].tolist())
 
 
 def ways(lengths: Sequence[int], pattern: Pattern, heads: int, head_dim: int) -> Mapping[str, Way]:

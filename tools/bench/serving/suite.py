@@ -83,10 +83,10 @@ class ServingSuite(Suite[ServingResult]):
             logits, same = (model.prefill(beginning, attend) for attend in both)
             entries[name] = checked(agreement(name, logits, same, beginning.shape[1]), once(calls[name]))
         calls[REST], entries[REST] = partial(model.prefill, tokens, llama.without), Entry()
-        found = timed(entries, calls, min(self.repeats, MOST_ROUNDS))
+        entries_timed = timed(entries, calls, min(self.repeats, MOST_ROUNDS))
         parameters = sum(weight.numel() for weight in model.parameters())
         sizes = dict(tokens=tokens.shape[1], layers=CONFIG.layers, width=CONFIG.width, parameters=parameters)
-        return Prefill(pattern=str(pattern), **sizes, **found)
+        return Prefill(pattern=str(pattern), **sizes, **entries_timed)
 
     def decoding(self) -> Decoding:
         """Steps after more and more tokens, all in the same rounds."""
@@ -105,8 +105,8 @@ class ServingSuite(Suite[ServingResult]):
             for one in points:
                 one.cache.crop(one.seen)
 
-        found = timed(entries, calls, self.repeats, before=take_back)
-        rows = tuple(one.point(found, one.seen in filled) for one in points)
+        entries_timed = timed(entries, calls, self.repeats, before=take_back)
+        rows = tuple(one.point(entries_timed, one.seen in filled) for one in points)
         return Decoding(pattern=str(text.pattern), heads=HEADS, head_dim=HEAD_DIM, steps=count, points=rows)
 
     def packed(self, spread: str) -> PackedCase:
@@ -114,12 +114,12 @@ class ServingSuite(Suite[ServingResult]):
         geometric = spread.startswith("geometrically")
         lengths = lengths_of(SEQUENCES, SHORTEST // self.divisor, LONGEST // self.divisor, geometric)
         pattern = self.shortened(PACKED)
-        found = ways(lengths, pattern, HEADS, HEAD_DIM)
-        alone = found[ALONE].joined(found[ALONE].call())
+        implementations = ways(lengths, pattern, HEADS, HEAD_DIM)
+        alone = implementations[ALONE].joined(implementations[ALONE].call())
         entries: Entries = {}
-        for name, way in found.items():
+        for name, way in implementations.items():
             one = once(way.call)
             entries[name] = checked(agreement(name, way.joined(one.result), alone, max(lengths)), one)
         del alone, one
-        case = timed(entries, {name: way.call for name, way in found.items()}, min(self.repeats, MOST_ROUNDS))
+        case = timed(entries, {name: way.call for name, way in implementations.items()}, min(self.repeats, MOST_ROUNDS))
         return PackedCase(spread=spread, pattern=str(pattern), lengths=lengths, **case)

@@ -17,13 +17,13 @@ def _padded(result: ServingResult) -> Values:
 
 def _growth(result: ServingResult) -> Values:
     """The step after the most tokens over that after the fewest."""
-    found = {}
+    growth = {}
     for decoding in result.decoding:
         steps = [(point.seen, point.step_s) for point in decoding.after() if point.step_s]
         if len(steps) > 1:
             (few, first), *_, (many, last) = steps
-            found[f"{many:,} and {few:,} tokens"] = last / first
-    return found
+            growth[f"{many:,} and {few:,} tokens"] = last / first
+    return growth
 
 
 def _faster(result: ServingResult) -> Values:

@@ -36,15 +36,15 @@ def padded(slides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Ten
 def embedding(model: SlideEncoder, *inputs: Tensor) -> Tensor:
     """The embeddings of slides, `(batch, embed_dim)`, without gradients."""
     with torch.no_grad():
-        found: Tensor = model(*inputs)[0]
-    return found
+        out: Tensor = model(*inputs)[0]
+    return out
 
 
 def gradients(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
     """The embedding of a slide, after a backward pass that leaves its gradients in the weights."""
-    found: Tensor = model(tiles, coords)[0]
-    torch.autograd.backward(found.sum())
-    return found.detach()
+    out: Tensor = model(tiles, coords)[0]
+    torch.autograd.backward(out.sum())
+    return out.detach()
 
 
 def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:

@@ -95,8 +95,8 @@ class SlidesSuite(Suite[SlidesResult]):
         }  # fmt: skip
         calls = {one.name: partial(one.once, inputs, problem) for one in backends if entries[one.name].verdict == "measured"}
         ceilings = Ceilings("float32", size=MATMUL // self.divisor)
-        found: CaseFields = side_by_side(entries, calls, flops, problem, ceilings, self.time)
-        return HeadDim(head_dim=dim, tiles=tiles, **found)
+        fields: CaseFields = side_by_side(entries, calls, flops, problem, ceilings, self.time)
+        return HeadDim(head_dim=dim, tiles=tiles, **fields)
 
     def encoder(self) -> SlideCase:
         """One slide by the published procedure and by dilkit."""
@@ -118,9 +118,9 @@ class SlidesSuite(Suite[SlidesResult]):
 
     def compared(self, calls: Mapping[str, Callable[[], torch.Tensor]], tiles: int) -> dict[str, Entry]:
         """Whether all calls agree with the first; then their times, in turns, and the peak memory of each."""
-        found = {name: once(call) for name, call in calls.items()}
-        (_, first), *_ = found.items()
-        others = {name: one.result for name, one in found.items() if one is not first}
+        results = {name: once(call) for name, call in calls.items()}
+        (_, first), *_ = results.items()
+        others = {name: one.result for name, one in results.items() if one is not first}
         checks = {name: agreement("embedding", result, first.result, tiles) for name, result in others.items()}
         if wrong := {name: check for name, check in checks.items() if not check.passed}:
             return {name: Entry(verdict="wrong", reasons=(check.complaint,), check=(check,)) for name, check in wrong.items()}
@@ -129,7 +129,7 @@ class SlidesSuite(Suite[SlidesResult]):
             name: Entry(
                 time=timed[name], check=tuple(filter(None, [checks.get(name)])), peak_bytes=one.peak_bytes, memory_note=one.why
             )
-            for name, one in found.items()
+            for name, one in results.items()
         }
 
     def time(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Samples]:

@@ -13,12 +13,12 @@ def _times(result: SlidesResult) -> Values:
 
 
 def _peaks(result: SlidesResult) -> Values:
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for case in result.encoder:
         theirs, ours = (case.entries[name].peak_bytes if case.timed(name) else None for name in (PUBLISHED, OURS))
         if theirs and ours:
-            found[listed(case.tiles)] = theirs / ours
-    return found
+            peaks[listed(case.tiles)] = theirs / ours
+    return peaks
 
 
 def _held(gradients: bool, result: SlidesResult) -> Values:

@@ -113,10 +113,10 @@ def ranks() -> Iterator[Finding]:
 
 def _two_ranks(kind: str, way_out: str) -> Finding:
     try:
-        found = task.run(kind, 2, hello, limit=LIMIT)
+        greetings = task.run(kind, 2, hello, limit=LIMIT)
     except (JobError, OSError) as error:
         return wrong(kind, str(error), way_out)
-    return works(kind, "2 ranks add up") if found == 2 else wrong(kind, f"2 ranks add up to {found:g}", way_out)
+    return works(kind, "2 ranks add up") if greetings == 2 else wrong(kind, f"2 ranks add up to {greetings:g}", way_out)
 
 
 def _over_mpi(launchers: list[Path]) -> Iterator[Finding]:

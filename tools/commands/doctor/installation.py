@@ -36,12 +36,12 @@ def installed() -> Iterator[Finding]:
 
 def extension_names() -> list[str]:
     """Every compiled module, found by the stub that is installed beside it."""
-    found = []
+    names = []
     for package in (dilkit, backends, comm):
         root = Path(package.__path__[0])
         for stub in sorted(root.rglob("_*.pyi")):
-            found.append(".".join([package.__name__, *stub.relative_to(root).with_suffix("").parts]))
-    return list(dict.fromkeys(found))
+            names.append(".".join([package.__name__, *stub.relative_to(root).with_suffix("").parts]))
+    return list(dict.fromkeys(names))
 
 
 def extensions() -> Iterator[Finding]:
@@ -84,8 +84,8 @@ def _kernels_folder(folder: Path | None) -> Finding:
     if folder is None:
         return wrong(name, "there is no home folder to keep them in", choose)
     if why := files.why_others_may_write(folder):
-        found, _, way_out = why.rpartition(": ")
-        return wrong(name, f"{found}, so no kernel is read from there", f"{way_out}, or {choose}")
+        what, _, way_out = why.rpartition(": ")
+        return wrong(name, f"{what}, so no kernel is read from there", f"{way_out}, or {choose}")
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):

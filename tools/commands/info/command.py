@@ -112,12 +112,12 @@ def _plain(report: Report) -> dict[str, Any]:
     trace, judged = report.trace, encode(report.trace) if isinstance(report.trace, Failure) else report.trace.to_dict()
     if isinstance(trace, Trace):
         judged |= dict(flops=trace.problem.flops(), notes=list(_notes(trace.problem)))
-    found = dict(versions=report.versions, devices=[_plain_device(d) for d in report.devices], problem=judged)
-    found |= dict(proofs=report.proofs, pattern_cache=report.pattern_cache, environment=report.environment)
-    found |= dict(preset=report.preset)
+    report_fields = dict(versions=report.versions, devices=[_plain_device(d) for d in report.devices], problem=judged)
+    report_fields |= dict(proofs=report.proofs, pattern_cache=report.pattern_cache, environment=report.environment)
+    report_fields |= dict(preset=report.preset)
     if report.matrix is not None:
-        found |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
-    plain: dict[str, Any] = encode(found)
+        report_fields |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
+    plain: dict[str, Any] = encode(report_fields)
     return plain
 
 

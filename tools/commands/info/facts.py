@@ -112,9 +112,9 @@ def variables() -> list[VariableFacts]:
         environment.GPU_PROOF: environment.gpu_proof,
         environment.TUNED: environment.tuned_file,
     }
-    found = {v: guarded(read[v]) for v in environment.VARIABLES}
-    errors = {v: looked.error for v, looked in found.items() if isinstance(looked, Failure)}
-    return [VariableFacts(v.name, os.environ.get(v.name), v.default, v.meaning, errors.get(v)) for v in found]
+    values = {v: guarded(read[v]) for v in environment.VARIABLES}
+    errors = {v: looked.error for v, looked in values.items() if isinstance(looked, Failure)}
+    return [VariableFacts(v.name, os.environ.get(v.name), v.default, v.meaning, errors.get(v)) for v in values]
 
 
 def _cpu_isa() -> object:

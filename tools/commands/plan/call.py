@@ -46,12 +46,12 @@ class Call:
         p = self.problem
         tokens, row = p.batch * p.seq, p.head_dim * DTYPE_BYTES[p.dtype]
         lse = 8 if p.dtype == "float64" else 4
-        found = dict(
+        by_name = dict(
             inputs=tokens * (row * (p.heads + 2 * p.kv_heads) + p.key_padding_mask),
             results=tokens * p.heads * (row + lse),
             gradients=tokens * row * (2 * p.heads + 2 * p.kv_heads),
         )
-        return found | dict(total=sum(found.values()))
+        return by_name | dict(total=sum(by_name.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""

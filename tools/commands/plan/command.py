@@ -78,13 +78,13 @@ def collect(args: argparse.Namespace) -> Report:
     pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), Speed(args.bandwidth, args.flops)
     _check_size(args, pattern)
     cuts, shape = shard_cuts(args.seq, args.world_size, pattern), (args.heads, args.kv_heads)
-    found, refused = {}, {}
+    plans, refused = {}, {}
     for name in SCHEDULES if args.schedule == ALL else (args.schedule,):
         try:
             plan = exchange_plan(pattern, cuts, *shape, is_causal=args.causal, schedule=name)
-            found[name] = Forecast(plan, rows, speed)
+            plans[name] = Forecast(plan, rows, speed)
         except ValueError as error:
             if args.schedule != ALL or (name == SCHEDULES[0] and pattern.only_segments):
                 raise
             refused[name] = str(error)
-    return Report(problem_of(args, args.assume), args.world_size, speed, found, refused)
+    return Report(problem_of(args, args.assume), args.world_size, speed, plans, refused)

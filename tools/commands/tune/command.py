@@ -161,17 +161,17 @@ def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
 
 def _take(args: Namespace, path: Path) -> int:
     """The orders of a sweep."""
-    found = read_result(args.take, GpuDayResult)
-    if found.rehearsal:
+    day = read_result(args.take, GpuDayResult)
+    if day.rehearsal:
         raise ValueError(f"--take: {args.take} is of a rehearsal, which measures no device; give that of a GPU")
-    shapes = {choice.shape: tuple(choice.seconds.items()) for choice in found.choices if choice.seconds}
-    entries = [TunedEntry(found.setup, shape, seconds) for shape, seconds in shapes.items()]
+    shapes = {choice.shape: tuple(choice.seconds.items()) for choice in day.choices if choice.seconds}
+    entries = [TunedEntry(day.setup, shape, seconds) for shape, seconds in shapes.items()]
     if not entries:
         raise ValueError(f"--take: {args.take} has no sweep yet; `dilkit gpu-day --stage preferences` measures it")
     arguments.make_folder(environment.TUNED.name, path.parent)
     _keep(path, entries)
-    text = f"{len(entries)} orders of {found.setup} taken; the automatic choice goes by {path}"
-    _print(args, dict(file=str(path), setup=str(found.setup), taken=len(entries)), [text])
+    text = f"{len(entries)} orders of {day.setup} taken; the automatic choice goes by {path}"
+    _print(args, dict(file=str(path), setup=str(day.setup), taken=len(entries)), [text])
     return 0
 
 

@@ -85,9 +85,9 @@ def _facts(result: ImageDemoResult) -> tuple[Row, ...]:
 
 def _trained(result: ImageDemoResult, order: str) -> str:
     """What was spent on the trainings in one order."""
-    found = [one for one in result.trainings if one.order == order]
-    steps = counted(sum(one.steps for one in found), "step")
-    return f"{counted(len(found), 'training')}: {steps} in {clock(sum(one.seconds for one in found))}"
+    trainings = [one for one in result.trainings if one.order == order]
+    steps = counted(sum(one.steps for one in trainings), "step")
+    return f"{counted(len(trainings), 'training')}: {steps} in {clock(sum(one.seconds for one in trainings))}"
 
 
 def _loss_plot(result: ImageDemoResult) -> Plot:

@@ -45,5 +45,5 @@ class ImageDemoResult(TrainedResult):
     def losses(self) -> dict[int, tuple[float, ...]]:
         """By seed, the last held-out losses in either order; of the seeds for which both trainings are finished."""
         last = {(one.seed, one.order): one.points[-1].held_out for one in self.trainings if one.finished}
-        found = {seed: tuple(last[seed, order] for order in ORDERS if (seed, order) in last) for seed, _ in last}
-        return {seed: losses for seed, losses in found.items() if len(losses) == len(ORDERS)}
+        by_seed = {seed: tuple(last[seed, order] for order in ORDERS if (seed, order) in last) for seed, _ in last}
+        return {seed: losses for seed, losses in by_seed.items() if len(losses) == len(ORDERS)}

@@ -43,10 +43,10 @@ def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     or no text, or when there is too little for one window of `context` + 1 bytes on either side.
     """
     try:
-        found = list(_library_files() if paths is None else _named_files(paths))
+        files = list(_library_files() if paths is None else _named_files(paths))
     except OSError as error:
         raise ValueError(f"--text: {error.filename!r} cannot be read: {error.strerror}") from error
-    by_hash = {hashlib.sha256(content).digest(): (name, content) for name, content in reversed(found)}
+    by_hash = {hashlib.sha256(content).digest(): (name, content) for name, content in reversed(files)}
     train, held_out = _split([by_hash[digest] for digest in sorted(by_hash)], context)
     source = f"Python {platform.python_version()}'s standard library" if paths is None else ", ".join(paths)
     texts = [SEPARATOR.join(content for _, content in part) for part in (train, held_out)]

@@ -103,5 +103,5 @@ class TextTask(Task):
     def clock(self, seconds: float) -> tuple[float, bool]:
         """Rank 0's `seconds`, which schedule the training on all ranks alike; and whether any rank was asked to stop."""
         records = self.comm.share(_STEP_END.pack(seconds, self.stop.is_set()), "end of a step")
-        found = [_STEP_END.unpack(record) for record in records]
-        return found[0][0], any(stop for _, stop in found)
+        steps = [_STEP_END.unpack(record) for record in records]
+        return steps[0][0], any(stop for _, stop in steps)

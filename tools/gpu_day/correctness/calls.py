@@ -79,10 +79,10 @@ def _captured(name: str, asked: Problem) -> str:
     torch.cuda.current_stream().wait_stream(side)
     recorded = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recorded):
-        found = attend(name, asked, inputs)
+        result = attend(name, asked, inputs)
     _other_numbers(inputs, asked)
     recorded.replay()
-    return _difference(found, attend(name, asked, inputs))
+    return _difference(result, attend(name, asked, inputs))
 
 
 def _stream() -> Any:
@@ -103,9 +103,9 @@ def _on_a_side_stream(name: str, asked: Problem) -> str:
     with torch.cuda.stream(side):
         torch.cuda._sleep(LATE)  # type: ignore[no-untyped-call]
         _other_numbers(inputs, asked)
-        found = attend(name, asked, inputs)
+        result = attend(name, asked, inputs)
     side.synchronize()
-    return _difference(found, attend(name, asked, inputs))
+    return _difference(result, attend(name, asked, inputs))
 
 
 def second_device(context: Context) -> Iterator[Item]:
@@ -141,8 +141,8 @@ def _traced(how: str, name: str, asked: Problem) -> str:
         return 2 * implementation.attend(replace(inputs, query=q + 0, key=k + 0, value=v + 0), asked)
 
     run = torch.compile(doubled, fullgraph=True, backend=how)
-    found, wanted = (_with_gradients(function(*inputs.qkv), asked, inputs) for function in (run, doubled))
-    return _difference(found, wanted)
+    result, wanted = (_with_gradients(function(*inputs.qkv), asked, inputs) for function in (run, doubled))
+    return _difference(result, wanted)
 
 
 def small_cache(context: Context) -> Iterator[Item]:
@@ -158,10 +158,10 @@ def _evicted(queue: bool, lengths: Sequence[int], name: str, asked: Problem) -> 
     try:
         if queue:
             torch.cuda._sleep(LATE)  # type: ignore[no-untyped-call]
-        found = [attend(name, one, x) for one, x in zip(posed, inputs, strict=True)]
+        results = [attend(name, one, x) for one, x in zip(posed, inputs, strict=True)]
     finally:
         del os.environ[environment.CACHE_BYTES.name]
-    return "; ".join(filter(None, (_difference(x, y) for x, y in zip(found, wanted, strict=True))))
+    return "; ".join(filter(None, (_difference(x, y) for x, y in zip(results, wanted, strict=True))))
 
 
 def longest(context: Context) -> Iterator[Item]:
@@ -169,11 +169,11 @@ def longest(context: Context) -> Iterator[Item]:
     if context.kind != "cuda":
         yield absent("the longest sequence", "no CUDA device")
         return
-    found = GpuSuite().long()
-    time = in_seconds(found.time.median_s) if found.time else ""
-    if found.verdict in ("refused", "failed"):
-        yield absent(f"{found.seq:,} tokens", "; ".join(found.reasons))
+    measured = GpuSuite().long()
+    time = in_seconds(measured.time.median_s) if measured.time else ""
+    if measured.verdict in ("refused", "failed"):
+        yield absent(f"{measured.seq:,} tokens", "; ".join(measured.reasons))
         return
-    wrong = "; ".join(found.reasons) if found.verdict == "wrong" else ""
-    yield judged(f"{found.seq:,} tokens", wrong, "cupy_raw", "bfloat16", f"both ends are right, {time}")
-    yield noted("tokens", f"{found.seq:,}", tokens=float(found.seq))
+    wrong = "; ".join(measured.reasons) if measured.verdict == "wrong" else ""
+    yield judged(f"{measured.seq:,} tokens", wrong, "cupy_raw", "bfloat16", f"both ends are right, {time}")
+    yield noted("tokens", f"{measured.seq:,}", tokens=float(measured.seq))

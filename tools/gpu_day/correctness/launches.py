@@ -48,11 +48,11 @@ def needed(capability: Capability) -> list[CudaKernel]:
     listed = ((c.dtype, c.head_dim, bool(c.lengths) and not c.rows, c.dropout_p > 0) for c in (*LISTED, *LARGE))
     able = [(dtype, padded(dim), *how) for dtype, dim, *how in listed if dtype in STORAGE and dim <= HEAD_DIMS[-1]]
     asked = dict.fromkeys([*product(STORAGE, HEAD_DIMS, (False,), (False,)), *able])
-    found: dict[CudaKernel, None] = {}
+    kernels: dict[CudaKernel, None] = {}
     for (dtype, dim, packed, dropout), role, vector, rows in product(asked, ROLES, (True, False), (MOST_ROWS, LOW_ROWS)):
         flags = (packed, dropout) if role != "dots" else ()
-        found[kernel_for(role, dtype, dim, capability, vector, rows, *flags)] = None
-    return sorted(found, key=_unit)
+        kernels[kernel_for(role, dtype, dim, capability, vector, rows, *flags)] = None
+    return sorted(kernels, key=_unit)
 
 
 def _unit(kernel: CudaKernel) -> tuple[object, ...]:
@@ -82,8 +82,8 @@ def compile_all(kernels: Sequence[CudaKernel], capability: Capability) -> list[t
     """Compile into the folder of kernels what is not there. (kernel, why) of those that the compiler refuses."""
     units = list({repr(_unit(kernel)): kernel for kernel in kernels}.values())
     with multiprocessing.get_context("spawn").Pool(min(usable_cores(), len(units))) as pool:
-        found = pool.map(partial(_failure, capability), units, chunksize=1)
-    return [(kernel.name, why) for kernel, why in zip(units, found, strict=True) if why]
+        failures = pool.map(partial(_failure, capability), units, chunksize=1)
+    return [(kernel.name, why) for kernel, why in zip(units, failures, strict=True) if why]
 
 
 def _failure(capability: Capability, kernel: CudaKernel) -> str:

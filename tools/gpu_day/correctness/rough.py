@@ -12,8 +12,8 @@ from dilkit.tools.gpu_day.step import Context, Item, noted
 
 def times(context: Context) -> Iterator[Item]:
     """The first pattern of the sweep at head_dim 64, not causal."""
-    found = problems(device_named(context.device), REHEARSED if context.rehearse else 1)[:16]
-    for problem in (one for one in found if one.head_dim == 64 and not one.is_causal):
+    posed = problems(device_named(context.device), REHEARSED if context.rehearse else 1)[:16]
+    for problem in (one for one in posed if one.head_dim == 64 and not one.is_causal):
         choice = measured(problem, context)
         text = ", ".join(f"{name} {in_seconds(seconds)}" for name, seconds in choice.seconds.items())
         yield noted(choice.problem, f"{text}; picked: {choice.picked}", **choice.seconds)

@@ -26,9 +26,9 @@ def two_ranks(context: Context) -> Iterator[Item]:
         for dtype in ("float32",) if context.rehearse else ("float32", "bfloat16"):
             asked = shortened(backends.problem(device_named(context.device), dtype=dtype, requires_grad=True))
             problems = [replace(asked, is_causal=causal) for causal in (False, True)]
-            found = task.run(kind, RANKS, partial(compare, problems=problems, schedules=("auto",)), limit=LIMIT)
-            ratios = [call.ratio for call in found.calls if call.ratio is not None]
-            worst, same = max(ratios), all(call.bitwise for call in found.calls if call.bitwise is not None)
+            by_rank = task.run(kind, RANKS, partial(compare, problems=problems, schedules=("auto",)), limit=LIMIT)
+            ratios = [call.ratio for call in by_rank.calls if call.ratio is not None]
+            worst, same = max(ratios), all(call.bitwise for call in by_rank.calls if call.bitwise is not None)
             wrong = f"the error is {worst:.2f} of what is allowed" if worst > 1 else ""
             wrong = wrong or ("" if same else "branch by branch, the bits differ from those of one rank")
             text = f"the error is {worst:.2f} of what is allowed; branch by branch, the bits of one rank"

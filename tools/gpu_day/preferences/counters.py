@@ -44,10 +44,10 @@ def counters(context: Context) -> Iterator[Item]:
     command += ["--kernel-name", f"regex:^({'|'.join(KERNELS)})$", *(word for name in SECTIONS for word in ("--section", name))]
     command += [sys.executable, "-m", __spec__.name, context.device]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    found = read(done.stdout.splitlines())
-    for name, values in found.items():
+    by_kernel = read(done.stdout.splitlines())
+    for name, values in by_kernel.items():
         yield noted(name, ", ".join(f"{metric} {value}" for metric, value in values.items()))
-    if not found:
+    if not by_kernel:
         said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("==ERROR==")]
         yield absent("ncu", f"exit status {done.returncode}: {(said or ['no counters'])[0]}")
 
@@ -55,13 +55,13 @@ def counters(context: Context) -> Iterator[Item]:
 def read(lines: Iterable[str]) -> dict[str, dict[str, str]]:
     """Of what ncu prints: for the first launch of each kernel its metrics, each with its unit."""
     rows = csv.DictReader(line for line in lines if line.startswith('"'))
-    found: dict[str, dict[str, str]] = {}
+    by_kernel: dict[str, dict[str, str]] = {}
     first: dict[str, str] = {}
     for row in rows:
         name, metric = str(row.get("Kernel Name")).partition("(")[0], row.get("Metric Name")
         if first.setdefault(name, str(row.get("ID"))) == row.get("ID") and metric in METRICS:
-            found.setdefault(name, {})[metric] = f"{row.get('Metric Value')} {row.get('Metric Unit')}".strip()
-    return found
+            by_kernel.setdefault(name, {})[metric] = f"{row.get('Metric Value')} {row.get('Metric Unit')}".strip()
+    return by_kernel
 
 
 def main(device: str) -> int:
