@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import COUNT, Backend, Limits
 from dilkit.checks import one_of
+from dilkit.inputs import Inputs
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -54,98 +55,69 @@ class Reference(Backend):
         slow = "no kernel: every pair of tokens is scored, seen or not, in time that grows with the square of the length"
         return "" if problem.pattern.only_segments else slow
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+        if inputs.cu_seqlens is not None:
+            return self._packed_forward(inputs, problem)
+        if inputs.cache_seqlens is not None:
+            return self._last_rows(inputs, problem)
         import torch
 
-        q, k, v = (self._by_head(x, problem) for x in (query, key, value))
+        q, k, v = (self._by_head(x, problem) for x in inputs[:3])
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
-        for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
+        for rows, scores in _score_blocks(q, k, problem, inputs.key_padding_mask):
             lse[..., rows] = torch.logsumexp(scores, dim=-1)
             p = _probabilities(scores, lse[..., rows])
-            out[..., rows, :] = _weighted(p if dropout is None else p * _factors(dropout, rows, p, problem), v)
-        lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        return _by_token(out, query), lse.flatten(1, 2).to(lse_dtype)
+            out[..., rows, :] = _weighted(p if inputs.dropout is None else p * _factors(inputs.dropout, rows, p, problem), v)
+        lse_dtype = torch.float64 if inputs.query.dtype == torch.float64 else torch.float32
+        return _by_token(out, inputs.query), lse.flatten(1, 2).to(lse_dtype)
 
-    def backward(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+        if inputs.cu_seqlens is not None:
+            return self._packed_backward(dout, inputs, out, lse, problem)
         import torch
 
-        q, k, v, do, o = (self._by_head(x, problem) for x in (query, key, value, dout, out))
+        q, k, v, do, o = (self._by_head(x, problem) for x in (*inputs[:3], dout, out))
         lse = lse.to(q.dtype).reshape(q.shape[:-1])
         delta = (do * o).sum(-1)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for rows, scores in _score_blocks(q, k, problem, key_padding_mask):
+        for rows, scores in _score_blocks(q, k, problem, inputs.key_padding_mask):
             p, dout_rows = _probabilities(scores, lse[..., rows]), do[..., rows, :]
             unseen, dp = scores == -math.inf, dout_rows @ v.mT
             kept = p
-            if dropout is not None:
-                factors = _factors(dropout, rows, p, problem)
+            if inputs.dropout is not None:
+                factors = _factors(inputs.dropout, rows, p, problem)
                 kept, dp = p * factors, (dp * factors).masked_fill(factors == 0, 0.0)
             dscores = (p * (dp - delta[..., rows, None]) * problem.scale).masked_fill(unseen, 0.0)
             dq[..., rows, :] = _weighted(dscores, k)
             dk += _weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
             dv += _weighted(kept.mT, dout_rows).sum(2, keepdim=True)
-        return _by_token(dq, query), _by_token(dk, key), _by_token(dv, value)
+        return _by_token(dq, inputs.query), _by_token(dk, inputs.key), _by_token(dv, inputs.value)
 
-    def forward_varlen(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def _packed_forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
-        out, lse = empty_outputs(query)
-        for rows, one, own in _sequences(problem, cu_seqlens, dropout):
-            out[:, rows], lse[..., rows] = self.forward(query[:, rows], key[:, rows], value[:, rows], one, None, own)
+        out, lse = empty_outputs(inputs.query)
+        for rows, one, own in _sequences(problem, inputs):
+            out[:, rows], lse[..., rows] = self.forward(own, one)
         return out, lse
 
-    def backward_varlen(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
-        dropout: Dropout | None = None,
+    def _packed_backward(
+        self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem
     ) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
-        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
-        for rows, one, own in _sequences(problem, cu_seqlens, dropout):
-            do, q, k, v, o = (x[:, rows] for x in (dout, query, key, value, out))
-            dq[:, rows], dk[:, rows], dv[:, rows] = self.backward(do, q, k, v, o, lse[..., rows], one, None, own)
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3])
+        for rows, one, own in _sequences(problem, inputs):
+            gradients = self.backward(dout[:, rows], own, out[:, rows], lse[..., rows], one)
+            dq[:, rows], dk[:, rows], dv[:, rows] = gradients
         return dq, dk, dv
 
-    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        parts = []
-        for b, length in enumerate(lengths.tolist()):
+    def _last_rows(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+        parts, (query, key, value) = [], inputs[:3]
+        assert inputs.cache_seqlens is not None
+        for b, length in enumerate(inputs.cache_seqlens.tolist()):
             one = replace(problem, batch=1, seq=length, kv_cache=False)
-            parts.append(self.forward(query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length], one))
+            parts.append(self.forward(Inputs(query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length]), one))
         return _joined(parts)
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
@@ -159,12 +131,15 @@ class Reference(Backend):
         return by_head.to(getattr(torch, name)).contiguous()
 
 
-def _sequences(problem: Problem, cu_seqlens: Tensor, dropout: Dropout | None) -> Iterator[tuple[slice, Problem, Dropout | None]]:
-    """The rows of each packed sequence that has any, with problem and dropout of that sequence alone."""
-    for number, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
+def _sequences(problem: Problem, inputs: Inputs) -> Iterator[tuple[slice, Problem, Inputs]]:
+    """The rows of each packed sequence that has any, with problem and inputs of that sequence alone."""
+    assert inputs.cu_seqlens is not None
+    for number, (start, stop) in enumerate(pairwise(inputs.cu_seqlens.tolist())):
         if start < stop:
-            own = None if dropout is None else dropout.of_sequence(number)
-            yield slice(start, stop), replace(problem, seq=stop - start, varlen=False), own
+            rows, (query, key, value) = slice(start, stop), inputs[:3]
+            dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(number)
+            own = Inputs(query[:, rows], key[:, rows], value[:, rows], dropout=dropout)
+            yield rows, replace(problem, seq=stop - start, varlen=False), own
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ _HOMES = {
     "DilatedSegment": "pattern",
     "Documents": "pattern",
     "GlobalTokens": "pattern",
+    "Inputs": "inputs",
     "Intervals": "pattern",
     "Limits": "backend",
     "LocalityReport": "orders.locality",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from dilkit.decoding import DilatedCache as DilatedCache
     from dilkit.decoding.kvcache import dilated_attention_with_kvcache as dilated_attention_with_kvcache
     from dilkit.device import Device as Device
+    from dilkit.inputs import Inputs as Inputs
     from dilkit.nn import DilatedAttention as DilatedAttention
     from dilkit.nn import MultiheadDilatedAttention as MultiheadDilatedAttention
     from dilkit.orders.attention import ordered_dilated_attention as ordered_dilated_attention

@@ -18,6 +18,8 @@ from dilkit.problem import DTYPES, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.inputs import Inputs
+
 COUNT = "count"
 """In the place of the name of a form: a backend goes by `Pattern.count`, whatever the branches are."""
 
@@ -84,9 +86,9 @@ class Limits:
     gradients: bool = True
     """Whether there is a backward pass."""
     varlen: bool = False
-    """Whether sequences of different lengths may be packed one after the other (`forward_varlen`)."""
+    """Whether sequences of different lengths may be packed one after the other (`Inputs.cu_seqlens`)."""
     kv_cache: bool = False
-    """Whether the last rows alone may be computed, against a cache of keys and values (`forward_last`)."""
+    """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
     dropout: bool = False
     """Whether weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
     grouped_heads: bool = True
@@ -222,10 +224,10 @@ class Backend(ABC):
         >>> class Plain(Backend):
         ...     name = "plain"
         ...     limits = Limits(key_padding_mask=False, gradients=False, grouped_heads=False)
-        ...     def forward(self, query, key, value, problem, key_padding_mask=None):
+        ...     def forward(self, inputs, problem):
         ...         count = problem.pattern.count(problem.seq, problem.heads, is_causal=problem.is_causal)
-        ...         scores = problem.scale * torch.einsum("bihd,bjhd->bhij", query, key) + count.log()
-        ...         return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), value), scores.logsumexp(-1)
+        ...         scores = problem.scale * torch.einsum("bihd,bjhd->bhij", inputs.query, inputs.key) + count.log()
+        ...         return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), inputs.value), scores.logsumexp(-1)
         >>> register_backend(Plain())
         >>> q, k, v = torch.randn(3, 1, 16, 2, 8).unbind()
         >>> pattern = Pattern([8, 16], [1, 2])
@@ -267,65 +269,19 @@ class Backend(ABC):
         return ()
 
     @abstractmethod
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`(out, lse)`: `out` contiguous, shaped and typed like `query`; `lse` `(batch, heads, seq)`, fp32 (fp64 for fp64).
+    def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+        """`(out, lse)`: `out` contiguous, shaped and typed like the query; `lse` `(batch, heads, rows)`, fp32 (fp64 for fp64).
 
-        The tensors are checked already: last dimension contiguous, any other strides, none empty; the mask bool
-        `(batch, seq)`, True = ignored, any strides. A row that sees no key has `out = 0`, `lse = -inf`.
+        A row that sees no key has `out = 0`, `lse = -inf`. Packed sequences come with `inputs.cu_seqlens` if `limits.varlen`, the
+        last rows against a cache with `inputs.cache_seqlens` if `limits.kv_cache`, and `inputs.dropout` if `limits.dropout`.
         """
 
-    def backward(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         """`(dquery, dkey, dvalue)`, exact given the `out` and `lse` of the whole softmax: `P = exp(s - lse)`.
 
-        `dout` has a contiguous last dimension. Rows with `lse = -inf` have zero gradient.
+        `dout` has a contiguous last dimension. Rows with `lse = -inf` have zero gradient. There is none against a cache.
         """
         raise NotImplementedError(f"backend {self.name!r} states gradients in its limits but has no backward")
-
-    def forward_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`forward` for packed sequences, if `limits.varlen`: `(1, total, heads, head_dim)` each, and `lse` `(1, heads, total)`.
-
-        Sequence b has the rows `cu_seqlens[b]` to `cu_seqlens[b + 1] - 1`, and the pattern begins anew with it. `cu_seqlens` is
-        int32 `(sequences + 1,)`, contiguous, on the tensors' device; it begins with 0, does not decrease and ends with `total`:
-        on a CPU that is checked. `problem.seq` is at least the longest length.
-        """
-        raise NotImplementedError(f"backend {self.name!r} states varlen in its limits but has no forward_varlen")
-
-    def backward_varlen(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`backward` for packed sequences."""
-        raise NotImplementedError(f"backend {self.name!r} states varlen and gradients in its limits but has no backward_varlen")
-
-    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` of the last rows of sequences, causal, if `limits.kv_cache`: `query` `(batch, rows, heads, head_dim)`.
-
-        `key` and `value` are `(batch, capacity, kv_heads, head_dim)`. Sequence b is its first `lengths[b]` rows, and `query` its
-        last; what lies beyond is not read. `lengths` is int32, contiguous, on the tensors' device, and from `rows` to `capacity`.
-        `problem.seq` is the capacity. Returns `out` like `query` and `lse` `(batch, heads, rows)`.
-        """
-        raise NotImplementedError(f"backend {self.name!r} states kv_cache in its limits but has no forward_last")
 
 
 def missing_modules(modules: tuple[str, ...], extra: str = "") -> tuple[Refusal, ...]:

@@ -69,7 +69,7 @@ def register_backend(backend: Backend) -> None:
         >>> class Nothing(dilkit.Backend):
         ...     name = "nothing"
         ...     limits = dilkit.Limits(devices=frozenset())
-        ...     def forward(self, query, key, value, problem, key_padding_mask=None):
+        ...     def forward(self, inputs, problem):
         ...         raise NotImplementedError
         >>> dilkit.register_backend(Nothing())
         >>> "nothing" in dilkit.list_backends()

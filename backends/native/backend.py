@@ -21,6 +21,7 @@ from dilkit.backends.native.branches import (
     residue_classes,
     widest_window,
 )
+from dilkit.inputs import Inputs
 from dilkit.pattern.lowering import FORMS, Band, Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from dilkit.backends.native._native import EncodedProblem
     from dilkit.backends.native.branches import BranchArrays
-    from dilkit.op.dropout import Dropout
 
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays]
 
@@ -73,75 +73,30 @@ class Native(Backend):
         name = instruction_set()
         return name if problem.dtype == "bfloat16" or name not in environment.BF16_SETS else "avx512"
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
+        query, key, value, mask, cu_seqlens, cache_seqlens, dropout = inputs
+        if cu_seqlens is not None:
+            _check_lengths(problem, cu_seqlens.diff())
         out, lse = empty_outputs(query)
-        tensors = query, key, value, out, lse, key_padding_mask, None, dropout
-        _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, problem.seq), *tensors)
+        threads, tensors = _threads(problem, query.shape[1]), (query, key, value, out, lse)
+        if cache_seqlens is None:
+            _kernel().forward(_encoded(problem), instruction_set(), threads, *tensors, mask, cu_seqlens, dropout)
+        else:
+            _check_lengths(problem, cache_seqlens)
+            _kernel().forward_last(_encoded(problem), instruction_set(), threads, *tensors, cache_seqlens)
         return out, lse
 
-    def forward_varlen(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        from dilkit.op.boundary import empty_outputs
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
 
-        _check_lengths(problem, cu_seqlens.diff())
-        out, lse = empty_outputs(query)
-        tensors = query, key, value, out, lse, None, cu_seqlens, dropout
-        _kernel().forward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
-        return out, lse
-
-    def backward(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return _gradients(dout, query, key, value, out, lse, problem, key_padding_mask, None, dropout)
-
-    def backward_varlen(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return _gradients(dout, query, key, value, out, lse, problem, None, cu_seqlens, dropout)
-
-    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        from dilkit.op.boundary import empty_outputs
-
-        _check_lengths(problem, lengths)
-        out, lse = empty_outputs(query)
-        threads = _threads(problem, query.shape[1])
-        _kernel().forward_last(_encoded(problem), instruction_set(), threads, query, key, value, out, lse, lengths)
-        return out, lse
+        query, key, value, mask, cu_seqlens, _, dropout = inputs
+        lse, plain = lse.contiguous(), torch.contiguous_format
+        dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
+        tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout
+        _kernel().backward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
+        return dq, dk, dv
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:
@@ -166,29 +121,6 @@ def _check_lengths(problem: Problem, lengths: Tensor) -> None:
     if not problem.pattern.only_segments:
         for length in sorted(set(lengths.tolist()) - {0}):
             problem.pattern.check_seq(length)
-
-
-def _gradients(
-    dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    problem: Problem,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    dropout: Dropout | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    import torch
-
-    lse, plain = lse.contiguous(), torch.contiguous_format
-    dq = torch.zeros_like(query, memory_format=plain)
-    dk = torch.zeros_like(key, memory_format=plain)
-    dv = torch.zeros_like(value, memory_format=plain)
-    tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout
-    _kernel().backward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
-    return dq, dk, dv
 
 
 def is_built() -> bool:

@@ -27,6 +27,7 @@ from dilkit.backends.sdpa.last_rows import last_rows
 from dilkit.backends.sdpa.packed import packed_backward, packed_forward
 from dilkit.backends.sdpa.refused import NO_VIEW, kind_refusals, overlap_refusals
 from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides, strided_calls
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -69,9 +70,15 @@ class SDPA(Backend):
             (f"{kernel.name} kernel", *_merges(problem), *(f"{name}: {reasons[0]}" for name, reasons in passed_over))
         )
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+        """On a GPU packed sequences wait for `cu_seqlens`, for how many segments have which length decides what is called."""
+        query, key, value, key_padding_mask, cu_seqlens, cache_seqlens, _ = inputs
+        if cache_seqlens is not None:
+            return last_rows(query, key, value, problem, cache_seqlens)
+        if cu_seqlens is not None:
+            sign, scale = _sign_and_factor(problem.scale)
+            merging = self.row_kernels or row_kernels(query, problem)
+            return packed_forward(self._kernel(problem), _times(sign, query), key, value, problem, cu_seqlens, scale, merging)
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
@@ -86,17 +93,10 @@ class SDPA(Backend):
                 total.add(call, *map(call.in_order, _partial(kernel, rows, ignored, call.is_causal, scale)))
         return total.result()
 
-    def backward(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, key_padding_mask, cu_seqlens, *_ = inputs
+        if cu_seqlens is not None:
+            return self._packed_backward((dout, query, key, value, out, lse), problem, cu_seqlens)
         kernel = self._kernel(problem)
         sign, scale = _sign_and_factor(problem.scale)
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
@@ -122,33 +122,15 @@ class SDPA(Backend):
         dq, dk, dv = (total.result() for total in totals)
         return _times(sign, dq), dk, dv
 
-    def forward_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, cu_seqlens: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """On a GPU this waits for `cu_seqlens`, for how many segments have which length decides what kernels are called with."""
-        sign, scale = _sign_and_factor(problem.scale)
-        merging = self.row_kernels or row_kernels(query, problem)
-        return packed_forward(self._kernel(problem), _times(sign, query), key, value, problem, cu_seqlens, scale, merging)
-
-    def backward_varlen(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
+    def _packed_backward(
+        self, tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], problem: Problem, cu_seqlens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        dout, query, key, value, out, lse = tensors
         sign, scale = _sign_and_factor(problem.scale)
-        tensors = dout, _times(sign, query), key, value, out, lse
         adding = self.row_kernels or row_kernels(query, problem)
-        dq, dk, dv = packed_backward(self._kernel(problem), *tensors, problem, cu_seqlens, scale, adding)
+        signed = dout, _times(sign, query), key, value, out, lse
+        dq, dk, dv = packed_backward(self._kernel(problem), *signed, problem, cu_seqlens, scale, adding)
         return _times(sign, dq), dk, dv
-
-    def forward_last(self, query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return last_rows(query, key, value, problem, lengths)
 
     def _kernel(self, problem: Problem) -> SdpaKernel:
         kernel, _ = self._choose_kernel(problem)

@@ -24,7 +24,7 @@ ROWS_AT_ONCE, SCORES_AT_ONCE = 256, 2**24
 
 
 def last_rows(query: Tensor, key: Tensor, value: Tensor, problem: Problem, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """`out` like `query` and `lse` `(batch, heads, rows)`; `lengths` as in `Backend.forward_last`."""
+    """`out` like `query` and `lse` `(batch, heads, rows)`; `lengths` as `Inputs.cache_seqlens`."""
     import torch
 
     ends, rows = lengths.cpu().numpy().astype(np.int64), query.shape[1]

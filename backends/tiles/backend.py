@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Refusal
 from dilkit.backends.tiles.schedule import schedule_refusals
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -43,77 +44,29 @@ class TiledBackend(Backend):
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         return (*super().refusals(problem), *schedule_refusals(problem))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self._forward(dict(query=query, key=key, value=value, mask=key_padding_mask), problem, dropout)
-
-    def forward_varlen(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self._forward(dict(query=query, key=key, value=value, starts=cu_seqlens), problem, dropout)
-
-    def _forward(self, tensors: Tensors, problem: Problem, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         import torch
 
-        query = tensors["query"]
-        assert query is not None
+        query = inputs.query
         batch, seq, heads, _ = query.shape
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = torch.empty((batch, heads, seq), dtype=torch.float32, device=query.device)
-        self.launch_role("forward", {**tensors, "out": out, "lse": lse}, problem, dropout)
+        self.launch_role("forward", {**_named(inputs), "out": out, "lse": lse}, problem, inputs.dropout)
         return out, lse
 
-    def backward(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        key_padding_mask: Tensor | None = None,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        given = dict(dout=dout, query=query, key=key, value=value, out=out, mask=key_padding_mask)
-        return self._backward(given, lse, problem, dropout)
-
-    def backward_varlen(
-        self,
-        dout: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        problem: Problem,
-        cu_seqlens: Tensor,
-        dropout: Dropout | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        given = dict(dout=dout, query=query, key=key, value=value, out=out, starts=cu_seqlens)
-        return self._backward(given, lse, problem, dropout)
-
-    def _backward(self, given: Tensors, lse: Tensor, problem: Problem, dropout: Dropout | None) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
         lse = lse.contiguous()
-        tensors = {**given, "lse": lse, "delta": torch.empty_like(lse)}
-        own = [x for x in (given["query"], given["key"], given["value"]) if x is not None]
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own)
+        tensors = {**_named(inputs), "dout": dout, "out": out, "lse": lse, "delta": torch.empty_like(lse)}
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:3])
         self.launch_role("dots", tensors, problem)
-        self.launch_role("dquery", {**tensors, "dquery": dq}, problem, dropout)
-        self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem, dropout)
+        self.launch_role("dquery", {**tensors, "dquery": dq}, problem, inputs.dropout)
+        self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem, inputs.dropout)
         return dq, dk, dv
+
+
+def _named(inputs: Inputs) -> Tensors:
+    """The tensors by the names that kernels have for them."""
+    query, key, value, mask, starts, *_ = inputs
+    return {"query": query, "key": key, "value": value, "mask": mask, "starts": starts}

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from dilkit import plan
 from dilkit.backend import Backend
+from dilkit.inputs import Inputs
 from dilkit.op.boundary import check_memory, check_returned, empty_outputs
+from dilkit.op.older_backends import Forward, methods_of
 from dilkit.op.overlap import check_written
 from dilkit.op.schema import backends_asked, decode_call, library
 from dilkit.op.zero_keys import add_zero_keys, check_sink
@@ -33,6 +35,7 @@ class PreparedLastRows:
     """What was chosen for calls with the same facts."""
 
     backend: Backend
+    forward: Forward
     problem: Problem
     nbytes: int
 
@@ -146,10 +149,10 @@ def _last_rows(
         _append(v_cache, value, cache_seqlens)
     if query.numel() == 0:
         return empty_outputs(query)
-    backend, lengths = prepared.backend, cache_seqlens + new
-    returned = backend.forward_last(query, k_cache, v_cache, prepared.problem, lengths)
+    inputs = Inputs(query, k_cache, v_cache, cache_seqlens=cache_seqlens + new)
+    returned = prepared.forward(inputs, prepared.problem)
     wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
-    out, lse = check_returned(backend.name, returned, wanted, tuple(tensors.values()))
+    out, lse = check_returned(prepared.backend.name, returned, wanted, tuple(tensors.values()))
     if sink is not None:
         add_zero_keys(out, lse, None, sink)
     return out, lse
@@ -159,7 +162,8 @@ def _prepare(query: Tensor, k_cache: Tensor, asked: tuple[str, ...], scale: floa
     pattern, _, _ = decode_call(call)
     last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale)
     problem = replace(last_rows, seq=k_cache.shape[1])
-    return PreparedLastRows(select(problem, asked), problem, len(call) + plan.ENTRY_BYTES)
+    backend = select(problem, asked)
+    return PreparedLastRows(backend, methods_of(backend).forward, problem, len(call) + plan.ENTRY_BYTES)
 
 
 def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:

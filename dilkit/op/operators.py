@@ -15,10 +15,12 @@ from torch.utils.flop_counter import register_flop_formula
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.device import probe
+from dilkit.inputs import Inputs
 from dilkit.op import boundary, flops, sequences
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import key_of
 from dilkit.op.dropout import Dropout, dropout_of
+from dilkit.op.older_backends import Backward, Forward, methods_of
 from dilkit.op.schema import (
     asks_for_backends,
     backends_asked,
@@ -65,13 +67,10 @@ def _forward(
     if cu_seqlens is not None and max_seqlen is not None and cu_seqlens.device.type == "cuda":
         sequences.assert_lengths(cu_seqlens, max_seqlen, query.shape[1])
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
-    backend: Any = prepared.backend
-    options = _options(prepared.problem, dropout_seed, dropout_places)
+    dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
+    starts = None if cu_seqlens is None else cu_seqlens.contiguous()
     returned: tuple[Tensor, ...]
-    if cu_seqlens is None:
-        returned = backend.forward(query, key, value, prepared.problem, key_padding_mask, **options)
-    else:
-        returned = backend.forward_varlen(query, key, value, prepared.problem, cu_seqlens.contiguous(), **options)
+    returned = prepared.forward(Inputs(query, key, value, key_padding_mask, starts, None, dropout), prepared.problem)
     if prepared.foreign:
         wanted = dict(zip(("out", "lse"), boundary.empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
@@ -104,14 +103,10 @@ def _backward(
     if query.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
-    saved = dout, query, key, value, out, lse
-    backend: Any = prepared.backend
-    options = _options(prepared.problem, dropout_seed, dropout_places)
-    returned: tuple[Tensor, Tensor, Tensor]
-    if cu_seqlens is None:
-        returned = backend.backward(*saved, prepared.problem, key_padding_mask, **options)
-    else:
-        returned = backend.backward_varlen(*saved, prepared.problem, cu_seqlens.contiguous(), **options)
+    dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
+    starts = None if cu_seqlens is None else cu_seqlens.contiguous()
+    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout)
+    returned = prepared.backward(dout, inputs, out, lse, prepared.problem)
     if not prepared.foreign:
         return returned
     wanted = dict(dquery=query, dkey=key, dvalue=value)
@@ -127,6 +122,8 @@ class PreparedCall:
     """
 
     backend: Backend
+    forward: Forward
+    backward: Backward
     problem: Problem
     admission: boundary.Admission
     foreign: bool
@@ -134,11 +131,11 @@ class PreparedCall:
     nbytes: int
 
 
-def _options(problem: Problem, seed: Tensor | None, places: Tensor | None) -> dict[str, Dropout]:
-    """What a backend is given beside tensors and problem: the dropout, where the call has one."""
+def _dropout(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dropout | None:
+    """Which weights are dropped, where the call has a dropout."""
     if problem.varlen and places is not None:
         raise ValueError("dropout_places and cu_seqlens cannot go together; the places of packed sequences are their own")
-    return {} if problem.dropout_p == 0 else dict(dropout=dropout_of(problem, seed, places))
+    return None if problem.dropout_p == 0 else dropout_of(problem, seed, places)
 
 
 def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
@@ -182,7 +179,7 @@ def _prepare(
     padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS and not longest
     zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
     nbytes = _TEXTS * len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
-    return PreparedCall(backend, problem, admission, foreign, zero_keys, nbytes)
+    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, zero_keys, nbytes)
 
 
 _TEXTS = 3

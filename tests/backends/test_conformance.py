@@ -93,14 +93,14 @@ class Faulty(Reference):
         self.fault = fault
         self.limits = limits
 
-    def forward(self, query: Any, key: Any, value: Any, problem: Any, key_padding_mask: Any = None) -> Any:
+    def forward(self, inputs: Any, problem: Any) -> Any:
         if self.fault == "raises":
             raise RuntimeError("out of luck")
         if self.fault == "ignores is_causal":
             problem = replace(problem, is_causal=False)
         if self.fault == "ignores the mask":
-            key_padding_mask = None
-        out, lse = super().forward(query, key, value, problem, key_padding_mask)
+            inputs = inputs._replace(key_padding_mask=None)
+        out, lse = super().forward(inputs, problem)
         if self.fault == "leaves rows unwritten":
             unwritten = torch.empty_like(out)
             unwritten[:, :-1] = out[:, :-1]
@@ -108,7 +108,7 @@ class Faulty(Reference):
         if self.fault == "wrong in the fifth digit":
             out = out * (1 + 1e-5)
         if self.fault == "changes an input":
-            query += 1
+            inputs.query.add_(1)
         return out, lse
 
     def backward(self, *inputs: Any) -> Any:

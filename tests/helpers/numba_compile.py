@@ -29,6 +29,7 @@ from dilkit.backends.cuda.report import usages
 from dilkit.backends.numba.backend import NumbaCuda
 from dilkit.backends.numba.kernels import KERNELS, signature
 from dilkit.backends.numba.tilings import tiling_for
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 
@@ -58,7 +59,7 @@ def packed(role: str, dtype: str, head_dim: int) -> int:
     x = torch.zeros(1, 8, 2, head_dim, dtype=getattr(torch, dtype))
     launcher = mock.Mock(tiling=tiling_for)
     backend = NumbaCuda(launcher)
-    backend.backward(x, x, x, x, *backend.forward(x, x, x, problem), problem)
+    backend.backward(x, x, x, x, *backend.forward(Inputs(x, x, x), problem), problem)
     given = next(call.args[-1] for call in launcher.launch.call_args_list if call.args[0] == role)
     taken: list[Any] = []
     with mock.patch("numba.cuda.dispatcher.wrap_arg", OnDevice):

@@ -11,6 +11,7 @@ import torch
 
 from dilkit import Pattern
 from dilkit.backends.sdpa.backend import SDPA
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 THREADS = (1, 2, 3, 5)
@@ -27,8 +28,8 @@ def results(seq: int, heads: int, kv_heads: int, dtype: torch.dtype) -> Iterator
     problem = Problem.of(query, key, PATTERN, is_causal=seq % 2 == 1, requires_grad=True)
     for threads in THREADS:
         torch.set_num_threads(threads)
-        out, lse = SDPA().forward(query, key, value, problem)
-        yield out, lse, *SDPA().backward(dout, query, key, value, out, lse, problem)
+        out, lse = SDPA().forward(Inputs(query, key, value), problem)
+        yield out, lse, *SDPA().backward(dout, Inputs(query, key, value), out, lse, problem)
 
 
 if __name__ == "__main__":

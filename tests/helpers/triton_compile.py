@@ -22,6 +22,7 @@ from dilkit import Pattern
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.launch import compiling, kernel
 from dilkit.backends.triton.sizes import Sizes
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -122,9 +123,9 @@ def compile_kernel(role: str, dtype: str, head_dim: int, capability: int, sizes:
     driver.set_active(FakeDriver(capability))
     try:
         if role == "forward":
-            backend.forward(q, k, v, problem, mask)
+            backend.forward(Inputs(q, k, v, key_padding_mask=mask), problem)
         else:
-            backend.backward(q, q, k, v, q, torch.zeros(2, 4, 320), problem, mask)
+            backend.backward(q, Inputs(q, k, v, key_padding_mask=mask), q, torch.zeros(2, 4, 320), problem)
     finally:
         driver.set_active(None)  # so that the next one asks what there is
     return _report(launcher.compiled[-1], folder)

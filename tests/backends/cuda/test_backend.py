@@ -20,6 +20,7 @@ from dilkit.backends.tiles.device import QUERIES, device_schedule
 from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 GROUPS = Pattern([256, 512, 512], [1, 4, 64])
@@ -59,7 +60,7 @@ def backend(launcher: RecordingLauncher) -> CupyRaw:
 def test_forward_launches_each_group_once(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose()
     q, k, v = tensors(problem)
-    out, lse = backend.forward(q, k, v, problem)
+    out, lse = backend.forward(Inputs(q, k, v), problem)
     assert (out.shape, out.dtype, out.is_contiguous()) == (q.shape, q.dtype, True)
     assert (lse.shape, lse.dtype) == ((2, 4, 500), torch.float32)
     groups = schedule(problem, kernel_for("forward", "float32", 16, PASCAL).tile_rows).groups
@@ -77,7 +78,7 @@ def test_backward_writes_delta_then_the_gradients(launcher: RecordingLauncher, b
     problem = pose(requires_grad=True)
     q, k, v = tensors(problem)
     lse = torch.zeros(2, 500, 4).transpose(1, 2)
-    dq, dk, dv = backend.backward(q, q, k, v, q, lse, problem)
+    dq, dk, dv = backend.backward(q, Inputs(q, k, v), q, lse, problem)
     assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in (q, k, v)]
     groups = [(name, first) for name in ("fp32_dquery", "fp32_dkeyvalue") for first in (True, False)]
     assert ran(launcher) == [("row_dots", True), *groups]
@@ -113,7 +114,7 @@ def test_backward_writes_delta_then_the_gradients(launcher: RecordingLauncher, b
 def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows: int) -> None:
     launcher = RecordingLauncher(resident)
     problem = pose(seq=512, dtype="bfloat16", **options)
-    CupyRaw(launcher, (9, 0)).forward(*tensors(problem), problem)
+    CupyRaw(launcher, (9, 0)).forward(Inputs(*tensors(problem)), problem)
     assert {launch.kernel.tile_rows for launch in launcher.launches} == {rows}
     assert {launch.kernel.name for launch in launcher.launches} == {"mma_forward"}
 
@@ -122,7 +123,7 @@ def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows
 def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -> None:
     launcher = RecordingLauncher(resident)
     problem = pose()
-    CupyRaw(launcher, PASCAL).forward(*tensors(problem), problem)
+    CupyRaw(launcher, PASCAL).forward(Inputs(*tensors(problem)), problem)
     for launch in launcher.launches:
         items = len(launch.tiles) * problem.batch
         assert launch.blocks == min(items, resident)
@@ -132,8 +133,8 @@ def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -
 def test_windows_and_global_tokens_are_launches_of_their_own(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(pattern=Pattern.of(SlidingWindow(40, 2), GlobalTokens([0, 1, 7]), DilatedSegment(64, 2)), kv_heads=2)
     q, k, v = tensors(problem)
-    out, lse = backend.forward(q, k, v, problem)
-    backend.backward(out, q, k, v, out, lse, problem)
+    out, lse = backend.forward(Inputs(q, k, v), problem)
+    backend.backward(out, Inputs(q, k, v), out, lse, problem)
     bounds = [(int(x.arguments["back"]), int(x.arguments["ahead"])) for x in launcher.launches if x.kernel.name != "row_dots"]
     assert bounds == [(FAR, FAR), (38, 38), (FAR, FAR)] * 3
     window, tokens = launcher.launches[1:3]
@@ -144,7 +145,7 @@ def test_windows_and_global_tokens_are_launches_of_their_own(launcher: Recording
 def test_a_group_without_tiles_is_not_launched(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
     assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
-    backend.forward(*tensors(problem), problem)
+    backend.forward(Inputs(*tensors(problem)), problem)
     assert ran(launcher) == [("fp32_forward", True)]
 
 
@@ -171,14 +172,14 @@ def test_wide_loads_only_where_every_row_allows_them(
 ) -> None:
     problem = pose(head_dim=head_dim)
     q, k, v = tensors(problem)
-    backend.forward(q, k, change(v), problem)
+    backend.forward(Inputs(q, k, change(v)), problem)
     assert {launch.kernel.macros["VECTOR"] for launch in launcher.launches} == {vector}
 
 
 def test_strides_that_are_never_taken_do_not_count(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(batch=1)
     q, k, v = tensors(problem)
-    backend.forward(q.as_strided(q.shape, (7, *q.stride()[1:])), k, v, problem)
+    backend.forward(Inputs(q.as_strided(q.shape, (7, *q.stride()[1:])), k, v), problem)
     assert launcher.launches[0].kernel.macros["VECTOR"] == 1
 
 
@@ -191,7 +192,7 @@ def test_no_wide_loads_of_rows_too_far_apart(apart: int, vector: bool) -> None:
 def test_the_mask_goes_by_its_strides(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(key_padding_mask=True)
     mask = torch.zeros(500, 2, dtype=torch.bool).T
-    backend.forward(*tensors(problem), problem, mask)
+    backend.forward(Inputs(*tensors(problem), key_padding_mask=mask), problem)
     arguments = launcher.launches[0].arguments
     assert (arguments["mask"], arguments["mask_batch"], arguments["mask_row"]) == (mask.data_ptr(), 1, 2)
 
@@ -208,7 +209,7 @@ def test_the_mask_goes_by_its_strides(launcher: RecordingLauncher, backend: Cupy
 )
 def test_kernels_go_by_dtype_and_capability(dtype: str, capability: tuple[int, int], names: set[str]) -> None:
     launcher, problem = RecordingLauncher(), pose(dtype=dtype)
-    CupyRaw(launcher, capability).forward(*tensors(problem), problem)
+    CupyRaw(launcher, capability).forward(Inputs(*tensors(problem)), problem)
     assert {launch.kernel.name for launch in launcher.launches} == names
 
 
@@ -216,7 +217,7 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
     problem = pose()
     plan.cache_clear()
     for _ in range(2):
-        backend.forward(*tensors(problem), problem)
+        backend.forward(Inputs(*tensors(problem)), problem)
     assert plan.cache_info().misses == 3, "the forms, the schedule, and its copy on the device"
     first, second = launcher.launches[0].arguments, launcher.launches[2].arguments
     assert first["tiles"] == second["tiles"]
@@ -225,7 +226,7 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
 def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = pose()
     plan.cache_clear()
-    backend.forward(*tensors(problem), problem)
+    backend.forward(Inputs(*tensors(problem)), problem)
     monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: True)
     found = device_schedule(problem, 64, QUERIES, torch.device("cpu"))
     groups = schedule(problem, 64).groups
@@ -237,11 +238,11 @@ def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLaunch
     monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: captures)
     plan.cache_clear()
     with pytest.raises(RuntimeError, match=r"while a CUDA graph is captured: make the same call once before"):
-        backend.forward(*tensors(problem), problem)
+        backend.forward(Inputs(*tensors(problem)), problem)
     captures = False
-    backend.forward(*tensors(problem), problem)
+    backend.forward(Inputs(*tensors(problem)), problem)
     captures = True
-    backend.forward(*tensors(problem), problem)
+    backend.forward(Inputs(*tensors(problem)), problem)
     plan.cache_clear()
     captured = launcher.launches[-1]
     torch.zeros(10**6)
@@ -255,15 +256,15 @@ def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypa
     problem, made = pose(requires_grad=True), []
     backend.launcher = RecordingLauncher(10**6)
     q, k, v = tensors(problem)
-    out, lse = backend.forward(q, k, v, problem)
-    backend.backward(q, q, k, v, out, lse, problem)
+    out, lse = backend.forward(Inputs(q, k, v), problem)
+    backend.backward(q, Inputs(q, k, v), out, lse, problem)
     for name in ("empty", "empty_like", "zeros", "from_numpy"):
         true = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, true=true, **o: made.append(true(*a, **o)) or made[-1])
-    backend.forward(q, k, v, problem)
+    backend.forward(Inputs(q, k, v), problem)
     assert [x.shape for x in made] == [q.shape, lse.shape]
     made.clear()
-    backend.backward(q, q, k, v, out, lse, problem)
+    backend.backward(q, Inputs(q, k, v), out, lse, problem)
     assert [x.shape for x in made] == [lse.shape, q.shape, k.shape, v.shape]
 
 
@@ -271,7 +272,7 @@ def test_too_many_tiles_are_refused(backend: CupyRaw, monkeypatch: pytest.Monkey
     problem = pose()
     monkeypatch.setattr(cupy_raw, "MOST_ITEMS", 10)
     with pytest.raises(ValueError, match=r"tiles over the batch, at most 10; use a smaller batch"):
-        backend.forward(*tensors(problem), problem)
+        backend.forward(Inputs(*tensors(problem)), problem)
 
 
 class TestRefusals:

@@ -13,6 +13,7 @@ from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
 from dilkit import Pattern
 from dilkit.device import Capability
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 ROW_TERM = {"*row_term(": (3, "in the padding of the weights; once for 64 of the others, or once a tile")}
@@ -56,8 +57,8 @@ def run(capability: Capability, dtype: str, head_dim: int) -> HostLauncher:
     sizes: dict[str, Any] = dict(seq=256, heads=1, head_dim=head_dim, dtype=dtype, is_causal=True, requires_grad=True)
     problem = Problem(pattern=Pattern([256], [1]), **sizes)
     x = torch.linspace(-1, 1, 256 * head_dim).view(1, 256, 1, head_dim).to(getattr(torch, dtype))
-    out, lse = backend.forward(x, x, x, problem)
-    backend.backward(x, x, x, x, out, lse, problem)
+    out, lse = backend.forward(Inputs(x, x, x), problem)
+    backend.backward(x, Inputs(x, x, x), out, lse, problem)
     return launcher
 
 

@@ -18,6 +18,7 @@ from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.counters import PER_THREAD, Counters
 from dilkit.backends.cuda.launch import CupyLauncher
 from dilkit.device import Capability
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 __all__ = ["cupy"]
@@ -54,11 +55,11 @@ def test_every_kernel_leaves_its_counter_as_it_found_it(capability: Capability, 
     backend.launcher = launcher
     for _ in range(2):
         if lengths:
-            out, lse = backend.forward_varlen(x, x, x, problem, starts)
-            results.append([out, *backend.backward_varlen(x, x, x, x, out, lse, problem, starts)])
+            out, lse = backend.forward(Inputs(x, x, x, cu_seqlens=starts), problem)
+            results.append([out, *backend.backward(x, Inputs(x, x, x, cu_seqlens=starts), out, lse, problem)])
         else:
-            out, lse = backend.forward(x, x, x, problem)
-            results.append([out, *backend.backward(x, x, x, x, out, lse, problem)])
+            out, lse = backend.forward(Inputs(x, x, x), problem)
+            results.append([out, *backend.backward(x, Inputs(x, x, x), out, lse, problem)])
     assert set(launcher.found) == {0}
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -67,7 +68,7 @@ def test_a_launch_makes_nothing_to_count_with() -> None:
     backend = CupyRaw(HostLauncher(workers=1), FP32)
     problem = Problem(pattern=Pattern([32], [1]), seq=1024, heads=1, head_dim=16)
     x = torch.zeros(1, 1024, 1, 16)
-    backend.forward(x, x, x, problem)
+    backend.forward(Inputs(x, x, x), problem)
     calls: list[str] = []
 
     class Watch(torch.overrides.BaseTorchFunctionMode):
@@ -76,7 +77,7 @@ def test_a_launch_makes_nothing_to_count_with() -> None:
             return function(*args, **kwargs or {})
 
     with Watch():
-        backend.forward(x, x, x, problem)
+        backend.forward(Inputs(x, x, x), problem)
     assert sorted(name for name in calls if name in ("empty", "zeros", "full", "tensor", "zero_", "fill_")) == ["empty", "empty"]
 
 

@@ -12,6 +12,7 @@ from helpers.host_launcher import HostLauncher
 
 from dilkit import Pattern
 from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 
@@ -33,7 +34,7 @@ def attend(dtype_name: str) -> None:
     query, key, value = (3e4 * query).to(dtype).abs(), (3e4 * key).to(dtype).abs(), value.to(dtype)
     query, key = query.clamp(max=6e4), key.clamp(max=6e4)
     problem = Problem.of(query, key, Pattern([128], [1]))
-    out, lse = CupyRaw(HostLauncher(workers=1), (8, 0)).forward(query, key, value, problem)
+    out, lse = CupyRaw(HostLauncher(workers=1), (8, 0)).forward(Inputs(query, key, value), problem)
     scores = torch.einsum("bihd,bjhd->bhij", query.double(), key.double()) * problem.scale
     assert torch.allclose(lse.double(), scores.logsumexp(-1), rtol=1e-6)
     assert out.isfinite().all()

@@ -14,6 +14,7 @@ from dilkit.backends.cuda.launch import CupyLauncher
 from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once
 from dilkit.backends.cuda.table import CudaKernel, kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.tools.bench.kernels.record import KernelsResult, KernelUse
 from dilkit.tools.results.file import read_result
@@ -94,5 +95,5 @@ def test_the_choice_of_tiles_compiles_nothing(cupy: FakeCupy) -> None:
             return 20
 
     launcher = Device()
-    CupyRaw(launcher, (8, 6)).forward(x, x, x, problem)
+    CupyRaw(launcher, (8, 6)).forward(Inputs(x, x, x), problem)
     assert launcher.asked == [64]

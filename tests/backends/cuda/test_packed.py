@@ -19,6 +19,7 @@ from dilkit.backends.cuda.table import HEAD_DIMS, kernel_for
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
 from dilkit.backends.tiles.schedule import MAX_SEQ
 from dilkit.device import Capability
+from dilkit.inputs import Inputs
 
 CPU = torch.device("cpu")
 PATTERN = Pattern([64, 256, 512], [1, 4, 64])
@@ -66,8 +67,8 @@ def test_nothing_is_read_of_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None
         with monkeypatch.context() as reading:
             for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__"):
                 reading.setattr(Tensor, name, refuse)
-            CupyRaw(launcher, FP32).forward_varlen(q, k, v, packed(), places)
-            CupyRaw(launcher, FP32).backward_varlen(q, q, k, v, q, lse, packed(), places)
+            CupyRaw(launcher, FP32).forward(Inputs(q, k, v, cu_seqlens=places), packed())
+            CupyRaw(launcher, FP32).backward(q, Inputs(q, k, v, cu_seqlens=places), q, lse, packed())
         entries.append(plan.cache_info().entries)
     assert entries[0] == entries[1]
     dots = [launch for launch in launcher.launches if launch.kernel.name == "row_dots"]

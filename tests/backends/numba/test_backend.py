@@ -22,6 +22,7 @@ from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda
 from dilkit.backends.numba.tilings import tiling_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 GROUPS = Pattern([256, 512, 512], [1, 4, 64])
@@ -62,7 +63,7 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
     recorder, problem = Recorder(), pose(is_causal=True, key_padding_mask=masked, scale=0.25)
     q, k, v = tensors(problem)
     ignored = torch.ones(2, 500, dtype=torch.bool) if masked else None
-    out, lse = NumbaCuda(recorder).forward(q, k, v, problem, ignored)
+    out, lse = NumbaCuda(recorder).forward(Inputs(q, k, v, key_padding_mask=ignored), problem)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (2, 4, 500), torch.float32)
     groups = schedule(problem, tiling_for("forward", 64).rows).groups
     assert len(groups) > 1
@@ -85,7 +86,7 @@ def test_backward_writes_delta_then_the_gradients() -> None:
     recorder, problem = Recorder(), pose(requires_grad=True, dtype="float16")
     q, k, v = tensors(problem)
     lse = torch.zeros(2, 500, 4).transpose(1, 2)
-    results = NumbaCuda(recorder).backward(q, q, k, v, q, lse, problem)
+    results = NumbaCuda(recorder).backward(q, Inputs(q, k, v), q, lse, problem)
     assert [x.shape for x in results] == [q.shape, k.shape, v.shape]
     groups = schedule(problem, tiling_for("dquery", 64).rows).groups
     roles = ["dots", *["dquery"] * len(groups), *["dkeyvalue"] * len(groups)]
@@ -110,7 +111,7 @@ def test_a_group_without_tiles_is_not_launched() -> None:
     recorder = Recorder()
     problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
     assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
-    NumbaCuda(recorder).forward(*tensors(problem), problem)
+    NumbaCuda(recorder).forward(Inputs(*tensors(problem)), problem)
     assert len(recorder.launches) == 1
 
 
@@ -118,7 +119,7 @@ def test_more_blocks_than_a_launch_has_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(numba_cuda, "MAX_BLOCKS", 10)
     problem = pose()
     with pytest.raises(ValueError, match="blocks for forward, at most 10; use a smaller batch"):
-        NumbaCuda(Recorder()).forward(*tensors(problem), problem)
+        NumbaCuda(Recorder()).forward(Inputs(*tensors(problem)), problem)
 
 
 @pytest.mark.parametrize(

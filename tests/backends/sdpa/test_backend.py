@@ -23,6 +23,7 @@ from dilkit.backend import Limits
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.device import Device
+from dilkit.inputs import Inputs
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import WHOLE_SEQUENCE
 from dilkit.problem import Problem
@@ -98,8 +99,8 @@ def test_any_pattern_agrees_with_the_oracle(
     if backend.refusals(posed):
         assert pattern.overlap == "once"
         return
-    out, lse = backend.forward(q, k, v, posed, mask)
-    found = backend.backward(dout, q, k, v, out, lse, posed, mask)
+    out, lse = backend.forward(Inputs(q, k, v, key_padding_mask=mask), posed)
+    found = backend.backward(dout, Inputs(q, k, v, key_padding_mask=mask), out, lse, posed)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     want, want_lse = oracle_attention(*leaves, pattern, is_causal=is_causal, key_padding_mask=mask)
     torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
@@ -109,12 +110,12 @@ def test_any_pattern_agrees_with_the_oracle(
 def test_longnet_takes_few_calls_on_views() -> None:
     recorder, (q, k, v, dout) = Recorder(), tensors(256, (8, 8), torch.float32)
     posed = Problem.of(q, k, LONGNET, requires_grad=True)
-    out, lse = recorder.backend.forward(q, k, v, posed)
+    out, lse = recorder.backend.forward(Inputs(q, k, v), posed)
     assert len(recorder.given) == 1 + 2 + 1
     for given_tensors in recorder.given:
         assert [storage(x) for x in given_tensors] == [storage(q), storage(k), storage(v)]
     recorder.given.clear()
-    recorder.backend.backward(dout, q, k, v, out, lse, posed)
+    recorder.backend.backward(dout, Inputs(q, k, v), out, lse, posed)
     assert len(recorder.given) == 1 + 2 + 1
     for do_, q_, k_, v_, out_, _ in recorder.given:
         assert [storage(x) for x in (do_, q_, k_, v_, out_)] == [storage(x) for x in (dout, q, k, v, out)]
@@ -124,7 +125,7 @@ def test_strided_inputs_are_not_copied() -> None:
     recorder = Recorder()
     packed = torch.randn(2, 8, 300, 3 * 16 + 5)
     q, k, v = (packed.transpose(1, 2)[:, 10:266, :, i * 16 : (i + 1) * 16] for i in range(3))
-    recorder.backend.forward(q, k, v, Problem.of(q, k, LONGNET))
+    recorder.backend.forward(Inputs(q, k, v), Problem.of(q, k, LONGNET))
     assert {storage(x) for given_tensors in recorder.given for x in given_tensors} == {storage(packed)}
 
 
@@ -150,10 +151,10 @@ def test_the_result_of_a_first_branch_that_is_everything_is_not_copied(dtype: to
     recorder, (q, k, v, dout) = Recorder(), tensors(256, (8, 8), dtype)
     pattern = LONGNET if dtype == torch.float32 else Pattern([64], [1])
     posed = Problem.of(q, k, pattern, requires_grad=True)
-    out, lse = recorder.backend.forward(q, k, v, posed)
+    out, lse = recorder.backend.forward(Inputs(q, k, v), posed)
     assert storage(out) == storage(recorder.returned[0][0])
     recorder.returned.clear()
-    gradients = recorder.backend.backward(dout, q, k, v, out, lse, posed)
+    gradients = recorder.backend.backward(dout, Inputs(q, k, v), out, lse, posed)
     assert [storage(x) for x in gradients] == [storage(x) for x in recorder.returned[0]]
 
 
@@ -161,7 +162,7 @@ def test_forward_needs_less_than_three_outputs_of_memory() -> None:
     q, k, v, _ = tensors(16384, (8, 8), torch.float32, width=64)
     pattern = Pattern([256, 512, 1024, 2048], [1, 2, 4, 8])
     posed, backend = Problem.of(q, k, pattern), SDPA()
-    assert peak_memory(lambda: backend.forward(q, k, v, posed)) < 3 * q.numel() * 4
+    assert peak_memory(lambda: backend.forward(Inputs(q, k, v), posed)) < 3 * q.numel() * 4
 
 
 @pytest.mark.slow
@@ -179,8 +180,8 @@ def test_segments_and_rates_without_end(seq: int) -> None:
     q, k, v, dout = tensors(seq, (4, 2))
     pattern = Pattern([WHOLE_SEQUENCE, WHOLE_SEQUENCE - 1, 4], [WHOLE_SEQUENCE, 2**62, 1])
     posed = Problem.of(q, k, pattern, requires_grad=True)
-    out, lse = SDPA().forward(q, k, v, posed)
-    found = SDPA().backward(dout, q, k, v, out, lse, posed)
+    out, lse = SDPA().forward(Inputs(q, k, v), posed)
+    found = SDPA().backward(dout, Inputs(q, k, v), out, lse, posed)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     want, want_lse = oracle_attention(*leaves, pattern)
     torch.testing.assert_close((out, lse, *found), (want.detach(), want_lse.detach(), *torch.autograd.grad(want, leaves, dout)))
@@ -190,8 +191,8 @@ def test_segments_and_rates_without_end(seq: int) -> None:
 def test_scales_of_zero_and_below(scale: float) -> None:
     q, k, v, dout = tensors(64, (2, 1))
     posed = Problem.of(q, k, LONGNET, is_causal=True, requires_grad=True, scale=scale)
-    out, lse = SDPA().forward(q, k, v, posed)
-    found = SDPA().backward(dout, q, k, v, out, lse, posed)
+    out, lse = SDPA().forward(Inputs(q, k, v), posed)
+    found = SDPA().backward(dout, Inputs(q, k, v), out, lse, posed)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     want, _ = oracle_attention(*leaves, LONGNET, is_causal=True, scale=scale)
     torch.testing.assert_close((out, *found), (want.detach(), *torch.autograd.grad(want, leaves, dout)))
@@ -230,4 +231,4 @@ def test_a_device_of_another_kind_is_refused() -> None:
     posed = replace(problem(), device=Device("mps", "mps"))
     assert [r.code for r in SDPA().refusals(posed)] == ["device"]
     with pytest.raises(ValueError, match="mps"):
-        SDPA().forward(*tensors(256, (8, 8))[:3], posed)
+        SDPA().forward(Inputs(*tensors(256, (8, 8))[:3]), posed)

@@ -15,6 +15,7 @@ from torch import Tensor
 from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import PROBLEMS, Case
@@ -30,10 +31,10 @@ def test_no_more_calls_than_without_and_a_launch_for_each(batch: int, kv_heads: 
     for rows in (None, TorchRows()):
         calls: list[str] = []
         backend = SDPA((noting(calls),), rows)
-        out, lse = backend.forward(q, k, v, posed)
+        out, lse = backend.forward(Inputs(q, k, v), posed)
         assert out.is_contiguous()
         assert lse.is_contiguous()
-        backend.backward(dout, q, k, v, out, lse, posed)
+        backend.backward(dout, Inputs(q, k, v), out, lse, posed)
         counted.append(calls)
     assert counted[0] == counted[1]
     forwards, backwards = (calls.count(name) for name in ("forward", "backward"))
@@ -83,7 +84,7 @@ def test_a_forward_pass_holds_at_most_as_much_again_as_it_returns(pattern: Patte
     q, k, v, _ = tensors(1024, (16, 16), dtype, width=64)
     posed, backend = Problem.of(q, k, pattern), SDPA(row_kernels=Unseen())
     with LiveBytes(q, k, v) as live:
-        out, lse = backend.forward(q, k, v, posed)
+        out, lse = backend.forward(Inputs(q, k, v), posed)
     results = out.nbytes + lse.nbytes
     assert results <= live.peak <= 2 * results
 

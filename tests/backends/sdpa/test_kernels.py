@@ -17,6 +17,7 @@ from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, installed
 from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.device import GENERATIONS
+from dilkit.inputs import Inputs
 
 OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_86", "sm_89"), ("sm_90", "sm_100")
 
@@ -146,9 +147,9 @@ def test_cuda_operators_take_what_they_are_given(device: str, dtype: str, kv_hea
     kind = getattr(torch, dtype)
     q, k, v, dout = (torch.empty(2, 200, h, 64, dtype=kind, device="meta") for h in (8, kv_heads, kv_heads, 8))
     mask = torch.empty(2, 200, dtype=torch.bool, device="meta") if masked else None
-    out, lse = SDPA().forward(q, k, v, posed, mask)
+    out, lse = SDPA().forward(Inputs(q, k, v, key_padding_mask=mask), posed)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, kind, (2, 8, 200), torch.float32)
-    gradients = SDPA().backward(dout, q, k, v, out, lse, posed, mask)
+    gradients = SDPA().backward(dout, Inputs(q, k, v, key_padding_mask=mask), out, lse, posed)
     assert [(g.shape, g.dtype) for g in gradients] == [(x.shape, kind) for x in (q, k, v)]
 
 

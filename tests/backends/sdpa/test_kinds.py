@@ -31,6 +31,7 @@ from dilkit.backends.sdpa.grids import FORMS, form_grids
 from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.backends.sdpa.refused import overlap_refusals
 from dilkit.backends.sdpa.strided_calls import ROWS_REVERSED, TensorStrides, strided_calls
+from dilkit.inputs import Inputs
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.lowering import lower
 from dilkit.problem import Problem
@@ -87,8 +88,8 @@ def test_any_mix_agrees_with_the_oracle(
     if backend.refusals(posed):
         assert pattern.overlap == "once"
         return
-    out, lse = backend.forward(q, k, v, posed, mask)
-    found = backend.backward(dout, q, k, v, out, lse, posed, mask)
+    out, lse = backend.forward(Inputs(q, k, v, key_padding_mask=mask), posed)
+    found = backend.backward(dout, Inputs(q, k, v, key_padding_mask=mask), out, lse, posed)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     want, want_lse = oracle_attention(*leaves, pattern, is_causal=is_causal, key_padding_mask=mask)
     torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
@@ -131,10 +132,10 @@ def test_memory_is_a_few_outputs(is_causal: bool) -> None:
     pattern = Pattern.of(SlidingWindow(128), GlobalTokens(16))
     posed, backend = Problem.of(q, k, pattern, is_causal=is_causal, requires_grad=True), SDPA()
     with LiveBytes(q, k, v) as live:
-        out, lse = backend.forward(q, k, v, posed)
+        out, lse = backend.forward(Inputs(q, k, v), posed)
     assert live.peak <= 6 * (out.nbytes + lse.nbytes)
     with LiveBytes(q, k, v, dout, out, lse) as live:
-        backend.backward(dout, q, k, v, out, lse, posed)
+        backend.backward(dout, Inputs(q, k, v), out, lse, posed)
     assert live.peak <= 12 * out.nbytes
 
 
@@ -182,8 +183,8 @@ def test_what_others_have_shown_is_left_out(pattern: Pattern, is_causal: bool) -
             assert "with is_causal=True it is" in str(SDPA().refusals(posed)[0])
             return
         assert not SDPA().refusals(posed)
-        out, lse = SDPA().forward(q, k, v, posed)
-        found = SDPA().backward(dout, q, k, v, out, lse, posed)
+        out, lse = SDPA().forward(Inputs(q, k, v), posed)
+        found = SDPA().backward(dout, Inputs(q, k, v), out, lse, posed)
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         want, want_lse = oracle_attention(*leaves, pattern, is_causal=is_causal)
         torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
@@ -203,7 +204,7 @@ def test_each_head_counts_once_by_itself(branches: tuple[Any, ...]) -> None:
     assert not SDPA().refusals(posed)
     q, k, v, _ = tensors(posed.seq, (posed.heads, posed.kv_heads), width=posed.head_dim)
     want = oracle_attention(q, k, v, posed.pattern)
-    torch.testing.assert_close(SDPA().forward(q, k, v, posed), want, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(SDPA().forward(Inputs(q, k, v), posed), want, rtol=1e-11, atol=1e-12)
     meeting = Pattern.of(*branches, DilatedSegment(24, 1, heads=(5, 8)), DilatedSegment(8, 2, heads=(5, 6)), overlap="once")
     assert SDPA().refusals(problem(pattern=meeting))
 

@@ -15,6 +15,7 @@ from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS
 from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
 from dilkit.device import Device
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.tools.bench.gpu.suite import CONFIGURATIONS
 
@@ -110,8 +111,8 @@ def meta(problem: Problem, width: int = 128) -> list[Tensor]:
 def test_cudnn_is_given_views_alone(letter: str, operators: list[tuple[str, list[Tensor]]]) -> None:
     posed = CONFIGURATIONS[letter].problem(128, 1, device=Device.assume("sm_90"), dtype="bfloat16", requires_grad=True)
     (q, k, v, dout), backend = meta(posed), SDPA((CUDNN,))
-    out, lse = backend.forward(q, k, v, posed)
-    backend.backward(dout, q, k, v, out, lse, posed)
+    out, lse = backend.forward(Inputs(q, k, v), posed)
+    backend.backward(dout, Inputs(q, k, v), out, lse, posed)
     given = [(name, [(tuple(x.shape), x.stride(), x.storage_offset()) for x in found]) for name, found in operators]
     forward, backward = (f"_scaled_dot_product_cudnn_attention{text}" for text in ("", "_backward"))
     assert given[: len(given) // 2] == [(forward, 3 * [query]) for query in QUERIES[letter]]
@@ -129,7 +130,7 @@ def test_a_backward_pass_of_cudnn_has_equal_strides(at: str, operators: list[tup
     (q, k, v, dout), (wide, *_) = meta(posed, 64), meta(posed, 192)
     given = dict(dout=dout, query=q) | {at: wide}
     out, lse = torch.empty_like(q), torch.empty(1, 8, 256, device="meta")
-    SDPA((CUDNN,)).backward(given["dout"], given["query"], k, v, out, lse, posed)
+    SDPA((CUDNN,)).backward(given["dout"], Inputs(given["query"], k, v), out, lse, posed)
     for _, (of_dout, query, _, _, of_out, _) in operators:
         assert of_dout.stride() == query.stride() == of_out.stride()
 

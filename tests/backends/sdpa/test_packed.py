@@ -22,6 +22,7 @@ from dilkit.backends.sdpa import segment_batches as tables
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS
 from dilkit.backends.sdpa.segment_batches import segment_batches
+from dilkit.inputs import Inputs
 from dilkit.testing.conformance import check
 from dilkit.testing.packings import PACKED
 from dilkit.testing.problems import Case
@@ -75,8 +76,8 @@ def test_a_batch_takes_a_merge_and_three_additions() -> None:
     lengths, rows = [40, 7, 130, 0, 64], TorchRows()
     task, backend = packed(Pattern([16, 64], [1, 2]), lengths, (4, 4), requires_grad=True), SDPA(row_kernels=rows)
     q, k, v, dout = torch.randn(4, 1, sum(lengths), 4, 8).unbind()
-    out, lse = backend.forward_varlen(q, k, v, task, starts(lengths))
-    backend.backward_varlen(dout, q, k, v, out, lse, task, starts(lengths))
+    out, lse = backend.forward(Inputs(q, k, v, cu_seqlens=starts(lengths)), task)
+    backend.backward(dout, Inputs(q, k, v, cu_seqlens=starts(lengths)), out, lse, task)
     later = sum(not batch.first for batch in segment_batches(task, starts(lengths), sum(lengths)))
     assert rows.calls == ["merge"] * later + ["add"] * 3 * later
     assert later
@@ -92,7 +93,7 @@ def test_thousands_of_sequences_take_a_few_calls() -> None:
     lengths = [i * 7 % 50 for i in range(3000)]
     task, backend = packed(Pattern([16, 64], [1, 4]), lengths), SDPA((replace(CPU, forward=counting),))
     q, k, v = torch.randn(3, 1, sum(lengths), 1, 8).unbind()
-    backend.forward_varlen(q, k, v, task, starts(lengths))
+    backend.forward(Inputs(q, k, v, cu_seqlens=starts(lengths)), task)
     assert len(calls) < 40
     assert sum(size[0] * size[2] for size in calls) < 1.2 * sum(lengths) * (1 + 1 / 4)
 

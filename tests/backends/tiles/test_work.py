@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dilkit import Pattern
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS, Group, schedule
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 KEYS = 64
@@ -91,5 +92,5 @@ def test_causal_patterns_run_on_tall_tiles_alone(name: str) -> None:
     seq = max(branch.segment_length for branch in PATTERNS[name].branches)
     problem = Problem(pattern=PATTERNS[name], seq=seq, heads=2, head_dim=16, dtype="bfloat16", is_causal=True)
     launcher, x = RecordingLauncher(resident=264), torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16).expand(1, seq, 2, 16)
-    CupyRaw(launcher, (9, 0)).forward(x, x, x, problem)
+    CupyRaw(launcher, (9, 0)).forward(Inputs(x, x, x), problem)
     assert {launch.kernel.tile_rows for launch in launcher.launches} == {MOST_ROWS}

@@ -14,6 +14,7 @@ from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWi
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, padded, sizes_for
 from dilkit.device import Device
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
@@ -48,9 +49,9 @@ def test_each_group_is_one_launch_and_later_ones_continue() -> None:
     recorder, problem = Recorder(), pose(dtype="bfloat16")
     q, k, v = tensors(problem)
     made = TritonTiles(recorder)
-    out, lse = made.forward(q, k, v, problem, torch.zeros(2, 500, dtype=torch.bool))
+    out, lse = made.forward(Inputs(q, k, v, key_padding_mask=torch.zeros(2, 500, dtype=torch.bool)), problem)
     assert (out.shape, lse.shape) == (q.shape, (2, 4, 500))
-    made.backward(out, q, k, v, out, lse, problem)
+    made.backward(out, Inputs(q, k, v), out, lse, problem)
     roles = [role for role, *_ in recorder.launches]
     assert roles == ["forward", "forward", "dots", "dquery", "dquery", "dkeyvalue", "dkeyvalue"]
     constants = [given[-1] for given in recorder.launches if given[0] != "dots"]
@@ -66,7 +67,7 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
     pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
     recorder = Recorder()
     problem = pose(pattern=Pattern.of(GlobalTokens(3), SlidingWindow(9, 2), DilatedSegment(64, 2), SlidingWindow(1000)))
-    TritonTiles(recorder).forward(*tensors(problem), problem)
+    TritonTiles(recorder).forward(Inputs(*tensors(problem)), problem)
     constants = [given[-1] for given in recorder.launches]
     assert [x["FIRST"] for x in constants] == [True, False, False, False]
     assert [x["BOUNDED"] for x in constants] == [False, False, True, False]

@@ -24,6 +24,7 @@ from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.launch import DeviceLauncher, compiling, kernel
 from dilkit.backends.triton.sizes import Sizes, sizes_for
 from dilkit.backends.triton.tiles import View
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 SIZES = Sizes(16, 16, 4, 1)
@@ -58,8 +59,8 @@ def test_nothing_is_compiled_anew_for_another_length(asked: AskedFor, pattern: P
         problem = Problem(pattern=pattern, seq=seq, key_padding_mask=True, requires_grad=True, **fields)
         q, k, v = (torch.zeros(batch, seq, heads, 24, dtype=torch.float16) for heads in (4, 2, 2))
         mask = torch.zeros(batch, seq, dtype=torch.bool)
-        out, lse = backend.forward(q, k, v, problem, mask)
-        backend.backward(out, q, k, v, out, lse, problem, mask)
+        out, lse = backend.forward(Inputs(q, k, v, key_padding_mask=mask), problem)
+        backend.backward(out, Inputs(q, k, v, key_padding_mask=mask), out, lse, problem)
         found.append(set(asked))
     assert {name.split()[0] for name in found[0]} == {"forward", "dots", "dquery", "dkeyvalue"}
     assert set.union(*found) == found[0]

@@ -14,8 +14,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dilkit import Pattern, dilated_attention, register_backend, unregister_backend
 from dilkit.backends.reference import Reference
+from dilkit.inputs import Inputs
 from dilkit.op._facts import key_of
 from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.problem import Problem
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import PROBLEMS
 
@@ -145,11 +147,11 @@ class Sloppy(Reference):
         super().__init__(name="sloppy")
         self.change = change
 
-    def forward(self, query: Tensor, *arguments: Any) -> Any:
-        return self.change(query, *super().forward(query, *arguments))
+    def forward(self, inputs: Inputs, problem: Problem) -> Any:
+        return self.change(inputs.query, *super().forward(inputs, problem))
 
-    def backward(self, dout: Tensor, query: Tensor, *arguments: Any) -> Any:
-        dquery, dkey, _ = super().backward(dout, query, *arguments)
+    def backward(self, *arguments: Any) -> Any:
+        dquery, dkey, _ = super().backward(*arguments)
         return dquery, dkey, dkey
 
 

@@ -32,6 +32,7 @@ from dilkit import (
 )
 from dilkit.backends.native import _native
 from dilkit.device import probe
+from dilkit.inputs import Inputs
 from dilkit.op.dropout import Dropout, draw_seed, philox
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.oracle import oracle_attention
@@ -441,4 +442,4 @@ def test_the_kernel_takes_no_places_beyond_their_memory() -> None:
     q, k, v = (x.detach() for x in tensors())
     problem = Problem.of(q, k, PATTERN, dropout_p=0.3)
     with pytest.raises(ValueError, match=r"places has shape \(1, 5\); int64 \(2, 5\)"):
-        Native().forward(q, k, v, problem, None, Dropout(0.3, 1, places=torch.zeros(1, 5, dtype=torch.int64)))
+        Native().forward(Inputs(q, k, v, dropout=Dropout(0.3, 1, places=torch.zeros(1, 5, dtype=torch.int64))), problem)

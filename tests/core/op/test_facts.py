@@ -12,6 +12,7 @@ import torch
 
 from dilkit import Pattern, Problem
 from dilkit.backends.native.backend import Native
+from dilkit.inputs import Inputs
 from dilkit.op._facts import surely_fit
 from dilkit.op.arguments import _check_tensors
 
@@ -58,4 +59,4 @@ def test_the_kernel_refuses_what_is_no_tensor(at: int) -> None:
     tensors: list[Any] = [torch.zeros(SHAPE)] * 3
     tensors[at] = [0.0]
     with pytest.raises((AttributeError, TypeError), match="list"):
-        Native().forward(*tensors, problem)
+        Native().forward(Inputs(*tensors), problem)

@@ -16,6 +16,7 @@ from torch import Tensor
 import dilkit
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
+from dilkit.inputs import Inputs
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.op.sequences import assert_lengths, longest
 from dilkit.oracle import oracle_attention_varlen
@@ -332,4 +333,4 @@ def test_the_kernel_takes_no_starts_beyond_its_tensors(wrong: list[int]) -> None
     sizes: dict[str, int] = dict(heads=query.shape[2], kv_heads=key.shape[2], head_dim=query.shape[3])
     problem = Problem(pattern=PATTERN, seq=16, dtype="float64", varlen=True, **sizes)
     with pytest.raises(ValueError, match="starts"):
-        Native().forward_varlen(query, key, value, problem, torch.tensor(wrong, dtype=torch.int32))
+        Native().forward(Inputs(query, key, value, cu_seqlens=torch.tensor(wrong, dtype=torch.int32)), problem)

@@ -18,6 +18,7 @@ from helpers.thinned import all_but
 
 from dilkit import Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
 from dilkit.backends.reference import Reference
+from dilkit.inputs import Inputs
 from dilkit.pattern import Branch
 from dilkit.selection import proof, proving
 from dilkit.selector import NoBackendError, select
@@ -270,8 +271,9 @@ FAULTS = (shifted, without_mask, other_scale, heads_mixed_up, last_key_lost)
 @pytest.mark.parametrize("fault", all_but([without_mask, heads_mixed_up], FAULTS))
 def test_kernels_that_are_wrong_on_purpose_fail(fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     class Wrong(Reference):
-        def forward(self, query: Any, key: Any, value: Any, problem: Problem, key_padding_mask: Any = None) -> Any:
-            return super().forward(*fault(query, key, value, problem, key_padding_mask))
+        def forward(self, inputs: Inputs, problem: Problem) -> Any:
+            *tensors, changed, mask = fault(*inputs[:3], problem, inputs.key_padding_mask)
+            return super().forward(Inputs(*tensors, mask), changed)
 
     with registered(Wrong(name="wrong")):
         proving.main(json.dumps(REQUEST | dict(backend="wrong")))
@@ -303,9 +305,9 @@ def without_reading(branch: Branch) -> Branch:
 @pytest.mark.parametrize("fault", [wider, without_reading])
 def test_other_kinds_are_proven_where_they_are_asked_for(fault: Callable[[Branch], Branch]) -> None:
     class Wrong(Reference):
-        def forward(self, query: Any, key: Any, value: Any, problem: Problem, key_padding_mask: Any = None) -> Any:
+        def forward(self, inputs: Inputs, problem: Problem) -> Any:
             changed = problem.pattern.with_branches(*map(fault, problem.pattern.branches))
-            return super().forward(query, key, value, replace(problem, pattern=changed), key_padding_mask)
+            return super().forward(inputs, replace(problem, pattern=changed))
 
     every, segments = (set(proving.cases("float32", 20, gradients=False, kinds=kinds)) for kinds in (True, False))
     assert segments < every

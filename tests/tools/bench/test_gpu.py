@@ -94,10 +94,10 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
     class FailsWhenAlone(StandIn):
         """Passes the check, whose pieces are shorter, and has no memory for what is timed."""
 
-        def forward(self, query: Any, *arguments: Any) -> Any:
-            if query.shape[1] == CONFIGURATIONS["B"].seq and checked:
+        def forward(self, inputs: Any, problem: Any) -> Any:
+            if inputs.query.shape[1] == CONFIGURATIONS["B"].seq and checked:
                 raise MemoryError("no room")
-            return super().forward(query, *arguments)
+            return super().forward(inputs, problem)
 
     checked: list[str] = []
     admit = suite.GpuSuite.admit
@@ -120,8 +120,8 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
 
 def test_both_ends_of_the_longest_sequence_are_checked() -> None:
     class LosesTheEnd(StandIn):
-        def forward(self, query: Any, *arguments: Any) -> Any:
-            out, lse = super().forward(query, *arguments)
+        def forward(self, *arguments: Any) -> Any:
+            out, lse = super().forward(*arguments)
             if out.shape[1] > 256:
                 out[:, -1] = 0
             return out, lse

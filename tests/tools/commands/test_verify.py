@@ -59,7 +59,7 @@ def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], 
 def test_verify_shows_each_place_that_raises_once(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
     class Raising(Reference):
         def forward(self, *inputs: Any) -> Any:
-            raise AttributeError(f"no attribute 'rate' in {inputs[3].seq}")
+            raise AttributeError(f"no attribute 'rate' in {inputs[1].seq}")
 
     with registered(Raising(name="raising")) as name:
         text = output(capsys, "verify", "--backend", name, code=1)
@@ -93,9 +93,9 @@ def test_repeats_look_at_large_cases_and_say_where_they_are_wrong(
     class WrongWhenLarge(Native):
         name = "wrong_when_large"
 
-        def forward(self, query: Any, *arguments: Any) -> Any:
-            out, lse = super().forward(query, *arguments)
-            return (out + 1 if query.shape[1] == 64 else out), lse
+        def forward(self, inputs: Any, problem: Any) -> Any:
+            out, lse = super().forward(inputs, problem)
+            return (out + 1 if inputs.query.shape[1] == 64 else out), lse
 
     with registered(WrongWhenLarge()) as name:
         report = json_output(capsys, "verify", "--backend", name, "--repeats", "2", code=1)

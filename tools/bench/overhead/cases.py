@@ -39,6 +39,7 @@ def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[
     import torch
 
     from dilkit.attention import dilated_attention
+    from dilkit.inputs import Inputs
     from dilkit.selector import requested_backends, select
     from dilkit.testing.tensors import Tensors
 
@@ -47,17 +48,18 @@ def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[
     inputs = Tensors.random(trained)
     graph = inputs.query, inputs.key, inputs.value
     plain, mask = (graph[0].detach(), graph[1].detach(), graph[2].detach()), inputs.mask
+    given = Inputs(*plain, mask)
     options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, backend=backend)
 
     def public(tensors: tuple[Tensor, Tensor, Tensor]) -> Any:
         return dilated_attention(*tensors, problem.pattern, **options)
 
     def direct(at: Problem) -> Any:
-        return chosen.forward(*plain, at, mask)
+        return chosen.forward(given, at)
 
     def direct_both() -> Any:
         out, lse = direct(trained)
-        return chosen.backward(inputs.dout, *plain, out, lse, trained, mask)
+        return chosen.backward(inputs.dout, given, out, lse, trained)
 
     modes: dict[str, Pair] = {
         "forward, no gradients": (torch.no_grad()(lambda: public(plain)), torch.no_grad()(lambda: direct(problem))),

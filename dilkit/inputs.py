@@ -1,0 +1,43 @@
+"""`Inputs`: the tensors of a call, as a backend gets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dilkit.op.dropout import Dropout
+
+
+class Inputs(NamedTuple):
+    """Query, key and value `(batch, seq, heads or kv_heads, head_dim)`, and what belongs to them; checked already.
+
+    The last dimension is contiguous, the other strides are arbitrary, and no tensor is empty. What a call does not have is None;
+    a backend gets no more than its `limits` take.
+
+        >>> import torch
+        >>> from dilkit import Inputs, Pattern, Problem
+        >>> from dilkit.backends.reference import Reference
+        >>> q, k, v = torch.randn(3, 1, 16, 2, 8).unbind()
+        >>> out, lse = Reference().forward(Inputs(q, k, v), Problem.of(q, k, Pattern([8], [2])))
+        >>> out.shape, lse.shape
+        (torch.Size([1, 16, 2, 8]), torch.Size([1, 2, 16]))
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_padding_mask: Tensor | None = None
+    """Bool `(batch, seq)`, any strides: True = ignored."""
+    cu_seqlens: Tensor | None = None
+    """Of packed sequences (`problem.varlen`), tensors `(1, total, heads, head_dim)`: sequence b has the rows `cu_seqlens[b]` to
+    `cu_seqlens[b + 1] - 1`, and the pattern begins anew with it. int32 `(sequences + 1,)`, contiguous, on the tensors' device; it
+    begins with 0, does not decrease and ends with `total`: on a CPU that is checked. `problem.seq` is at least the longest
+    length."""
+    cache_seqlens: Tensor | None = None
+    """Of a cache (`problem.kv_cache`): `key` and `value` are `(batch, capacity, kv_heads, head_dim)`, sequence b is their first
+    `cache_seqlens[b]` rows, and `query` its last, causal; what lies beyond is not read. int32 `(batch,)`, contiguous, on the
+    tensors' device, from the rows of `query` to the capacity, which is `problem.seq`."""
+    dropout: Dropout | None = None
+    """Which weights are dropped: `dropout.kept(heads, rows, keys, batch)`, and `dropout.factor` multiplies the others."""
