@@ -159,7 +159,8 @@ def _encoded(problem: Problem) -> EncodedProblem:
     """`problem` as the C kernel reads it; made once and kept in the cache. It has no length where sequences have their own."""
     sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
     options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache
-    key = "native", problem.pattern.to_json(), sizes, options, problem.forms.most_tokens
+    evaluated = problem.seq if problem.pattern.is_evaluated else 0
+    key = "native", problem.pattern.to_json(), sizes, options, evaluated
     return plan.cached(key, _encode, problem)
 
 

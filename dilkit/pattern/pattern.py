@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -168,6 +168,11 @@ class Pattern(Presets):
             if name in ("segment_lengths", "dilation_rates"):
                 raise NotSegments(f"{name}: {_other_kinds(self.branches)}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @cached_property
+    def is_evaluated(self) -> bool:
+        """Whether the forms of some branch hold for one length alone."""
+        return any(branch.is_evaluated for branch in self.branches)
 
     @property
     def only_segments(self) -> bool:

@@ -46,8 +46,8 @@ def lower(pattern: Pattern, seq: int, heads: int, kv_heads: int | None = None) -
         >>> (window.back, window.rate, window.first), (stride.rate, stride.first)
         ((5, 1, 0), (4, 6))
     """
-    kv_heads, evaluated = kv_heads or heads, any(branch.is_evaluated for branch in pattern.branches)
-    key = "forms", pattern.to_json(), heads, kv_heads, seq if evaluated else WHOLE_SEQUENCE
+    kv_heads = kv_heads or heads
+    key = "forms", pattern.to_json(), heads, kv_heads, seq if pattern.is_evaluated else WHOLE_SEQUENCE
     return plan.cached(key, partial(_lowered, pattern, seq, heads, kv_heads))
 
 
@@ -55,6 +55,6 @@ def _lowered(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Forms:
     given = pattern.among(heads, kv_heads)
     forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in branch.forms(given, seq)]
     lowered = Forms(counted_once(forms) if pattern.overlap == "once" else forms)
-    if any(branch.is_evaluated for branch in pattern.branches):
+    if pattern.is_evaluated:
         lowered.most_tokens = seq
     return lowered
