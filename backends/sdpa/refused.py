@@ -38,17 +38,17 @@ def _segments_of_heads(forms: Sequence[Form], heads: int) -> set[tuple[tuple[int
 
 
 def _left_out_refused(form: Form, problem: Problem) -> str:
-    """Why what is left of a form is no view; empty where it is one."""
+    """Why a form without what it leaves out is no view; empty where it is one."""
     if isinstance(form, Band) and not form.without:
         if form.without_rows is None or form.without_columns is None:
             return ""
         if [start for start, _ in token_runs(form.without_columns, problem.seq)[0]] not in ([], [0]):
-            return "without global tokens other than the first ones, what is left is no band"
+            return "only a band without the first tokens is a strided view, and other tokens are global"
         if len(form.without_rows) < len(form.without_columns) and not problem.is_causal:
-            return "without the keys that are read, what is left is no band; with is_causal=True it is"
+            return "a band without keys that are read alone is a strided view with is_causal=True only"
         return ""
     alone = form.without_rows is None and (isinstance(form, Segments) or not form.without)
-    return "" if alone else "two branches see the same key, and what is left is no band"
+    return "" if alone else "two branches see the same key, and one without the pairs of the other is no strided view"
 
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
@@ -85,5 +85,5 @@ def _segments_refused(branches: tuple[tuple[int, int, int], ...], seq: int) -> s
         block = np.arange(start, min(start + _BLOCK, rows))
         taken = sum((block % length % rate == offset).astype(np.int8) for length, rate, offset in branches)
         if np.max(taken) > 1:
-            return "two branches see the same key, and what is left is not evenly spaced"
+            return "two branches see the same key, and one without the rows of the other is not evenly spaced"
     return ""

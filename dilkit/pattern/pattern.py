@@ -186,11 +186,6 @@ class Pattern(Presets):
             raise PatternError(_other_kinds(self.branches))  # an AttributeError of a property would go to __getattr__
         return tuple(branch for branch in self.branches if isinstance(branch, DilatedSegment))
 
-    def check_segments(self, what: str, instead: str) -> None:
-        """Raise `PatternError` where `what` would get a branch that is no dilated segment; `instead` is the way out."""
-        if not self.only_segments:
-            raise PatternError(f"pattern={self}: {what} knows branches of kind {DilatedSegment.kind} alone; {instead}")
-
     def __reduce__(self) -> tuple[Callable[[str], Pattern], tuple[str]]:
         return Pattern.from_json, (self._json,)
 

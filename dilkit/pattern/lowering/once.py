@@ -75,7 +75,7 @@ def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
     return replace(form, **changes)
 
 
-_NO_FORM = 'with overlap="once", what is left beside a branch that some rows take no part in is no form; use overlap="count"'
+_NO_FORM = 'with overlap="once", a branch without the pairs of one that some rows take no part in is no form; use overlap="count"'
 
 
 def _ends_before(other: Form, form: Form) -> bool:
