@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.comm.passes.kept_rows import RowRun, row_numbers
-from dilkit.comm.plan.kept_rows import KeptRows, Side, SmallProblem
+from dilkit.comm.plan.kept_rows import KeptRows, ProblemRows, SmallProblem
 from dilkit.pattern import GlobalTokens, Pattern
 
 
@@ -122,7 +122,7 @@ def stack_problems(problems: Iterable[SmallProblem], runs: RunsByRole, batch: in
         for tile in _tiles(problem):
             first = problem.queries.kept[0]
             apart = (first.branch, problem.key_group, tile.query_range[0], tile.key_range[0])
-            whole = tile.queries == tile.keys and not (problem.hidden_queries or problem.hidden_keys)
+            whole = tile.queries == tile.keys and not (problem.excluded_queries or problem.excluded_keys)
             sizes = (max(tile.queries, tile.keys), first.width, whole)
             alike[apart, tile.pattern, problem.is_causal, sizes].append(tile)
     for (_, pattern, is_causal, (rows, width, whole)), tiles in alike.items():
@@ -142,12 +142,14 @@ def _index_tensors(
     of_keys, of_values, of_flags = (_filled_rows(keys, rows, 1, batch, runs[name]) for name in ("k", "v", "kk"))
     if whole:
         return of_queries, of_keys, of_values, of_results, of_flags, None, None
-    real_queries = _real(queries, [tile.problem.hidden_queries for tile in tiles], rows, width, batch)
-    real_keys = _real(keys, [tile.problem.hidden_keys for tile in tiles], rows, 1, batch)
+    real_queries = _real(queries, [tile.problem.excluded_queries for tile in tiles], rows, width, batch)
+    real_keys = _real(keys, [tile.problem.excluded_keys for tile in tiles], rows, 1, batch)
     return of_queries, of_keys, of_values, of_results, of_flags, real_queries, real_keys
 
 
-def _filled_rows(sides: Sequence[tuple[Side, tuple[int, int]]], rows: int, width: int, batch: int, runs: RunsByRows) -> Tensor:
+def _filled_rows(
+    sides: Sequence[tuple[ProblemRows, tuple[int, int]]], rows: int, width: int, batch: int, runs: RunsByRows
+) -> Tensor:
     """The row numbers of one side of all tiles, each filled up to `rows` with its first row."""
     numbered: list[RowRun] = []
     for side, (first, last) in sides:
@@ -158,7 +160,7 @@ def _filled_rows(sides: Sequence[tuple[Side, tuple[int, int]]], rows: int, width
     return row_numbers(numbered, batch)
 
 
-def _cut(side: Side, runs: list[RowRun], first: int, last: int) -> list[RowRun]:
+def _cut(side: ProblemRows, runs: list[RowRun], first: int, last: int) -> list[RowRun]:
     """Of the runs of a side's kept rows, a line for each position, the rows `first .. last - 1` of the side."""
     if len(runs) == 1:
         ((start, step, _, width, batch_step),) = runs
@@ -173,11 +175,11 @@ def _cut(side: Side, runs: list[RowRun], first: int, last: int) -> list[RowRun]:
 
 
 def _real(
-    sides: Sequence[tuple[Side, tuple[int, int]]], hidden: Sequence[tuple[int, ...]], rows: int, width: int, batch: int
+    sides: Sequence[tuple[ProblemRows, tuple[int, int]]], excluded: Sequence[tuple[int, ...]], rows: int, width: int, batch: int
 ) -> Tensor:
-    """Which rows of one side of all tiles are real: those that fill it up are not, nor those at hidden positions."""
+    """Which rows of one side of all tiles are real: those that fill it up are not, nor those at excluded positions."""
     real = np.zeros((len(sides), rows), np.bool_)
-    for line, (side, (first, last)), edges in zip(real, sides, hidden, strict=True):
+    for line, (side, (first, last)), edges in zip(real, sides, excluded, strict=True):
         line[: last - first] = True
         if edges:
             line[: last - first] = np.searchsorted(edges, side.positions[first:last], "right") % 2 == 0

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dilkit.comm.passes.kept_rows import RowRun, row_numbers
 from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRole, RunsByRows
-from dilkit.comm.plan.kept_rows import Side, SlotProblem
+from dilkit.comm.plan.kept_rows import ProblemRows, SlotProblem
 from dilkit.pattern import Pattern
 
-Sides = tuple[Side, ...]
+Sides = tuple[ProblemRows, ...]
 
 
 def stack_slots(problems: Iterable[SlotProblem], runs: RunsByRole, batch: int, most_rows: int) -> Iterator[ProblemStack]:

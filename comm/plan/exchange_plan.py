@@ -15,7 +15,7 @@ from dilkit.comm.plan.divided import DividedForms, divided, is_stride
 from dilkit.comm.plan.joint_branches import joint_segments, pattern_in_segment, why_joint
 from dilkit.comm.plan.kinds.blocks import BlockExchange
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
-from dilkit.comm.plan.kinds.hidden import Hidden
+from dilkit.comm.plan.kinds.excluded import ExcludedTokens
 from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.plan.kinds.windows import WindowExchange
 from dilkit.comm.plan.local_branches import LocalBranch
@@ -189,11 +189,11 @@ class ExchangePlan:
         if isinstance(forms[0], Runs):
             given = self.pattern.among(*sizes)
             return BlockExchange(*facts, cast(tuple[Runs, ...], forms), (given.in_model, given.total * given.group))
-        hidden = Hidden.of(self.pattern, branch, self.seq, *sizes)
+        excluded = ExcludedTokens.of(self.pattern, branch, self.seq, *sizes)
         if isinstance(forms[0], Band):
-            return WindowExchange(*facts, forms[0], hidden)
+            return WindowExchange(*facts, forms[0], excluded)
         assert isinstance(forms[0], Global)
-        return TokenExchange(*facts, forms[0], hidden)
+        return TokenExchange(*facts, forms[0], excluded)
 
     @cached_property
     def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:

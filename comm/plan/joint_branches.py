@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import lcm
 
 from dilkit.comm.plan.divided import divided
-from dilkit.comm.plan.kinds.hidden import is_separable
+from dilkit.comm.plan.kinds.excluded import is_separable
 from dilkit.pattern import Pattern
 
 

@@ -45,7 +45,7 @@ Messages = dict[tuple[int, int], Message]
 """By (branch, other rank)."""
 
 
-class Side(NamedTuple):
+class ProblemRows(NamedTuple):
     """The queries or the keys of a small problem: so many of some kept rows, from number `first` on, every `step`-th.
 
     Kept rows are counted on from one to the next. A negative step goes backwards; steps other than 1 are within one of them.
@@ -57,7 +57,7 @@ class Side(NamedTuple):
     rows: int
 
     @classmethod
-    def whole(cls, kept: list[KeptRows]) -> Side:
+    def whole(cls, kept: list[KeptRows]) -> ProblemRows:
         """All of them."""
         return cls(tuple(kept), 0, 1, sum(rows.positions for rows in kept))
 
@@ -81,15 +81,15 @@ class Side(NamedTuple):
 class SmallProblem(NamedTuple):
     """Query rows of one head, and the key rows that they attend to."""
 
-    queries: Side
-    keys: Side
+    queries: ProblemRows
+    keys: ProblemRows
     is_causal: bool
     pattern: Pattern | None = Pattern.dense()
     """None: every query sees every key, with causality those up to its own number; by whatever pattern wastes least."""
     key_group: int = 0
     """Problems that have queries or keys in common have different key groups: a stack has each of its rows once."""
-    hidden_queries: tuple[int, ...] = ()
-    hidden_keys: tuple[int, ...] = ()
+    excluded_queries: tuple[int, ...] = ()
+    excluded_keys: tuple[int, ...] = ()
     """The positions `start .. stop - 1` of `(start, stop, start, stop, ...)`, which take no part."""
 
 
@@ -99,8 +99,8 @@ class SlotProblem(NamedTuple):
     Each of the sides begins with a slot; where its rows do not fill the last one, others stand in, which see nothing.
     """
 
-    queries: tuple[Side, ...]
-    keys: tuple[Side, ...]
+    queries: tuple[ProblemRows, ...]
+    keys: tuple[ProblemRows, ...]
     pattern: Pattern
     slot: int
     slots: int

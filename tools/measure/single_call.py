@@ -17,7 +17,7 @@ AGREEMENT = 1e-4
 
 
 @dataclass(frozen=True)
-class Once:
+class SingleCall:
     """One call: its result, its seconds, and the bytes that it held beyond what was held before, None where `why` not."""
 
     result: Any
@@ -26,7 +26,7 @@ class Once:
     why: str | None = None
 
 
-def once(call: Callable[[], Any]) -> Once:
+def call_once(call: Callable[[], Any]) -> SingleCall:
     """Call it, once."""
     calls: list[tuple[Any, float]] = []
 
@@ -40,7 +40,7 @@ def once(call: Callable[[], Any]) -> Once:
     except memory.MeasureError as error:
         peak, why = None, str(error)
         timed()
-    return Once(*calls[0], peak, why)
+    return SingleCall(*calls[0], peak, why)
 
 
 def agreement(what: str, found: Tensor, other: Tensor, seq: int) -> Check:

@@ -23,7 +23,7 @@ from dilkit.comm.passes.kept_rows import HOST, group_kept_rows, kept_rows, row_n
 from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRole, stack_problems, stack_rows
 from dilkit.comm.passes.slot_stacks import stack_slots
 from dilkit.comm.plan.exchange_plan import ExchangePlan
-from dilkit.comm.plan.kept_rows import Message, Messages, Side, SlotProblem, SmallProblem
+from dilkit.comm.plan.kept_rows import Message, Messages, ProblemRows, SlotProblem, SmallProblem
 from dilkit.comm.plan.kinds.blocks import BlockExchange
 from dilkit.comm.plan.kinds.exchange import BranchExchange
 from dilkit.comm.plan.local_segments import local_segments
@@ -170,7 +170,7 @@ class _TableBuilder:
                 causal = segment.is_causal and other == group
                 queries, keys = group_kept_rows(segment, head, group), group_kept_rows(segment, head, other)
                 if queries and keys:
-                    yield SmallProblem(Side.whole(queries), Side.whole(keys), causal, pattern, other)
+                    yield SmallProblem(ProblemRows.whole(queries), ProblemRows.whole(keys), causal, pattern, other)
 
     def _received_runs(self) -> RunsByRole:
         """Where kept rows lie in what this rank receives, for each kind of message."""

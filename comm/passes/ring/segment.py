@@ -12,7 +12,7 @@ from torch import Tensor
 from dilkit.comm.passes.kept_rows import HOST, kept_rows, row_numbers, row_run
 from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRows, stack_problems, stack_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
-from dilkit.comm.plan.kept_rows import KeptRows, Side, SmallProblem
+from dilkit.comm.plan.kept_rows import KeptRows, ProblemRows, SmallProblem
 from dilkit.comm.plan.sharded_segments import ShardedSegment
 
 
@@ -70,7 +70,7 @@ class RingSegment:
         queries, keys = self.kept(0), {rows.kv_head: rows for rows in self.kept(-hop)}
         causal = self.segment.is_causal and hop == 0
         pairs = [(rows, keys[rows.kv_head]) for rows in queries if rows.kv_head in keys]
-        problems = [SmallProblem(Side.whole([rows]), Side.whole([seen]), causal) for rows, seen in pairs]
+        problems = [SmallProblem(ProblemRows.whole([rows]), ProblemRows.whole([seen]), causal) for rows, seen in pairs]
         query_runs = _runs((rows, rows.width) for rows in queries)
         key_runs = _runs((rows, 1) for rows in keys.values())
         runs = {"q": query_runs, "qq": query_runs, "k": key_runs, "v": key_runs, "kk": key_runs}

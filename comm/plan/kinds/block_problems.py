@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dilkit.comm.plan.kept_rows import KeptRows, Side, SlotProblem, SmallProblem
+from dilkit.comm.plan.kept_rows import KeptRows, ProblemRows, SlotProblem, SmallProblem
 from dilkit.comm.plan.kinds.part_runs import PartRuns, union
 from dilkit.comm.plan.kinds.seen_blocks import SeenRuns
 from dilkit.comm.plan.sharded_segments import IntArray, ServedHead
@@ -119,16 +119,16 @@ class BlockProblems:
             some[:] = level + 1
         return level + len(self.exchange.units)  # triangles have the numbers before
 
-    def _sides(self, head: ServedHead, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[Side, Side]:
+    def _sides(self, head: ServedHead, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[ProblemRows, ProblemRows]:
         return self._side(0, head, queries), self._side(1, head, keys)
 
-    def _side(self, role: int, head: ServedHead, span: tuple[int, int]) -> Side:
+    def _side(self, role: int, head: ServedHead, span: tuple[int, int]) -> ProblemRows:
         """Parts of queries (`role` 0) or of keys, which are within one of the kept rows of a rank."""
         edges, rank = self.exchange.parts.edges, int(self.exchange.parts.rank[span[0]])
         start, stop = edges[list(span)].tolist()
         kept = self.received[role][rank, head.kv_head if role else head.first]
         rows = kept[bisect_right(kept, start, key=lambda rows: rows.start) - 1]
-        return Side((rows,), start - rows.start, 1, stop - start)
+        return ProblemRows((rows,), start - rows.start, 1, stop - start)
 
 
 class _Slots:

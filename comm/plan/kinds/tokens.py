@@ -17,9 +17,9 @@ from functools import cached_property
 
 import numpy as np
 
-from dilkit.comm.plan.kept_rows import KeptRows, Message, Side, SmallProblem
+from dilkit.comm.plan.kept_rows import KeptRows, Message, ProblemRows, SmallProblem
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
-from dilkit.comm.plan.kinds.hidden import Hidden, Spans, spans_within
+from dilkit.comm.plan.kinds.excluded import ExcludedTokens, Spans, spans_within
 from dilkit.comm.plan.local_branches import LocalBranch
 from dilkit.comm.plan.sharded_segments import ServedHead
 from dilkit.pattern import GlobalTokens
@@ -31,7 +31,7 @@ class TokenExchange(BranchExchange):
     """What is sent of global tokens."""
 
     tokens: Global
-    hidden: Hidden
+    excluded: ExcludedTokens
 
     @property
     def kind(self) -> str:
@@ -91,13 +91,16 @@ class TokenExchange(BranchExchange):
         for source in self.holders:
             first, last = self.shard(source)
             for head in self.heads:
-                own, tokens = Side.whole([self.kept(head, start, stop)]), Side.whole(self._of_tokens(head, source))
+                own, tokens = ProblemRows.whole([self.kept(head, start, stop)]), ProblemRows.whole(self._of_tokens(head, source))
                 if self._seen(source, rank):
-                    hidden = self.hidden.queries(head, start, stop), self.hidden.keys(head, first, last)
-                    yield SmallProblem(own, tokens, False, None, source, *hidden)
+                    excluded = self.excluded.queries(head, start, stop), self.excluded.keys(head, first, last)
+                    yield SmallProblem(own, tokens, False, None, source, *excluded)
                 if self._sees(source, rank):
-                    hidden = self.hidden.queries(head, first, last), self.hidden.keys(head, start, stop, self.tokens.columns)
-                    yield SmallProblem(tokens, own, False, None, source, *hidden)
+                    excluded = (
+                        self.excluded.queries(head, first, last),
+                        self.excluded.keys(head, start, stop, self.tokens.columns),
+                    )
+                    yield SmallProblem(tokens, own, False, None, source, *excluded)
 
     @cached_property
     def counts(self) -> ExchangeCounts:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.plan.kept_rows import KeptRows, Message, Side, SmallProblem
+from dilkit.comm.plan.kept_rows import KeptRows, Message, ProblemRows, SmallProblem
 from dilkit.comm.plan.kinds.bands import pieces_after, pieces_before
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
-from dilkit.comm.plan.kinds.hidden import Hidden
+from dilkit.comm.plan.kinds.excluded import ExcludedTokens
 from dilkit.comm.plan.local_branches import LocalBranch
 from dilkit.comm.plan.sharded_segments import IntArray
 from dilkit.pattern.lowering import Band
@@ -31,7 +31,7 @@ class WindowExchange(BranchExchange):
     """The halo of a sliding window."""
 
     band: Band
-    hidden: Hidden
+    excluded: ExcludedTokens
 
     @property
     def kind(self) -> str:
@@ -84,9 +84,9 @@ class WindowExchange(BranchExchange):
             for residue in range(min(rate, stop - start)):
                 for head in self.heads:
                     sides = self.kept(head, *queries), self.kept(head, start, stop)
-                    hidden = self.hidden.queries(head, *queries), self.hidden.keys(head, start, stop)
+                    excluded = self.excluded.queries(head, *queries), self.excluded.keys(head, start, stop)
                     for problem in self._of_residue((start + residue) % rate, *sides, source):
-                        yield problem._replace(hidden_queries=hidden[0], hidden_keys=hidden[1])
+                        yield problem._replace(excluded_queries=excluded[0], excluded_keys=excluded[1])
 
     def _of_residue(self, residue: int, queries: KeptRows, keys: KeptRows, source: int) -> Iterator[SmallProblem]:
         """The problems of the rows `residue`, `residue + rate`, ... of both sides."""
@@ -97,7 +97,7 @@ class WindowExchange(BranchExchange):
         for number, (of_queries, of_keys, triangle) in enumerate(pieces):
             step = -rate if after and triangle else rate
             of_query, of_key = (
-                Side((kept,), residue - kept.start + rate * (first + (rows - 1) * (step < 0)), step, rows)
+                ProblemRows((kept,), residue - kept.start + rate * (first + (rows - 1) * (step < 0)), step, rows)
                 for kept, (first, rows) in ((queries, of_queries), (keys, of_keys))
             )
             yield SmallProblem(of_query, of_key, triangle, None, 3 * source + number)

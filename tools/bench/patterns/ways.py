@@ -19,7 +19,7 @@ from dilkit.tools.bench.serving.entries import checked, timed
 from dilkit.tools.measure.baselines import merged
 from dilkit.tools.measure.case import CaseFields, failed
 from dilkit.tools.measure.correctness import some_rows
-from dilkit.tools.measure.single_call import once
+from dilkit.tools.measure.single_call import call_once
 from dilkit.tools.results.record import Entries, Entry
 
 BACKEND = "native"
@@ -90,7 +90,7 @@ def _admitted(way: Way) -> Entry:
         (check,) = expected_rows(way.problem, way.inputs, rows).checks({"out": out}, way.problem.seq, " rows")
         if not check.passed:
             return checked(check)
-        one = once(way)
+        one = call_once(way)
     except Exception as error:  # no kernel can be compiled, out of memory: the others go on
         return failed(error)
     peak = None if one.peak_bytes is None else one.peak_bytes + way.held_bytes

@@ -8,12 +8,12 @@ from dataclasses import replace
 from dilkit.testing.accuracy import Check
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.ceilings import MultiplyAdds
-from dilkit.tools.measure.single_call import Once
+from dilkit.tools.measure.single_call import SingleCall
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.record import Entries, Entry
 
 
-def checked(check: Check, one: Once | None = None) -> Entry:
+def checked(check: Check, one: SingleCall | None = None) -> Entry:
     """The beginning of an entry: its verdict, and if it is right the memory of `one` call."""
     if not check.passed:
         return Entry(verdict="wrong", reasons=(check.complaint,), check=(check,))

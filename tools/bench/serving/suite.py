@@ -21,7 +21,7 @@ from dilkit.tools.bench.serving.record import ALONE, DENSE, OURS, REST, Decoding
 from dilkit.tools.bench.serving.targets import TARGETS
 from dilkit.tools.bench.suite import Step, Suite
 from dilkit.tools.bench.target import Target
-from dilkit.tools.measure.single_call import agreement, once
+from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.results.record import Entries, Entry
 
 HEADS, HEAD_DIM, THREADS, MOST_ROUNDS = 8, 64, 4, 3
@@ -81,7 +81,7 @@ class ServingSuite(Suite[ServingResult]):
         entries: Entries = {}
         for name, both in pairs.items():
             logits, same = (model.prefill(beginning, attend) for attend in both)
-            entries[name] = checked(agreement(name, logits, same, beginning.shape[1]), once(calls[name]))
+            entries[name] = checked(agreement(name, logits, same, beginning.shape[1]), call_once(calls[name]))
         calls[REST], entries[REST] = partial(model.prefill, tokens, llama.without), Entry()
         entries_timed = timed(entries, calls, min(self.repeats, MOST_ROUNDS))
         parameters = sum(weight.numel() for weight in model.parameters())
@@ -118,7 +118,7 @@ class ServingSuite(Suite[ServingResult]):
         alone = implementations[ALONE].joined(implementations[ALONE].call())
         entries: Entries = {}
         for name, way in implementations.items():
-            one = once(way.call)
+            one = call_once(way.call)
             entries[name] = checked(agreement(name, way.joined(one.result), alone, max(lengths)), one)
         del alone, one
         case = timed(entries, {name: way.call for name, way in implementations.items()}, min(self.repeats, MOST_ROUNDS))

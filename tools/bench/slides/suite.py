@@ -25,7 +25,7 @@ from dilkit.tools.measure.case import CaseFields, admit, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.published_slides import published_embedding
-from dilkit.tools.measure.single_call import agreement, once
+from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Case, Entry, Samples
 
@@ -118,7 +118,7 @@ class SlidesSuite(Suite[SlidesResult]):
 
     def compared(self, calls: Mapping[str, Callable[[], torch.Tensor]], tiles: int) -> dict[str, Entry]:
         """Whether all calls agree with the first; then their times, in turns, and the peak memory of each."""
-        results = {name: once(call) for name, call in calls.items()}
+        results = {name: call_once(call) for name, call in calls.items()}
         (_, first), *_ = results.items()
         others = {name: one.result for name, one in results.items() if one is not first}
         checks = {name: agreement("embedding", result, first.result, tiles) for name, result in others.items()}
@@ -142,7 +142,7 @@ class SlidesSuite(Suite[SlidesResult]):
         dim = config.embed_dim // config.num_heads
         check = mass_check(config.pattern, config.num_heads, dim)
         query, key = torch.randn(2, 1, tiles + 1, config.num_heads, dim).unbind()
-        one = once(partial(attention_mass, query, key, config.pattern))
+        one = call_once(partial(attention_mass, query, key, config.pattern))
         time = Samples.of([one.seconds])
         return Mass(
             tiles=tiles, check=check, time=time, peak_bytes=one.peak_bytes, output_bytes=query.nbytes, why=one.why
@@ -152,7 +152,7 @@ class SlidesSuite(Suite[SlidesResult]):
         """One long slide, once."""
         model, tiles = self.model(checkpointing=backward), LONG // self.divisor
         inputs = slide(tiles, self.config)
-        one = once(partial(gradients if backward else embedding, model, *inputs))
+        one = call_once(partial(gradients if backward else embedding, model, *inputs))
         held = sum(tensor.nbytes for tensor in (*model.parameters(), *inputs))
         time = Samples.of([one.seconds])
         return LongSlide(

@@ -1,4 +1,4 @@
-"""Hidden tokens: with `overlap="once"`, the global tokens whose pairs another branch shows already.
+"""Excluded tokens: with `overlap="once"`, the global tokens whose pairs another branch shows already.
 
 A global token is seen by all, and with `direction="both"` sees all. So a pair with one of them counts in the first branch of
 global tokens that it belongs to, and is left out of all branches after it, and of those of other kinds.
@@ -32,24 +32,24 @@ def spans_within(runs: Positions, start: int, stop: int) -> Spans:
     return tuple((low, high) for low, high in np.clip(runs[first:last], start, stop).tolist())
 
 
-class Hidden(NamedTuple):
+class ExcludedTokens(NamedTuple):
     """What a branch leaves out: `forms` are those of the branch in the pattern, none where every branch counts."""
 
     forms: tuple[Form, ...] = ()
 
     @classmethod
-    def of(cls, pattern: Pattern, branch: int, seq: int, heads: int, kv_heads: int) -> Hidden:
+    def of(cls, pattern: Pattern, branch: int, seq: int, heads: int, kv_heads: int) -> ExcludedTokens:
         """Those of a branch of a pattern."""
         if pattern.overlap == "count":
             return cls()
         return cls(tuple(form for form in lower(pattern, seq, heads, kv_heads) if form.branch == branch))
 
     def queries(self, head: ServedHead, start: int, stop: int) -> tuple[int, ...]:
-        """The queries of a head that are hidden among the rows `start .. stop - 1`: `(start, stop, start, stop, ...)`."""
+        """The queries of a head that are excluded among the rows `start .. stop - 1`: `(start, stop, start, stop, ...)`."""
         return _edges([form.without_rows for form in self.forms if form.serves(head.first)], start, stop)
 
     def keys(self, head: ServedHead, start: int, stop: int, more: Positions | None = None) -> tuple[int, ...]:
-        """The keys that are hidden from these queries, and those of `more`."""
+        """The keys that are excluded from these queries, and those of `more`."""
         return _edges([*(form.without_columns for form in self.forms if form.serves(head.first)), more], start, stop)
 
 
@@ -59,9 +59,9 @@ def _edges(positions: list[Positions | None], start: int, stop: int) -> tuple[in
 
 
 def is_separable(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> bool:
-    """Whether each pair counts once where tokens are hidden.
+    """Whether each pair counts once where tokens are excluded.
 
-    That takes windows of which none serve the same head, and no global tokens that are hidden from some of the query heads of a
+    That takes windows of which none serve the same head, and no global tokens that are excluded from some of the query heads of a
     key/value head alone.
     """
     branches = divided(pattern, seq, heads, kv_heads)
