@@ -185,8 +185,8 @@ SELECTION = (
     Mutant(
         "the proof of other kernels is believed",
         "dilkit/selection/proof.py",
-        "return found if found and found.facts == facts else None",
-        "return found",
+        "return proof if proof and proof.facts == facts else None",
+        "return proof",
         "tests/core/selection/test_proof.py::test_a_record_that_is_not_its_own_is_none",
     ),
     Mutant(

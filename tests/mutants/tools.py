@@ -19,8 +19,8 @@ TOOLS = (
     Mutant(
         "results of another schema are read",
         "tools/results/file.py",
-        'if found["schema"] is True or found["schema"] != SCHEMA:',
-        'if found["schema"] is True:',
+        'if data["schema"] is True or data["schema"] != SCHEMA:',
+        'if data["schema"] is True:',
         f"{DAMAGED}::test_a_file_that_is_no_result_is_refused_in_one_line",
     ),
     Mutant(
@@ -75,7 +75,7 @@ TOOLS = (
     Mutant(
         "`dilkit compare` ends with 0 after a regression",
         "tools/commands/compare.py",
-        "return 1 if found.regressions else 0",
+        "return 1 if comparison.regressions else 0",
         "return 0",
         f"{COMPARE}::test_a_regression_is_exit_code_1",
     ),
@@ -89,8 +89,8 @@ TOOLS = (
     Mutant(
         "bits a second are taken for bytes",
         "tools/console/quantities.py",
-        '(8 if found[4] in ("bit", "b") else 1)',
-        '(8 if found[4] in ("bit",) else 1)',
+        '(8 if match[4] in ("bit", "b") else 1)',
+        '(8 if match[4] in ("bit",) else 1)',
         "tests/tools/commands/test_plan.py::test_numbers_as_people_write_them",
     ),
 )

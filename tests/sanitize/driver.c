@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HEADER = 16, ARRAYS = 12 };
+enum { HEADER = 16, ARRAYS = 13 };
 
 static FILE *file;
 
@@ -132,9 +132,10 @@ static int next(const int64_t *header, int number_of) {
     char *mask = header[14] ? bytes(p.batch * p.seq) : NULL;
     int32_t *starts = header[13] ? bytes(4 * header[13]) : NULL;
     double *expected[5] = {bytes(8 * queries * p.dim), bytes(8 * queries), bytes(8 * queries * p.dim), bytes(8 * keys * p.dim), bytes(8 * keys * p.dim)};
-    p.scale = *scale, p.kind = array[0], p.length = array[1], p.rate = array[2], p.grid = (const Grid *)(const void *)array[3];
-    p.offset = array[4], p.without = array[5], p.beyond = array[6], p.shown = (const uint64_t *)array[7];
-    p.runs = (RunTables){array[8], array[9], array[10], (const int64_t (*)[2])(const void *)array[11]};
+    p.scale = *scale, p.kind = array[0], p.length = array[1], p.ahead = array[2], p.rate = array[3];
+    p.grid = (const Grid *)(const void *)array[4];
+    p.offset = array[5], p.without = array[6], p.beyond = array[7], p.shown = (const uint64_t *)array[8];
+    p.runs = (RunTables){array[9], array[10], array[11], (const int64_t (*)[2])(const void *)array[12]};
     p.mask = mask, p.mask_batch = p.seq, p.mask_row = 1;
     p.q = view(q, p.seq, p.heads, p.dim, p.dtype), p.dout = view(dout, p.seq, p.heads, p.dim, p.dtype);
     p.k = view(k, p.seq, p.kv_heads, p.dim, p.dtype), p.v = view(v, p.seq, p.kv_heads, p.dim, p.dtype);
