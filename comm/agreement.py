@@ -29,7 +29,7 @@ def agree_on(
         failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
     named = {_STEP: step, **own}
     record = json.dumps({name: _short(value) for name, value in named.items()}, ensure_ascii=False).encode()
-    records = comm.share(record, step)
+    records, step = comm.share(record, step), f"{step}{comm.along}"
     if failure is not None:
         raise failure
     all_facts = [_read(other, rank, step) for rank, other in enumerate(records)]

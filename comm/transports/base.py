@@ -67,6 +67,8 @@ class Comm(ABC):
     size: int
     timeout: float
     """Seconds that a wait may take before `CommTimeout`."""
+    along: str = ""
+    """Which dimension of a device mesh the ranks are counted along, as errors say it: " along 'cp'"; nothing without a mesh."""
     sent_bytes: int
     """Bytes of rows that this rank has sent to others so far; what `share` and `agree` send is not counted."""
 
@@ -109,7 +111,7 @@ class Comm(ABC):
         all_digests = self.share(digest, step)
         common = max(all_digests, key=all_digests.count)
         if odd := [rank for rank, other in enumerate(all_digests) if other != common]:
-            raise PlanMismatch(f"{step}: {ranks_text(odd)} of {self.size} differs from the others", odd, step)
+            raise PlanMismatch(f"{step}{self.along}: {ranks_text(odd)} of {self.size} differs from the others", odd, step)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Comm:
         """Itself: a copy of a module that holds a transport, as `nn.TransformerEncoder` makes, sends through the same one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,9 @@ from dilkit.comm.transports import staging
 from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes
 from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
 from dilkit.comm.transports.rank_errors import report_uncaught
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 SHORTEST_WAIT = 0.001
 """Seconds; gloo takes 0 for "no limit"."""
@@ -33,6 +36,8 @@ _made: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 class TorchComm(Comm):
     """The ranks of a torch.distributed process group, by default of all its processes. `timeout` is in seconds.
+
+    `group` may be a `DeviceMesh` of one dimension, such as `mesh["cp"]`: its group is taken, and errors name the dimension.
 
     Ranks are those of the group, and all of them make their transports of it in the same order. Where gloo serves a device, each
     peer has messages of its own, so that errors name it (CUDA tensors go through host memory). Elsewhere, as with NCCL, an
@@ -54,16 +59,17 @@ class TorchComm(Comm):
     `torchrun` sets the rank and the world size, so that `init_process_group("gloo")` is enough there.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, group: dist.ProcessGroup | DeviceMesh | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "torch.distributed is not initialized: start the ranks with torchrun and call "
                 "torch.distributed.init_process_group('gloo' or 'nccl') first"
             )
-        chosen = dist.group.WORLD if group is None else group
+        chosen: object = dist.group.WORLD if group is None else _group_of(group)
         if not isinstance(chosen, dist.ProcessGroup) and chosen is not dist.GroupMember.NON_GROUP_MEMBER:
             raise TypeError(
-                f"group={group!r} is a {type(group).__name__}; a process group is needed, such as mesh['sequence'].get_group()"
+                f"group={group!r} is a {type(group).__name__}; a process group or a DeviceMesh of one dimension is needed, such "
+                "as mesh['cp']"
             )
         if not isinstance(chosen, dist.ProcessGroup) or (rank := dist.get_rank(chosen)) < 0:
             raise ValueError(
@@ -72,6 +78,8 @@ class TorchComm(Comm):
             )
         super().__init__(rank, dist.get_world_size(chosen), timeout)
         self._group = chosen
+        if names := getattr(group, "mesh_dim_names", None):
+            self.along = f" along {names[0]!r}"
         self._first_tag = next(_made.setdefault(chosen, count())) % TRANSPORTS * TAGS
         if self.size > 1:
             report_uncaught(
@@ -94,7 +102,7 @@ class TorchComm(Comm):
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
     def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
-        exchange = _Exchange(f"exchange {number} ({step})", step, self.timeout)
+        exchange = _Exchange(f"exchange {number} ({step}){self.along}", step, self.timeout)
         if self._backends.get(device.type) != "gloo":
             return self._post_to_all(send, recv, device, exchange)
         if self._reads(device):
@@ -135,6 +143,21 @@ class TorchComm(Comm):
                 part.copy_(piece)
 
         return finish
+
+
+def _group_of(group: object) -> object:
+    """The process group of a `DeviceMesh`, which has made it already; anything else is handed back."""
+    if not hasattr(group, "get_group"):
+        return group
+    mesh: Any = group
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"group={mesh} has {mesh.ndim} dimensions; name the one that the sequence is cut along, such as "
+            f"mesh[{(mesh.mesh_dim_names or ('cp',))[-1]!r}]"
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"group={mesh}: process {dist.get_rank()} is not in it; only its ranks may make a TorchComm of it")
+    return mesh.get_group()
 
 
 @dataclass(frozen=True)

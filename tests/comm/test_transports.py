@@ -24,6 +24,7 @@ from dilkit.comm import (
     CommError,
     Fault,
     MPIComm,
+    PlanMismatch,
     TorchComm,
     ring_dilated_attention,
     run_threads,
@@ -31,6 +32,7 @@ from dilkit.comm import (
     sum_over_ranks,
     unshard,
 )
+from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports import staging
 from dilkit.comm.transports.mpi import library
 from dilkit.comm.transports.mpi.requests import pieces, poll
@@ -151,8 +153,23 @@ def test_tensors_that_are_spread_over_ranks_already_are_refused(one_process: Non
     for name, call in calls.items():
         with pytest.raises(TypeError, match=rf"^{name.strip()} is a DTensor of shape \(1, 4, 2, 8\); .*\.to_local\(\)"):
             call()
-    with pytest.raises(TypeError, match=r"group=DeviceMesh.* is a DeviceMesh; a process group is needed, such as mesh"):
-        TorchComm(mesh)  # type: ignore[arg-type]
+
+
+def test_a_device_mesh_is_a_group_and_errors_name_its_dimension(one_process: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "cp"))
+    comm = TorchComm(mesh["cp"])
+    assert (comm.rank, comm.size, comm._group) == (0, 1, mesh.get_group("cp"))
+    with pytest.raises(ValueError, match=r"has 2 dimensions; name the one that the sequence is cut along, such as mesh\['cp'\]"):
+        TorchComm(mesh)
+    with pytest.raises(KeyError, match="sp"):
+        TorchComm(mesh["sp"])
+    comm.share = lambda record, step: [record, record.replace(b'"1"', b'"2"')]  # type: ignore[method-assign]
+    with pytest.raises(PlanMismatch, match=r"^arguments along 'cp': .*rank 1"):
+        agree_on(comm, lambda: dict(number="1"), step="arguments")
+    with pytest.raises(TypeError, match=r"group='cp' is a str; a process group or a DeviceMesh of one dimension is needed"):
+        TorchComm("cp")  # type: ignore[arg-type]
 
 
 def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

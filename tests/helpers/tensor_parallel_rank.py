@@ -1,33 +1,68 @@
-"""A model of transformers with its heads over ranks: `tensor_parallel_rank.py <launcher> <folder>` on each of some processes."""
+"""Models of transformers with their heads over ranks: `tensor_parallel_rank.py <launcher> <folder>` on each of some processes."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from helpers.rank import connect, say
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
-from dilkit import Pattern, SlidingWindow
+from dilkit import BlockSparse, Pattern, SlidingWindow
 from dilkit.integrations.transformers import register
+
+TOKENS = torch.arange(40)[None] % 60 + 3
+HEADS = 4
+DIFFER = {
+    "modulo": Pattern([4, 16], [1, 2]),
+    "block": Pattern([4, 16], [1, 2], offset="block"),
+    "one range": Pattern.of(SlidingWindow(9, heads=(0, 2))),
+    "ranges": Pattern.of(SlidingWindow(4), SlidingWindow(9, heads=(0, 2))),
+    "layouts": Pattern.of(BlockSparse.bigbird(5, 8, random_blocks=1, heads=HEADS)),
+}
+"""Patterns of which heads see different keys."""
+DTYPES = ((torch.float32, 2e-5), (torch.bfloat16, 4e-2))
+
+
+def computed(folder: Path, name: str, dtype: torch.dtype, **how: Any) -> dict[str, Tensor]:
+    """Logits and all gradients of a loss, whole."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name, dtype=dtype, **how)
+    logits = model(TOKENS).logits
+    logits.float().square().mean().backward()
+    return dict(logits=logits, **{name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None})
+
+
+def _whole(x: Any) -> Tensor:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def compare(folder: Path, name: str, dtype: torch.dtype, close: float) -> None:
+    """Attention that finds its heads by itself, and one that is told them, against one process."""
+    alone = computed(folder, "dilkit", dtype)
+    for implementation in ("dilkit", "dilkit_mesh"):
+        split = computed(folder, implementation, dtype, tp_plan="auto")
+        assert split.keys() == alone.keys()
+        for key, expected in alone.items():
+            where = f"{folder.name}, {name}, {key}: "
+            assert_close(split[key], expected, atol=close, rtol=close, msg=where.__add__)
 
 
 def main(launcher: str, folder: Path) -> None:
-    rank = connect(launcher, 60.0).rank
-    tokens = torch.arange(40)[None] % 60 + 3
-    register(Pattern([4, 16], [1, 2]))
-    register(Pattern.of(SlidingWindow(5)), "dilkit_windows")
-    with torch.no_grad():
-        model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", attn_implementation="dilkit").eval()
-        with pytest.raises(ValueError, match=r"LlamaAttention has 2 of the 4 heads of the model.*head_shard"):
-            model(tokens)
-        split = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", attn_implementation="dilkit_windows").eval()
-        alone = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit_windows").eval()
-        torch.testing.assert_close(split(tokens).logits, alone(tokens).logits, atol=2e-5, rtol=2e-5)
-    say(f"rank {rank} refused, and computed what is the same for all heads")
+    world = connect(launcher, 60.0)
+    mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
+    for name, pattern in DIFFER.items():
+        register(pattern)
+        register(pattern, "dilkit_mesh", mesh=mesh["tp"])
+        for model in sorted(folder.iterdir()):
+            for dtype, close in DTYPES:
+                compare(model, name, dtype, close)
+    say(f"rank {world.rank} equals one process")
     dist.destroy_process_group()
 
 

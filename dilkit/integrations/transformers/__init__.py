@@ -1,14 +1,16 @@
-"""Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `dilated_cache`.
+"""Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `load`, `dilated_cache`.
 
     registration.py the names that transformers looks the functions up by
     choice.py       which attention a model is made with: one that would not ask is refused
     patterns.py     which pattern a layer has: of the model's configuration, or of the call of `register`
     masks.py        the mask function: which keys are tokens, and which rows are one sequence; its result is in token_mask.py
     attention.py    the attention function: which call of dilkit computes what a layer asks for
+    heads.py        which of the model's heads a layer holds, where ranks share them out
     checks.py       what of it is refused
     packing.py      padded batches as packed sequences
     cached.py       the last rows of sequences against a cache
     conversion.py   dilated attention in a model that is there
+    loading.py      a saved model with the attention that its configuration has a pattern for
     generation.py   a cache that keeps what later rows can still see; its layers are in dilated_layer.py
 
 Names are loaded at first use; transformers is imported by the calls alone.
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     **dict.fromkeys(["Conversion", "ConvertedLayer", "convert"], "conversion"),
     "dilated_cache": "generation",
+    "load": "loading",
     "register": "registration",
 }
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from dilkit.integrations.transformers.conversion import ConvertedLayer as ConvertedLayer
     from dilkit.integrations.transformers.conversion import convert as convert
     from dilkit.integrations.transformers.generation import dilated_cache as dilated_cache
+    from dilkit.integrations.transformers.loading import load as load
     from dilkit.integrations.transformers.registration import register as register
 
 

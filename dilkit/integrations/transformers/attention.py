@@ -21,12 +21,12 @@ from dilkit.attention import dilated_attention
 from dilkit.integrations.transformers.cached import KEPT_BY, last_rows
 from dilkit.integrations.transformers.checks import (
     check_decoding,
-    check_heads,
     check_one_sequence,
     check_options,
     check_window,
     checked_mask,
 )
+from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
 from dilkit.integrations.transformers.token_mask import TokenMask
@@ -43,6 +43,7 @@ ONE_SEQUENCE = (
 
 def attend(
     given: Patterns | None,
+    mesh: Any,
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -56,21 +57,23 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The attention function of transformers: `(batch, heads, rows, head_dim)` in, `(batch, rows, heads, head_dim)` out.
 
-    `given`: the patterns of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None where
-    nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
+    `given`, `mesh`: those of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None
+    where nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
     """
     check_options(module, options)
     check_one_sequence(module)
     mask = checked_mask(attention_mask, module, query, key)
     causal = mask.causal if mask is not None and mask.causal is not None else _layer_is_causal(module, is_causal)
-    pattern, width = pattern_of(given, module), value.shape[-1]
-    check_heads(module, pattern, query.shape[1], key.shape[1])
+    width, held = value.shape[-1], held_heads(module, query.shape[1], key.shape[1])
+    pattern = on_held_heads(pattern_of(given, module), module, held, mesh)
+    if pattern is None:
+        return _of_no_branch(query, key, value), None
     if stated_patterns(given, module.config) is None:
         check_window(module, pattern, causal, options)
     if width < query.shape[-1]:
         value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    call: dict[str, Any] = dict(sink=s_aux, scale=scaling)
+    call: dict[str, Any] = dict(sink=sinks_of(s_aux, module, pattern, held, mesh), scale=scaling)
     if (layer := getattr(key, KEPT_BY, None)) is not None:
         layer.claim()
         check_decoding(causal, mask, dropout, options)
@@ -89,6 +92,12 @@ def attend(
         own = None if tokens is None else of_tokens(tokens)
         out = _all_rows(whole, k, v, pattern, own, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
     return out[..., :width], None
+
+
+def _of_no_branch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """0 for every row, with gradients 0 of all three: a rank whose parameters have none would differ from the others."""
+    nothing = sum(x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0).sum() for x in (query, key, value))
+    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]) + nothing
 
 
 def _layer_is_causal(module: Any, is_causal: bool | None) -> bool:

@@ -74,34 +74,6 @@ def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor) -> Token
     return mask
 
 
-def check_heads(module: Any, pattern: Pattern, heads: int, kv_heads: int) -> None:
-    """Raise ValueError where the pattern differs by head and does not say which of the model's heads are at hand.
-
-    That is, they are a part of them and it has no `head_shard`, or one of a model with another number of key/value heads.
-    """
-    if not pattern.differs_by_head:
-        return
-    config = module.config
-    if getattr(config, "is_heterogeneous", False):
-        config = config.per_layer_config[module.layer_idx]
-    in_model = getattr(config, "num_attention_heads", None)
-    kv_in_model = getattr(config, "num_key_value_heads", None) or in_model
-    if pattern.head_shard is not None:
-        if isinstance(kv_in_model, int) and pattern.head_shard[1] not in (kv_in_model, in_model):  # some models repeat them
-            raise ValueError(
-                f"pattern={pattern} is for {pattern.head_shard[1]} key/value heads in all, and the model has {kv_in_model}; give "
-                f"head_shard=(first, {kv_in_model})"
-            )
-        return
-    for name, held, total in (("", heads, in_model), ("key/value ", kv_heads, kv_in_model)):
-        if isinstance(total, int) and held < total:
-            raise ValueError(
-                f"{type(module).__name__} has {held} of the {total} {name}heads of the model, as under tensor parallelism, "
-                f"and pattern={pattern} differs by head: which of them these are is not known. Say it, by "
-                "Pattern(..., head_shard=(first, total)) of key/value heads, or take a pattern that is the same for all heads"
-            )
-
-
 def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options: dict[str, Any]) -> None:
     """Raise ValueError for what a `DilatedCache` does not compute."""
     if options.get("cu_seq_lens_q") is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dilkit.integrations.transformers.attention import attend
 from dilkit.integrations.transformers.choice import watch_models
+from dilkit.integrations.transformers.heads import check_mesh
 from dilkit.integrations.transformers.masks import tokens_seen
 from dilkit.integrations.transformers.patterns import Patterns, checked
 from dilkit.pattern import Pattern
@@ -17,7 +18,7 @@ TAKEN = ("flash", "sdpa", "flex", "eager", "paged", "/", "|")
 """Parts of a name by which transformers takes another way."""
 
 
-def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit") -> None:
+def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit", *, mesh: Any = None) -> None:
     """Let models of transformers compute dilated attention: `attn_implementation=name`.
 
         out[i] = softmax_j(scaling * q_i . k_j + log count[h, i, j]) . v
@@ -27,13 +28,17 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
       the model, comes first. Without either, a model with windows computes its own: `Pattern.mistral(config.sliding_window)` in
       layers of `sliding_attention`, or in all where the configuration names no `layer_types`, and `Pattern.dense()` in others.
     - `name`: several names may be registered, each with patterns of its own; of one name the latest registration rules.
+    - `mesh`: the `DeviceMesh` of one dimension, or the process group, that heads are shared out over in equal parts, by rank. It
+      is needed where layers get a part of the heads, the pattern differs by head, and their weights are no DTensors that show
+      which: under DeepSpeed's Ulysses, or tensor parallelism that is neither `tp_plan="auto"` nor torch's `parallelize_module`.
 
     Padding, on either side, is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each
     sequence gets what it would get alone; so it does from a `DynamicCache` or `StaticCache`, in `generate`, also where these
     keep a window alone and the pattern sees no more. Attention sinks (`s_aux`) take part. Refused, with the reason: capped
     scores, position biases, masks other than padding, cross-attention; a part of the model's heads, where the pattern differs by
-    head; and, when a model is made or loaded, one that does not look its attention up by name. For this, and to say so where
-    a model with `config.dilkit` is loaded with other attention, `PreTrainedModel.get_correct_attn_implementation` is wrapped.
+    head and neither the weights nor `mesh` say which; and, when a model is made or loaded, one that does not look its attention
+    up by name. For this, and to say so where a model with `config.dilkit` is loaded with other attention,
+    `PreTrainedModel.get_correct_attn_implementation` is wrapped.
 
     Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
     (`pip install dilkit[transformers]`).
@@ -60,7 +65,8 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
             f"name={name!r} must not be empty or contain {', '.join(map(repr, TAKEN))}: transformers reads meaning into them"
         )
     given, package = None if pattern is None else checked(pattern), transformers()
-    package.AttentionInterface.register(name, partial(attend, given))
+    check_mesh(mesh)
+    package.AttentionInterface.register(name, partial(attend, given, mesh))
     package.AttentionMaskInterface.register(name, partial(tokens_seen, given))
     watch_models(package.PreTrainedModel, is_registered)
 

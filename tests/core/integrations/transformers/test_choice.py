@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from dilkit import Pattern
 
 package = transformers()
-from dilkit.integrations.transformers import convert, register  # noqa: E402
+from dilkit.integrations.transformers import convert, load, register  # noqa: E402
 
 TOKENS = sequences((30,))[0][None]
 NEVER_ASK = ("Bloom", "XGLM", "GPTNeoXJapanese", "RoFormer", "TrOCR", "CodeGen", "GPTJ", "Falcon")
@@ -116,3 +116,32 @@ def test_a_model_with_windows_is_not_converted_to_the_pattern_of_others() -> Non
     with pytest.raises(ValueError, match="name='dilkit' is registered with"):
         convert(mistral)
     assert len(convert(mistral, name="dilkit_by_window").layers) == 2
+
+
+@pytest.mark.parametrize("name", ["dilkit", "dilkit_saved"])
+def test_load_takes_the_attention_that_a_model_was_saved_with(tmp_path: Path, name: str) -> None:
+    model = llama()
+    convert(model, PATTERN, name)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path, dtype=torch.float64)
+    assert (again.config._attn_implementation, again.dtype) == (name, torch.float64)
+    tokens = torch.arange(3, 40)[None]
+    assert_close(again.eval()(tokens).logits, model(tokens).logits.double(), atol=1e-5, rtol=1e-5)
+
+
+def test_load_of_a_configuration_with_a_pattern_alone(tmp_path: Path) -> None:
+    config = llama().config
+    config.dilkit = json.loads(PATTERN.to_json())
+    package.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert load(tmp_path).config._attn_implementation == "dilkit"
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has no pattern, config\.dilkit; load the model by from_pretrained"):
+        load(tmp_path)
+    file = tmp_path / "config.json"
+    changed = dict(dilkit=json.loads(PATTERN.to_json()), architectures=["NoSuchModel"])
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    with pytest.raises(ValueError, match=r"is of \['NoSuchModel'\], which transformers .* does not have"):
+        load(tmp_path)

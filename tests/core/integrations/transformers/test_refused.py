@@ -111,7 +111,7 @@ def test_a_part_of_a_sequence_by_its_positions() -> None:
         result(model, input_ids=TOKENS, position_ids=later)
     q, k = torch.randn(1, 4, 12, 8), torch.randn(1, 2, 12, 8)
     with pytest.raises(ValueError, match=r"position_ids begin at 12.*give all rows of a sequence, or a cache"):
-        attend(PATTERN, model.model.layers[0].self_attn, q, k, k, None, position_ids=later)
+        attend(PATTERN, None, model.model.layers[0].self_attn, q, k, k, None, position_ids=later)
 
 
 def test_a_part_of_the_rows_with_the_mask_of_all() -> None:
@@ -121,7 +121,7 @@ def test_a_part_of_the_rows_with_the_mask_of_all() -> None:
     layer = llama(attn_implementation="dilkit").model.layers[0].self_attn
     q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
     with pytest.raises(ValueError, match="LlamaAttention has 6 rows and 6 keys, but its mask is for 12 and 12"):
-        attend(PATTERN, layer, q, k, k, TokenMask(True, 12, 12))
+        attend(PATTERN, None, layer, q, k, k, TokenMask(True, 12, 12))
 
 
 def test_a_mask_of_too_few_tokens() -> None:
