@@ -13,6 +13,9 @@ from dilkit.comm.collectives import copy_from_rank as copy_from_rank
 from dilkit.comm.collectives import sum_over_ranks as sum_over_ranks
 from dilkit.comm.cuts import shard_cuts as shard_cuts
 from dilkit.comm.nn import RingDilatedAttention
+from dilkit.comm.packed.attention import ring_dilated_attention_varlen
+from dilkit.comm.packed.shares import packed_cuts as packed_cuts
+from dilkit.comm.shards import unshard as unshard
 from dilkit.comm.transports.base import Comm
 from dilkit.pattern import Pattern
 
@@ -28,13 +31,25 @@ def attend(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Co
     return out
 
 
+def attend_packed(
+    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Comm, cu_seqlens: Tensor, **options: Any
+) -> Tensor:
+    """`ring_dilated_attention_varlen`, of which `out` alone is wanted."""
+    out: Tensor = ring_dilated_attention_varlen(query, key, value, pattern, comm, cu_seqlens, **options)  # type: ignore[assignment]
+    return out
+
+
 def transport(group: Any) -> Comm:
-    """The `Comm` of a process group of torch.distributed."""
+    """The `Comm` of a process group of torch.distributed, or of a dimension of a device mesh; a `Comm` itself."""
+    if isinstance(group, Comm):
+        return group
     from dilkit.comm.transports.torch_dist import TorchComm
 
     return TorchComm(group)
 
 
-def agree_on(comm: Comm, facts: Callable[[], dict[str, Any]], step: str) -> None:
-    """Raise on all ranks where `facts` raises on one, or where ranks differ in them."""
-    agreement.agree_on(comm, facts, step=step)
+def agree_on(
+    comm: Comm, facts: Callable[[], dict[str, Any]], step: str, may_differ: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """The facts of all ranks. Raise on all where `facts` raises on one, or where they differ in one not in `may_differ`."""
+    return agreement.agree_on(comm, facts, may_differ, step)

@@ -24,14 +24,27 @@ class OverRanks(Protocol):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Any, **options: Any) -> Tensor:
         """`ring_dilated_attention`."""
 
+    def attend_packed(
+        self, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, comm: Any, cu_seqlens: Tensor, **options: Any
+    ) -> Tensor:
+        """`ring_dilated_attention_varlen`."""
+
     def transport(self, group: Any) -> Any:
-        """The `Comm` of a process group of torch.distributed."""
+        """The `Comm` of a process group of torch.distributed, or of a dimension of a device mesh; a `Comm` itself."""
 
-    def agree_on(self, comm: Any, facts: Callable[[], dict[str, Any]], step: str) -> None:
-        """Raise on all ranks where `facts` raises on one, or where ranks differ in them."""
+    def agree_on(
+        self, comm: Any, facts: Callable[[], dict[str, Any]], step: str, may_differ: tuple[str, ...] = ()
+    ) -> list[dict[str, Any]]:
+        """The facts of all ranks. Raise on all where `facts` raises on one, or where they differ in one not in `may_differ`."""
 
-    def shard_cuts(self, seq: int, world_size: int, pattern: Pattern) -> tuple[int, ...]:
+    def shard_cuts(self, seq: int, world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
         """Where the shards of a sequence begin, and its end."""
+
+    def packed_cuts(self, lengths: Sequence[int], world_size: int, pattern: Pattern | None = None) -> tuple[int, ...]:
+        """Where the shards of packed sequences begin, and the end of the last."""
+
+    def unshard(self, x: Tensor, comm: Any, dim: int) -> Tensor:
+        """The shards of all ranks put together along `dim`."""
 
     def sum_over_ranks(self, tensors: Sequence[Tensor], comm: Any) -> None:
         """Replace each tensor, in place, by its sum over ranks."""

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `load`, `dilated_cache`.
+"""Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `load`, `context_parallel`, `dilated_cache`.
 
     registration.py the names that transformers looks the functions up by
     choice.py       which attention a model is made with: one that would not ask is refused
@@ -11,6 +11,7 @@
     cached.py       the last rows of sequences against a cache
     conversion.py   dilated attention in a model that is there
     loading.py      a saved model with the attention that its configuration has a pattern for
+    context/        sequences that are cut over ranks
     generation.py   a cache that keeps what later rows can still see; its layers are in dilated_layer.py
 
 Names are loaded at first use; transformers is imported by the calls alone.
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     **dict.fromkeys(["Conversion", "ConvertedLayer", "convert"], "conversion"),
+    **dict.fromkeys(["ContextParallel", "context_parallel"], "context.parallel"),
     "dilated_cache": "generation",
     "load": "loading",
     "register": "registration",
@@ -31,6 +33,8 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
+    from dilkit.integrations.transformers.context.parallel import ContextParallel as ContextParallel
+    from dilkit.integrations.transformers.context.parallel import context_parallel as context_parallel
     from dilkit.integrations.transformers.conversion import Conversion as Conversion
     from dilkit.integrations.transformers.conversion import ConvertedLayer as ConvertedLayer
     from dilkit.integrations.transformers.conversion import convert as convert

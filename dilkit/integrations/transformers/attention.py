@@ -6,6 +6,7 @@ the rows are the last of them       a cache             dilated_attention_with_k
                                     a dilated_cache     DilatedCache.attend
                                     with gradients,     all rows, those before with queries of 0
                                         or with dropout
+the rows are a part of a sequence   context_parallel    ring_dilated_attention, ring_dilated_attention_varlen
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dilkit.integrations.transformers.checks import (
     check_window,
     checked_mask,
 )
+from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
@@ -78,6 +80,9 @@ def attend(
         layer.claim()
         check_decoding(causal, mask, dropout, options)
         return layer.attend(q, k, v, pattern, **call)[..., :width], None
+    if (ranks := getattr(module, KEPT_AS, None)) is not None:
+        out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
+        return out[..., :width], None
     packing, tokens = _packing(q, key.shape[2], mask, options), None if mask is None else mask.tokens
     seen = k.shape[1] if tokens is None else tokens.shape[1]
     k, v = k[:, :seen], v[:, :seen]

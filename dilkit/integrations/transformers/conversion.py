@@ -77,7 +77,7 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
         model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
     """
     given = None if pattern is None else checked(pattern)
-    layers = _attention_layers(model)
+    layers = attention_layers(model)
     _check(model, layers, given)
     stated = stated_patterns(None, model.config) if given is None else given
     registered = patterns_registered(name)
@@ -98,7 +98,7 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
     return Conversion(tuple(changed))
 
 
-def _attention_layers(model: Any) -> dict[str, Any]:
+def attention_layers(model: Any) -> dict[str, Any]:
     """The modules of `model` that call an attention function, by their paths."""
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")

@@ -61,15 +61,20 @@ def own_pattern(module: Any) -> Pattern:
     Raises ValueError for a model without, which is to be given a pattern.
     """
     config = module.config
-    types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    if WINDOWED not in types if types else window is None:
+    if not has_windows(config):
         raise ValueError(
             "there is no pattern: the configuration of the model has no `dilkit`; give one by "
             "dilkit.integrations.transformers.register(pattern), or by convert(model, pattern), which writes it there"
         )
-    pattern = _KNOWN[_known_window(window if kind_of(module) == WINDOWED else None)]
+    pattern = _KNOWN[_known_window(config.sliding_window if kind_of(module) == WINDOWED else None)]
     assert isinstance(pattern, Pattern)
     return pattern
+
+
+def has_windows(config: Any) -> bool:
+    """Whether a model has layers with windows, by its configuration."""
+    types = getattr(config, "layer_types", None)
+    return WINDOWED in types if types else getattr(config, "sliding_window", None) is not None
 
 
 def kind_of(module: Any) -> str:

@@ -1,0 +1,86 @@
+"""Attention of a layer whose rows are a part of a sequence: its call of `dilkit.comm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.integrations.ranks import over_ranks
+from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.pattern import Pattern
+
+KEPT_AS = "dilkit_ranks"
+"""The attribute of an attention layer that is its `LayerRanks`."""
+STEP = "rows of a model under context_parallel"
+UNKNOWN = -1
+WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every rank"
+
+
+@dataclass(frozen=True)
+class LayerRanks:
+    """The ranks that a layer's sequence is cut over, a `dilkit.comm.Comm`; `checks_rows`: it is the first of its model."""
+
+    comm: Any
+    checks_rows: bool
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pattern: Pattern,
+        mask: TokenMask | None,
+        options: dict[str, Any],
+        **call: Any,
+    ) -> Tensor:
+        """What this rank's rows get, `(batch, rows, heads, head_dim)` like `query`.
+
+        `options`: further arguments of the layer's call; `call`: those of `ring_dilated_attention`.
+
+        Raises ValueError, on all ranks, for rows that do not follow those of the rank before, and what dilkit.comm raises.
+        """
+        cu_seqlens = options.get("cu_seq_lens_q")
+        if self.checks_rows and not torch.compiler.is_compiling():
+            self._check_rows(query, key, mask, options)
+        if cu_seqlens is None:
+            return over_ranks().attend(query, key, value, pattern, self.comm, **call)
+        if call.pop("dropout_p"):
+            raise ValueError("dropout of packed sequences over ranks is not computed; give attention_dropout=0, or no padding")
+        q, k, v = (x.squeeze(0) for x in (query, key, value))
+        return over_ranks().attend_packed(q, k, v, pattern, self.comm, cu_seqlens.int(), **call).unsqueeze(0)
+
+    def _check_rows(self, query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> None:
+        """Raise ValueError on all ranks unless their rows are the parts of one sequence, or of one packing, in order."""
+        may_differ = ("rows", "first", "last")
+        ranks = over_ranks().agree_on(self.comm, lambda: _facts(query, key, mask, options), STEP, may_differ)
+        starts = list(accumulate((facts["rows"] for facts in ranks), initial=0))
+        for rank, (facts, start) in enumerate(zip(ranks, starts, strict=False)):
+            expected = ranks[0]["first"] + start
+            if facts["first"] >= 0 and (facts["first"], facts["last"]) != (expected, expected + facts["rows"] - 1):
+                raise ValueError(
+                    f"rank {rank}{self.comm.along} has positions {facts['first']} to {facts['last']}, but its {facts['rows']} "
+                    f"rows follow {start} of the ranks before: {WAY_OUT}"
+                )
+        if ranks[0]["total"] not in (UNKNOWN, starts[-1]):
+            raise ValueError(f"cu_seq_lens_q ends at {ranks[0]['total']}, but the ranks have {starts[-1]} rows: {WAY_OUT}")
+
+
+def _facts(query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What the ranks tell each other of their rows. Raises ValueError for rows that are no part of whole sequences."""
+    rows, cu_seqlens, positions = query.shape[1], options.get("cu_seq_lens_q"), options.get("position_ids")
+    if mask is not None and mask.tokens is not None:
+        raise ValueError(f"attention_mask has padding, which is left out before a sequence is cut: {WAY_OUT}")
+    if key.shape[1] != rows:
+        raise ValueError(
+            f"{rows} rows and {key.shape[1]} keys, as with a cache: over ranks a model is trained, or run on whole sequences; "
+            "generate with a model that context_parallel was not called on"
+        )
+    if cu_seqlens is not None:
+        return dict(rows=rows, total=int(cu_seqlens[-1]), first=UNKNOWN, last=UNKNOWN)
+    known = positions is not None and positions.ndim == 2 and positions.shape[1] == rows
+    first, last = positions[0, [0, -1]].tolist() if known else (UNKNOWN, UNKNOWN)  # type: ignore[index]
+    return dict(rows=rows, total=UNKNOWN, first=first, last=last)

@@ -1,0 +1,91 @@
+"""A batch of a language model, made ready to be cut along its sequence.
+
+input_ids (batch, seq)      A A A .         packed (1, total)    A A A B B B B       without padding it stays (batch, seq)
+                            B B B B         cu_seqlens           0     3       7
+labels                      a1 a2 a3 -      shift_labels         a2 a3 - b2 b3 b4 -
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dilkit.integrations.transformers.packing import of_positions
+
+IGNORED = -100
+"""The label of a row that predicts nothing."""
+BY_ROWS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "labels", "shift_labels")
+"""What of a batch has a row for each token."""
+DESCRIBES = ("attention_mask", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch")
+"""What else a batch may have: which rows are tokens, where sequences begin, and how many labels there are."""
+
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """`rows`: tensors `(batch, seq, ...)` by the names that models have for them. `cu_seqlens`: of a batch that is packed."""
+
+    rows: dict[str, Tensor]
+    cu_seqlens: Tensor | None
+
+    @property
+    def seq(self) -> int:
+        """Rows of each element of the batch."""
+        return next(iter(self.rows.values())).shape[1]
+
+    @property
+    def labelled(self) -> int:
+        """Rows that predict a token."""
+        labels = self.rows.get("shift_labels")
+        return 0 if labels is None else int((labels != IGNORED).sum())
+
+
+def whole_batch(batch: Mapping[str, Any]) -> WholeBatch:
+    """`batch` with labels shifted, positions written out, and without padding. Raises ValueError for what cannot be cut."""
+    batch = {name: value for name, value in batch.items() if value is not None}
+    if unknown := sorted(batch.keys() - {*BY_ROWS, *DESCRIBES}):
+        raise ValueError(f"batch has {', '.join(map(repr, unknown))}; what is cut along the sequence is {', '.join(BY_ROWS)}")
+    shape = _shape(batch)
+    rows = {name: batch[name] for name in BY_ROWS if name in batch}
+    if "labels" in rows and "shift_labels" not in rows:
+        rows["shift_labels"] = F.pad(rows["labels"], (0, 1), value=IGNORED)[:, 1:]
+    positions = rows.get("position_ids")
+    rows["position_ids"] = (
+        torch.arange(shape[1], device=next(iter(rows.values())).device)[None] if positions is None else positions
+    ).expand(shape)
+    tokens = batch.get("attention_mask")
+    if tokens is not None and not bool(tokens.all()):
+        return _without_padding(rows, tokens.bool())
+    if (given := batch.get("cu_seq_lens_q")) is not None:
+        return WholeBatch(_in_one_row(rows), given)
+    packing = None if positions is None else of_positions(rows["position_ids"], shape[0])
+    return WholeBatch(rows, None) if packing is None else WholeBatch(_in_one_row(rows), packing.cu_seqlens)
+
+
+def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
+    """`(batch, seq)`, the same of all tensors."""
+    shapes = {name: tuple(batch[name].shape[:2]) for name in (*BY_ROWS, "attention_mask") if name in batch}
+    first = next((name for name in ("input_ids", "inputs_embeds") if name in shapes), None)
+    if first is None:
+        raise ValueError(f"batch has {sorted(batch) or 'nothing'}; input_ids or inputs_embeds (batch, seq) are needed")
+    count, seq = shapes[first]
+    for name, shape in shapes.items():
+        if shape != (count, seq) and not (name == "position_ids" and shape == (1, seq)):
+            raise ValueError(f"{name} has shape {tuple(batch[name].shape)}, but {first} is of {count} sequences of {seq} tokens")
+    return count, seq
+
+
+def _in_one_row(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.flatten(0, 1)[None] for name, x in rows.items()}
+
+
+def _without_padding(rows: dict[str, Tensor], tokens: Tensor) -> WholeBatch:
+    """The tokens alone, packed. Padding has no results, so that what it would predict is left out too."""
+    lengths = tokens.sum(1)
+    lengths = lengths[lengths > 0]
+    cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()
+    return WholeBatch({name: x[tokens][None] for name, x in rows.items()}, cu_seqlens)

@@ -1,0 +1,223 @@
+"""Sequences that are cut over ranks inside transformers' models: what one rank computes of the whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import PATTERN, WINDOWED, llama, padded, qwen3, sequences, transformers
+from torch import Tensor
+from torch.testing import assert_close
+
+from dilkit import Pattern
+from dilkit.comm import Comm, PlanMismatch, run_threads, sum_over_ranks
+
+package = transformers()
+from dilkit.integrations.transformers import ContextParallel, context_parallel, convert  # noqa: E402
+from dilkit.integrations.transformers.context.batch import whole_batch  # noqa: E402
+
+IGNORED = -100
+MODELS: dict[str, Callable[[], Any]] = dict(llama=llama, qwen3=qwen3, **WINDOWED)
+
+
+def labelled(**batch: Tensor) -> dict[str, Tensor]:
+    labels = batch["input_ids"].clone()
+    if "attention_mask" in batch:
+        labels[batch["attention_mask"] == 0] = IGNORED
+    labels[:, 7] = IGNORED
+    return dict(**batch, labels=labels)
+
+
+CU_SEQLENS = torch.tensor([0, 9, 42, 46], dtype=torch.int32)
+POSITIONS = torch.cat([torch.arange(n) for n in (9, 33, 4)])[None]
+BATCHES = {
+    "two sequences": labelled(input_ids=torch.stack(sequences((30, 30)))),
+    "padding": labelled(**{name: x for name, x in padded(sequences((5, 30, 12)), "right").items() if name != "position_ids"}),
+    "packed": labelled(
+        input_ids=torch.cat(sequences((9, 33, 4)))[None],
+        position_ids=POSITIONS,
+        cu_seq_lens_q=CU_SEQLENS,
+        cu_seq_lens_k=CU_SEQLENS,
+    ),
+}
+
+
+def of_one_rank(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, float, dict[str, Tensor]]:
+    """Logits, loss and gradients."""
+    out = model(**batch, use_cache=False)
+    out.loss.backward()
+    return out.logits.detach(), out.loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def over_ranks(size: int, model: Any, batch: dict[str, Tensor], **options: Any) -> list[Any]:
+    models = [copy.deepcopy(model) for _ in range(size)]
+
+    def on_rank(comm: Comm) -> Any:
+        mine = models[comm.rank]
+        ranks = context_parallel(mine, comm, averages=False, **options)
+        out = mine(**ranks.shard(batch), use_cache=False)
+        out.loss.backward()
+        gradients = {name: p.grad for name, p in mine.named_parameters()}
+        sum_over_ranks(gradients.values(), comm)
+        return ranks.unshard(out.logits), ranks.mean(out.loss), gradients
+
+    return run_threads(size, on_rank)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gemma3", "gpt_oss", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mistral", "qwen2", "qwen3", "gemma2"))],
+)
+def test_every_model_computes_what_one_rank_computes(name: str, batch: str) -> None:
+    model, inputs = MODELS[name](), BATCHES[batch]
+    convert(model, None if name in WINDOWED else PATTERN, "dilkit_context")
+    logits, loss, gradients = of_one_rank(copy.deepcopy(model), inputs)
+    tokens = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    for theirs, total, summed in over_ranks(3, model, inputs):
+        assert_close(theirs.reshape(-1, logits.shape[-1]), logits[tokens], atol=2e-5, rtol=2e-5)
+        assert total == pytest.approx(loss, rel=1e-5)
+        for key, expected in gradients.items():
+            assert_close(summed[key], expected, atol=2e-5, rtol=2e-4, msg=key.__add__)
+
+
+def test_positions_that_begin_anew_are_packed_sequences() -> None:
+    packed = {name: x for name, x in BATCHES["packed"].items() if not name.startswith("cu_seq_lens")}
+    (by_positions, *_), (given, *_) = (over_ranks(2, llama(), batch, pattern=PATTERN) for batch in (packed, BATCHES["packed"]))
+    assert_close(by_positions[:2], given[:2])
+
+
+def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
+    model, batch = llama(), BATCHES["two sequences"]
+    logits, loss, _ = of_one_rank(copy.deepcopy(model), batch)
+    for theirs, total, _ in over_ranks(2, model, batch):
+        assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
+        assert total == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> None:
+    """Two replicas of one rank, two batches a step of different numbers of labels: the mean over all of these."""
+    model, batches = llama(), list(BATCHES.values())
+    steps = [[batches[0], batches[1]], [batches[2], batches[1]]]
+    models = [copy.deepcopy(model) for _ in steps]
+
+    def on_rank(replicas: Comm) -> float:
+        own, mine = run_alone(), models[replicas.rank]
+        ranks = context_parallel(mine, own, replicas=replicas, pattern=PATTERN)
+        items = ranks.count(*steps[replicas.rank])
+        return sum(ranks.mean(mine(**ranks.shard(batch, items)).loss) for batch in steps[replicas.rank])
+
+    convert(model, PATTERN, "dilkit_context")
+    sums = [(model(**batch).loss.item(), whole_batch(batch).labelled) for step in steps for batch in step]
+    expected = sum(loss * count for loss, count in sums) / sum(count for _, count in sums)
+    assert run_threads(2, on_rank) == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def run_alone() -> Comm:
+    """A process group of one rank."""
+    (comm,) = run_threads(1, lambda comm: comm)
+    return comm
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown tensor": (
+        dict(input_ids=torch.ones(1, 8), pixel_values=torch.ones(1)),
+        "batch has 'pixel_values'; what is cut along",
+    ),
+    "nothing": ({}, "input_ids or inputs_embeds"),
+    "another shape": (
+        dict(input_ids=torch.ones(1, 8), labels=torch.ones(1, 7)),
+        r"labels has shape \(1, 7\), but input_ids is of 1",
+    ),
+    "too few tokens": (dict(input_ids=torch.ones(1, 1)), "seq=1 tokens cannot be shared out over world_size=2"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name: str) -> None:
+    batch, text = WRONG[name]
+
+    def on_rank(comm: Comm) -> None:
+        with pytest.raises(ValueError, match=text):
+            ContextParallel(comm).shard(batch)
+
+    run_threads(2, on_rank)
+
+
+def test_ranks_that_hold_other_batches_are_told() -> None:
+    def on_rank(comm: Comm) -> None:
+        with pytest.raises(PlanMismatch, match=r"batch of ContextParallel\.shard.*input_ids"):
+            ContextParallel(comm).shard(dict(input_ids=torch.full((1, 8), comm.rank)))
+
+    run_threads(2, on_rank)
+
+
+def refused(call: Callable[[Any, Any], object], text: str, size: int = 2) -> None:
+    """`call(model, ranks)` raises on all ranks, and none waits for another."""
+    models = [llama() for _ in range(size)]
+
+    def on_rank(comm: Comm) -> None:
+        model = models[comm.rank]
+        with pytest.raises((ValueError, PlanMismatch), match=text):
+            call(model, context_parallel(model, comm, pattern=PATTERN))
+
+    run_threads(size, on_rank)
+
+
+def test_a_batch_that_was_not_cut_is_refused() -> None:
+    refused(
+        lambda model, ranks: model(BATCHES["two sequences"]["input_ids"]), r"rank 1 has positions 0 to 29.*ContextParallel\.shard"
+    )
+
+
+def test_padding_that_was_not_left_out_is_refused() -> None:
+    refused(lambda model, ranks: model(**BATCHES["padding"]), r"attention_mask has padding.*ContextParallel\.shard")
+
+
+def test_generation_is_refused() -> None:
+    tokens = torch.arange(3, 13)[None]
+    positions = torch.arange(10)[None]
+
+    def generate(model: Any, ranks: ContextParallel) -> None:
+        model.generate(**ranks.shard(dict(input_ids=tokens, position_ids=positions)), max_new_tokens=3, do_sample=False)
+
+    refused(generate, "generate with a model that context_parallel was not called on")
+
+
+def test_dropout_of_packed_sequences_is_refused() -> None:
+    def train(model: Any, ranks: ContextParallel) -> None:
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.1
+        model.train()(**ranks.shard(BATCHES["packed"]))
+
+    refused(train, "dropout of packed sequences over ranks is not computed")
+
+
+def test_ranks_with_other_patterns_are_told() -> None:
+    models = [llama() for _ in range(2)]
+
+    def on_rank(comm: Comm) -> None:
+        ranks = context_parallel(models[comm.rank], comm, pattern=Pattern([4 * (1 + comm.rank)], [1]))
+        with pytest.raises(PlanMismatch, match="pattern"):
+            models[comm.rank](**ranks.shard(BATCHES["two sequences"]))
+
+    run_threads(2, on_rank)
+
+
+def test_models_in_which_more_than_attention_mixes_rows_are_refused() -> None:
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=64, pad_token_id=0)
+    small = package.LlamaConfig(**sizes, num_labels=2)
+    with pytest.raises(ValueError, match=r"LlamaForSequenceClassification pools rows.*ForSequenceClassification"):
+        context_parallel(package.LlamaForSequenceClassification(small), run_alone())
+    config = package.Lfm2Config(**sizes, layer_types=["conv", "full_attention"])
+    with pytest.raises(ValueError, match="Lfm2ForCausalLM has layers of conv, which mix rows"):
+        context_parallel(package.Lfm2ForCausalLM(config), run_alone())
+    model = llama()
+    model.config.output_router_logits = True
+    with pytest.raises(ValueError, match="adds a loss of its routers"):
+        context_parallel(model, run_alone())
+    with pytest.raises(TypeError, match="mesh=None; a DeviceMesh of one dimension"):
+        context_parallel(llama(), None)
