@@ -1,0 +1,151 @@
+"""The programs of docs/training.md, run on the ranks that the page names, against one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import launch
+from helpers.language_models import transformers
+from helpers.project import ROOT, succeed
+
+transformers()
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs" / "training.md").read_text()
+PROGRAMS = dict(re.findall(r'^```python title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
+COMMANDS = re.findall(r"^\$ python (-m torch\.distributed\.run .*)$", PAGE, re.MULTILINE)
+LOSS = re.compile(r"loss (\d+\.\d+)")
+
+
+def run(name: str, folder: Path, check: str = "", **numbers: str) -> str:
+    """What a program of the page prints, `check` at its end, by the command of the page that names it."""
+    (folder / name).write_text(PROGRAMS[name] + check)
+    command = next(command for command in COMMANDS if f" {name}" in command and ("--resume" in command) == ("resume" in numbers))
+    arguments = command.split()
+    if ranks := numbers.get("ranks"):
+        arguments[arguments.index("--nproc-per-node") + 1] = ranks
+    return succeed(sys.executable, *arguments, cwd=folder, OMP_NUM_THREADS="1")
+
+
+def losses(text: str) -> list[float]:
+    return [float(loss) for loss in LOSS.findall(text)]
+
+
+ONE_PROCESS = """
+import torch
+from transformers import {family}Config, {family}ForCausalLM
+torch.manual_seed(0)
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+model = {family}ForCausalLM({family}Config(**sizes, vocab_size=256, {options}))
+{convert}
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for tokens in torch.randint(256, {shape}, generator=torch.Generator().manual_seed(1)):
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"loss {{loss.item():.5f}}")
+"""
+CONVERT = """
+from dilkit import Pattern
+from dilkit.integrations.transformers import convert
+convert(model, Pattern([16, 64], [1, 4]))
+"""
+
+
+def alone(folder: Path, family: str, shape: tuple[int, ...], options: str = "", convert: str = "") -> list[float]:
+    (folder / "alone.py").write_text(ONE_PROCESS.format(family=family, options=options, convert=convert, shape=shape))
+    return losses(succeed(sys.executable, "alone.py", cwd=folder, OMP_NUM_THREADS="1"))
+
+
+def test_four_ranks_train_as_one_and_fewer_go_on_from_what_they_saved(tmp_path: Path) -> None:
+    """One process computes eager attention, of which nothing is dilkit's."""
+    expected = alone(tmp_path, "Mistral", (6, 4, 101), 'sliding_window=16, attn_implementation="eager"')
+    assert losses(run("train.py", tmp_path)) == pytest.approx(expected, abs=2e-5)
+    assert losses(run("train.py", tmp_path, resume="yes")) == pytest.approx(expected[3:], abs=2e-5)
+    assert losses(run("train.py", tmp_path, resume="yes", ranks="1")) == pytest.approx(expected[3:], abs=2e-5)
+
+
+ACCUMULATED = """
+from dilkit.integrations.transformers import convert
+mine = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+torch.manual_seed(0)
+alone = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256))
+convert(alone, Pattern([16, 64], [1, 4]))
+alone.bfloat16()
+loss = sum(alone(**batch).loss for batch in batches) / 2
+loss.backward()
+for name, p in alone.named_parameters():
+    difference = (mine[name] - p.grad.float()).norm() / p.grad.float().norm()
+    assert difference < 0.03, (name, difference)
+print("equal")
+"""
+
+
+def test_batches_accumulate_in_half_precision_with_layers_computed_again(tmp_path: Path) -> None:
+    assert run("accumulate.py", tmp_path, ACCUMULATED).count("equal") == 2
+
+
+TRAINED = """
+mine = {name: p.detach().clone() for name, p in model.named_parameters()}
+from dilkit.integrations.transformers import convert
+dist.destroy_process_group()
+import os
+for name in list(os.environ):
+    if name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") or name.startswith("TORCHELASTIC"):
+        del os.environ[name]
+from accelerate.state import AcceleratorState, PartialState
+AcceleratorState._reset_state(reset_partial_state=True)
+torch.manual_seed(0)
+alone = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256))
+convert(alone, Pattern([16, 64], [1, 4]))
+class InOrder(Trainer):
+    get_train_dataloader = RanksTrainer.get_train_dataloader
+arguments = TrainingArguments("out", use_cpu=True, average_tokens_across_devices=False, **steps, **quiet)
+InOrder(alone, arguments, train_dataset=trainer.train_dataset).train()
+for name, p in alone.named_parameters():
+    torch.testing.assert_close(mine[name], p.detach(), atol=2e-5, rtol=2e-4)
+print("equal")
+"""
+
+
+def test_trainer(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed; Trainer needs it")
+    assert run("trainer.py", tmp_path, TRAINED).count("equal") == 2
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+def test_the_same_under_mpirun(tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "train_mpi.py").write_text(PROGRAMS["train_mpi.py"])
+    job = launch.start(launcher, 2, tmp_path, str(tmp_path / "train_mpi.py")).finish()
+    assert job.code == 0, job
+    assert losses(job.text) == pytest.approx(alone(tmp_path, "Llama", (3, 2, 101), convert=CONVERT), abs=2e-5)
+
+
+ULYSSES = """
+alone = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256))
+alone.load_state_dict(model.state_dict())
+from dilkit.integrations.transformers import convert
+convert(alone, Pattern([16, 64], [1, 4]), "dilkit_alone")
+whole = alone(tokens).logits
+torch.testing.assert_close(logits, whole[:, mine])
+whole[:, mine].square().sum().backward()
+logits.square().sum().backward()
+for p, q in zip(model.parameters(), alone.parameters()):
+    mean = [p.grad.clone(), q.grad.clone()]
+    for x in mean:
+        dist.all_reduce(x)
+    torch.testing.assert_close(*mean, atol=1e-5, rtol=1e-4)
+print("equal")
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed; test_heads.py restates its calls"
+)
+def test_ulysses(tmp_path: Path) -> None:
+    assert run("ulysses.py", tmp_path, ULYSSES).count("equal") == 2
