@@ -23,7 +23,8 @@ One forward pass, step by step, with the file of each step:
     return the rows of out and lse that belong to this rank       attention.py
 
 The backward pass is the same the other way round. With a token order, rows travel to their places along it and back
-(`reorder.py`). What training needs besides (`sum_over_ranks`, `copy_from_rank`) is in `collectives.py`.
+(`reorder.py`). What training needs besides (`sum_over_ranks`, `copy_from_rank`) is in `collectives.py`, labels and losses of
+sharded sequences (`roll`, `sum_by_sequence`) in `labels.py`.
 
 Names are loaded at first use: `import dilkit.comm` needs neither MPI nor torch.distributed.
 """
@@ -54,10 +55,12 @@ _HOMES = {
     "positions": "shards",
     "ring_dilated_attention": "attention",
     "ring_dilated_attention_varlen": "packed.attention",
+    "roll": "labels",
     "run_threads": "transports.threads",
     "shard": "shards",
     "shard_cuts": "cuts",
     "share_sequences": "packed.shares",
+    "sum_by_sequence": "labels",
     "sum_over_ranks": "collectives",
     "unshard": "shards",
 }
@@ -69,6 +72,8 @@ if TYPE_CHECKING:
     from dilkit.comm.collectives import copy_from_rank as copy_from_rank
     from dilkit.comm.collectives import sum_over_ranks as sum_over_ranks
     from dilkit.comm.cuts import shard_cuts as shard_cuts
+    from dilkit.comm.labels import roll as roll
+    from dilkit.comm.labels import sum_by_sequence as sum_by_sequence
     from dilkit.comm.nn import RingDilatedAttention as RingDilatedAttention
     from dilkit.comm.packed.attention import ring_dilated_attention_varlen as ring_dilated_attention_varlen
     from dilkit.comm.packed.plan import PackedPlan as PackedPlan

@@ -17,6 +17,7 @@ from dilkit.comm.cuts import shard_cuts
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.comm.token_files import mapped_tokens
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.op.sequences import check_cu_seqlens, checked_longest
 from dilkit.orders.checks import MAX_TOKENS, check_dim, check_tokens, wrong_length
 from dilkit.orders.token_order import TokenOrder, check_order
 from dilkit.pattern import Pattern
@@ -41,7 +42,7 @@ def shard(x: Tensor, comm: Comm, pattern: Pattern | None = None, dim: int = 1, o
         [[[0, 1, 2]], [[3, 4, 5]]]
     """
     check_comm(comm)
-    _check_tensor(x, dim)
+    check_tensor(x, dim)
     start, stop = _bounds(shard_cuts(x.shape[dim], comm.size, pattern), comm.rank)
     if order is not None:
         check_order(order)
@@ -66,7 +67,7 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
     """
 
     def facts() -> dict[str, Any]:
-        _check_tensor(x, dim)
+        check_tensor(x, dim)
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"x of shape {tuple(x.shape)} requires gradients, and unshard hands none back: pass x.detach() to look at "
@@ -120,16 +121,30 @@ def load_shard(
     return torch.from_numpy(tokens[rows].astype(tokens.dtype.newbyteorder("=")))
 
 
-def positions(rows: int, comm: Comm, device: torch.device | str | None = None, order: TokenOrder | None = None) -> Tensor:
+def positions(
+    rows: int,
+    comm: Comm,
+    device: torch.device | str | None = None,
+    order: TokenOrder | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
     """The positions in the sequence of this rank's `rows` rows, int64 `(rows,)`: for rotary embeddings.
 
-    With the `order` that the tokens were put in before they were sharded, these are their row-major positions. All ranks call it.
+    With the `order` that the tokens were put in before they were sharded, these are their row-major positions. With `cu_seqlens`
+    int32 `(sequences + 1,)`, the packed sequences of all shards together, each row has its position in its own sequence. All
+    ranks call it, with the same.
 
-    Raises ValueError for a negative number of rows and for an order of another length than all shards together.
+    Raises ValueError for a negative number of rows, for an order of another length than all shards together, and for sequences
+    that do not end where the shards do; or with both.
 
+        >>> import torch
         >>> from dilkit.comm import positions, run_threads
         >>> run_threads(2, lambda comm: positions(3 - comm.rank, comm).tolist())
         [[0, 1, 2], [3, 4]]
+        >>> starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+        >>> run_threads(2, lambda comm: positions(3 - comm.rank, comm, cu_seqlens=starts).tolist())
+        [[0, 1, 0], [1, 2]]
     """
 
     def facts() -> dict[str, Any]:
@@ -139,7 +154,11 @@ def positions(rows: int, comm: Comm, device: torch.device | str | None = None, o
             torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device={device!r} is not known to torch: {error}") from None
-        return dict(rows=int(rows), order=_fingerprint(order))
+        if cu_seqlens is not None and order is not None:
+            raise ValueError("order and cu_seqlens cannot go together; a token order is of one sequence")
+        if cu_seqlens is not None:
+            check_cu_seqlens(cu_seqlens, cu_seqlens, 0)
+        return dict(rows=int(rows), order=_fingerprint(order), cu_seqlens="" if cu_seqlens is None else str(cu_seqlens.tolist()))
 
     check_comm(comm)
     counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "positions of shards")]
@@ -148,7 +167,12 @@ def positions(rows: int, comm: Comm, device: torch.device | str | None = None, o
         if sum(counts) != len(order):
             raise wrong_length(f"the shards have {sum(counts)} tokens", sum(counts), order)
         return _part(order, start, start + rows).to(device)
-    return torch.arange(start, start + rows, device=device)
+    own = torch.arange(start, start + rows, device=device)
+    if cu_seqlens is None:
+        return own
+    checked_longest(cu_seqlens, sum(counts))
+    starts = cu_seqlens.to(own)
+    return own - starts[torch.searchsorted(starts, own, right=True) - 1]
 
 
 def _part(order: TokenOrder, start: int, stop: int) -> Tensor:
@@ -163,7 +187,8 @@ def _fingerprint(order: TokenOrder | None) -> str:
     return order_fingerprint(order)
 
 
-def _check_tensor(x: Tensor, dim: int) -> None:
+def check_tensor(x: Tensor, dim: int) -> None:
+    """Raise TypeError or ValueError for what is no plain tensor with this dimension."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor is needed")
     not_distributed("x", x)
