@@ -32,6 +32,7 @@ from dilkit.integrations.transformers.heads import held_heads, on_held_heads, si
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
 from dilkit.integrations.transformers.token_mask import TokenMask
+from dilkit.integrations.unserved import nothing_seen
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
 
@@ -69,7 +70,7 @@ def attend(
     width, held = value.shape[-1], held_heads(module, query.shape[1], key.shape[1])
     pattern = on_held_heads(pattern_of(given, module), module, held, mesh)
     if pattern is None:
-        return _of_no_branch(query, key, value), None
+        return nothing_seen(query, key, value).transpose(1, 2), None
     if stated_patterns(given, module.config) is None:
         check_window(module, pattern, causal, options)
     if width < query.shape[-1]:
@@ -97,12 +98,6 @@ def attend(
         own = None if tokens is None else of_tokens(tokens)
         out = _all_rows(whole, k, v, pattern, own, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
     return out[..., :width], None
-
-
-def _of_no_branch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """0 for every row, with gradients 0 of all three: a rank whose parameters have none would differ from the others."""
-    nothing = sum(x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0).sum() for x in (query, key, value))
-    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]) + nothing
 
 
 def _layer_is_causal(module: Any, is_causal: bool | None) -> bool:
