@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,15 @@ from torch.testing import assert_close
 from dilkit import Pattern, dilated_attention
 
 pytest.importorskip("torch.distributed.tensor.parallel", reason="this torch is built without torch.distributed")
+from dilkit.integrations import torchtitan
 from dilkit.integrations.torchtitan import ContextParallelStyle, InnerAttention
 
 PATTERN = Pattern([8, 24], [1, 2])
 Q, K, V = torch.randn(44, 4, 8), torch.randn(44, 2, 8), torch.randn(44, 2, 8)
+
+
+def test_the_examples_do_what_they_say() -> None:
+    assert doctest.testmod(torchtitan).failed == 0
 
 
 def test_packed_tokens_are_sequences_of_their_own() -> None:
