@@ -47,8 +47,9 @@ class ExchangePlan:
     The plan is a function of its arguments alone: every rank makes the same one, and nothing is sent for it. For each branch it
     chooses a route (`routes`), and counts the rows and bytes that each rank sends, and the query-key pairs that it computes.
 
-    `schedule`: "auto" chooses for each branch the route that moves the fewest rows through the busiest rank; "scatter",
-    "gather" and "ring" are used wherever a segment or a stride is not within one rank. Branches of other kinds have one route
+    `schedule`: "auto" chooses for each branch the route that moves the fewest rows through the busiest rank, "balanced" the one
+    whose busiest rank computes the fewest pairs: with causality the last ranks see more keys than the first. "scatter", "gather"
+    and "ring" are used wherever a segment or a stride is not within one rank. Branches of other kinds have one route
     each; neighborhoods, and most mixes with `overlap="once"`, are joint: whole rows are scattered, and a head is computed in one
     piece. `fuse_branches=False` computes branches and segments one by one, and patterns with other kinds jointly, so that the
     result is bitwise the same for every world size: rows are moved, and never summed in another order. "auto" then scatters, and

@@ -125,4 +125,6 @@ def why(facts: BranchFacts, schedule: str) -> str:
     rows = ", ".join(f"{name} {rows_by_route[name]:,}" for name in shown)
     if schedule == "auto":
         return f"{facts.route} moves the fewest rows through the busiest rank forward: {rows}"
+    if schedule == "balanced":
+        return f"with {facts.route} the busiest rank computes the fewest pairs; rows through it forward: {rows}"
     return f"as schedule={schedule!r} says; rows through the busiest rank forward: {rows}"

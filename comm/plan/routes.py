@@ -10,7 +10,9 @@ from types import MappingProxyType
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import SegmentShards
 
-SCHEDULES = ("auto", "scatter", "gather", "ring")
+SCHEDULES = ("auto", "balanced", "scatter", "gather", "ring")
+CHOOSING = ("auto", "balanced")
+"""The schedules that choose a route for each branch."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,20 @@ class Route:
 
 
 def choose_route(schedule: str, shards: SegmentShards, world_size: int, is_causal: bool, scatter_only: bool) -> Route:
-    """The route of a branch by `schedule`; "auto" takes the group size whose busiest rank moves the fewest rows."""
+    """The route of a branch by `schedule`.
+
+    "auto" takes the group size whose busiest rank moves the fewest rows; "balanced" the one whose busiest rank computes the
+    fewest pairs and, of several, moves the fewest rows.
+    """
     most_ranks = shards.most_ranks
     if most_ranks == 1:
         return Route("local", 1)
-    if schedule == "auto":
+    if schedule in CHOOSING:
         busiest = busiest_ranks(shards, world_size, is_causal, scatter_only)
-        size = min(busiest, key=busiest.__getitem__)
+        most_pairs = dict.fromkeys(busiest, 0)
+        if schedule == "balanced":
+            most_pairs = {size: int(RowCounts(shards, world_size, size, is_causal).pairs.max()) for size in busiest}
+        size = min(busiest, key=lambda size: (most_pairs[size], busiest[size]))
         return Route({1: "gather", most_ranks: "scatter"}.get(size, "hybrid"), size)
     return Route(schedule, most_ranks if schedule == "scatter" else 1)
 

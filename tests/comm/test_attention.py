@@ -50,7 +50,7 @@ def _drawn(case: Case, backend: str) -> tuple[tuple[int, ...], dict[str, Any]]:
     world_size = min(draw.randint(2, 8), case.seq)
     joint = case.pattern.overlap == "once" and len(case.pattern.branches) > 1
     cuts = draw.choice([even_cuts, uneven_cuts, uneven_cuts, lambda n, p: shard_cuts(n, p, case.pattern)])(case.seq, world_size)
-    schedule = draw.choice(("auto", "scatter") if joint else SCHEDULES)
+    schedule = draw.choice(("auto", "balanced", "scatter") if joint else (*SCHEDULES, "balanced"))
     fuse = schedule in ("gather", "ring") or world_size == 1 or draw.random() < 0.6
     return cuts, dict(schedule=schedule, fuse_branches=fuse)
 
@@ -152,7 +152,7 @@ def test_anything(turn: int, data: st.DataObject) -> None:
     seq = data.draw(st.integers(world_size, 50))
     cuts = uneven_cuts(seq, world_size, data.draw(st.integers(0, 99)))
     joint = pattern.overlap == "once" and len(pattern.branches) > 1
-    schedule = data.draw(st.sampled_from(("auto", "scatter") if joint else SCHEDULES))
+    schedule = data.draw(st.sampled_from(("auto", "balanced", "scatter") if joint else (*SCHEDULES, "balanced")))
     fuse = schedule in ("gather", "ring") or data.draw(st.booleans())
     sizes = dict(seq=seq, heads=heads, kv_heads=kv_heads, head_dim=data.draw(st.sampled_from([1, 4, 9])))
     flags = dict(is_causal=data.draw(st.booleans()), mask=data.draw(st.sampled_from(["none", "random"])))

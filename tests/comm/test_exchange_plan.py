@@ -33,7 +33,7 @@ LONG = Pattern([2048, 8192, 32768, 131072, 524288], [1, 4, 16, 64, 256])
 @st.composite
 def plans(
     draw: st.DrawFn,
-    schedules: tuple[str, ...] = ("auto", "scatter", "gather", "ring"),
+    schedules: tuple[str, ...] = ("auto", "balanced", "scatter", "gather", "ring"),
     patterns: st.SearchStrategy[tuple[Pattern, Heads]] | None = None,
 ) -> ExchangePlan:
     """Any plan that is allowed: up to 16 ranks, shards of any length, segments that end anywhere."""
@@ -352,7 +352,7 @@ def test_cuts_that_are_none_are_refused(cuts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        (dict(schedule="fastest"), ValueError, r"schedule='fastest' is not known; choose from 'auto', 'scatter'"),
+        (dict(schedule="fastest"), ValueError, r"schedule='fastest' is not known; choose from 'auto', 'balanced'"),
         (dict(schedule="gather", fuse_branches=False), ValueError, r"schedule='gather' sums up .* use schedule='scatter'"),
         (dict(schedule="ring", fuse_branches=False), ValueError, r"schedule='ring' sums up"),
         (dict(is_causal=None), TypeError, r"is_causal=None is a NoneType"),
@@ -399,3 +399,25 @@ def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
     computed = [sum(len(stack.keys) * stack.rows for stack in index_tables(plan, rank, 1).stacks) for rank in (0, 1)]
     assert computed[0] <= 1024 * 8192
     assert computed[1] <= 8176 * (8176 + 2 * 1024)
+
+
+@pytest.mark.parametrize(("kv_heads", "most"), [(8, 1.0), (4, 1.0), (2, 1.5)])
+def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv_heads: int, most: float) -> None:
+    """Contiguous shards of full causal attention, gathered, give the last of four ranks 7 / 4 of the mean."""
+
+    def busiest(schedule: str) -> float:
+        pairs = exchange_plan(
+            Pattern.dense(), shard_cuts(65536, 4), 32, kv_heads, is_causal=True, schedule=schedule
+        ).all_work.total
+        return float(max(pairs) * 4 / sum(pairs))
+
+    assert busiest("auto") == pytest.approx(7 / 4, abs=1e-3)
+    assert busiest("balanced") == pytest.approx(most, abs=1e-3)
+
+
+@given(st.data())
+def test_no_route_computes_less_on_the_busiest_rank_than_balanced(data: st.DataObject) -> None:
+    plan = data.draw(plans(schedules=("balanced",)))
+    other = replace(plan, schedule="auto")
+    for counts, others in zip(plan.row_counts, other.row_counts, strict=True):
+        assert max(counts.pairs) <= max(others.pairs)

@@ -139,7 +139,7 @@ def test_query_heads_take_no_time_of_their_own(capsys: pytest.CaptureFixture[str
 
 def test_what_a_schedule_refuses_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     report = planned(capsys, CONFIGURATIONS["keys that count once"])
-    assert list(report["schedules"]) == ["auto", "scatter"]
+    assert list(report["schedules"]) == ["auto", "balanced", "scatter"]
     assert list(report["refused"]) == ["gather", "ring"]
     assert "gather is refused: schedule='gather'" in output(capsys, "plan", *CONFIGURATIONS["keys that count once"].split())
 
