@@ -22,9 +22,13 @@ WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every ra
 
 @dataclass(frozen=True)
 class LayerRanks:
-    """The ranks that a layer's sequence is cut over, a `dilkit.comm.Comm`; `checks_rows`: it is the first of its model."""
+    """The ranks that a layer's sequence is cut over, a `dilkit.comm.Comm`, and the `schedule` by which they compute it.
+
+    `checks_rows`: it is the first layer of its model.
+    """
 
     comm: Any
+    schedule: str
     checks_rows: bool
 
     def attend(
@@ -43,7 +47,7 @@ class LayerRanks:
 
         Raises ValueError, on all ranks, for rows that do not follow those of the rank before, and what dilkit.comm raises.
         """
-        cu_seqlens = options.get("cu_seq_lens_q")
+        cu_seqlens, call = options.get("cu_seq_lens_q"), dict(schedule=self.schedule, **call)
         if self.checks_rows and not torch.compiler.is_compiling():
             self._check_rows(query, key, mask, options)
         if cu_seqlens is None:

@@ -124,6 +124,7 @@ def context_parallel(
     replicas: Any = None,
     pattern: Pattern | Sequence[Pattern] | None = None,
     averages: bool = True,
+    schedule: str = "auto",
 ) -> ContextParallel:
     """Let `model`, of transformers, compute sequences that are cut over the ranks of `mesh`: each holds some rows of them.
 
@@ -137,6 +138,7 @@ def context_parallel(
     - `replicas`: the ranks that compute other batches in the same step, likewise: losses are then weighted by the tokens of all.
     - `pattern`: as in `convert`, which is called with it. None: what the model computes, by its registration, `config.dilkit`, or
       its configuration: windows, or full attention, which is `Pattern.dense()`.
+    - `schedule`: as in `dilkit.comm.ExchangePlan`; "balanced" for models with full causal attention.
     - `averages`: as in `ContextParallel`, the result. Its `shard` makes the arguments of the model.
 
     Layers that mix rows by themselves, as convolutions and recurrences do, see the rows of a rank alone; such models are refused
@@ -172,7 +174,7 @@ def context_parallel(
     given = patterns_registered(model.config._attn_implementation)
     patterns = {pattern_of(given, layer) for layer in layers.values()}
     for number, layer in enumerate(layers.values()):
-        setattr(layer, KEPT_AS, LayerRanks(comm, number == 0))
+        setattr(layer, KEPT_AS, LayerRanks(comm, schedule, number == 0))
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None)
 
 
