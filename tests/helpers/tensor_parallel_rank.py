@@ -53,6 +53,13 @@ def compare(folder: Path, name: str, dtype: torch.dtype, close: float) -> None:
             assert_close(split[key], expected, atol=close, rtol=close, msg=where.__add__)
 
 
+def compare_compiled(folder: Path) -> None:
+    """One graph, in which the heads' places are constants."""
+    split = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit", tp_plan="auto")
+    compiled = torch.compile(split, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(TOKENS, use_cache=False).logits, split(TOKENS).logits)
+
+
 def main(launcher: str, folder: Path) -> None:
     world = connect(launcher, 60.0)
     mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
@@ -62,6 +69,8 @@ def main(launcher: str, folder: Path) -> None:
         for model in sorted(folder.iterdir()):
             for dtype, close in DTYPES:
                 compare(model, name, dtype, close)
+    register(DIFFER["block"])
+    compare_compiled(folder / "llama")
     say(f"rank {world.rank} equals one process")
     dist.destroy_process_group()
 

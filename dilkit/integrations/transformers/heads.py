@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from dilkit.compiler import assume_constant_result
 from dilkit.pattern import Pattern
 
 
@@ -158,9 +160,28 @@ def _part_of_heads(module: Any, held: HeldHeads) -> str:
     return f"{type(module).__name__} has {part} of the {total} {which}heads of the model, as under tensor parallelism"
 
 
-@lru_cache(256)
+_PARTS: dict[str, Pattern | None] = {}
+"""Patterns of a part of the heads, by what `_known_part` returns."""
+
+
 def _of_kv_heads(pattern: Pattern, start: int, stop: int, heads: int, kv_heads: int) -> Pattern | None:
-    return pattern.of_kv_heads(start, stop, heads, kv_heads)
+    if torch.compiler.is_compiling():
+        return _PARTS[_known_part(pattern.to_json(), start, stop, heads, kv_heads)]
+    return _part(pattern, start, stop, heads, kv_heads)
+
+
+@assume_constant_result
+def _known_part(text: str, *which: int) -> str:
+    """The key under which `_PARTS` has the part. torch.compile can keep a text, but not a pattern, and can make none."""
+    key = f"{text} {which}"
+    if key not in _PARTS:
+        _PARTS[key] = _part(Pattern.from_json(text), *which)
+    return key
+
+
+@lru_cache(256)
+def _part(pattern: Pattern, *which: int) -> Pattern | None:
+    return pattern.of_kv_heads(*which)
 
 
 def _count(config: Any, name: str) -> int | None:
