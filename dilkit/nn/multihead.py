@@ -14,6 +14,7 @@ from dilkit.checks import boolean, integer, probability, real, shown
 from dilkit.decoding import DilatedCache
 from dilkit.nn.attention import DilatedAttention, appended
 from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
+from dilkit.nn.in_projection import lay_out
 from dilkit.op.sequences import check_cu_seqlens, places
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.packed.nested import is_nested, nested_like, packed_rows
@@ -29,8 +30,9 @@ class MultiheadDilatedAttention(nn.Module):
 
         out = out_proj(inner_norm(concat_h attention(q_h, k_h, v_h)))      q, k, v = in_proj(query, key, value)
 
-    The weights load from `nn.MultiheadAttention` and back: the keys of the `state_dict` are the same. With the pattern
-    `Pattern.dense()` the result is that of `nn.MultiheadAttention`.
+    The weights load from `nn.MultiheadAttention` and back: the keys of the `state_dict` are the same. A dict in which the
+    weights of queries, keys and values are packed loads where they are apart, and back. With the pattern `Pattern.dense()` the
+    result is that of `nn.MultiheadAttention`.
 
     - `embed_dim`, `num_heads`: `head_dim = embed_dim / num_heads`.
     - `attention`: the inner attention, a module that is called as `attention(q, k, v, is_causal=, key_padding_mask=)` on tensors
@@ -335,6 +337,11 @@ class MultiheadDilatedAttention(nn.Module):
             biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.tensor_split(self._cuts)
             projected = tuple(map(F.linear, (query, key, value), weights, biases))
         return tuple(x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """What `load_state_dict` calls, with a dict of its own: the values in it are those that are loaded, here and below."""
+        lay_out(state_dict, prefix, self.in_proj_weight is not None, self._cuts)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @classmethod
     def from_torchscale(cls, module: nn.Module, *, tail: str = "zeros") -> MultiheadDilatedAttention:

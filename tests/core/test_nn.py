@@ -90,6 +90,28 @@ def test_weights_load_both_ways():
     assert torch.equal(theirs.in_proj_weight, ours.in_proj_weight)
 
 
+def test_weights_load_packed_or_apart():
+    """A layer has them packed where queries, keys and values have the same width, and takes those of the other layout."""
+    layer, apart = multihead(num_kv_heads=2, seed=5), multihead(num_kv_heads=2, kdim=6)
+    state = layer.state_dict()
+    names = "q_proj_weight", "k_proj_weight", "v_proj_weight"
+    split = {**state, **dict(zip(names, state["in_proj_weight"].split([16, 8, 8]), strict=True))}
+    del split["in_proj_weight"]
+    fresh = multihead(num_kv_heads=2)
+    assert (
+        str(nn.Sequential(fresh).load_state_dict({f"0.{name}": x for name, x in split.items()}))
+        == "<All keys matched successfully>"
+    )
+    assert all(torch.equal(x, state[name]) for name, x in fresh.state_dict().items())
+    assert "in_proj_weight" not in split, "the caller's dict is changed"
+    with pytest.raises(RuntimeError, match=r"size mismatch for k_proj_weight: .*\[8, 16\].*\[8, 6\]"):
+        apart.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r'Unexpected key.* "in_proj_weight"'):
+        apart.load_state_dict({**apart.state_dict(), "in_proj_weight": state["in_proj_weight"]})
+    with pytest.raises(RuntimeError, match=r'Missing key.* "in_proj_weight"'):
+        fresh.load_state_dict({name: x for name, x in split.items() if name != "k_proj_weight"})
+
+
 MASK = torch.zeros(2, SEQ, dtype=torch.bool)
 MASK[0, 4:6] = MASK[1, 8:] = True
 
