@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from dilkit.packed.nested import is_nested, nested_like, packed_rows
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
 
+if TYPE_CHECKING:
+    from dilkit.nn.rank_heads import RankHeads
+
 _FILLED_BY: weakref.WeakKeyDictionary[DilatedCache, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 """The layer that each cache was given to last."""
 
@@ -32,7 +35,7 @@ class MultiheadDilatedAttention(nn.Module):
 
     The weights load from `nn.MultiheadAttention` and back: the keys of the `state_dict` are the same. A dict in which the
     weights of queries, keys and values are packed loads where they are apart, and back. With the pattern `Pattern.dense()` the
-    result is that of `nn.MultiheadAttention`.
+    result is that of `nn.MultiheadAttention`. `dilkit.nn.HeadParallel` has ranks compute a part of the heads each.
 
     - `embed_dim`, `num_heads`: `head_dim = embed_dim / num_heads`.
     - `attention`: the inner attention, a module that is called as `attention(q, k, v, is_causal=, key_padding_mask=)` on tensors
@@ -78,6 +81,8 @@ class MultiheadDilatedAttention(nn.Module):
     batch_first = True
     # nn.TransformerEncoderLayer reads this: False keeps the module out of its inference shortcut, which is dense attention.
     _qkv_same_embed_dim = False
+    # What `HeadParallel` sets.
+    _rank_heads: RankHeads | None = None
 
     def __init__(
         self,
@@ -229,7 +234,8 @@ class MultiheadDilatedAttention(nn.Module):
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
         packed = None if cu_seqlens is None else (cu_seqlens, max_seqlen)
-        out = self._attended(q, k, v, causal, key_padding_mask, cache, packed).reshape(query.shape)
+        attended = self._attended(q, k, v, causal, key_padding_mask, cache, packed)
+        out = attended.reshape(*query.shape[:-1], q.shape[-2] * self.head_dim)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
     def _causal(self, is_causal: bool | None, attn_mask: Tensor | None, query: Tensor, **others: Any) -> bool:
@@ -268,6 +274,8 @@ class MultiheadDilatedAttention(nn.Module):
         rows, starts = packed_rows(3, **given)
         packed: dict[str, Any] = dict(zip(given, rows, strict=True))
         out, _ = self.forward(**packed, **options, cu_seqlens=starts)
+        if self._rank_heads is not None:
+            out = out.clone()  # this waits for the sum over ranks, as a nested view does not
         return nested_like(query, out), None
 
     def _positions(self, q: Tensor, cache: Any, cu_seqlens: Tensor | None) -> Tensor | None:
@@ -281,7 +289,9 @@ class MultiheadDilatedAttention(nn.Module):
 
     def _options(self) -> dict[str, Any]:
         """What the inner attention is given only where the module has it."""
-        options: dict[str, Any] = {} if self.sinks is None else dict(sink=self.sinks)
+        options: dict[str, Any] = {}
+        if self.sinks is not None:
+            options["sink"] = self.sinks if self._rank_heads is None else self._rank_heads.part(self.sinks)
         return options | (dict(dropout_p=self.dropout) if self.training and self.dropout else {})
 
     def _check_cache(self, cache: Any, causal: bool, key_padding_mask: Tensor | None) -> None:
@@ -331,16 +341,28 @@ class MultiheadDilatedAttention(nn.Module):
         if self.in_proj_weight is not None and key is query and value is query:
             projected = F.linear(query, self.in_proj_weight, self.in_proj_bias).tensor_split(self._cuts, dim=-1)
         else:
-            weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-            if self.in_proj_weight is not None:
-                weights = self.in_proj_weight.tensor_split(self._cuts)
-            biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.tensor_split(self._cuts)
-            projected = tuple(map(F.linear, (query, key, value), weights, biases))
+            if self._rank_heads is not None:
+                query, key, value = self._rank_heads.rows(query, key, value)
+            projected = tuple(map(F.linear, (query, key, value), *self._projections()))
         return tuple(x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
+
+    def _projections(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The weights and the biases of queries, keys and values."""
+        weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        bias, ranks = self.in_proj_bias, self._rank_heads
+        if ranks is not None:
+            return [*map(ranks.part, weights)], (None,) * 3 if bias is None else ranks.parts_of_bias(bias, self._cuts)
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.tensor_split(self._cuts)
+        return weights, (None,) * 3 if bias is None else bias.tensor_split(self._cuts)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """What `load_state_dict` calls, with a dict of its own: the values in it are those that are loaded, here and below."""
         lay_out(state_dict, prefix, self.in_proj_weight is not None, self._cuts)
+        if self._rank_heads is not None:
+            from dilkit.nn.rank_heads import distribute_values
+
+            distribute_values(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     @classmethod

@@ -12,9 +12,11 @@ import dilkit.comm
 import dilkit.integrations.gigapath
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
+import dilkit.nn
 
 PACKAGES = (
     dilkit,
+    dilkit.nn,
     dilkit.comm,
     dilkit.integrations.gigapath,
     dilkit.integrations.torchscale,

@@ -7,6 +7,7 @@ from mutants.mutant import Mutant
 VALUES, PATTERN = "tests/core/kinds/test_values.py", "tests/core/test_pattern.py"
 CACHE, GOING_BACK, KINDS = (f"tests/core/decoding/test_{name}.py" for name in ("cache", "going_back", "kinds"))
 TRANSFORMERS, TORCHSCALE, GIGAPATH = (f"tests/core/integrations/{name}" for name in ("transformers", "torchscale", "gigapath"))
+HEAD_PARALLEL = "tests/core/test_head_parallel.py::test_heads_over_ranks_are_those_of_one"
 
 PATTERNS = (
     Mutant(
@@ -259,6 +260,37 @@ INTEGRATIONS = (
     ),
 )
 
+HEADS_OVER_RANKS = (
+    Mutant(
+        "heads of every rank are computed as if they were the first ones",
+        "dilkit/nn/head_parallel.py",
+        "first = rank * kv_heads",
+        "first = 0",
+        HEAD_PARALLEL,
+    ),
+    Mutant(
+        "weights of heads that see the same are dropped as if they were those of the first ones",
+        "dilkit/nn/head_parallel.py",
+        "if not layer.dropout and",
+        "if",
+        HEAD_PARALLEL,
+    ),
+    Mutant(
+        "gradients of inputs are those of the heads of one rank",
+        "dilkit/nn/rank_heads.py",
+        "grad_placements=[Partial()]",
+        "grad_placements=[Replicate()]",
+        HEAD_PARALLEL,
+    ),
+    Mutant(
+        "a norm over ranks leaves out how far their means are apart",
+        "dilkit/nn/rank_heads.py",
+        " + (means - mean).square().mean(-1, keepdim=True)",
+        "",
+        HEAD_PARALLEL,
+    ),
+)
+
 TESTING = (
     Mutant(
         "results that are no numbers are no distance from right ones",
@@ -276,4 +308,4 @@ TESTING = (
     ),
 )
 
-CORE = (*PATTERNS, *OPERATORS, *DECODING, *ORDERS, *SELECTION, *INTEGRATIONS, *TESTING)
+CORE = (*PATTERNS, *OPERATORS, *DECODING, *ORDERS, *SELECTION, *INTEGRATIONS, *HEADS_OVER_RANKS, *TESTING)

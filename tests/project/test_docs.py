@@ -13,6 +13,7 @@ from helpers.yardsticks import shrink
 
 import dilkit
 import dilkit.comm
+import dilkit.nn
 from dilkit.environment import VARIABLES
 from dilkit.threads import torch_threads
 from dilkit.tools import cli
@@ -147,7 +148,9 @@ def test_the_index_names_every_page():
 
 def test_every_public_name_is_in_the_api_page():
     page = (ROOT / "docs/api.md").read_text()
-    assert [name for name in (*dilkit.__all__, *dilkit.comm.__all__) if f".{name}\n" not in page] == ["__version__"]
+    assert [name for name in (*dilkit.__all__, *dilkit.nn.__all__, *dilkit.comm.__all__) if f".{name}\n" not in page] == [
+        "__version__"
+    ]
 
 
 def commands() -> list[list[str]]:
@@ -180,6 +183,6 @@ def test_the_site_is_built_of_every_page(tmp_path):
     pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in PAGES if page.is_relative_to(ROOT / "docs")}
     assert {page.relative_to(tmp_path) for page in tmp_path.rglob("*.html")} >= pages
     api = (tmp_path / "api.html").read_text()
-    names = {*dilkit.__all__, *dilkit.comm.__all__} - {"__version__"}
+    names = {*dilkit.__all__, *dilkit.nn.__all__, *dilkit.comm.__all__} - {"__version__"}
     assert not [name for name in names if not re.search(rf'<h2 id="[\w.]+\.{name}"', api)]
     assert "one softmax" in api or "softmax_j" in api, "docstrings are missing"

@@ -102,16 +102,19 @@ def test_neither_importing_dilkit_nor_loading_every_backend_imports_torch(tmp_pa
     assert "'torch'" not in listed
 
 
-def test_a_first_call_imports_no_compiler(tmp_path):
-    """It takes as long as torch and dilkit together, in every process and on every rank."""
+def test_a_first_call_imports_no_compiler_and_no_dtensors(tmp_path):
+    """The compiler takes as long as torch and dilkit together, in every process and on every rank."""
     program = """
 import sys, torch, dilkit.comm
 x, pattern = torch.randn(1, 32, 2, 4), dilkit.Pattern([8], [2])
 dilkit.dilated_attention(x, x, x, pattern)
 dilkit.comm.run_threads(1, lambda comm: dilkit.comm.ring_dilated_attention(x, x, x, pattern, comm))
-print("torch._dynamo" in sys.modules)
+layer = dilkit.MultiheadDilatedAttention(8, 2, dilkit.DilatedAttention(pattern))
+layer.load_state_dict(layer.state_dict())
+layer(torch.randn(1, 32, 8))
+print([name for name in ("torch._dynamo", "torch.distributed.tensor") if name in sys.modules])
 """
-    assert python(program, tmp_path) == "False"
+    assert python(program, tmp_path) == "[]"
 
 
 @pytest.mark.parametrize("folder", ["dilkit", "backends", "comm"])

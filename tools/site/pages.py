@@ -187,8 +187,9 @@ def command_help(root: Path) -> str:
 
 
 def api_reference(root: Path, package: ModuleType = dilkit) -> str:
-    """Every public name of a package, for the site's builder to put signature and docstring in its place."""
-    names = sorted(set(package.__all__) - {"__version__"}, key=str.lower)
+    """Every public name of a package that `dilkit` has not too, for the site's builder to put signature and docstring there."""
+    others = set() if package is dilkit else set(dilkit.__all__)
+    names = sorted(set(package.__all__) - others - {"__version__"}, key=str.lower)
     return "\n\n".join(f"::: {getattr(package, name).__module__}.{name}" for name in names)
 
 
@@ -223,6 +224,7 @@ def _pictured(root: Path, name: str, words: str) -> str:
 
 GENERATORS: dict[str, Callable[[Path], str]] = {
     "api": api_reference,
+    "api-nn": partial(api_reference, package=dilkit.nn),
     "api-comm": partial(api_reference, package=comm),
     "backends": backend_table,
     "calls": call_table,

@@ -83,7 +83,8 @@ def _check_attention(module: MultiheadDilatedAttention, state: dict[str, Tensor]
     pattern = getattr(inner, "pattern", None)
     reasons = {
         f"num_kv_heads={module.num_kv_heads}, and num_heads={module.num_heads}": module.num_kv_heads != module.num_heads,
-        f"kdim={module.kdim} and vdim={module.vdim}": "in_proj_weight" not in state,
+        "its heads over ranks": module._rank_heads is not None,
+        f"kdim={module.kdim} and vdim={module.vdim}": (module.kdim, module.vdim) != (module.embed_dim,) * 2,
         "no biases": "out_proj.bias" not in state,
         "rotary positions": module.rotary is not None,
         f"the pattern {pattern}, while torchscale's offsets are 'block', of whole models, and its branches serve all heads": (

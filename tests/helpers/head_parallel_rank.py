@@ -1,0 +1,198 @@
+"""Modules with their heads over ranks: `head_parallel_rank.py <launcher> <folder>` on each of two or four processes."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoints
+from helpers.head_parallel import (
+    BLOCK,
+    EMBED,
+    HEADS,
+    MODULO,
+    PLAN,
+    RANGES,
+    SEQ,
+    Bare,
+    Layer,
+    all_cases,
+    close,
+    close_gradients,
+    drawn,
+    gradients,
+    trained,
+)
+from helpers.project import ROOT
+from helpers.rank import connect, say
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, PatternError
+from dilkit.comm import RingDilatedAttention, TorchComm, shard, sum_over_ranks
+from dilkit.nn import HeadParallel
+
+X = torch.randn(2, SEQ, EMBED, generator=torch.Generator().manual_seed(5))
+GROUPED: dict[str, Any] = dict(num_kv_heads=4, rotary=True, is_causal=True, sink=True, layer_norm=True)
+
+
+def pair(mesh: DeviceMesh, pattern: Pattern = RANGES, **options: Any) -> tuple[Any, Any]:
+    """A layer, and the same with its heads over ranks."""
+    alone, split = (drawn(lambda: Layer(DilatedAttention(pattern), **options)).attn for _ in range(2))
+    return alone, parallelize_module(split, mesh, HeadParallel())
+
+
+def calls(mesh: DeviceMesh) -> None:
+    """Calls of every other kind: packed, nested, without a batch, masked, under autocast, of DTensors, from a cache; copies."""
+    alone, split = pair(mesh, **GROUPED)
+    starts, ignored = torch.tensor([0, 13, SEQ], dtype=torch.int32), torch.zeros(2, SEQ, dtype=torch.bool)
+    ignored[1, 30:] = True
+    for options in (dict(cu_seqlens=starts), {}):
+        close(split(X[0], **options)[0], alone(X[0], **options)[0], f"rows alone, {options}")
+    close(split(X, key_padding_mask=ignored)[0], alone(X, key_padding_mask=ignored)[0], "masked")
+    nested = torch.nested.nested_tensor([X[0, :13], X[1, :30]], layout=torch.jagged)
+    close(split(nested)[0].values(), alone(nested)[0].values(), "nested")
+    close(copy.deepcopy(split)(X)[0], alone(X)[0], "a copy")
+    with torch.autocast("cpu", torch.bfloat16):
+        close(split(X)[0], alone(X)[0], "autocast")
+    of_rank, leaf = (x.clone().requires_grad_() for x in (X.chunk(mesh.size(), 1)[mesh.get_local_rank()], X))
+    out = split(DTensor.from_local(of_rank, mesh, [Shard(1)]))[0]
+    (expected,) = torch.autograd.grad(alone(leaf)[0].square().sum(), leaf)
+    close(torch.autograd.grad(out.square().sum(), of_rank)[0], expected.chunk(mesh.size(), 1)[mesh.get_local_rank()], "a DTensor")
+    with torch.no_grad():
+        cache = DilatedCache(split.attention.pattern, split.num_kv_heads // mesh.size())
+        steps = [split(X[:, i:j], cache=cache)[0] for i, j in ((0, 30), (30, 31), (31, SEQ))]
+        close(torch.cat(steps, 1), alone(X)[0], "from a cache")
+
+
+def states(mesh: DeviceMesh, folder: Path) -> None:
+    """State dicts of one rank load over ranks and the other way, whole and from a distributed checkpoint."""
+    alone, split = pair(mesh, BLOCK, layer_norm=True)
+    full = get_model_state_dict(split, options=StateDictOptions(full_state_dict=True))
+    again = MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(BLOCK), layer_norm=True)
+    again.load_state_dict(full)
+    assert all(torch.equal(x, alone.state_dict()[name]) for name, x in again.state_dict().items())
+    checkpoints.save(split.state_dict(), checkpoint_id=folder / "split")
+    checkpoints.save(alone.state_dict(), checkpoint_id=folder / "alone")
+    for way in ("one rank's", "all ranks'", "a checkpoint"):
+        torch.manual_seed(9)
+        other: Any = Layer(DilatedAttention(BLOCK), layer_norm=True).attn
+        assert parallelize_module(other, mesh, HeadParallel()) is other
+        if way == "one rank's":
+            other.load_state_dict(alone.state_dict())
+        elif way == "all ranks'":
+            set_model_state_dict(other, full, options=StateDictOptions(full_state_dict=True))
+        else:
+            state = other.state_dict()
+            with pytest.raises(checkpoints.api.CheckpointException, match="Missing key in checkpoint state_dict: k_proj_weight"):
+                checkpoints.load(other.state_dict(), checkpoint_id=folder / "alone")
+            checkpoints.load(state, checkpoint_id=folder / "split")
+            other.load_state_dict(state)
+        close(other(X)[0], alone(X)[0], way)
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "in_proj_weight"'):
+        set_model_state_dict(other, dict(alone.state_dict()), options=StateDictOptions(full_state_dict=True))
+
+
+def refusals(mesh: DeviceMesh) -> None:
+    """What cannot be computed is refused, by name; what is done already is done once."""
+
+    def refused(module: nn.Module, match: str, error: type[Exception] = ValueError, onto: DeviceMesh = mesh) -> None:
+        with pytest.raises(error, match=match):
+            parallelize_module(module, onto, HeadParallel())
+
+    part = DilatedAttention(Pattern([8], [2], head_shard=(1, 9)))
+    refused(MultiheadDilatedAttention(24, 3, DilatedAttention(MODULO)), "num_kv_heads=3 of 3 heads .* the [24] ranks of the mesh")
+    for module in (part, MultiheadDilatedAttention(32, 8, part)):
+        refused(module, r"has head_shard=\(1, 9\), .*without head_shard")
+    for module in (nn.MultiheadAttention(8, 2), MultiheadDilatedAttention(32, 8, nn.Identity())):
+        refused(module, "holds no dilkit.Pattern as its `pattern`; a MultiheadDilatedAttention, ", TypeError)
+    served = DilatedAttention(Pattern([8], [2], heads=[(0, 9)]))
+    refused(MultiheadDilatedAttention(32, 8, served), "past the 8 heads", PatternError)
+    flat = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "tp"))
+    refused(DilatedAttention(MODULO), r"device_mesh has 2 dimensions, of shape \(1, [24]\).*device_mesh\[\"tp\"\]", onto=flat)
+    layer, inner = pair(mesh)[1], DilatedAttention(MODULO)
+    for module in (layer, inner, layer, inner):
+        assert parallelize_module(module, mesh, HeadParallel()) is module
+    assert len(inner._forward_pre_hooks) == 1
+    for module in (layer, inner):
+        refused(module, "already; they cannot go over", onto=flat["dp"])
+    rows = torch.zeros(1, 8, HEADS, 4)
+    parallelize_module(served, mesh, HeadParallel())
+    for _ in range(2):  # what failed once is not taken for done
+        with pytest.raises(PatternError, match="past the 8 heads"):
+            served(*[rows[:, :, : HEADS // mesh.size()]] * 3)
+    with pytest.raises(ValueError, match="its heads over ranks"):
+        pair(mesh, BLOCK)[1].to_torchscale_state_dict()
+
+
+def compiled(mesh: DeviceMesh) -> None:
+    alone, split = (drawn(lambda: Layer(DilatedAttention(RANGES), **GROUPED)) for _ in range(2))
+    parallelize_module(split, mesh, {"attn": HeadParallel()})
+    split.compile(backend="aot_eager", fullgraph=True)
+    (expected, theirs), (found, mine) = trained(alone, [X]), trained(split, [X])
+    for x, y in zip(found, expected, strict=True):
+        close(x, y, "compiled")
+    close_gradients(mine, theirs, "compiled")
+    alone, split = (drawn(lambda: Bare(DilatedAttention(RANGES), 4, {})) for _ in range(2))
+    parallelize_module(split, mesh, PLAN)
+    close(split(X), alone(X), "called first")
+    split.compile(backend="aot_eager", fullgraph=True)
+    close(split(X), alone(X), "compiled then")
+
+
+def two_dimensions() -> None:
+    """Heads over two ranks, and over two others the rows of sequences, or sequences under FSDP."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "tp"))
+    rank, comm = mesh["other"].get_local_rank(), TorchComm(mesh["other"].get_group())
+    models: list[tuple[Any, Any]] = [
+        (lambda inner: Layer(inner, **GROUPED), {"attn": HeadParallel()}),
+        (lambda inner: Bare(inner, 4, {}), PLAN),
+    ]
+    for model, plan in models:
+        alone, fsdp = (drawn(lambda m=model: m(DilatedAttention(RANGES))) for _ in range(2))
+        ring = drawn(lambda m=model: m(RingDilatedAttention(RANGES, comm)))
+        parallelize_module(ring, mesh["tp"], plan)
+        fully_shard(parallelize_module(fsdp, mesh["tp"], plan), mesh=mesh["other"])
+        for one, rows in ((alone, X), (ring, shard(X, comm)), (fsdp, X[rank : rank + 1])):
+            one(rows).square().sum().backward()
+        found = gradients(ring)
+        sum_over_ranks([*found.values()], comm)
+        close_gradients(found, gradients(alone), "a ring")
+        close_gradients({name: 2 * x for name, x in gradients(fsdp).items()}, gradients(alone), "FSDP, which averages")
+
+
+def page() -> None:
+    """The program of the page."""
+    text = (ROOT / "docs" / "ranks.md").read_text()
+    (program,) = re.findall(r'^```python title="heads.py"\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
+    exec(compile(program, "heads.py", "exec"), {})
+
+
+def main(launcher: str, folder: Path) -> None:
+    comm = connect(launcher, 60.0)
+    mesh = init_device_mesh("cpu", (comm.size,), mesh_dim_names=("tp",))
+    all_cases(mesh, comm.size)
+    calls(mesh)
+    states(mesh, folder)
+    refusals(mesh)
+    if comm.size == 2:
+        page()
+    else:
+        compiled(mesh)
+        two_dimensions()
+    say(f"rank {comm.rank} is right")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
