@@ -75,7 +75,10 @@ def not_distributed(name: str, x: Any) -> None:
     """Raise TypeError if `x` is a DTensor of torch: its shape is that of the whole, its rows are those of a rank."""
     tensors = sys.modules.get("torch.distributed.tensor")  # which no DTensor is without
     if tensors is not None and isinstance(x, tensors.DTensor):
-        raise TypeError(f"{name} is a DTensor of shape {tuple(x.shape)}; the rows of this rank are needed, {name}.to_local()")
+        raise TypeError(
+            f"{name} is a DTensor of shape {tuple(x.shape)}; the rows of this rank are needed, {name}.to_local(), and, "
+            "where a rank has a part of the heads, a module that knows which (dilkit.nn.HeadParallel)"
+        )
 
 
 def probability(name: str, value: Any) -> float:

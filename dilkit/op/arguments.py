@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.checks import boolean, probability, real, shown
+from dilkit.checks import boolean, not_distributed, probability, real, shown
 from dilkit.op._facts import surely_fit
 from dilkit.op.boundary import check_shapes
 from dilkit.op.dropout import draw_seed
@@ -90,6 +90,8 @@ def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
     """Raise TypeError or ValueError for a tensor that cannot be computed."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
+    if type(x) is not torch.Tensor:
+        not_distributed(name, x)
     if x.dtype not in _DTYPES:
         raise TypeError(f"{name} is {x.dtype}; one of {', '.join(DTYPES)} is needed")
     if x.layout is not torch.strided or x.is_nested:
@@ -113,6 +115,8 @@ def _autocast(device: str) -> bool:
 def _check_mask(mask: Tensor, query: Tensor) -> None:
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
+    if type(mask) is not torch.Tensor:
+        not_distributed("key_padding_mask", mask)
     if mask.dtype != torch.bool:
         raise TypeError(
             f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (mask == 0 of one that has 1 for tokens)"

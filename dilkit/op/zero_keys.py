@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilkit.checks import not_distributed
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
@@ -88,6 +89,8 @@ def check_sink(sink: object, query: Tensor) -> None:
     heads, name = query.shape[2], type(sink).__name__
     if not isinstance(sink, Tensor):
         raise TypeError(f"sink is a {name}; a torch.Tensor of one logit for each head is needed (torch.zeros({heads}))")
+    if type(sink) is not Tensor:
+        not_distributed("sink", sink)
     if sink.dtype not in _DTYPES or sink.layout is not torch.strided:
         raise TypeError(f"sink is {sink.dtype}, {sink.layout}; a plain tensor of {', '.join(DTYPES)} is needed (sink.float())")
     if sink.shape != (heads,):

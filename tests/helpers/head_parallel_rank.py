@@ -35,10 +35,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, PatternError
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, PatternError, dilated_attention
 from dilkit.comm import RingDilatedAttention, TorchComm, shard, sum_over_ranks
 from dilkit.nn import HeadParallel
 
@@ -131,6 +131,14 @@ def refusals(mesh: DeviceMesh) -> None:
     for _ in range(2):  # what failed once is not taken for done
         with pytest.raises(PatternError, match="past the 8 heads"):
             served(*[rows[:, :, : HEADS // mesh.size()]] * 3)
+    given = DTensor.from_local(rows, mesh, [Shard(2)])
+    for attend in (inner, lambda *x: dilated_attention(*x, MODULO)):
+        with pytest.raises(TypeError, match=r"^query is a DTensor of shape .*query\.to_local\(\).*dilkit\.nn\.HeadParallel"):
+            attend(given, given, given)
+    ignored = DTensor.from_local(torch.zeros(1, 8, dtype=torch.bool), mesh, [Replicate()])
+    for name, x in (("sink", pair(mesh, sink=True)[1].sinks), ("key_padding_mask", ignored)):
+        with pytest.raises(TypeError, match=f"^{name} is a DTensor"):
+            dilated_attention(rows, rows, rows, MODULO, **{name: x})
     with pytest.raises(ValueError, match="its heads over ranks"):
         pair(mesh, BLOCK)[1].to_torchscale_state_dict()
 
