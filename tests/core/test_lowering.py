@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from helpers.reach import Reach
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Neighborhood, Pattern, Prefix, SlidingWindow, Strided
+from dilkit.pattern import Branch
 from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments, lower
 
 Bools = NDArray[np.bool_]
@@ -90,6 +92,22 @@ def test_forms_show_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
         assert any(isinstance(branch, Prefix) for branch in pattern.branches)
         return
     np.testing.assert_array_equal(count_of(forms, heads, seq), pattern.count(seq, heads, kv_heads=kv_heads).numpy())
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        (Reach(9, 2), SlidingWindow(4)),
+        (SlidingWindow(4), Reach(9, 0, rate=2), Reach(0, 9, rate=3)),
+        (Reach(2, 9), SlidingWindow(6, heads=(0, 2)), Reach(5, 7)),
+        (Reach(7, 3), Reach(3, 7), Strided(2), SlidingWindow(20, 4)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("overlap", ["count", "once"])
+def test_bands_that_reach_farther_on_one_side(branches: tuple[Branch, ...], overlap: str) -> None:
+    pattern = Pattern.of(*branches, overlap=overlap)
+    np.testing.assert_array_equal(count_of(lower(pattern, 26, 3), 3, 26), pattern.count(26, 3).numpy())
 
 
 @settings(max_examples=40, deadline=None)

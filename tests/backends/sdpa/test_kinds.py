@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.live_bytes import LiveBytes
+from helpers.reach import Reach
 from helpers.row_kernels import TorchRows
 from helpers.sdpa import problem, tensors
 from helpers.strategies import Heads, mixes_with_heads
@@ -207,6 +208,16 @@ def test_each_head_counts_once_by_itself(branches: tuple[Any, ...]) -> None:
     torch.testing.assert_close(SDPA().forward(Inputs(q, k, v), posed), want, rtol=1e-11, atol=1e-12)
     meeting = Pattern.of(*branches, DilatedSegment(24, 1, heads=(5, 8)), DilatedSegment(8, 2, heads=(5, 6)), overlap="once")
     assert SDPA().refusals(problem(pattern=meeting))
+
+
+def test_bands_that_reach_farther_on_one_side_are_views_where_they_are_causal() -> None:
+    pattern = Pattern.of(Reach(9, 2))
+    assert "a band that reaches as far ahead as back is needed" in str(SDPA().refusals(problem(pattern=pattern))[0])
+    posed = problem(pattern=pattern, dtype="float64", is_causal=True)
+    assert not SDPA().refusals(posed)
+    q, k, v, _ = tensors(posed.seq, (posed.heads, posed.kv_heads), width=posed.head_dim)
+    want = oracle_attention(q, k, v, pattern, is_causal=True)
+    torch.testing.assert_close(SDPA().forward(Inputs(q, k, v), posed), want, rtol=1e-11, atol=1e-12)
 
 
 def test_heads_with_a_branch_each_may_count_once() -> None:

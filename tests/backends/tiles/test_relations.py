@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.reach import Reach
 from helpers.strategies import mixes
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)
         (SlidingWindow(9), SlidingWindow(3)),
         (SlidingWindow(20, 4), SlidingWindow(6, 2, heads=(1, 4)), GlobalTokens([2, 9, 10, 22])),
         (Strided(6), SlidingWindow(7, 3), GlobalTokens(2, "read"), GlobalTokens([1, 12])),
+        (SlidingWindow(6), Reach(4, 9, heads=(1, 4)), Reach(8, 0, rate=2)),
     ],
 )
 def test_relations_show_the_count(branches: Any, overlap: str, is_causal: bool) -> None:

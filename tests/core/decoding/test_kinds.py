@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.reach import Reach
 from helpers.strategies import Heads, mixes_with_heads
 from helpers.thinned import diagonal
 from hypothesis import given, settings
@@ -58,6 +59,7 @@ PATTERNS = {
     ),
     "once by heads": Pattern.of(SlidingWindow(9, heads=(1, 4)), GlobalTokens([9, 2], heads=(0, 3)), overlap="once"),
     "shard": Pattern.of(SlidingWindow(4), DilatedSegment(12, 4), head_shard=(3, 11)),
+    "one side": Pattern.of(Reach(9, 2)),
 }
 each_pattern = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers.backends_here import on
 from helpers.calls import tensors
+from helpers.reach import Reach
 from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from dilkit import DilatedCache, Pattern, PatternError, Problem, SlidingWindow, 
 from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.kinds.registry import KINDS, known_kinds
-from dilkit.pattern.lowering import Band, Runs
+from dilkit.pattern.lowering import Runs
 from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -46,7 +47,7 @@ def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.path.insert(0, str(folder))
     yield
     sys.path.remove(str(folder))
-    for kind in ("colours", "echo", "near"):
+    for kind in ("colours", "echo"):
         KINDS.pop(kind, None)
 
 
@@ -57,6 +58,7 @@ def own(text: str) -> Pattern:
 
 COLOURS, ECHO = '{"kind":"colours","cell":3}', '{"kind":"echo","distance":5}'
 WINDOW = '{"kind":"sliding_window","window":4}'
+ONE_SIDED = f'{{"kind":"{Reach.kind}","back":9,"ahead":2}}'
 
 
 def test_a_package_makes_kinds_known() -> None:
@@ -87,6 +89,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield COLOURS, dict(is_causal=True, mask="random", heads=6, kv_heads=2)
     yield ECHO, dict(dtype="bfloat16", is_causal=True)
     yield f"{COLOURS},{ECHO},{WINDOW}", dict(mask="random", sink="one")
+    yield f"{ONE_SIDED},{WINDOW}", dict(kv_heads=2, dtype="float64")
+    yield ONE_SIDED, dict(is_causal=True)
     yield f"{WINDOW},{COLOURS}", dict(once=True, is_causal=True)
     yield f"{WINDOW},{COLOURS},{ECHO}", dict(once=True)  # blocks leave out a band that begins at a distance: native has none
 
@@ -122,30 +126,17 @@ def test_decoding() -> None:
     torch.testing.assert_close(torch.cat(rows, 1), dilated_attention(q, k, v, pattern, is_causal=True), rtol=1e-5, atol=1e-5)
 
 
-@dataclass(frozen=True)
-class Near(dilkit.Branch):
-    """Every token sees those up to `reach` away, as a window of `reach + 1` says it."""
-
-    kind: ClassVar[str] = "near"
-
-    reach: int
-    heads: tuple[int, int] | None = None
-
-    def sees(self, rows: Any, keys: Any, heads: Any) -> Any:
-        return ((rows[:, None] - keys).abs() <= self.reach)[None]
-
-    def forms(self, heads: Any, seq: int) -> list[Band]:
-        return [Band(heads=self.range_served(heads), back=self.reach, ahead=self.reach)]
-
-
-@pytest.mark.parametrize("branches", [f"{COLOURS},{WINDOW}", '{"kind":"near","reach":3}'], ids=["head by head", "halo"])
-def test_over_ranks(branches: str) -> None:
-    KINDS.setdefault("near", Near)
+@pytest.mark.parametrize(
+    ("branches", "as_a_window"),
+    [(f"{COLOURS},{WINDOW}", False), ('{"kind":"reach","back":3,"ahead":3}', True), (ONE_SIDED, False)],
+    ids=["head by head", "halo", "one side"],
+)
+def test_over_ranks(branches: str, as_a_window: bool) -> None:
     pattern, (q, k, v) = own(branches), tensors(batch=1, seq=30)
     window = Pattern.of(SlidingWindow(4))
     plans = [exchange_plan(each, (0, 10, 20, 30), 4, kv_heads=k.shape[2]) for each in (pattern, window)]
     rows = [plan.all_bytes("forward", head_dim=8, dtype="float32").tolist() for plan in plans]
-    assert (rows[0] == rows[1]) == ("near" in branches)
+    assert (rows[0] == rows[1]) == as_a_window
     whole = dilated_attention(q, k, v, pattern)
 
     def on_rank(comm: Any) -> torch.Tensor:
