@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
-from dilkit.pattern.lowering import Band, Unlowered
+from dilkit.pattern.lowering import Band, Segments, Unlowered
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -206,6 +206,17 @@ def one_sided_refusals(problem: Problem) -> list[Refusal]:
         return []
     kinds = _listed({problem.pattern.branches[form.branch].kind for form in beyond})
     return [Refusal("branch kind", kinds, "a band that reaches as far ahead as back is needed, or is_causal=True")]
+
+
+def offset_refusals(problem: Problem) -> list[Refusal]:
+    """Where the query heads of a key/value head are taken to keep the same rows: segments of which they do not."""
+    group, forms = problem.heads // problem.kv_heads, problem.forms
+    unlike = [form for form in forms if isinstance(form, Segments) and not form.shares_offsets(group)]
+    if not unlike:
+        return []
+    kinds = _listed({problem.pattern.branches[form.branch].kind for form in unlike})
+    limit = "one offset for all query heads of a key/value head is needed"
+    return [Refusal("branch kind", kinds, limit, "as many key/value heads as query heads, or another backend")]
 
 
 class Backend(ABC):

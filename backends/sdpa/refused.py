@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dilkit.backend import Refusal, one_sided_refusals
+from dilkit.backend import Refusal, offset_refusals, one_sided_refusals
 from dilkit.backends.sdpa.grids import FORMS, token_runs
 from dilkit.pattern.lowering import Band, Form, Global, Segments
 from dilkit.problem import Problem
@@ -42,9 +42,12 @@ def _left_out_refused(form: Form, problem: Problem) -> str:
     if isinstance(form, Band) and not form.without:
         if form.without_rows is None or form.without_columns is None:
             return ""
-        if [start for start, _ in token_runs(form.without_columns, problem.seq)[0]] not in ([], [0]):
+        rows, columns = (token_runs(left_out, problem.seq)[0] for left_out in (form.without_rows, form.without_columns))
+        if [start for start, _ in columns] not in ([], [0]):
             return "only a band without the first tokens is a strided view, and other tokens are global"
-        if len(form.without_rows) < len(form.without_columns) and not problem.is_causal:
+        if rows not in ([], columns):
+            return "only a band without the same queries as keys is a strided view"
+        if rows != columns and not problem.is_causal:
             return "a band without keys that are read alone is a strided view with is_causal=True only"
         return ""
     alone = form.without_rows is None and (isinstance(form, Segments) or not form.without)
@@ -53,21 +56,37 @@ def _left_out_refused(form: Form, problem: Problem) -> str:
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
-    forms, found = problem.forms, one_sided_refusals(problem)
+    forms, found = problem.forms, [*one_sided_refusals(problem), *offset_refusals(problem)]
     beside = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
     if beside and (problem.varlen or problem.kv_cache):
         where = "packed sequences" if problem.varlen else "a cache"
-        found.append(Refusal("branch kind", ", ".join(sorted(beside)), f"of {where}, segments alone", "another backend"))
-    for form in forms:
+        found.append(Refusal("branch kind", ", ".join(sorted(beside)), f"of {where}, segments alone", _OTHER))
+    for form in (form for form in forms if form.name in FORMS):
+        kind = problem.pattern.branches[form.branch].kind
+        if problem.pattern.overlap == "count" and _left_out_refused(form, problem):
+            found.append(Refusal("branch kind", kind, "what is left without some queries and keys is no strided view", _OTHER))
+        if isinstance(form, Global) and not _alike(form, problem.seq):
+            found.append(
+                Refusal("branch kind", kind, "tokens that see all and are seen by all, or are read alone, are needed", _OTHER)
+            )
         if isinstance(form, Global) and (places := len(token_runs(form.columns, problem.seq)[0])) > MOST_PLACES:
             hint = "move them next to each other, or another backend"
             found.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
     return tuple(found)
 
 
+def _alike(form: Global, seq: int) -> bool:
+    """Whether the rows that see all are the columns that all see, or there are none."""
+    if form.rows is form.columns or not len(form.rows):
+        return True
+    rows, columns = (token_runs(positions, seq)[0] for positions in (form.rows, form.columns))
+    return rows in ([], columns)
+
+
 NO_VIEW = "another backend: runs and grids are no strided views"
 MOST_PLACES = 8
 """Runs of global tokens: with n of them a branch takes about n * n calls."""
+_OTHER = "another backend"
 _HINT = 'overlap="count", or another backend'
 _MOST_ROWS, _BLOCK = 2**26, 2**20
 """Rows that are looked at, most of all and at once."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit import plan
-from dilkit.backend import Refusal
+from dilkit.backend import Refusal, offset_refusals
 from dilkit.backends.tiles import _tiles
 from dilkit.backends.tiles.relation_tiles import part_table, relation_tiles
 from dilkit.backends.tiles.relations import FAR, Relation, relations
@@ -92,7 +92,7 @@ class Schedule:
 
 def schedule_refusals(problem: Problem) -> list[Refusal]:
     """Why there is no schedule for `problem`, in the words of a backend; empty where there is one."""
-    forms, found = problem.forms, []
+    forms, found = problem.forms, offset_refusals(problem)
     segments = len(_segment_branches(problem))
     if problem.seq > MAX_SEQ:
         found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))

@@ -26,6 +26,8 @@ def _of_branch(pattern: Pattern, branch: Branch, seq: int, heads: Heads) -> Divi
 
 
 def _in_parts(forms: DividedForms, heads: Heads) -> bool:
+    if any(form.without_rows is not None for form in forms):
+        return False
     match forms:
         case [Segments(offsets=offsets) as form]:
             served = range(*form.heads)

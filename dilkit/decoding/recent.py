@@ -38,7 +38,8 @@ class RecentRows(BranchRows):
         count = self.heads.stop - self.heads.start
         bands = [form for form in forms if isinstance(form, Band)]
         only_bands = len(bands) == len(forms) > 0
-        self.sees_all = only_bands and len(bands) == 1 and not bands[0].first and len(served) == count * group
+        whole = only_bands and len(bands) == 1 and not bands[0].first and bands[0].without_rows is None
+        self.sees_all = whole and len(served) == count * group
         super().__init__(branch, count, layout, rollback)
         reach = max(band.back for band in bands) if only_bands else UNBOUNDED
         self.reach = WHOLE_SEQUENCE if reach == UNBOUNDED else reach

@@ -26,8 +26,8 @@ def _forms(branch: Branch, given: Heads) -> list[Form]:
 
 
 def _store(branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, rollback: int) -> BranchRows:
-    only = forms[0] if len(forms) == 1 else None
-    if isinstance(only, Segments):
+    only = forms[0] if len(forms) == 1 and forms[0].without_rows is None else None
+    if isinstance(only, Segments) and only.shares_offsets(given.group):
         return OpenSegment(branch, only, layout, rollback)
     if isinstance(only, Global) and (len(only.rows) == 0 or only.rows is only.columns):
         return GlobalRows(branch, only, given, layout, rollback)

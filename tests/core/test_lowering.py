@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from helpers.reach import Reach
+from helpers.odd_kinds import Reach
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

