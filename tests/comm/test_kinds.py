@@ -273,6 +273,12 @@ def test_windows_and_tokens_of_some_heads_count_once() -> None:
         assert_counted(found, make_tensors(case))
 
 
+def test_two_windows_of_one_head_count_once_in_one_piece() -> None:
+    for served in ((0, 1), (3, 4)):
+        pattern = Pattern.of(SlidingWindow(5), SlidingWindow(12, 3, heads=served), overlap="once")
+        assert exchange_plan(pattern, (0, 20, 40), 4).is_joint
+
+
 def test_a_stride_of_too_many_classes_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"stride=1,000,000: on 64 ranks with kv_heads=8, .* 512,000,000 counts, .* smaller stride"

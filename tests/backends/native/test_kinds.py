@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.odd_kinds import Reach
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -84,6 +84,7 @@ def test_random_mixes(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, d
     st.sampled_from(["count", "once"]),
     st.booleans(),
 )
+@example(2, [(1, 8), (2, 20)], [40], "once", False)  # pairs 8 apart are the last that both show
 def test_bands_whose_rows_fall_into_classes(
     step: int, bands: list[tuple[int, int | None]], lengths: list[int], overlap: str, packed: bool
 ) -> None:

@@ -70,6 +70,11 @@ def test_tiles_are_as_many_as_the_rows_need(branch: Any) -> None:
     assert long < 8.5 * short
 
 
+def test_tiles_at_the_ends_of_a_causal_window_come_last() -> None:
+    [group] = schedule(Problem(pattern=Pattern.of(SlidingWindow(64)), seq=256, is_causal=True, **SIZES), 16).groups
+    assert (group.query_tiles["row"][-1], group.key_tiles["row"][-1]) == (0, 240)
+
+
 def test_a_window_of_one_has_tall_tiles_whatever_its_rate() -> None:
     [group] = schedule(Problem(pattern=Pattern.of(SlidingWindow(7, 7)), seq=64, **SIZES), 64).groups
     assert set(group.query_tiles["rows"]) == {64}

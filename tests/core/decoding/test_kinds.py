@@ -214,7 +214,9 @@ def test_a_token_reaches_the_rows_that_see_it_alone(pattern: Pattern, poisoned: 
         assert not found[:, ~seen].isnan().any()
 
 
-@pytest.mark.parametrize("name", ["dilated window", "sinks", "first tokens", "tokens that see all", "strides", "with segments"])
+@pytest.mark.parametrize(
+    "name", ["dilated window", "sinks", "first tokens", "tokens that see all", "strides", "one side", "with segments"]
+)
 def test_the_picture_is_of_what_a_later_row_sees(name: str) -> None:
     kept, cache, rows = kept_count(PATTERNS[name], SEQ, 3), DilatedCache(PATTERNS[name], 3), tensors(3)
     for seen in range(1, SEQ + 1):
