@@ -149,6 +149,20 @@ ON_GPUS = (
         f"{NATIVE}/test_kinds.py::test_pairs_of_several_bands_count_once",
     ),
     Mutant(
+        "a band without another that never reaches ahead begins behind its end on both sides",
+        "dilkit/pattern/lowering/once.py",
+        "other.begin == 0 and other.back == other.ahead",
+        "other.begin == 0",
+        "tests/core/test_lowering.py::test_bands_that_reach_farther_on_one_side",
+    ),
+    Mutant(
+        "query heads of a key/value head keep the rows of the last of them",
+        "dilkit/pattern/lowering/forms.py",
+        "return len(offsets) == len({kv_head for kv_head, _ in offsets})",
+        "return True",
+        "tests/core/kinds/test_own_kinds.py::test_forms_that_kinds_of_dilkit_do_not_have",
+    ),
+    Mutant(
         "a mask is read with its sizes for strides",
         "backends/cuda/arguments.py",
         "(0, 0) if mask is None else mask.stride()",

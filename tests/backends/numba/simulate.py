@@ -1,9 +1,9 @@
 """Runs the kernels in numba.cuda on the CPU, in numba's simulator, over cases of the problem list.
 
-    python tests/backends/numba/simulate.py [--share I/N] [--all]
+    python tests/backends/numba/simulate.py [--share I/N] [--all] [--keys]
 
 By default a case of each feature, the one with the fewest operations, made smaller still; with --all, every case, and one
-for each size of tile that GPUs have.
+for each size of tile that GPUs have; with --keys no kernel, but what the tiles of some patterns list as keys.
 Exit code 1 if one fails. The simulator has to be chosen before numba is imported, hence a process of its own.
 """
 
@@ -34,6 +34,9 @@ from dilkit.backends.numba.arguments import Tiling  # noqa: E402
 from dilkit.backends.numba.backend import NumbaCuda  # noqa: E402
 from dilkit.backends.numba.kernels import compiled  # noqa: E402
 from dilkit.backends.numba.tilings import TABLE, tiling_for  # noqa: E402
+from dilkit.backends.numba.visible import MAX_RUNS, VisibleRuns, branches_of_head, list_visible, visible_position  # noqa: E402
+from dilkit.backends.tiles.schedule import MAX_BRANCHES, schedule  # noqa: E402
+from dilkit.problem import Problem  # noqa: E402
 from dilkit.testing.conformance import Result, check  # noqa: E402
 from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
 
@@ -55,6 +58,12 @@ TOGETHER = (
     ),
 )
 """Branches of one group: those of the list have segments too short for the rows of a tile."""
+
+LISTED = (
+    Pattern([6, 12, 24], [1, 2, 3], heads=[(0, 3), None, (1, 4)]),
+    Pattern([6, 12, 24], [1, 2, 3], overlap="once"),
+    Pattern([24, 24, 24], [4, 2, 3]),
+)
 
 SOME_ROWS, FEW_ROWS = 15, 20
 
@@ -94,7 +103,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--share", default="1/1", help="which of how many shares of the cases to run")
     parser.add_argument("--all", action="store_true", help="every case, which takes an hour")
+    parser.add_argument("--keys", action="store_true", help="compare the keys that tiles list with the count, and run no kernel")
     args = parser.parse_args()
+    if args.keys:
+        return int(not all(map(lists_the_count, LISTED)))
     number, shares = map(int, args.share.split("/"))
     hasten()
     launcher = SimulatorLauncher()
@@ -140,6 +152,24 @@ def run(case: Case) -> Result:
     ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items())
     print(f"{result.verdict} {case.name} ({seconds:.1f} s): {ratios} {'; '.join(result.reasons)}", flush=True)
     return result
+
+
+def lists_the_count(pattern: Pattern) -> bool:
+    """Whether the device functions list, for the rows of all tiles of queries, the keys that they see, as often as they do."""
+    seq, once = 29, int(pattern.overlap == "once")
+    problem = Problem(pattern=pattern, seq=seq, heads=4, kv_heads=2, head_dim=8)
+    found = np.zeros((4, seq, seq))
+    for group in schedule(problem, 8).groups:
+        branches = group.branches.view(np.int32).reshape(-1, 4)
+        for tile in group.query_tiles:
+            visible = VisibleRuns(*(np.zeros(shape, int) for shape in ((MAX_RUNS, 4), (MAX_BRANCHES, 3), 2)))
+            row, rows, step, head = (int(tile[name]) for name in ("row", "rows", "step", "head"))
+            chosen = int(tile["set"]) & branches_of_head(branches, head)
+            list_visible(visible, branches, chosen, row, seq, 0, seq)
+            for index in range(visible.sizes[0]):
+                position, bias = visible_position(visible, index, len(branches), chosen, row, once)
+                found[head, row : row + rows * step : step, position] += np.exp2(bias)
+    return np.allclose(found, pattern.count(seq, 4, kv_heads=2))
 
 
 def hasten() -> None:

@@ -82,6 +82,12 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
         assert given_lse is lse
 
 
+def test_a_pattern_that_counts_once_is_launched_so() -> None:
+    recorder, problem = Recorder(), pose(pattern=Pattern([256, 512], [1, 4], overlap="once"))
+    NumbaCuda(recorder).forward(Inputs(*tensors(problem)), problem)
+    assert [launch.arguments[1].once for launch in recorder.launches] == [1]
+
+
 def test_backward_writes_delta_then_the_gradients() -> None:
     recorder, problem = Recorder(), pose(requires_grad=True, dtype="float16")
     q, k, v = tensors(problem)

@@ -40,6 +40,11 @@ def test_kernels_agree_with_the_oracle_in_the_simulator(share: str) -> None:
     print(simulate("--share", share))
 
 
+@needs_numba
+def test_the_keys_that_tiles_list_are_the_count() -> None:
+    simulate("--keys")
+
+
 def compiled(capability: str, dtype: str, head_dim: int) -> dict[str, dict[str, Any]]:
     script = str(ROOT / "tests/helpers/numba_compile.py")
     return json.loads(succeed(sys.executable, script, capability, dtype, str(head_dim), cwd=ROOT))

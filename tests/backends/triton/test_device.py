@@ -10,6 +10,7 @@ import torch
 from dilkit import GlobalTokens, Pattern, SlidingWindow, plan
 from dilkit.backends.tiles import kept
 from dilkit.backends.tiles.device import KEYS, QUERIES
+from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.triton.device import DeviceTables, device_tables
 from dilkit.backends.triton.sizes import Sizes
 from dilkit.problem import Problem
@@ -39,6 +40,11 @@ def test_tables_are_made_once_for_each_kind_and_size(monkeypatch: pytest.MonkeyP
     assert tables().nbytes == sum(x.nbytes for x in tables().tensors) > 4096
     capture(monkeypatch)
     assert tables() is found
+
+
+def test_queries_see_as_far_back_as_keys_are_seen_from_ahead() -> None:
+    bounds = [[(group.back, group.ahead) for group in tables(kind).groups] for kind in (QUERIES, KEYS)]
+    assert bounds == [[(89, 0), (FAR, 0)], [(0, 89), (0, FAR)]]
 
 
 def test_nothing_is_copied_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

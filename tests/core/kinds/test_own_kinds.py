@@ -128,7 +128,7 @@ def test_forms_that_kinds_of_dilkit_do_not_have(branch: dilkit.Branch, is_causal
 
 @each_odd_kind
 def test_decoding_of_such_forms(branch: dilkit.Branch) -> None:
-    pattern, (q, k, v) = Pattern.of(branch), tensors(batch=1, seq=30)
+    pattern, (q, k, v) = Pattern.of(branch), tensors(batch=1, seq=30, kv_heads=2)
     cache = DilatedCache(pattern, kv_heads=k.shape[2])
     rows = [cache.attend(*(x[:, i : i + 1] for x in (q, k, v))) for i in range(30)]
     torch.testing.assert_close(torch.cat(rows, 1), dilated_attention(q, k, v, pattern, is_causal=True), rtol=1e-5, atol=1e-5)
@@ -156,7 +156,7 @@ def test_decoding() -> None:
 @pytest.mark.parametrize("name", ["head by head", "halo", *ODD])
 def test_over_ranks(name: str) -> None:
     known = {"head by head": own(f"{COLOURS},{WINDOW}"), "halo": Pattern.of(Reach(3, 3))}
-    pattern, (q, k, v) = known[name] if name in known else Pattern.of(ODD[name]), tensors(batch=1, seq=30)
+    pattern, (q, k, v) = known[name] if name in known else Pattern.of(ODD[name]), tensors(batch=1, seq=30, kv_heads=2)
     window = Pattern.of(SlidingWindow(4))
     plans = [exchange_plan(each, (0, 10, 20, 30), 4, kv_heads=k.shape[2]) for each in (pattern, window)]
     rows = [plan.all_bytes("forward", head_dim=8, dtype="float32").tolist() for plan in plans]
