@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -79,12 +79,22 @@ def arrays(path: Path) -> tuple[tuple[int, int, str], ...]:
 
 def with_lines(text: str, path: Path) -> str:
     """`text` with files and lines for the places in the code of a library, which are marked with `@`."""
+    marked = re.compile(r"@([0-9a-f]+)")
+    found = lines({int(place, 16) for place in marked.findall(text)}, path)
+    return marked.sub(lambda match: found[int(match[1], 16)], text)
 
-    def line(match: re.Match[str]) -> str:
-        places = _run("addr2line", "-i", "-e", str(path), match[1]).splitlines()
-        return " in ".join(Path(place.partition(" (discriminator")[0]).name for place in places)
 
-    return re.sub(r"@([0-9a-f]+)", line, text)
+def lines(places: Collection[int], path: Path) -> dict[int, str]:
+    """File and line of each of these places in the code of a library; of what was inlined, those that it is in as well."""
+    if not places:
+        return {}
+    text = _run("addr2line", "-a", "-i", "-e", str(path), *(f"{place:x}" for place in places))
+    blocks = [block.splitlines() for block in re.split(r"^0x", text, flags=re.MULTILINE)[1:]]
+    return {int(place, 16): " in ".join(_name(line) for line in those) for place, *those in blocks}
+
+
+def _name(line: str) -> str:
+    return Path(line.partition(" (discriminator")[0]).name
 
 
 @cache

@@ -73,7 +73,7 @@ class HostLauncher:
     def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False) -> None:
         self.order, self.seed, self.checked = ORDERS[order], seed, checked
         self.matrices = self.conflicts = 0
-        self.turns: dict[tuple[str, int], tuple[int, int]] = {}
+        self._turns: dict[Path, dict[tuple[int, int], tuple[int, int]]] = {}
         self._counter = np.zeros(1, np.int32)
         self.workers = workers or min(4, len(os.sched_getaffinity(0)))
 
@@ -120,10 +120,23 @@ class HostLauncher:
             raise KernelError(f"{kernel.name}: it leaves its counter at {left}")
 
     def _add_turns(self, path: Path, places: Iterable[CodePlace]) -> None:
+        known = self._turns.setdefault(path, {})
         for place in places:
-            key = host_compile.with_lines(f"@{place.site:x}", path), place.bytes
-            accesses, turns = self.turns.get(key, (0, 0))
-            self.turns[key] = accesses + place.accesses, turns + place.turns
+            _add(known, (place.site, place.bytes), place.accesses, place.turns)
+
+    @property
+    def turns(self) -> dict[tuple[str, int], tuple[int, int]]:
+        found: dict[tuple[str, int], tuple[int, int]] = {}
+        for path, known in self._turns.items():  # a library at a time: to look places up one by one takes longer than the kernels
+            lines = host_compile.lines({site for site, _ in known}, path)
+            for (site, size), counts in known.items():
+                _add(found, (lines[site], size), *counts)
+        return found
+
+
+def _add(known: dict[Any, tuple[int, int]], key: Any, accesses: int, turns: int) -> None:
+    before = known.get(key, (0, 0))
+    known[key] = before[0] + accesses, before[1] + turns
 
 
 def _ranges(spans: Iterable[Span]) -> Any:
