@@ -1,21 +1,25 @@
-"""Seeds, poisoned memory, and the matrix backend x feature at the end of a run."""
+"""Seeds, poisoned memory, and the matrix backend x feature at the end of a run.
+
+Torch is imported where it is used: the process that hands tests to the workers needs none.
+"""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from dilkit.environment import TUNED
-from dilkit.testing.conformance import Result
-from dilkit.testing.poison import poisoned_memory
+
+if TYPE_CHECKING:
+    from dilkit.testing.conformance import Result
 
 pytest_plugins = ["helpers.cpu_time"]
 MATRIX = "dilkit_matrix"
@@ -45,6 +49,8 @@ def pytest_sessionfinish(session: Any) -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Every test starts from the same random numbers, in whatever order tests run."""
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -57,6 +63,8 @@ def into_matrix(record_property: Callable[[str, object], None]) -> Callable[[Res
 @pytest.fixture
 def poisoned() -> Iterator[None]:
     """`torch.empty` and its like hand out NaN."""
+    from dilkit.testing.poison import poisoned_memory
+
     with poisoned_memory():
         yield
 
@@ -64,6 +72,8 @@ def poisoned() -> Iterator[None]:
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """Nothing compiled before is found again: neither in this process nor on disk, where old graphs hide new faults."""
+    import torch
+
     torch._dynamo.reset()
     with torch._inductor.config.patch(force_disable_caches=True):
         yield
@@ -78,15 +88,21 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is made while tests are collected stays, and is not looked through for garbage as it grows."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through for garbage: that is most of the time of some tests."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """At exit it is looked through again: a frozen module is never freed, and Triton's would say that they leaked."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # a frozen module is never freed, and Triton's would say that they leaked
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
