@@ -101,11 +101,15 @@ class TestMPI:
     def test_a_rank_that_does_not_answer(self, launcher: str, kind: str, tmp_path: Path) -> None:
         assert_said(fail(launcher, kind, tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
 
-    @pytest.mark.parametrize(
-        ("launcher", "size"), [("mpich", 2), *(pytest.param(x, 3, marks=SLOW) for x in ("openmpi", "mpich"))]
-    )
-    def test_a_rank_that_raises_ends_the_job(self, launcher: str, size: int, tmp_path: Path) -> None:
-        assert_blamed(fail(launcher, "raises", tmp_path, size=size), traceback=True)
+    def test_ranks_that_conform_and_one_that_raises(self, tmp_path: Path) -> None:
+        job = fail("mpich", "raises", tmp_path, size=2, function="conformance_and_fault")
+        assert_conforms(job, 2)
+        assert_blamed(job, traceback=True)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+    def test_a_rank_that_raises_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
+        assert_blamed(fail(launcher, "raises", tmp_path), traceback=True)
 
 
 def assert_blamed(job: Job, traceback: bool) -> None:

@@ -59,14 +59,12 @@ def test_what_was_sent_may_be_overwritten_after_the_wait() -> None:
     assert run_threads(2, on_rank) == [[], [7, 7, 7]]
 
 
-SLOW = [(launcher, size) for launcher in LAUNCHERS for size in (2, 3, 4) if (launcher, size) not in (("gloo", 3), ("mpich", 2))]
+SLOW = [(launcher, size) for launcher in LAUNCHERS for size in (2, 3, 4) if (launcher, size) != ("gloo", 3)]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "size"), [("gloo", 3), ("mpich", 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
-)
+@pytest.mark.parametrize(("launcher", "size"), [("gloo", 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)])
 def test_processes_conform(launcher: str, size: int, tmp_path: Path) -> None:
-    """Open MPI by default: in test_faults.py, in the job that then fails."""
+    """Ranks of MPI by default: in test_faults.py, in the jobs that then fail."""
     job = start(launcher, size, tmp_path, "rank.py", "conformance").finish()
     assert job.code == 0, job
     assert_conforms(job, size)
@@ -243,7 +241,7 @@ class TestPoll:
 
         def pass_time(seconds: float) -> None:
             self.naps.append(seconds)
-            self.now += seconds or 1e-6
+            self.now += seconds or 1e-5
 
         fake_time = types.SimpleNamespace(monotonic=lambda: self.now, sleep=pass_time)
         monkeypatch.setattr("dilkit.comm.transports.mpi.requests.time", fake_time)
