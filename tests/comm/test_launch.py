@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from helpers.launch import fork
 
 from dilkit import environment
 from dilkit.comm.launch import processes, ranks
@@ -40,8 +43,9 @@ def test_cores_are_shared_by_ranks_that_are_bound_to_the_same() -> None:
     assert [ranks._sharing(one, all_ranks) for one in all_ranks] == [2, 2, 1, 1]
 
 
-def test_an_error_of_a_process_is_shown_once_and_ends_all() -> None:
-    program = (
+def test_an_error_of_a_process_is_shown_once_and_ends_all(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
         "import sys; from dilkit.comm.launch.ranks import run_ranks\n"
         "def work(comm):\n"
         "    print('said by', comm.rank)\n"
@@ -51,7 +55,7 @@ def test_an_error_of_a_process_is_shown_once_and_ends_all() -> None:
         "    return 0\n"
         "sys.exit(run_ranks('torch', work, timeout=20.0))"
     )
-    ended = processes.launch("torch", 2, ["-c", program], limit=60.0)
+    ended = fork(2, [str(program)], processes._torch_variables(2)[0]).finish(60.0)
     assert ended.code == 1, ended.text
     assert "said by 0" in ended.text
     assert "said by 1" not in ended.text

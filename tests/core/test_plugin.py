@@ -8,6 +8,7 @@ import re
 import sys
 
 import pytest
+from helpers.launch import fork
 from helpers.project import ROOT, succeed
 
 PAGE = (ROOT / "docs/adding-a-backend.md").read_text()
@@ -40,6 +41,8 @@ def test_the_page_names_what_it_makes():
 
 
 PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
 import dilkit, json, torch
 p, small = dilkit.Pattern([8, 16], [1, 2]), dilkit.Pattern([8], [2])
 short, long = (dilkit.explain(dilkit.Problem(pattern=p, seq=n, heads=2, head_dim=4)) for n in (64, 5000))
@@ -56,7 +59,9 @@ print(json.dumps(dict(short=short.to_dict(), long=long.to_dict(), text=str(long)
 @pytest.fixture(scope="module")
 def found(site, tmp_path_factory):
     """What a process finds in which they are installed."""
-    return json.loads(succeed(sys.executable, "-c", PROGRAM, cwd=tmp_path_factory.mktemp("empty"), python_path=site))
+    program = tmp_path_factory.mktemp("program") / "plugin.py"
+    program.write_text(PROGRAM)
+    return json.loads(fork(0, [str(program), str(site)], {}).finish(90.0).text)
 
 
 def test_the_selector_picks_it(found):

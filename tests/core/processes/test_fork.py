@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.forks import in_child
-from helpers.project import python
+from helpers.launch import fork
 
 import dilkit
 from dilkit import Backend, Limits, Pattern, Problem, dilated_attention, plan, registry
@@ -126,6 +126,7 @@ def test_a_fork_while_a_thread_counts_flops(
 AFTER = """
 import os, signal, sys, time
 import torch
+assert "dilkit.backends.native._native" not in sys.modules
 torch.set_num_threads(4)
 x = torch.ones(1, 4096, 2, 32)
 (x * 2).sum()  # by several threads
@@ -145,7 +146,9 @@ print(done[1] if done[0] else "hung")
 
 def test_a_child_that_loads_the_kernel_itself(tmp_path: Path) -> None:
     """The kernel is loaded after the fork: it did not see it, and must not use threads that the child does not have."""
-    assert python(AFTER, tmp_path) == "0"
+    program = tmp_path / "after.py"
+    program.write_text(AFTER)
+    assert fork(0, [str(program)], {}).finish(90.0).text.strip() == "0"
 
 
 def test_many_forks_while_threads_compute() -> None:
