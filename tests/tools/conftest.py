@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,12 @@ def _little_to_look_through() -> None:
     """Memory is measured after a collection of garbage, which what other tests have imported would slow down tenfold."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that do not look at them: they are most of the time."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
 @pytest.fixture

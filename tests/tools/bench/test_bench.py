@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +35,9 @@ def pictures() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_pictures(request: pytest.FixtureRequest) -> None:
     if "pictures" not in request.fixturenames:
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        request.getfixturevalue("without_pictures")
 
 
 def bench(out: Path, *arguments: str) -> int:

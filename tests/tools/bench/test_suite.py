@@ -68,6 +68,7 @@ def test_shares_of_the_peak_are_those_of_the_fastest_multiply_adds_beside() -> N
     assert nominal / (nominal - seen) == pytest.approx(SHARED, abs=0.005), "without what the branch before has seen"
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_machines_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     old, new = epyc(), replace(epyc(), isa="avx512", torch_isa="avx512", date="2026-12-01", inner_loops=())
     paths = [tmp_path / f"{name}.json" for name in ("old", "new", "both")]

@@ -15,7 +15,7 @@ from helpers.result_files import FOLDER
 
 from dilkit.tools import cli
 
-CPU = shlex.quote(str(FOLDER / "cpu.json"))
+CPU, SLIDES = (shlex.quote(str(FOLDER / f"{name}.json")) for name in ("cpu", "slides"))
 COMMANDS = {
     "report": "report {odd}",
     "compare": f"compare {{odd}} {CPU}",
@@ -53,7 +53,7 @@ def test_what_is_no_file_is_refused_in_one_line(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of the size of files stands in for a full disk")
-@pytest.mark.parametrize("command", [f"report {CPU} --html page.html", "draw --seq 64 --heads 2 --segments 8 --out draw.svg"])
+@pytest.mark.parametrize("command", [f"report {SLIDES} --html page.html", "draw --seq 64 --heads 2 --segments 8 --out draw.svg"])
 def test_a_full_disk_keeps_the_old_file(command: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need it")
     name, folder, errors = command.split()[-1], tmp_path / "full", tmp_path / "errors"
