@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from helpers.yardsticks import shrink
@@ -17,6 +19,15 @@ def _little_to_look_through() -> None:
     """Memory is measured after a collection of garbage, which what other tests have imported would slow down tenfold."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_asked_once() -> Iterator[None]:
+    """Git says once what every result says of the checkout: of three hundred processes of git, two are needed."""
+    from dilkit.tools.results import environment
+
+    with mock.patch.object(environment, "git_state", functools.cache(environment.git_state)):
+        yield
 
 
 @pytest.fixture
