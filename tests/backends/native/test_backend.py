@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from helpers.thinned import diagonal
 from torch.utils.data import DataLoader, Dataset
 
 from dilkit import GlobalTokens, Neighborhood, Pattern, Problem, SlidingWindow, Strided, dilated_attention
@@ -49,8 +50,7 @@ def everything(dtype: str, is_causal: bool, pattern: Pattern = PATTERN) -> list[
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize(("dtype", "is_causal"), diagonal(["float32", "float64", "bfloat16", "float16"], [False, True]))
 def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype: str, is_causal: bool) -> None:
     first = everything(dtype, is_causal)
     for count in (4, 1, 2, 7):

@@ -55,7 +55,7 @@ def seen_by(grid: ProblemGrid) -> Any:
         yield head, kv_head, rows, keys, kept
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(views_of_heads, st.integers(1, 40), st.booleans())
 def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, (heads, kv_heads) = drawn
