@@ -31,7 +31,16 @@ BUILT = (
     ".*_cache",
     ".hypothesis",
 )
-BUILT_AT_THE_TOP = ("build", "dist", "dilkit-demo", "dilkit-demo-image", "dilkit-demo-llama", "dilkit-bench", "site")
+BUILT_AT_THE_TOP = (
+    "build",
+    "dist",
+    "dilkit-demo",
+    "dilkit-demo-image",
+    "dilkit-demo-llama",
+    "dilkit-demo-ranks",
+    "dilkit-bench",
+    "site",
+)
 """Folders inside the packages may have these names too."""
 
 

@@ -180,6 +180,22 @@ def run_demo(launcher: str, folder: str, *more: str) -> int:
     return cli.main(["demo", "--comm", kind, "--context", "256", "--threads", "1", "--timeout", "20", *paths, *length])
 
 
+def ranks_demo(launcher: str, folder: str, layout: str) -> int:
+    """`dilkit demo --ranks`, as one of torchrun's ranks."""
+    ranks.connect = lambda kind, timeout: connect(launcher, timeout)
+    paths = ["--text", str(Path(folder, "text")), "--out", str(Path(folder, "out"))]
+    return cli.main(["demo", "--ranks", layout, "--context", "128", "--steps", "3", "--threads", "1", *paths])
+
+
+def rank_of_demo(launcher: str, folder: str) -> int:
+    """A rank that `dilkit demo --ranks` has started."""
+    from dilkit.tools.demo.ranks import rank
+
+    ranks.connect = lambda kind, timeout: connect(launcher, timeout)
+    sys.argv[1:] = [folder]
+    return rank.main()
+
+
 def write_text(folder: Path) -> Path:
     """Some files of text to train on, in `folder`/text."""
     (folder / "text").mkdir()

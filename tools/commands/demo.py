@@ -9,6 +9,7 @@ from typing import Any
 from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import make_folder, positive, whole
 from dilkit.tools.console.interrupt import load_torch
+from dilkit.tools.demo.ranks.layout import are_launched, check_context, layout
 
 HELP = """\
 train a small byte-level language model of dilated attention, and measure it
@@ -29,20 +30,28 @@ but the order of their tokens, row-major or along a Hilbert curve. They are trai
 it, with several seeds, and whichever order loses less is reported.
 
 `dilkit demo --llama` (with `pip install dilkit[transformers]`) trains a small Llama of transformers with full attention, puts
-dilated attention into a copy of it, and goes on with both from the same weights."""
+dilated attention into a copy of it, and goes on with both from the same weights.
+
+`dilkit demo --ranks 2x2` (replicas x ranks of a sequence) starts that many processes, or takes those of torchrun, and trains a
+smaller model on them: batches over the first dimension, sequences cut over the second, parameters sharded by FSDP2. Then one
+process trains the same on whole windows. Losses, gradients and parameters are compared; the exit code is 1 where they differ by
+more than rounding."""
 
 _LENGTH: dict[str, Any] = dict(minutes=None, steps=None)
+IMAGE_STEPS, LLAMA_STEPS, RANKS_STEPS = 500, 400, 20
 _MODES: dict[str, dict[str, Any]] = {
-    "with --llama": dict(_LENGTH, out=Path("dilkit-demo-llama"), text=None),
-    "with --image": dict(_LENGTH, out=Path("dilkit-demo-image"), seeds=3),
+    "with --ranks": dict(out=Path("dilkit-demo-ranks"), ranks=None, text=None, context=4096, steps=RANKS_STEPS),
+    "with --llama": dict(_LENGTH, out=Path("dilkit-demo-llama"), llama=None, text=None),
+    "with --image": dict(_LENGTH, out=Path("dilkit-demo-image"), image=None, seeds=3),
     "with --sample": dict(out=Path("dilkit-demo"), sample=None, checkpoint=None, bytes=400, temperature=0.7),
     "in training on text": dict(
         _LENGTH, out=Path("dilkit-demo"), text=None, context=8192, save=None, comm=None, world_size=None, timeout=None
     ),
 }
 """The options that each of the modes has besides those that all have, with their defaults."""
+_CHOOSING = ("ranks", "llama", "image", "sample")
+"""The options that choose a mode."""
 _MODEL_FILE = "model.pt"
-IMAGE_STEPS, LLAMA_STEPS = 500, 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,17 +69,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=whole(1),
         metavar="N",
-        help=f"end after N steps of training instead; of each model with --image ({IMAGE_STEPS}) and --llama ({LLAMA_STEPS})",
+        help=f"end after N steps of training instead; of each model with --image ({IMAGE_STEPS}) and --llama "
+        f"({LLAMA_STEPS}), of both trainings with --ranks ({RANKS_STEPS})",
     )
-    training.add_argument("--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192)")
+    training.add_argument(
+        "--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192; with --ranks 4096)"
+    )
     training.add_argument("--save", type=Path, metavar="FILE", help=f"write the model here (default: {_MODEL_FILE} in --out)")
     job.add_arguments(parser)
+    parallel = parser.add_argument_group("data x sequence parallelism")
+    parallel.add_argument(
+        "--ranks",
+        type=layout,
+        metavar="DATAxSEQUENCE",
+        help="train on so many replicas, each of so many ranks that share its sequences, as 2x2, and in one process",
+    )
     image = parser.add_argument_group("photograph")
     image.add_argument(
         "--image", nargs="?", const=True, metavar="FILE", help="learn from this picture (default: one that matplotlib brings)"
     )
     image.add_argument("--seeds", type=whole(3), metavar="N", help="seeds to train with, at least 3 (default 3), from --seed on")
-    parser.add_argument("--llama", action="store_true", help="convert a small Llama of transformers while it learns")
+    parser.add_argument("--llama", action="store_const", const=True, help="convert a small Llama of transformers while it learns")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
     sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help=f"the model (default: {_MODEL_FILE} in --out)")
@@ -80,12 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and measure, or sample; 0, or 130 when interrupted. Raises ValueError or OSError for input that will not do."""
-    image, sampling = args.image is not None, args.sample is not None
-    if image and args.llama:
-        raise ValueError("--image: has no meaning with --llama")
-    mode = "with --llama" if args.llama else "with --image" if image else "with --sample" if sampling else "in training on text"
+    mode = next((f"with --{name}" for name in _CHOOSING if getattr(args, name) is not None), "in training on text")
     _set_mode(args, mode)
-    if sampling:
+    if args.ranks:
+        return _train_on_ranks(args)
+    if args.sample is not None:
         load_torch()
         from dilkit.tools.demo.text.sample import sample
 
@@ -99,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
         args.steps = args.steps or LLAMA_STEPS
         return LlamaJob(args).run()
-    if image:
+    if args.image is not None:
         load_torch()
         from dilkit.tools.demo.image.job import ImageJob
         from dilkit.tools.demo.image.model import ImageConfig
@@ -114,6 +132,17 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.tools.demo.text.job import train_and_measure
 
     return train_and_measure(args)
+
+
+def _train_on_ranks(args: argparse.Namespace) -> int:
+    """What `run` does with --ranks."""
+    check_context(args.ranks, args.context)
+    are_launched(args.ranks)  # raises where a launcher has started others
+    make_folder("--out", args.out)
+    load_torch()
+    from dilkit.tools.demo.ranks.job import train_and_compare
+
+    return train_and_compare(args)
 
 
 def _set_mode(args: argparse.Namespace, mode: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from abc import ABC, abstractmethod
 from statistics import fmean
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tqdm import tqdm
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from dilkit import Problem, explain
 from dilkit.tools.console.interrupt import INTERRUPTED
 from dilkit.tools.demo.text.document import clock
-from dilkit.tools.demo.text.record import Choice, TrainedResult
+from dilkit.tools.demo.text.record import Choice, TrainedResult, Training
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.report.files import publish
 from dilkit.tools.results.decode import decode
@@ -58,13 +58,10 @@ class Job(ABC):
 
     def train(self, trainer: Trainer, judgements: int, name: str = "") -> None:
         """Train with a progress bar. Each judgement is printed, and the result so far written: launchers may end ranks."""
-        with tqdm(total=1.0, leave=False, disable=None if self.speaks else True, bar_format=_BAR) as bar:
+        with self.bar() as bar:
 
             def advance() -> None:
-                loss, speed = fmean(loss for *_, loss in trainer.curve[-20:]), trainer.tokens / trainer.seconds
-                text = f"{name}{clock(trainer.seconds)}  loss {loss:.3f}  {speed:,.0f} tokens/s"
-                bar.set_description_str(text, refresh=False)
-                bar.update(trainer.spent - bar.n)
+                show_progress(bar, name, trainer.record(Training))
 
             def judged() -> None:
                 if self.speaks:
@@ -74,6 +71,18 @@ class Job(ABC):
                     write_result(self.result(self.stage), self.args.out / f"{REPORT}.json")
 
             trainer.run(judgements, advance, judged)
+
+    def bar(self) -> Any:
+        """A progress bar from 0 to 1, which only shows where this process speaks to a terminal."""
+        return tqdm(total=1.0, leave=False, disable=None if self.speaks else True, bar_format=_BAR)
+
+
+def show_progress(bar: Any, name: str, training: Training) -> None:
+    """Set a bar to the course of a training so far, which has made a step at least."""
+    loss, speed = fmean(loss for *_, loss in training.train_curve[-20:]), training.tokens / training.seconds
+    text = f"{name}{clock(training.seconds)}  loss {loss:.3f}  {speed:,.0f} tokens/s"
+    bar.set_description_str(text, refresh=False)
+    bar.update(training.spent - bar.n)
 
 
 def backend_choice(problem: Problem) -> Choice:

@@ -34,6 +34,8 @@ from dilkit.tools.demo.image import document as image_demo
 from dilkit.tools.demo.image.record import ImageDemoResult
 from dilkit.tools.demo.llama import document as llama_demo
 from dilkit.tools.demo.llama.record import LlamaDemoResult
+from dilkit.tools.demo.ranks import document as ranks_demo
+from dilkit.tools.demo.ranks.record import RanksDemoResult
 from dilkit.tools.demo.text import document as text_demo
 from dilkit.tools.demo.text.record import DemoResult
 from dilkit.tools.gpu_day import document as gpu_day
@@ -68,6 +70,7 @@ KINDS = {
         (DemoResult, text_demo),
         (ImageDemoResult, image_demo),
         (LlamaDemoResult, llama_demo),
+        (RanksDemoResult, ranks_demo),
         (KernelsResult, kernels),
     )
 }

@@ -82,9 +82,14 @@ class Training:
     train_curve: tuple[tuple[float, int, float], ...]
 
     @property
+    def spent(self) -> float:
+        """The share of the budget that is spent, from 0 to 1."""
+        return self.budget.spent(self.seconds, self.steps)
+
+    @property
     def finished(self) -> bool:
         """Whether the budget is spent, and what was learnt is judged."""
-        return self.budget.spent(self.seconds, self.steps) == 1.0 and self.points[-1].tokens == self.tokens
+        return self.spent == 1.0 and self.points[-1].tokens == self.tokens
 
 
 @dataclass(frozen=True, kw_only=True)

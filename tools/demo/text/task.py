@@ -36,6 +36,13 @@ class Alone(Comm):
         return lambda: None
 
 
+def step_end(comm: Comm, seconds: float, stop: threading.Event) -> tuple[float, bool]:
+    """Rank 0's `seconds`, and whether `stop` is set on any rank."""
+    records = comm.share(_STEP_END.pack(seconds, stop.is_set()), "end of a step")
+    steps = [_STEP_END.unpack(record) for record in records]
+    return steps[0][0], any(stopped for _, stopped in steps)
+
+
 def held_out_windows(text: bytes, context: int) -> Tensor:
     """Windows evenly spread over `text`, `(windows, context + 1)`: as many as fit without overlap, at most 8."""
     data, size = _as_tensor(text), context + 1
@@ -102,6 +109,4 @@ class TextTask(Task):
 
     def clock(self, seconds: float) -> tuple[float, bool]:
         """Rank 0's `seconds`, which schedule the training on all ranks alike; and whether any rank was asked to stop."""
-        records = self.comm.share(_STEP_END.pack(seconds, self.stop.is_set()), "end of a step")
-        steps = [_STEP_END.unpack(record) for record in records]
-        return steps[0][0], any(stop for _, stop in steps)
+        return step_end(self.comm, seconds, self.stop)

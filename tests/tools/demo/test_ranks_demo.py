@@ -1,0 +1,282 @@
+"""`dilkit demo --ranks`: what ranks learn beside what one process learns, and what becomes of ranks that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import launch
+from helpers.train_rank import write_text
+
+from dilkit import environment
+from dilkit.comm.launch.processes import MARK
+from dilkit.tools import cli
+from dilkit.tools.commands import demo
+from dilkit.tools.demo.ranks import comparison, job, processes
+from dilkit.tools.demo.ranks.layout import MOST_STARTED, Layout
+from dilkit.tools.demo.ranks.record import RanksDemoResult, RanksTraining
+from dilkit.tools.demo.ranks.traffic import planned
+from dilkit.tools.demo.text.model import ModelConfig
+from dilkit.tools.demo.text.record import Budget, Evaluation
+from dilkit.tools.report import registry
+
+SMALL = ("--context", "128", "--steps", "3", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return str(write_text(tmp_path))
+
+
+def fork_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From here on the ranks that the demo starts are forked."""
+
+    def start(kind: str, size: int, arguments: Sequence[str], threads: int) -> Any:
+        assert (kind, arguments[:2]) == ("torch", ["-m", processes.PROGRAM])
+        return launch.start("gloo", size, tmp_path, "train_rank.py", "rank_of_demo", arguments[2]).running
+
+    monkeypatch.setattr(processes, "start", start)
+
+
+def read(out: Path) -> RanksDemoResult:
+    found = registry.read(out / "report.json")
+    assert isinstance(found, RanksDemoResult)
+    return found
+
+
+def check_report(out: Path, layout: Layout) -> None:
+    """All is there, both trainings agree, and what was sent is what was planned."""
+    found = read(out)
+    assert (found.interrupted, found.layout, found.ranks.world_size) == (None, layout, layout.size)
+    assert len(found.differences) == 3
+    assert found.agrees
+    for one in (found.alone, found.on_ranks):
+        assert one is not None
+        assert (one.steps, len(one.norms), one.tokens) == (3, 3, 3 * 128 * layout.data)
+        assert one.points[-1].held_out < one.points[0].held_out
+    assert found.sent.counted == tuple(3 * planned for planned in found.sent.planned) * layout.data
+    document = registry.document_of(out / "report.json")
+    assert [plot.kind for plot in document.plots] == ["lines", "bars", "points"]
+    assert "differ by rounding" in registry.sentence_of(out / "report.json")
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "comparison: full KV ring" in (out / "report.md").read_text()
+
+
+def test_ranks_learn_what_one_process_learns(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fork_ranks(monkeypatch, tmp_path)
+    out = tmp_path / "out"
+    assert cli.main(["demo", "--ranks", "1x2", "--json", "--text", text, "--out", str(out), *SMALL]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((out / "report.json").read_text())
+    check_report(out, Layout(1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [Layout(2, 2), Layout(2, 1), Layout(1, 3)], ids=str)
+def test_the_ranks_may_be_those_of_torchrun(tmp_path: Path, size: Layout) -> None:
+    write_text(tmp_path)
+    ended = launch.start("gloo", size.size, tmp_path, "train_rank.py", "ranks_demo", str(tmp_path), str(size)).finish()
+    assert ended.code == 0, ended
+    assert ended.text.count("differ by rounding") == ended.text.count("wrote report") == 1, ended
+    check_report(tmp_path / "out", size)
+
+
+def marked(*variables: str) -> list[int]:
+    """The processes with these words in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if all(word.encode() in (folder / "environ").read_bytes() for word in variables):
+                found.append(int(folder.name))
+    return found
+
+
+def run_marked(folder: Path, mark: str, steps: int) -> subprocess.Popen[str]:
+    """`dilkit demo --ranks 2x2`, with all processes that it starts."""
+    paths = ["--text", str(write_text(folder)), "--out", str(folder / "out")]
+    command = [sys.executable, "-m", "dilkit", "demo", "--ranks", "2x2", *SMALL, "--steps", str(steps), *paths]
+    return subprocess.Popen(command, env={**os.environ, MARK: mark}, stderr=subprocess.PIPE, text=True)
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+
+
+@LINUX
+@pytest.mark.slow
+def test_processes_are_started_and_end(tmp_path: Path) -> None:
+    run = run_marked(tmp_path, tmp_path.name, steps=3)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    assert not marked(tmp_path.name)
+    check_report(tmp_path / "out", Layout(2, 2))
+
+
+@LINUX
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("how", ["ctrl-c", "killed"])
+def test_no_process_is_left_behind(tmp_path: Path, how: str) -> None:
+    run, limit = run_marked(tmp_path, tmp_path.name, steps=100_000), time.monotonic() + 60
+    while len(marked(tmp_path.name)) < 5:
+        assert run.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    if how == "killed":
+        (victim,) = marked(tmp_path.name, "\0RANK=1\0")
+        os.kill(victim, signal.SIGKILL)
+    else:
+        run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=120)
+    assert not marked(tmp_path.name)
+    assert "Traceback" not in said.partition("They printed:")[0]
+    if how == "killed":
+        assert run.returncode == 1, said
+        assert "rank 1 was killed by SIGKILL" in said
+        assert not (tmp_path / "out" / "report.json").exists()
+    else:
+        assert run.returncode == 130, said
+        assert read(tmp_path / "out").interrupted == "training on ranks"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ranks", "0x2"], "--ranks: '0x2' is not DATAxSEQUENCE, two whole numbers of 1 or more, as 2x2"),
+        (["--ranks", "2"], "--ranks: '2' is not DATAxSEQUENCE"),
+        (["--ranks", "2x2x2"], "--ranks: '2x2x2' is not DATAxSEQUENCE"),
+        (["--ranks", "2x-1"], "--ranks: '2x-1' is not DATAxSEQUENCE"),
+        (["--ranks", "1x65", "--context", "64"], "--ranks: 1x65 cuts a context of 64 bytes over 65 ranks"),
+        (["--ranks", f"1x{MOST_STARTED + 1}"], f"is {MOST_STARTED + 1} processes, and at most {MOST_STARTED} are started"),
+        (["--ranks", "1x2", "--image"], "--image: has no meaning with --ranks"),
+        (["--ranks", "1x2", "--llama"], "--llama: has no meaning with --ranks"),
+        (["--ranks", "1x2", "--sample", "x"], "--sample: has no meaning with --ranks"),
+        (["--ranks", "1x2", "--comm", "torch"], "--comm: has no meaning with --ranks"),
+        (["--ranks", "1x2", "--minutes", "1"], "--minutes: has no meaning with --ranks"),
+        (["--ranks", "1x2", "--save", "x"], "--save: has no meaning with --ranks"),
+    ],
+)
+def test_what_does_not_fit_is_named(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str) -> None:
+    assert cli.main(["demo", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [("torchrun", "2x2 is 4 ranks, but torchrun started 2; run torchrun --nproc-per-node 4"), ("mpirun", "but mpirun started")],
+)
+def test_ranks_of_another_job_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], launcher: str, said: str
+) -> None:
+    monkeypatch.setattr(environment, "launch", lambda: environment.Launch(launcher, 0, 2, 0, 2))
+    assert cli.main(["demo", "--ranks", "2x2"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_torch_without_fsdp2_is_refused(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
+    assert cli.main(["demo", "--ranks", "1x2", "--text", text, "--out", str(tmp_path)]) == 2
+    assert f"--ranks: torch {torch.__version__} has no torch.distributed.fsdp.fully_shard" in capsys.readouterr().err
+
+
+# The comparison
+
+
+TRAINING = RanksTraining(
+    budget=Budget(steps=20),
+    steps=20,
+    tokens=20 * 128,
+    seconds=20.0,
+    points=(Evaluation(0.0, 0, None, 8.0), Evaluation(20.0, 20 * 128, 7.0, 6.0)),
+    train_curve=tuple((float(step), 128 * step, 8.0 - step / 10) for step in range(20)),
+    norms=tuple(2.0 + step / 10 for step in range(20)),
+    threads=1,
+)
+
+
+def found_differences(change: dict[str, Any], weight: float = 1.0) -> dict[str, bool]:
+    """Whether each quantity is rounding where the training on ranks has this change, and its parameter this factor."""
+    weights = {"weight": torch.linspace(-1, 1, 9)}
+    changed = {"weight": weights["weight"] * weight}
+    found = comparison.differences(TRAINING, dataclasses.replace(TRAINING, **change), weights, changed)
+    return {one.quantity.split()[0]: one.is_rounding for one in found}
+
+
+def test_differences_beyond_rounding_are_told() -> None:
+    curve = [*TRAINING.train_curve]
+    assert found_differences({}) == dict(loss=True, norm=True, parameters=True)
+    assert found_differences({}, 1.0003) == dict(loss=True, norm=True, parameters=False)
+    norms = (*TRAINING.norms[:-1], 1.0001 * TRAINING.norms[-1])
+    assert found_differences(dict(norms=norms)) == dict(loss=True, norm=False, parameters=True)
+    seconds, tokens, loss = curve[7]
+    curve[7] = seconds, tokens, 0.99999 * loss
+    assert found_differences(dict(train_curve=tuple(curve))) == dict(loss=False, norm=True, parameters=True)
+
+
+def test_differences_beyond_rounding_end_the_command_with_1(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(self: job.RanksJob) -> None:
+        self.differences = comparison.differences(TRAINING, TRAINING, {"weight": torch.ones(2)}, {"weight": torch.ones(2) * 1.01})
+
+    monkeypatch.setattr(job.RanksJob, "work", work)
+    assert cli.main(["demo", "--ranks", "1x2", "--text", text, "--out", str(tmp_path / "out"), *SMALL]) == job.DIFFERS
+    assert "differ by MORE THAN ROUNDING" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_reports_what_there_is(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(setup: Any, threads: int, follow: Any) -> None:
+        follow(TRAINING)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "train_in_processes", interrupted)
+    assert cli.main(["demo", "--ranks", "1x2", "--text", text, "--out", str(tmp_path / "out"), *SMALL]) == 130
+    said = capsys.readouterr().out
+    assert "INTERRUPTED while training on ranks" in said
+    assert "not trained to their ends: nothing to compare" in said
+    found = read(tmp_path / "out")
+    assert (found.interrupted, found.alone, found.differences) == ("training on ranks", None, ())
+    assert found.on_ranks == TRAINING
+
+
+def test_what_the_busiest_rank_sends_adds_up() -> None:
+    sent = planned(ModelConfig(context=4096, layers=2), Layout(2, 4))
+    assert sum(branch.total for branch in sent.branches) == max(sent.planned) == sent.planned[sent.rank]
+    assert [branch.route for branch in sent.branches[:2]] == ["local", "local"]
+    assert [branch.total for branch in sent.branches[:2]] == [0, 0]
+    rows, heads, head_dim, float32, layers = 1024, 4, 40, 4, 2
+    assert sent.full_ring.forward == layers * 3 * rows * heads * 2 * head_dim * float32
+    assert planned(ModelConfig(context=4096), Layout(4, 1)).planned == (0,)
+
+
+def test_the_mode_has_the_defaults_of_its_page() -> None:
+    args = cli.parser_of("demo").parse_args(["--ranks", "2x2"])
+    demo._set_mode(args, "with --ranks")
+    assert (str(args.ranks), args.steps, args.context, str(args.out)) == ("2x2", 20, 4096, "dilkit-demo-ranks")
