@@ -46,7 +46,17 @@ BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULT
 PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
 """Libraries that would change the picks where they are installed."""
-PICTURED = {"lengths": 2, "ring": 6, "orders": 6, "seeds": 6, "serving": 4, "patterns": 5, "slides": 4, "demo-llama": 2}
+PICTURED = {
+    "lengths": 2,
+    "ring": 6,
+    "orders": 6,
+    "seeds": 6,
+    "serving": 4,
+    "patterns": 5,
+    "slides": 4,
+    "demo-llama": 2,
+    "demo-ranks": 3,
+}
 """Results that a page shows a picture of: how many plots of each."""
 _DRAWN = ("draw", "--seq", "64", "--heads", "4", "--segments", "16,32,64", "--rates", "1,2,4")
 PICTURES = {

@@ -34,7 +34,8 @@ BENCH = {
     "cpu": "--suite cpu",
     "seeds": "--suite seeds",
 }
-COMMANDS = {"demo": "demo", "demo-llama": "demo --llama", **{name: f"bench {options}" for name, options in BENCH.items()}}
+DEMOS = {"demo-ranks": "demo --ranks 2x2", "demo": "demo", "demo-llama": "demo --llama"}
+COMMANDS = {**DEMOS, **{name: f"bench {options}" for name, options in BENCH.items()}}
 """By name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' file is `make kernels`' own."""
 
 
