@@ -98,6 +98,7 @@ def measured(command: str, folder) -> dict:
 
 def test_figures_come_from_result_files(tmp_path, monkeypatch):
     shrink(monkeypatch)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # of pictures nothing is quoted
     assert figures.summary(tmp_path) == figures.measurements(tmp_path) == figures.NOTHING
     problem = "dilkit bench --seq 64 --heads 2 --dim 8 --segments 16,32 --backend reference"
     bench = measured(f"{problem} --repeats 2", tmp_path)
