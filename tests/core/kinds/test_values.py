@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers.definition import brute_force
 from helpers.strategies import Heads, mixes_with_heads
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dilkit import (
@@ -62,6 +62,7 @@ def test_what_layouts_take_is_bounded_in_bytes() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(mixes_with_heads(), st.integers(0, 17), st.booleans())
+@example((Pattern.of(SlidingWindow(4, 2)), (1, 1)), 9, False)
 def test_count_is_the_definition(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, heads = drawn
     expected = brute_force(pattern, seq, heads, is_causal)
