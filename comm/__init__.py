@@ -4,7 +4,7 @@ One forward pass, step by step, with the file of each step:
 
     rank t holds the rows cuts[t] .. cuts[t + 1] - 1             cuts.py, shards.py
       |
-      |  all ranks agree on their arguments                       agreement.py, arguments.py
+      |  all ranks agree on their arguments                       agreement.py, arguments.py, rank_attention.py
       |  exchange plan: which rank computes what                  plan/exchange_plan.py: of segments and strides
       |                                                           plan/sharded_segments.py, of other kinds plan/kinds/
       |  index tables: which of its rows a rank sends to whom     passes/all_to_all/index_tables.py
@@ -24,7 +24,7 @@ One forward pass, step by step, with the file of each step:
 
 The backward pass is the same the other way round. With a token order, rows travel to their places along it and back
 (`reorder.py`). What training needs besides (`sum_over_ranks`, `copy_from_rank`) is in `collectives.py`, labels and losses of
-sharded sequences (`roll`, `sum_by_sequence`) in `labels.py`.
+sharded sequences (`roll`, `sum_by_sequence`) in `labels.py`. Under `torch.compile` a call is one operator (`operators/`).
 
 Names are loaded at first use: `import dilkit.comm` needs neither MPI nor torch.distributed.
 """

@@ -42,6 +42,10 @@ class Arguments:
     fuse_branches: bool
     order: TokenOrder | Sequence[TokenOrder] | None
     return_lse: bool
+    recorded: bool | None = None
+    """Whether a backward pass may follow, where the tensors do not say it: within an operator they require no gradients."""
+    seed: Tensor | None = None
+    """The seed that was drawn for dropout, int64 `()`; None: `facts` draws one."""
 
     @property
     def orders(self) -> Orders:
@@ -70,6 +74,8 @@ class Arguments:
     @property
     def requires_grad(self) -> bool:
         """Whether a backward pass may follow."""
+        if self.recorded is not None:
+            return self.recorded
         sink = self.sink is not None and self.sink.requires_grad
         return self.rows_require_grad or (torch.is_grad_enabled() and sink)
 
@@ -101,7 +107,7 @@ class Arguments:
         batch, rows, heads, head_dim = self.query.shape
         return dict(
             rows=rows,
-            seed=int(draw_seed()) if self.dropout_p else 0,
+            seed=int(draw_seed() if self.seed is None else self.seed) if self.dropout_p else 0,
             batch=batch,
             heads=heads,
             kv_heads=self.key.shape[2],

@@ -12,7 +12,6 @@ from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
-from dilkit.compiler import not_compiled
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -98,7 +97,6 @@ class RingDilatedAttention(nn.Module):
             return_lse=return_lse,
         )
 
-    @not_compiled
     def positions(self, rows: int, device: torch.device) -> Tensor:
         """The positions of this rank's rows in the sequence, `(rows,)`, for rotary embeddings."""
         return positions(rows, self.comm, device)

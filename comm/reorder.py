@@ -15,7 +15,7 @@ from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.rows import pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm
 from dilkit.orders.heads import Orders, group_heads, ungroup_heads
-from dilkit.orders.token_order import TokenOrder
+from dilkit.orders.token_order import TokenOrder, check_order
 
 
 @dataclass(frozen=True)
@@ -191,3 +191,11 @@ def order_fingerprint(order: TokenOrder) -> str:
     if order.text is not None:
         return order.text
     return f"{order!r} {sha256(order.perm.tobytes()).hexdigest()[:32]}"
+
+
+def fingerprint(order: TokenOrder | None) -> str:
+    """`order_fingerprint`, empty where there is no order. Raises TypeError for what is none."""
+    if order is None:
+        return ""
+    check_order(order)
+    return order_fingerprint(order)

@@ -11,14 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dilkit.checks import integer, not_distributed
+from dilkit.checks import not_distributed
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.cuts import shard_cuts
-from dilkit.comm.reorder import order_fingerprint
+from dilkit.comm.operators.positions import positions_of
+from dilkit.comm.reorder import fingerprint
+from dilkit.comm.row_positions import first_row
 from dilkit.comm.token_files import mapped_tokens
 from dilkit.comm.transports.base import Comm, check_comm
-from dilkit.op.sequences import check_cu_seqlens, checked_longest
-from dilkit.orders.checks import MAX_TOKENS, check_dim, check_tokens, wrong_length
+from dilkit.compiler import not_compiled
+from dilkit.op.sequences import checked_longest
+from dilkit.orders.checks import check_dim, check_tokens, wrong_length
 from dilkit.orders.token_order import TokenOrder, check_order
 from dilkit.pattern import Pattern
 
@@ -75,7 +78,7 @@ def unshard(x: Tensor, comm: Comm, dim: int = 1, order: TokenOrder | None = None
             )
         shape = x.movedim(dim, 0).shape
         return dict(
-            rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=_fingerprint(order)
+            rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, order=fingerprint(order)
         )
 
     check_comm(comm)
@@ -147,44 +150,28 @@ def positions(
         [[0, 1, 0], [1, 2]]
     """
 
-    def facts() -> dict[str, Any]:
-        if integer("rows", rows, at_least=0) > MAX_TOKENS:
-            raise ValueError(f"rows={rows} must be at most 2**62")
-        try:
-            torch.device("cpu" if device is None else device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device={device!r} is not known to torch: {error}") from None
-        if cu_seqlens is not None and order is not None:
-            raise ValueError("order and cu_seqlens cannot go together; a token order is of one sequence")
-        if cu_seqlens is not None:
-            check_cu_seqlens(cu_seqlens, cu_seqlens, 0)
-        return dict(rows=int(rows), order=_fingerprint(order), cu_seqlens="" if cu_seqlens is None else str(cu_seqlens.tolist()))
-
     check_comm(comm)
-    counts = [fact["rows"] for fact in agree_on(comm, facts, ("rows",), "positions of shards")]
-    start = sum(counts[: comm.rank])
+    if torch.compiler.is_compiling() and order is None and cu_seqlens is None and type(rows) is int and rows >= 0:
+        return positions_of(rows, comm, device)
+    start, seq = _first_row(rows, comm, device, order, cu_seqlens)
     if order is not None:
-        if sum(counts) != len(order):
-            raise wrong_length(f"the shards have {sum(counts)} tokens", sum(counts), order)
+        if seq != len(order):
+            raise wrong_length(f"the shards have {seq} tokens", seq, order)
         return _part(order, start, start + rows).to(device)
     own = torch.arange(start, start + rows, device=device)
     if cu_seqlens is None:
         return own
-    checked_longest(cu_seqlens, sum(counts))
+    checked_longest(cu_seqlens, seq)
     starts = cu_seqlens.to(own)
     return own - starts[torch.searchsorted(starts, own, right=True) - 1]
+
+
+_first_row = not_compiled(first_row)
 
 
 def _part(order: TokenOrder, start: int, stop: int) -> Tensor:
     """The row-major positions of the tokens `start .. stop - 1` of an order, int64."""
     return torch.from_numpy(order.perm[start:stop].astype(np.int64))
-
-
-def _fingerprint(order: TokenOrder | None) -> str:
-    if order is None:
-        return ""
-    check_order(order)
-    return order_fingerprint(order)
 
 
 def check_tensor(x: Tensor, dim: int) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import Arguments
-from dilkit.comm.attention import RankAttention
 from dilkit.comm.packed.plan import PackedPlan, WholeSequences
+from dilkit.comm.rank_attention import RankAttention
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.compiler import not_compiled
 from dilkit.op.sequences import check_cu_seqlens, checked_longest

@@ -16,63 +16,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dilkit.comm.passes.all_to_all.backward import AllToAllBackward
 from dilkit.comm.passes.all_to_all.forward import AllToAllForward, ReceivedRows
-from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
-from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.context import PassContext
 from dilkit.comm.passes.differentiation import differentiable_once
-from dilkit.comm.passes.local_attention import LocalRange, local_backward, local_forward, local_ranges
+from dilkit.comm.passes.local_attention import local_backward, local_forward
 from dilkit.comm.passes.partial_results import merge_rows
 from dilkit.comm.passes.ring.backward import ring_backward
 from dilkit.comm.passes.ring.forward import ring_forward
 from dilkit.comm.passes.rows import add_rows
-from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
 from dilkit.op.rules import power_of_two
-from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, sink_gradient, zero_keys_of
-from dilkit.plan import cached
+from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
 
-@dataclass(frozen=True)
-class PassContext:
-    """What the passes need besides tensors."""
+class Saved(NamedTuple):
+    """The tensors that the forward pass leaves to the backward pass. `lse` is `(batch, seq, heads)`; `rows` were received."""
 
-    op: AttentionOp
-    comm: Comm
-    plan: ExchangePlan
-    batch: int
-    device: torch.device
-    returns_lse: bool
-
-    @property
-    def tables(self) -> IndexTables:
-        """This rank's index tables."""
-        return index_tables(self.plan, self.comm.rank, self.batch, self.device, self.op.dropout_p > 0)
-
-    @property
-    def ranges(self) -> tuple[LocalRange, ...]:
-        """The rows that this rank computes by itself."""
-        return local_ranges(self.plan, self.comm.rank)
-
-    def zero_keys(self, query: Tensor) -> ZeroKeys | None:
-        """The keys that segments are padded with, as this rank's rows see them; None where there are none."""
-        plan = self.plan
-        if plan.pattern.tail == "exact" or plan.is_causal:
-            return None
-        facts, rows = (plan.pattern, plan.seq, plan.heads, plan.kv_heads), plan.positions(self.comm.rank)
-        return cached(("zero keys", facts, rows, query.dtype, query.device), zero_keys_of, *facts, query, rows)
-
-    @property
-    def ring_branches(self) -> list[int]:
-        """The branches with a ring schedule."""
-        return [b for b, route in enumerate(self.plan.routes) if route.kind == "ring"]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    sink: Tensor | None
+    out: Tensor
+    lse: Tensor
+    rows: Tensor | None
+    flags: Tensor | None
 
 
 class AttentionOverRanks(torch.autograd.Function):
@@ -88,33 +64,53 @@ class AttentionOverRanks(torch.autograd.Function):
         sink: Tensor | None,
         context: PassContext,
     ) -> tuple[Tensor, Tensor]:
-        with torch.autocast(query.device.type, enabled=False), context.comm.broken_by_errors():
-            out, lse, held = _forward(context, (query, key, value, mask, sink))
         ctx.set_materialize_grads(False)
-        ctx.context, kept = context, (None, None) if held is None else held
-        ctx.save_for_backward(query, key, value, mask, sink, out, lse, *kept)
-        return out, lse.transpose(1, 2).contiguous()
+        ctx.context, saved = context, forward_pass(context, query, key, value, mask, sink)
+        ctx.save_for_backward(*saved)
+        return saved.out, saved.lse.transpose(1, 2).contiguous()
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        context: PassContext = ctx.context
-        with context.comm.broken_by_errors():
-            query, key, value, mask, sink, out, lse, rows, flags = ctx.saved_tensors
-            dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
-            query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
-            inputs = query, key, value, mask, sink
-            held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags)
-            with torch.autocast(out.device.type, enabled=False):
-                dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
-                if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
-                    by_query, by_key = _through_lse(context, dlse, inputs, lse)
-                    dquery, dkey = dquery + by_query, dkey + by_key
-        dsink = None
-        if sink is not None and ctx.needs_input_grad[4]:
-            check_sink(sink, query)
-            dsink = sink_gradient(sink, out, lse.transpose(1, 2), dout, dlse)
+        with ctx.context.comm.broken_by_errors():
+            saved = Saved(*ctx.saved_tensors)
+        dquery, dkey, dvalue = backward_pass(ctx.context, dout, dlse, saved)
+        dsink = gradient_of_sink(dout, dlse, saved) if ctx.needs_input_grad[4] else None
         return dquery, dkey, dvalue, None, dsink, None
+
+
+def forward_pass(
+    context: PassContext, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sink: Tensor | None
+) -> Saved:
+    """The forward pass of a call, with all that it sends."""
+    inputs = query, key, value, mask, sink
+    with torch.autocast(query.device.type, enabled=False), context.comm.broken_by_errors():
+        out, lse, held = _forward(context, inputs)
+    return Saved(*inputs, out, lse, *((None, None) if held is None else held))
+
+
+def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value; None for `dout` and `dlse` `(batch, heads, seq)` is 0."""
+    query, key, value, mask, sink, out, lse, rows, flags = saved
+    with context.comm.broken_by_errors():
+        dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
+        query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
+        inputs = query, key, value, mask, sink
+        held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags)
+        with torch.autocast(out.device.type, enabled=False):
+            dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
+            if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
+                by_query, by_key = _through_lse(context, dlse, inputs, lse)
+                dquery, dkey = dquery + by_query, dkey + by_key
+    return dquery, dkey, dvalue
+
+
+def gradient_of_sink(dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> Tensor | None:
+    """The gradient of the sink, from this rank's rows alone; None where there is no sink."""
+    if saved.sink is None:
+        return None
+    check_sink(saved.sink, saved.query)
+    return sink_gradient(saved.sink, saved.out, saved.lse.transpose(1, 2), dout, dlse)
 
 
 def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:

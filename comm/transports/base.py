@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dilkit.checks import not_distributed, real
 from dilkit.comm.transports.errors import CommError, PeerLost, PlanMismatch, ranks_text
+from dilkit.comm.transports.handles import handle_of
 
 DEFAULT_TIMEOUT = 300.0
 RECORD_BYTES = 1024
@@ -71,10 +72,13 @@ class Comm(ABC):
     """Which dimension of a device mesh the ranks are counted along, as errors say it: " along 'cp'"; nothing without a mesh."""
     sent_bytes: int
     """Bytes of rows that this rank has sent to others so far; what `share` and `agree` send is not counted."""
+    handle: str
+    """What compiled code finds this transport by, in this process alone."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, real("timeout", timeout, above=0)
         self.sent_bytes = 0
+        self.handle = handle_of(self)
         self._number = 0
         self._broken: str | None = None
 

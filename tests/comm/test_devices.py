@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dilkit.comm import exchange_plan, run_threads
 from dilkit.comm.passes.attention_op import AttentionOp
-from dilkit.comm.passes.autograd import PassContext, _backward, _forward
+from dilkit.comm.passes.autograd import _backward, _forward
+from dilkit.comm.passes.context import PassContext
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors

@@ -104,8 +104,8 @@ def test_a_masked_sequence() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-def test_compiled_with_a_break_at_the_exchange() -> None:
-    """Ranks as threads compile one at a time: on one rank, the module around the call is compiled, and results are equal."""
+def test_compiled() -> None:
+    """On one rank: `torch.compile` is not made for threads. On several: `test_compiled_ranks.py`."""
     x = torch.randn(2, SEQ, EMBED, dtype=torch.float64)
 
     def on_rank(comm: ThreadComm) -> None:
@@ -113,7 +113,7 @@ def test_compiled_with_a_break_at_the_exchange() -> None:
         plain = one_step(model, x, torch.ones(()), lambda m, y: m(y)[0])
         for p in model.parameters():
             p.grad = None
-        compiled = one_step(model, x, torch.ones(()), lambda m, y: torch.compile(m, backend="aot_eager")(y)[0])
+        compiled = one_step(model, x, torch.ones(()), lambda m, y: torch.compile(m, fullgraph=True, backend="aot_eager")(y)[0])
         torch.testing.assert_close(compiled, plain)
 
     run_threads(1, on_rank)

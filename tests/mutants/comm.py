@@ -41,6 +41,20 @@ PLANS = (
 
 PASSES = (
     Mutant(
+        "compiled exchanges have no order",
+        "comm/operators/order.py",
+        "latest.get(graph)",
+        "None",
+        "tests/comm/test_compile.py::test_the_order_of_exchanges_is_that_of_the_program",
+    ),
+    Mutant(
+        "a compiled backward pass has no mask for the keys that a rank received",
+        "comm/operators/attention.py",
+        "None if mask is None else flags",
+        "None",
+        "tests/comm/test_compiled_ranks.py::test_two_ranks",
+    ),
+    Mutant(
         "partial results are merged with each other's share",
         "comm/passes/_rows.pyx",
         "keep, add = <number>(old / total), <number>(new / total)",
@@ -131,10 +145,10 @@ SHARED_OUT = (
         "tests/comm/test_orders.py::test_tables_of_a_rank_are_as_long_as_its_rows",
     ),
     Mutant(
-        "positions of a shard begin where the next rank's do",
+        "positions of a shard begin at 0 on every rank",
         "comm/shards.py",
-        "start = sum(counts[: comm.rank])",
-        "start = sum(counts[: comm.rank + 1])",
+        "torch.arange(start, start + rows, device=device)",
+        "torch.arange(rows, device=device)",
         f"{SHARDS}::test_positions",
     ),
     Mutant(

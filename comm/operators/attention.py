@@ -1,0 +1,184 @@
+"""`dilkit::attention_over_ranks` and its backward: `ring_dilated_attention` as compiled code calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.fake_impl import allocate_size
+
+from dilkit.comm.arguments import Arguments
+from dilkit.comm.operators import call as calls
+from dilkit.comm.operators.order import in_order
+from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
+from dilkit.comm.passes.differentiation import differentiable_once
+from dilkit.comm.rank_attention import RankAttention, agreed
+from dilkit.comm.transports.base import Comm
+from dilkit.op import boundary, rules
+from dilkit.op.dropout import draw_seed
+from dilkit.op.schema import library
+from dilkit.pattern import Pattern
+from dilkit.problem import DTYPES
+
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
+"""What is sent is not in a CUDA graph. torch 2.6 does not know the tag; it captures nothing that has results on the CPU."""
+
+library.define(
+    "attention_over_ranks(Tensor query, Tensor key, Tensor value, Tensor? key_padding_mask, Tensor? sink, float? scale, "
+    "float dropout_p, str call, Tensor? dropout_seed, Tensor? after) "
+    "-> (Tensor out, Tensor lse, Tensor rows, Tensor flags, Tensor agreed)",
+    tags=_TAGS,
+)
+library.define(
+    "attention_over_ranks_backward(Tensor? dout, Tensor? dlse, Tensor query, Tensor key, Tensor value, Tensor? key_padding_mask, "
+    "Tensor? sink, Tensor out, Tensor lse, Tensor rows, Tensor flags, Tensor agreed, float? scale, "
+    "float dropout_p, str call, bool of_sink, Tensor? after) -> (Tensor dquery, Tensor dkey, Tensor dvalue, Tensor dsink)",
+    tags=_TAGS,
+)
+forward_op = torch.ops.dilkit.attention_over_ranks.default
+backward_op = torch.ops.dilkit.attention_over_ranks_backward.default
+
+
+def can_be_compiled(given: Arguments) -> bool:
+    """Whether the operator can be given these arguments, right or wrong. Others, and token orders, break the graph."""
+    tensors = [given.query, given.key, given.value, *(x for x in (given.mask, given.sink) if x is not None)]
+    return (
+        given.order is None
+        and isinstance(given.pattern, Pattern)
+        and all(isinstance(x, Tensor) for x in tensors)
+        and all(type(x) in (int, float) for x in (0 if given.scale is None else given.scale, given.dropout_p))
+        and calls.can_be_encoded(given)
+    )
+
+
+def attend(given: Arguments, comm: Comm) -> tuple[Tensor, Tensor]:
+    """`(out, lse)`, by the operator. `torch.compile` traces this function, which raises nothing and waits for nobody."""
+    query, key, value = (x.to(given.dtype) if x.dtype in _DTYPES else x for x in (given.query, given.key, given.value))
+    numbers = given.scale, given.dropout_p
+    seed = draw_seed() if given.dropout_p else None  # outside of the operator: a checkpoint draws the same seed again
+    out, lse, *_ = forward_op(query, key, value, given.mask, given.sink, *numbers, calls.encode(given, comm), seed, None)
+    return out, lse
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    scale: float | None,
+    dropout_p: float,
+    text: str,
+    seed: Tensor | None,
+    after: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """`out`, `lse` `(batch, heads, seq)` and what the backward pass needs; raises what `ring_dilated_attention` raises.
+
+    That is the rows that were received, their flags of the mask, and what the ranks agreed on: all cuts, and the seed of dropout.
+    """
+    call = calls.decode(text)
+    with rules.without_autocast(query.device.type):
+        attention = agreed(call.arguments(query, key, value, mask, sink, scale, dropout_p, seed), call.comm)
+        context = attention.context((query, key), attention.arguments.pattern)
+        saved = forward_pass(context, query, key, value, mask, sink)
+    rows = query.new_empty(0, query.shape[-1]) if saved.rows is None else saved.rows
+    flags = query.new_empty(0, dtype=torch.bool) if saved.flags is None else saved.flags
+    seed = torch.zeros((), dtype=torch.int64, device="cpu") if attention.seed is None else attention.seed
+    cuts = torch.tensor(attention.cuts, device="cpu")
+    return saved.out, saved.lse.transpose(1, 2).contiguous(), rows, flags, torch.cat((cuts, seed.view(1)))
+
+
+def _backward(
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    rows: Tensor,
+    flags: Tensor,
+    agreement: Tensor,
+    scale: float | None,
+    dropout_p: float,
+    text: str,
+    of_sink: bool,
+    after: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key, value and the sink, given the results of `_forward`; that of no sink is empty."""
+    call = calls.decode(text)
+    arguments = call.arguments(query, key, value, mask, sink, scale, dropout_p)
+    seed = agreement[-1] if dropout_p else None
+    attention = RankAttention(arguments, call.comm, tuple(agreement[:-1].tolist()), seed)
+    context = attention.context((query, key), arguments.pattern)
+    received = (rows, None if mask is None else flags) if context.plan.uses_all_to_all else (None, None)
+    saved = Saved(query, key, value, mask, sink, out, lse.transpose(1, 2), *received)
+    gradients = backward_pass(context, dout, dlse, saved)
+    dsink = gradient_of_sink(dout, dlse, saved) if of_sink else None
+    return *gradients, query.new_empty(0) if dsink is None else dsink
+
+
+def _fake_forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sink: Any, scale: Any, dropout_p: Any, text: str, *_: Any
+) -> tuple[Tensor, ...]:
+    """Tensors of the shapes of the results. How many rows come is not known before they are agreed on."""
+    size = calls.decode(text).comm.size
+    # Of inputs that the operator refuses, too: it does so when it runs, so that all ranks know of it.
+    out, lse = boundary.empty_outputs(query) if query.dim() == 4 else (query.new_empty(query.shape), query.new_empty(0))
+    rows = query.new_empty((_unknown_size(), *query.shape[-1:]))
+    flags = query.new_empty(0 if mask is None else _unknown_size(), dtype=torch.bool)
+    return out, lse, rows, flags, torch.empty(size + 2, dtype=torch.int64, device="cpu")
+
+
+def _unknown_size() -> Any:
+    """A size that is known when the operator has run.
+
+    `new_dynamic_size` breaks the graph unless `fullgraph` or `capture_dynamic_output_shape_ops` is set, for the sake of code that
+    goes on with such a size. This one goes from the forward to the backward pass, and nowhere else.
+    """
+    context = torch.library.get_ctx()
+    return context.new_dynamic_size() if context._shape_env is None else allocate_size(context._shape_env)  # type: ignore[no-untyped-call]
+
+
+def _fake_backward(dout: Any, dlse: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, sink: Any, *rest: Any) -> Any:
+    *_, of_sink, _ = rest
+    gradients = (x.new_empty(x.shape) for x in (query, key, value))
+    return *gradients, sink.new_empty(sink.shape) if of_sink else query.new_empty(0)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The forward operator with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            results: tuple[Tensor, ...] = forward_op(*inputs)
+        *tensors, ctx.scale, ctx.dropout_p, ctx.call, _, _ = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*results[2:])
+        ctx.save_for_backward(*tensors, *results)
+        return results
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
+        of_sink = ctx.needs_input_grad[4]
+        *gradients, dsink = backward_op(dout, dlse, *ctx.saved_tensors, ctx.scale, ctx.dropout_p, ctx.call, of_sink, None)
+        return *gradients, None, dsink if of_sink else None, None, None, None, None, None
+
+
+def _below_autograd(*inputs: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return backward_op(*inputs)
+
+
+library.impl("attention_over_ranks", _forward, "CompositeExplicitAutograd")
+library.impl("attention_over_ranks_backward", _backward, "CompositeExplicitAutograd")
+library.impl("attention_over_ranks", in_order(rules.autograd(forward_op, _Differentiable), "forward"), "Autograd")
+library.impl("attention_over_ranks_backward", in_order(_below_autograd, "backward"), "Autograd")
+torch.library.register_fake("dilkit::attention_over_ranks", _fake_forward, lib=library)
+torch.library.register_fake("dilkit::attention_over_ranks_backward", _fake_backward, lib=library)

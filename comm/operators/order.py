@@ -1,0 +1,36 @@
+"""The order of exchanges in compiled code: that of the program, on every rank.
+
+All ranks make the same exchanges in the same order. A compiler may move operators that do not depend on each other, as two layers
+side by side, and where to depends on their sizes, which differ from rank to rank. So each operator is given a result of the one
+before it in the same graph, `after`. torch's own means for that, effect tokens, fail within checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+_LATEST: dict[str, WeakKeyDictionary[Any, Tensor]] = {"forward": WeakKeyDictionary(), "backward": WeakKeyDictionary()}
+"""By pass, and by the graph being traced: the last result of its latest operator."""
+
+
+def in_order(kernel: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    """`kernel` of an operator under the Autograd key, whose last argument, `after`, is filled in while a graph is traced.
+
+    Forward and backward passes have an order each: what a checkpoint computes again is computed where the backward pass needs it.
+    """
+
+    def call(*inputs: Any) -> Any:
+        graph = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+        if graph is None:
+            return kernel(*inputs)
+        latest = _LATEST[phase]
+        results = kernel(*inputs[:-1], latest.get(graph))
+        latest[graph] = results if isinstance(results, Tensor) else results[-1]
+        return results
+
+    return call

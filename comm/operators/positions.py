@@ -1,0 +1,42 @@
+"""`dilkit::positions_over_ranks`: `positions` as compiled code calls it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.operators.order import in_order
+from dilkit.comm.row_positions import first_row
+from dilkit.comm.transports.base import Comm
+from dilkit.comm.transports.handles import transport_of
+from dilkit.op.schema import library
+
+library.define("positions_over_ranks(Tensor like, SymInt rows, str comm, Tensor? after) -> Tensor")
+positions_op = torch.ops.dilkit.positions_over_ranks.default
+
+
+def positions_of(rows: int, comm: Comm, device: torch.device | str | None) -> Tensor:
+    """The positions of this rank's rows, by the operator. `torch.compile` traces this function."""
+    like = torch.empty(0, dtype=torch.int64, device=device)  # operators without tensors have no place in their order
+    found: Tensor = positions_op(like, rows, comm.handle, None)
+    return found
+
+
+def _positions(like: Tensor, rows: int, handle: str, after: Tensor | None) -> Tensor:
+    start, _ = first_row(rows, transport_of(handle), like.device, None)
+    return torch.arange(start, start + rows, device=like.device)
+
+
+def _fake(like: Tensor, rows: int, handle: str, after: Tensor | None) -> Tensor:
+    return like.new_empty(rows, dtype=torch.int64)
+
+
+def _below_autograd(*inputs: object) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        found: Tensor = positions_op(*inputs)
+    return found
+
+
+library.impl("positions_over_ranks", _positions, "CompositeExplicitAutograd")
+library.impl("positions_over_ranks", in_order(_below_autograd, "forward"), "Autograd")
+torch.library.register_fake("dilkit::positions_over_ranks", _fake, lib=library)

@@ -1,0 +1,97 @@
+"""The attention of one rank, from its arguments on: what the ranks agree on, the exchange plan, the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.agreement import agree_on
+from dilkit.comm.arguments import STEP, Arguments
+from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.autograd import AttentionOverRanks
+from dilkit.comm.passes.context import PassContext
+from dilkit.comm.plan.exchange_plan import exchange_plan
+from dilkit.comm.reorder import Reordering, reorder_inputs, restore_outputs
+from dilkit.comm.transports.base import Comm
+from dilkit.orders.attention import nothing, sink_by_head
+from dilkit.orders.heads import check_orders, first_head, head_texts, used_orders
+from dilkit.pattern import Pattern
+
+
+def agreed(arguments: Arguments, comm: Comm) -> RankAttention:
+    """The attention of this rank, once all ranks have compared their arguments. Raises what they raise, on every rank."""
+    every_rank = agree_on(comm, arguments.facts, ("rows", "seed"), STEP) if comm.size > 1 else [arguments.facts()]
+    cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
+    seed = torch.tensor(every_rank[0]["seed"], device="cpu") if arguments.dropout_p else None
+    return RankAttention(arguments, comm, cuts, seed)
+
+
+@dataclass(frozen=True)
+class RankAttention:
+    """The attention of one rank, after all ranks agreed on their arguments. Rank t holds `cuts[t] .. cuts[t + 1] - 1`."""
+
+    arguments: Arguments
+    comm: Comm
+    cuts: tuple[int, ...]
+    seed: Tensor | None
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """Query, key and value in the dtype to compute in."""
+        given = self.arguments
+        return [x.to(given.dtype) for x in (given.query, given.key, given.value)]
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """`(out, lse)` along the token orders of the call, if it has any; `lse` is then empty unless it is returned."""
+        given, rows = self.arguments, self.rows
+        check_orders(given.orders, self.cuts[-1], rows[1].shape[2], given.pattern, given.is_causal)
+        if all(order.is_identity for order in given.orders):
+            return self.attend(rows, given.pattern, given.mask, given.sink)
+        return self.attend_in_order(rows, given.mask)
+
+    def attend(self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`(out, lse)` of query, key and value, which lie in the order of their attention."""
+        out, lse = AttentionOverRanks.apply(*rows, mask, sink, self.context(rows, pattern))  # type: ignore[no-untyped-call]
+        return out, lse
+
+    def context(self, rows: Sequence[Tensor], pattern: Pattern) -> PassContext:
+        """What the passes need besides query, key and value. Raises ValueError for what no exchange plan serves."""
+        given, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
+        options: dict[str, Any] = dict(is_causal=given.is_causal, schedule=given.schedule, fuse_branches=given.fuse_branches)
+        plan = exchange_plan(pattern, self.cuts, *heads, **options)
+        plan.check_dropout(given.dropout_p)
+        head = first_head(pattern) * (heads[0] // heads[1])
+        op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head)
+        return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse)
+
+    def attend_in_order(self, rows: list[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`(out, lse)` of row-major query, key and value along the token orders; `lse` is empty unless it is returned."""
+        given, pattern = self.arguments, self.arguments.pattern
+        orders, first = used_orders(given.orders, first_head(pattern), rows[1].shape[2])
+        reordering = Reordering(self.comm, orders, self.cuts, first, rows[1].shape[2])
+        rows, masks = reorder_inputs(reordering, rows, mask)
+        one_mask = len(orders) == 1 or mask is None
+        out, lse = self.attend(rows, pattern, masks[0], given.sink) if one_mask else self._attend_by_head(rows, masks)
+        if not given.return_lse:
+            return restore_outputs(reordering, out)[0], lse.new_empty(0)
+        out, lse = restore_outputs(reordering, out, lse.transpose(1, 2))
+        return out, lse.transpose(1, 2).contiguous()
+
+    def _attend_by_head(self, rows: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """`attend` with a mask for each key/value head.
+
+        Backward, autograd visits the heads last to first, the same on all ranks, as it does with nodes that are ready alike.
+        """
+        kv_heads = rows[1].shape[2]
+        texts = head_texts(self.arguments.pattern.to_json(), rows[0].shape[2], kv_heads)
+        split = (x.tensor_split(kv_heads, 2) for x in rows)
+        results = [
+            nothing(q, own) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask, own)
+            for q, k, v, mask, text, own in zip(*split, masks, texts, sink_by_head(self.arguments.sink, kv_heads), strict=True)
+        ]
+        return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 1)

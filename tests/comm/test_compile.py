@@ -1,0 +1,150 @@
+"""Attention over ranks under torch.compile, on one rank: no break of the graph, the order of exchanges, torch's own checks."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit import MultiheadDilatedAttention, Pattern, dilated_attention, order
+from dilkit.comm import RingDilatedAttention, positions, ring_dilated_attention
+from dilkit.comm.arguments import Arguments
+from dilkit.comm.operators import call
+from dilkit.comm.operators import order as orders
+from dilkit.comm.operators.attention import backward_op, forward_op
+from dilkit.comm.operators.positions import positions_op
+from dilkit.comm.transports.threads import ThreadComm, _Mailbox
+
+PATTERN = Pattern([8, 24], [1, 2])
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+]
+
+
+@pytest.fixture
+def comm() -> ThreadComm:
+    """A transport of one rank."""
+    return ThreadComm(_Mailbox(1, ()), 0, 5.0)
+
+
+def rows(seq: int = 20, **options: Any) -> Tensor:
+    return torch.randn(2, seq, 4, 8, **options)
+
+
+def test_a_step_is_one_graph(comm: ThreadComm) -> None:
+    """Not only where `fullgraph` asks for it, which lets sizes be unknown that else break the graph."""
+    layer = MultiheadDilatedAttention(32, 4, RingDilatedAttention(PATTERN, comm), rotary=True)
+    found = torch._dynamo.explain(lambda x: layer(x.sin())[0].cos())(torch.randn(1, 20, 32))
+    assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
+
+
+@pytest.mark.slow
+def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(comm: ThreadComm) -> None:
+    grid, x = order((4, 5)), rows()
+
+    def along(x: Tensor) -> Tensor:
+        return ring_dilated_attention(x, x, x, PATTERN, comm, order=grid) * 2
+
+    torch.testing.assert_close(torch.compile(along, backend="aot_eager")(x), along(x))
+    compiled = torch.compile(ring_dilated_attention, backend="aot_eager")
+    with pytest.raises(TypeError, match="scale='1' is a str"):
+        compiled(x, x, x, PATTERN, comm, scale="1")
+    with pytest.raises(TypeError, match="pattern=None is a NoneType"):
+        compiled(x, x, x, None, comm)
+    with pytest.raises(ValueError, match=r"rows=-1 must be at least 0"):
+        torch.compile(positions, backend="aot_eager")(-1, comm)
+
+
+def test_the_order_of_exchanges_is_that_of_the_program(comm: ThreadComm) -> None:
+    """Operators that do not depend on each other: each is given a result of the one before it, in both passes."""
+    graphs: dict[str, list[torch.fx.Node]] = {}
+
+    def keep(graph: torch.fx.GraphModule, name: str) -> torch.fx.GraphModule:
+        graphs[name] = [node for node in graph.graph.nodes if str(node.target).startswith("dilkit.")]
+        return graph
+
+    def aside(x: Tensor) -> Tensor:
+        return sum(ring_dilated_attention(x * n, x, x, PATTERN, comm) for n in range(3)) + positions(2, comm).sum()  # type: ignore
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(fw_compiler=lambda g, _: keep(g, "forward"), bw_compiler=lambda g, _: keep(g, "backward"))
+    torch.compile(aside, fullgraph=True, backend=backend)(rows(requires_grad=True)).sum().backward()
+    for name, count in (("forward", 4), ("backward", 3)):
+        first, *others = graphs[name]
+        assert len(others) == count - 1
+        assert first.args[-1] is None
+        for before, node in zip([first, *others], others, strict=False):
+            token = node.args[-1]
+            assert isinstance(token, torch.fx.Node)
+            assert before in (token, *token.args)
+    gc.collect()
+    assert not any(map(len, orders._LATEST.values()))
+
+
+def test_opcheck(comm: ThreadComm) -> None:
+    mask, sink = torch.rand(2, 20) < 0.3, torch.randn(4, requires_grad=True)
+    inputs = [rows(requires_grad=True) for _ in range(3)]
+    given = Arguments(*inputs, PATTERN, True, mask, sink, 0.3, 0.0, "reference", "auto", True, None, True)
+    text = call.encode(given, comm)
+    torch.library.opcheck(forward_op, (*inputs, mask, sink, 0.3, 0.0, text, None, None))
+    results = forward_op(*inputs, mask, sink, 0.3, 0.0, text, None, None)
+    saved = [x.detach() for x in (*inputs, mask, sink, *results)]
+    torch.library.opcheck(backward_op, (torch.randn_like(saved[0]), None, *saved, 0.3, 0.0, text, True, None))
+    torch.library.opcheck(positions_op, (torch.empty(0), 5, comm.handle, None))
+
+
+@pytest.mark.slow
+def test_under_autocast_and_without_gradients(comm: ThreadComm) -> None:
+    x = rows(requires_grad=True)
+
+    def attend(x: Tensor) -> Tensor:
+        return ring_dilated_attention(x, x, x.double().float(), PATTERN, comm)  # type: ignore[return-value]
+
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+        torch._dynamo.reset()
+        with mode:
+            found, expected = torch.compile(attend, fullgraph=True, backend="aot_eager")(x), attend(x)
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_numbers_and_lengths_may_change_from_call_to_call(comm: ThreadComm) -> None:
+    def attend(x: Tensor, scale: float, dropout_p: float = 0.0) -> Tensor:
+        return ring_dilated_attention(x, x, x, PATTERN, comm, scale=scale, dropout_p=dropout_p)  # type: ignore[return-value]
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for seq, scale, dropout_p in ((20, 0.5, 0.0), (20, 0.25, 0.5), (33, 0.75, 0.25), (50, 3, 0.125)):
+        x, found = rows(seq), []
+        for function in (compiled, attend):
+            torch.manual_seed(1)
+            found.append(function(x, scale, dropout_p))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+    x = rows(24)
+    torch._dynamo.mark_dynamic(x, 1)
+    marked = torch.compile(lambda x: attend(x, 0.5), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(marked(x), dilated_attention(x, x, x, PATTERN, scale=0.5))
+
+
+def test_two_transports_of_one_process_are_not_taken_for_each_other(comm: ThreadComm) -> None:
+    other = ThreadComm(_Mailbox(1, ()), 0, 5.0)
+    compiled = torch.compile(lambda x, comm: positions(2, comm) + x, fullgraph=True, backend="aot_eager")
+    for one in (comm, other, comm):
+        before = one._number
+        compiled(torch.zeros(2), one)
+        assert one._number == before + 1
+
+
+def test_a_transport_that_is_gone_is_named() -> None:
+    handle = ThreadComm(_Mailbox(1, ()), 0, 5.0).handle
+    gc.collect()
+    with pytest.raises(RuntimeError, match=rf"comm: no transport of this process has the handle '{handle}'"):
+        positions_op(torch.empty(0), 2, handle, None)
+    with pytest.raises(ValueError, match="call='nonsense' is not what dilkit writes"):
+        call.decode("nonsense")
