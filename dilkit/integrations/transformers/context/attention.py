@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.integrations.ranks import over_ranks
+from dilkit.integrations.ranks import OverRanks
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.pattern import Pattern
 
@@ -24,9 +24,10 @@ WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every ra
 class LayerRanks:
     """The ranks that a layer's sequence is cut over, a `dilkit.comm.Comm`, and the `schedule` by which they compute it.
 
-    `checks_rows`: it is the first layer of its model.
+    `calls`: what computes over ranks, looked up once: torch.compile cannot. `checks_rows`: it is the first layer of its model.
     """
 
+    calls: OverRanks
     comm: Any
     schedule: str
     checks_rows: bool
@@ -51,16 +52,16 @@ class LayerRanks:
         if self.checks_rows and not torch.compiler.is_compiling():
             self._check_rows(query, key, mask, options)
         if cu_seqlens is None:
-            return over_ranks().attend(query, key, value, pattern, self.comm, **call)
+            return self.calls.attend(query, key, value, pattern, self.comm, **call)
         if call.pop("dropout_p"):
             raise ValueError("dropout of packed sequences over ranks is not computed; give attention_dropout=0, or no padding")
         q, k, v = (x.squeeze(0) for x in (query, key, value))
-        return over_ranks().attend_packed(q, k, v, pattern, self.comm, cu_seqlens.int(), **call).unsqueeze(0)
+        return self.calls.attend_packed(q, k, v, pattern, self.comm, cu_seqlens.int(), **call).unsqueeze(0)
 
     def _check_rows(self, query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> None:
         """Raise ValueError on all ranks unless their rows are the parts of one sequence, or of one packing, in order."""
         may_differ = ("rows", "first", "last")
-        ranks = over_ranks().agree_on(self.comm, lambda: _facts(query, key, mask, options), STEP, may_differ)
+        ranks = self.calls.agree_on(self.comm, lambda: _facts(query, key, mask, options), STEP, may_differ)
         starts = list(accumulate((facts["rows"] for facts in ranks), initial=0))
         for rank, (facts, start) in enumerate(zip(ranks, starts, strict=False)):
             expected = ranks[0]["first"] + start

@@ -174,7 +174,7 @@ def context_parallel(
     given = patterns_registered(model.config._attn_implementation)
     patterns = {pattern_of(given, layer) for layer in layers.values()}
     for number, layer in enumerate(layers.values()):
-        setattr(layer, KEPT_AS, LayerRanks(comm, schedule, number == 0))
+        setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, number == 0))
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None)
 
 

@@ -90,6 +90,40 @@ def test_batches_accumulate_in_half_precision_with_layers_computed_again(tmp_pat
     assert run("accumulate.py", tmp_path, ACCUMULATED).count("equal") == 2
 
 
+COMPILED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import LlamaConfig, LlamaForCausalLM
+from dilkit import Pattern
+from dilkit.integrations.transformers import context_parallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256))
+mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
+ranks = context_parallel(model, mesh["cp"], pattern=Pattern([16, 64], [1, 4]))
+tokens = torch.randint(256, (1, 101), generator=torch.Generator().manual_seed(1))
+batch = dict(**ranks.shard(dict(input_ids=tokens, labels=tokens)), use_cache=False)
+results = []
+for call in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+    model.zero_grad()
+    out = call(**batch)
+    out.loss.backward()
+    results.append([out.logits.detach(), *(p.grad.clone() for p in model.parameters())])
+for eager, compiled in zip(*results, strict=True):
+    torch.testing.assert_close(compiled, eager)
+print("equal")
+"""
+
+
+def test_a_compiled_model_is_one_graph(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "compiled.py"]
+    assert succeed(sys.executable, *command, cwd=tmp_path, OMP_NUM_THREADS="1").count("equal") == 2
+
+
 TRAINED = """
 mine = {name: p.detach().clone() for name, p in model.named_parameters()}
 from dilkit.integrations.transformers import convert
