@@ -231,12 +231,6 @@ def test_interrupted_run_reports_what_there_is(
     assert (tmp_path / "reconstruction.png").exists() == (steps_before > 0)
 
 
-def test_the_sample_is_a_photograph() -> None:
-    pixels = load_photograph(None, 512)
-    assert pixels.shape == (512, 512, 3)
-    assert 0.2 < pixels.std() < 0.5
-
-
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "CMYK", "RGBA"])
 def test_pictures_of_other_kinds(tmp_path: Path, mode: str) -> None:
     """All are read, and have light and dark as the picture has."""
@@ -258,11 +252,8 @@ def test_pictures_of_other_kinds(tmp_path: Path, mode: str) -> None:
         (["--image", "half.png"], "--image: 'half.png' is no picture that Pillow can read: "),
         (["--image", "grey.png"], "--image: the picture is all of one colour beside its middle"),
         (["--image", "--text", "a"], "--text: has no meaning with --image"),
-        (["--image", "--world-size", "2"], "--world-size: has no meaning with --image"),
         (["--image", "--sample", "x"], "--sample: has no meaning with --image"),
-        (["--image", "--bytes", "4"], "--bytes: has no meaning with --image"),
         (["--seeds", "4"], "--seeds: has no meaning in training on text"),
-        (["--sample", "x", "--seeds", "4"], "--seeds: has no meaning with --sample"),
         (["--image", "--seeds", "2"], "--seeds: '2' is not a whole number of 3 or more"),
         (["--image", "--out", "text.png"], "--out: folder 'text.png' cannot be made"),
     ],

@@ -34,13 +34,6 @@ def one_rank() -> dict[str, Any]:
     return run_threads(1, demo_losses)[0]
 
 
-@pytest.fixture(autouse=True)
-def _as_many_threads_as_before() -> Any:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     return str(write_text(tmp_path))

@@ -25,14 +25,6 @@ from dilkit.tools.demo.trainer import Trainer
 CONTEXT = 256
 
 
-@pytest.fixture(autouse=True)
-def _two_threads() -> Any:
-    """--threads is for the whole process: put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve small files of text, a copy of one of them, and what a folder may hold besides."""
