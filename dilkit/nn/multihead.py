@@ -292,7 +292,9 @@ class MultiheadDilatedAttention(nn.Module):
         options: dict[str, Any] = {}
         if self.sinks is not None:
             options["sink"] = self.sinks if self._rank_heads is None else self._rank_heads.part(self.sinks)
-        return options | (dict(dropout_p=self.dropout) if self.training and self.dropout else {})
+        if self.training and self.dropout:
+            options["dropout_p"] = self.dropout  # torch.compile of torch 2.6 knows no `|` of dicts
+        return options
 
     def _check_cache(self, cache: Any, causal: bool, key_padding_mask: Tensor | None) -> None:
         """Raise TypeError or ValueError unless the inner attention can be computed with `cache`."""
