@@ -17,6 +17,7 @@ KEPT_AS = "dilkit_ranks"
 """The attribute of an attention layer that is its `LayerRanks`."""
 STEP = "rows of a model under context_parallel"
 UNKNOWN = -1
+FULL_ATTENTION = Pattern.dense()
 WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every rank"
 
 
@@ -29,7 +30,7 @@ class LayerRanks:
 
     calls: OverRanks
     comm: Any
-    schedule: str
+    schedule: str | None
     checks_rows: bool
 
     def attend(
@@ -48,7 +49,8 @@ class LayerRanks:
 
         Raises ValueError, on all ranks, for rows that do not follow those of the rank before, and what dilkit.comm raises.
         """
-        cu_seqlens, call = options.get("cu_seq_lens_q"), dict(schedule=self.schedule, **call)
+        cu_seqlens = options.get("cu_seq_lens_q")
+        call["schedule"] = self.schedule or ("balanced" if pattern == FULL_ATTENTION else "auto")
         if self.checks_rows and not torch.compiler.is_compiling():
             self._check_rows(query, key, mask, options)
         if cu_seqlens is None:

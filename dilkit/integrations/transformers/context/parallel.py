@@ -124,7 +124,7 @@ def context_parallel(
     replicas: Any = None,
     pattern: Pattern | Sequence[Pattern] | None = None,
     averages: bool = True,
-    schedule: str = "auto",
+    schedule: str | None = None,
 ) -> ContextParallel:
     """Let `model`, of transformers, compute sequences that are cut over the ranks of `mesh`: each holds some rows of them.
 
@@ -138,7 +138,8 @@ def context_parallel(
     - `replicas`: the ranks that compute other batches in the same step, likewise: losses are then weighted by the tokens of all.
     - `pattern`: as in `convert`, which is called with it. None: what the model computes, by its registration, `config.dilkit`, or
       its configuration: windows, or full attention, which is `Pattern.dense()`.
-    - `schedule`: as in `dilkit.comm.ExchangePlan`; "balanced" for models with full causal attention.
+    - `schedule`: as in `dilkit.comm.ExchangePlan`. None: "balanced" in layers with full attention, whose work grows with the
+      square of the sequence and is the last ranks' under causality, "auto" in others.
     - `averages`: as in `ContextParallel`, the result. Its `shard` makes the arguments of the model.
 
     Layers that mix rows by themselves, as convolutions and recurrences do, see the rows of a rank alone; such models are refused

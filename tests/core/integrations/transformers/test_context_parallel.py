@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from dilkit import Pattern
 from dilkit.comm import Comm, PlanMismatch, run_threads, sum_over_ranks
+from dilkit.comm import over_ranks as calls
 
 package = transformers()
 from dilkit.integrations.transformers import ContextParallel, context_parallel, convert  # noqa: E402
@@ -93,9 +94,10 @@ def test_positions_that_begin_anew_are_packed_sequences() -> None:
 def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
     model, batch = llama(), BATCHES["two sequences"]
     logits, loss, _ = of_one_rank(copy.deepcopy(model), batch)
-    for theirs, total, _ in over_ranks(2, model, batch, schedule="balanced"):
-        assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
-        assert total == pytest.approx(loss, rel=1e-5)
+    for schedule in (None, "ring"):
+        for theirs, total, _ in over_ranks(2, model, batch, schedule=schedule):
+            assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
+            assert total == pytest.approx(loss, rel=1e-5)
 
 
 def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> None:
@@ -221,3 +223,17 @@ def test_models_in_which_more_than_attention_mixes_rows_are_refused() -> None:
         context_parallel(model, run_alone())
     with pytest.raises(TypeError, match="mesh=None; a DeviceMesh of one dimension"):
         context_parallel(llama(), None)
+
+
+def test_full_attention_is_balanced_and_windows_send_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, schedules = MODELS["gemma3"](), []
+
+    def attend(*inputs: Any, schedule: str, **options: Any) -> Tensor:
+        schedules.append(schedule)
+        return original(*inputs, schedule=schedule, **options)
+
+    original = calls.attend
+    monkeypatch.setattr(calls, "attend", attend)
+    convert(model, None, "dilkit_context")
+    over_ranks(1, model, BATCHES["two sequences"])
+    assert schedules == ["auto", "balanced"]
