@@ -1,7 +1,7 @@
 """The order of exchanges in compiled code: that of the program, on every rank.
 
 All ranks make the same exchanges in the same order. A compiler may move operators that do not depend on each other, as two layers
-side by side, and where to depends on their sizes, which differ from rank to rank. So each operator is given a result of the one
+side by side, and where to depends on their sizes, which differ from rank to rank. So each operator is given a token of the one
 before it in the same graph, `after`. torch's own means for that, effect tokens, fail within checkpoints.
 """
 
@@ -14,8 +14,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from dilkit.op.schema import library
+
+library.define("exchange_token(Tensor result) -> Tensor")
+token_op: Callable[[Tensor], Tensor] = torch.ops.dilkit.exchange_token.default
+"""An empty tensor that depends on a result. It is an operator because of checkpoints: what an operator of one gives the next is
+saved. A mere result, or a view, is not, and so the first checkpoint would be computed again before the second."""
+
 _LATEST: dict[str, WeakKeyDictionary[Any, Tensor]] = {"forward": WeakKeyDictionary(), "backward": WeakKeyDictionary()}
-"""By pass, and by the graph being traced: the last result of its latest operator."""
+"""By pass, and by the graph being traced: the token of its latest operator."""
 
 
 def in_order(kernel: Callable[..., Any], phase: str) -> Callable[..., Any]:
@@ -30,7 +37,15 @@ def in_order(kernel: Callable[..., Any], phase: str) -> Callable[..., Any]:
             return kernel(*inputs)
         latest = _LATEST[phase]
         results = kernel(*inputs[:-1], latest.get(graph))
-        latest[graph] = results if isinstance(results, Tensor) else results[-1]
+        latest[graph] = token_op(results if isinstance(results, Tensor) else results[-1])
         return results
 
     return call
+
+
+def _token(result: Tensor) -> Tensor:
+    return result.new_empty(0)
+
+
+library.impl("exchange_token", _token, "CompositeExplicitAutograd")
+torch.library.register_fake("dilkit::exchange_token", _token, lib=library)

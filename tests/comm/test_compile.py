@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from dilkit import MultiheadDilatedAttention, Pattern, dilated_attention, order
 from dilkit.comm import RingDilatedAttention, positions, ring_dilated_attention
 from dilkit.comm.arguments import Arguments
 from dilkit.comm.operators import call
-from dilkit.comm.operators import order as orders
+from dilkit.comm.operators import order as order_of_exchanges
 from dilkit.comm.operators.attention import backward_op, forward_op
 from dilkit.comm.operators.positions import positions_op
 from dilkit.comm.transports.threads import ThreadComm, _Mailbox
@@ -60,31 +63,50 @@ def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(com
         torch.compile(positions, backend="aot_eager")(-1, comm)
 
 
-def test_the_order_of_exchanges_is_that_of_the_program(comm: ThreadComm) -> None:
-    """Operators that do not depend on each other: each is given a result of the one before it, in both passes."""
+def graphs_of(step: Callable[[Tensor], Tensor]) -> dict[str, list[torch.fx.Node]]:
+    """The operators in the graphs of a step's forward and backward passes, in order, as Inductor is given them."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
     graphs: dict[str, list[torch.fx.Node]] = {}
 
-    def keep(graph: torch.fx.GraphModule, name: str) -> torch.fx.GraphModule:
-        graphs[name] = [node for node in graph.graph.nodes if str(node.target).startswith("dilkit.")]
+    def keep(phase: str, graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs[phase] = [node for node in graph.graph.nodes if "over_ranks" in str(node.target)]
         return graph
+
+    compilers = dict(fw_compiler=partial(keep, "forward"), bw_compiler=partial(keep, "backward"))
+    backend = aot_autograd(**compilers, partition_fn=min_cut_rematerialization_partition)
+    torch.compile(step, fullgraph=True, backend=backend)(rows(requires_grad=True)).sum().backward()
+    return graphs
+
+
+def test_the_order_of_exchanges_is_that_of_the_program(comm: ThreadComm) -> None:
+    """Operators that do not depend on each other: each is given a token of the one before it, in both passes."""
 
     def aside(x: Tensor) -> Tensor:
         return sum(ring_dilated_attention(x * n, x, x, PATTERN, comm) for n in range(3)) + positions(2, comm).sum()  # type: ignore
 
-    from torch._dynamo.backends.common import aot_autograd
-
-    backend = aot_autograd(fw_compiler=lambda g, _: keep(g, "forward"), bw_compiler=lambda g, _: keep(g, "backward"))
-    torch.compile(aside, fullgraph=True, backend=backend)(rows(requires_grad=True)).sum().backward()
-    for name, count in (("forward", 4), ("backward", 3)):
-        first, *others = graphs[name]
-        assert len(others) == count - 1
+    graphs = graphs_of(aside)
+    assert [len(graphs[phase]) for phase in ("forward", "backward")] == [4, 3]
+    for first, *others in graphs.values():
         assert first.args[-1] is None
         for before, node in zip([first, *others], others, strict=False):
-            token = node.args[-1]
-            assert isinstance(token, torch.fx.Node)
-            assert before in (token, *token.args)
+            (result,) = node.args[-1].args  # type: ignore[union-attr]
+            assert before in (result, *result.args)  # type: ignore[union-attr]
     gc.collect()
-    assert not any(map(len, orders._LATEST.values()))
+    assert not any(map(len, order_of_exchanges._LATEST.values()))
+
+
+def test_layers_are_computed_again_one_by_one(comm: ThreadComm) -> None:
+    """The order of exchanges asks for no layer before the backward pass comes to it."""
+
+    def layers(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = checkpoint(lambda x: ring_dilated_attention(x.sin(), x, x, PATTERN, comm).cos(), x, use_reentrant=False)  # type: ignore
+        return x
+
+    again, gradient = forward_op, backward_op
+    assert [node.target for node in graphs_of(layers)["backward"]] == [again, gradient] * 3
 
 
 def test_opcheck(comm: ThreadComm) -> None:
