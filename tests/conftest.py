@@ -5,7 +5,6 @@ Torch is imported where it is used: the process that hands tests to the workers 
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
@@ -102,7 +101,11 @@ def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through for garbage: that is most of the time of some tests."""
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # a frozen module is never freed, and Triton's would say that they leaked
+
+
+def pytest_unconfigure() -> None:
+    """At exit it is looked through again: a frozen module is never freed, and Triton's would say that they leaked."""
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -254,7 +254,7 @@ def _calls() -> Iterator[list[Any]]:
 
     def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(module)
-        return attend(NAMES["dilkit_dense"], module, *args, **kwargs)
+        return attend(NAMES["dilkit_dense"], None, module, *args, **kwargs)
 
     interface.register("dilkit_dense", counted)
     try:
