@@ -103,9 +103,10 @@ def _exchanged(rows: Tensor, comm: Comm, cuts: list[int], shift: int) -> Tensor:
     seq, first = cuts[-1], cuts[comm.rank]
     if not seq:
         return rows.clone()
-    wanted = [_sources(cuts[t], cuts[t + 1], shift, seq) for t in range(comm.size)]
-    send = [places[(places >= first) & (places < cuts[comm.rank + 1])].sort().values - first for places in wanted]
-    mine = wanted[comm.rank]
+    send, mine = [], _sources(first, cuts[comm.rank + 1], shift, seq)
+    for t in range(comm.size):  # one rank's rows at a time: together they are the whole sequence
+        places = _sources(cuts[t], cuts[t + 1], shift, seq)
+        send.append(places[(places >= first) & (places < cuts[comm.rank + 1])].sort().values - first)
     receive = [int(((mine >= cuts[t]) & (mine < cuts[t + 1])).sum()) for t in range(comm.size)]
     order = torch.cat(send).to(rows.device)
     received = comm.exchange(rows[order], [len(places) for places in send], receive, "rolled rows").wait()

@@ -54,13 +54,21 @@ class InnerAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, *, attention_masks: Any = None, scale: float | None = None, **options: Any
     ) -> Tensor:
         """`out` like `q`. `options`: `enable_gqa` is taken, whatever it is; others have to be None or False."""
-        if asked := [name for name, value in options.items() if name != "enable_gqa" and value not in (None, False)]:
+        if asked := [
+            name for name, value in options.items() if name != "enable_gqa" and value is not None and value is not False
+        ]:
             raise ValueError(f"{', '.join(asked)}: what sees what is for the pattern to say; leave it out")
         if q.dim() != 3:
             raise ValueError(f"q has shape {tuple(q.shape)}; (tokens, heads, head_dim) is needed")
+        if attention_masks is not None and not hasattr(attention_masks, "cu_seq_q"):
+            raise TypeError(
+                f"attention_masks is a {type(attention_masks).__name__}; what has cu_seq_q, as VarlenMetadata, is needed"
+            )
         cu_seqlens = None if attention_masks is None else attention_masks.cu_seq_q.int()
         if not hasattr(q, "device_mesh"):
             return self._attend(q, k, v, self.pattern, self.comm, cu_seqlens, scale)
+        if any(getattr(x, "placements", None) != q.placements for x in (k, v)):  # type: ignore[attr-defined]
+            raise ValueError("q, k and v have other placements; DTensors that are sharded alike are needed")
         pattern, comm = self._placed(q, k)
         mine: tuple[Tensor, Tensor, Tensor] = tuple(x.to_local() for x in (q, k, v))  # type: ignore[attr-defined]
         local = nothing_seen(*mine) if pattern is None else self._attend(*mine, pattern, comm, cu_seqlens, scale)
@@ -89,6 +97,8 @@ class InnerAttention(nn.Module):
                     raise ValueError(f"q has placements {q.placements}, rows along two dimensions of {mesh}; one is needed")
                 comm = self._comm(mesh, dim)
             elif placement.is_shard(HEADS):
+                if sum(one.is_shard(HEADS) for one in q.placements) > 1:
+                    raise ValueError(f"q has placements {q.placements}, heads along two dimensions of {mesh}; one is needed")
                 pattern = _of_heads(self.pattern, q.shape[HEADS], k.shape[HEADS], mesh.get_local_rank(dim), mesh.size(dim))
             elif not placement.is_replicate():
                 raise ValueError(

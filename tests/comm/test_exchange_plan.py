@@ -415,6 +415,17 @@ def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv
     assert busiest("balanced") == pytest.approx(most, abs=1e-3)
 
 
+def test_what_balance_costs_in_bytes() -> None:
+    """The figures of docs/ranks.md."""
+
+    def most(schedule: str, phase: str) -> int:
+        plan = exchange_plan(Pattern.dense(), shard_cuts(65536, 4), 32, 8, is_causal=True, schedule=schedule)
+        return int(plan.all_bytes(phase, head_dim=128, dtype="bfloat16").max())
+
+    times = [round(most("balanced", phase) / most("auto", phase), 2) for phase in ("forward", "backward")]
+    assert times == [1.26, 1.76]
+
+
 @given(st.data())
 def test_no_route_computes_less_on_the_busiest_rank_than_balanced(data: st.DataObject) -> None:
     plan = data.draw(plans(schedules=("balanced",)))

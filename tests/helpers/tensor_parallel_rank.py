@@ -6,16 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from helpers.rank import connect, say
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from dilkit import BlockSparse, Pattern, SlidingWindow
 from dilkit.integrations.transformers import register
+from dilkit.integrations.transformers.attention import attend
 
 TOKENS = torch.arange(40)[None] % 60 + 3
 HEADS = 4
@@ -60,6 +63,17 @@ def compare_compiled(folder: Path) -> None:
     assert_close(compiled(TOKENS, use_cache=False).logits, split(TOKENS).logits)
 
 
+def stored_over_ranks(folder: Path, mesh: Any) -> None:
+    """A part of the heads, and projections that FSDP cuts over as many ranks: which heads these are is not known."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit")
+    layer = model.model.layers[0].self_attn
+    for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
+        fully_shard(projection, mesh=mesh)
+    held = torch.randn(1, HEADS // mesh.size(), 40, 8)
+    with pytest.raises(ValueError, match="which of them these are is not known"):
+        attend(DIFFER["modulo"], None, layer, held, held, held, None)
+
+
 def main(launcher: str, folder: Path) -> None:
     world = connect(launcher, 60.0)
     mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
@@ -71,6 +85,7 @@ def main(launcher: str, folder: Path) -> None:
                 compare(model, name, dtype, close)
     register(DIFFER["block"])
     compare_compiled(folder / "llama")
+    stored_over_ranks(folder / "llama", mesh["tp"])
     say(f"rank {world.rank} equals one process")
     dist.destroy_process_group()
 

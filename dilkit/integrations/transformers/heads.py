@@ -9,6 +9,7 @@ a part, and Pattern(head_shard=)       what it says
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -120,11 +121,19 @@ def _by_projections(module: Any, held: HeldHeads) -> int | None:
     """What the layer's weights say, if they are DTensors whose rows are split as the key/value heads are."""
     if not isinstance(module, nn.Module) or held.kv_total is None:
         return None
-    begins = {
-        _first_head(weight, held.kv_heads, held.kv_total) for weight in module.parameters() if hasattr(weight, "device_mesh")
-    }
+    begins = {_first_head(weight, held.kv_heads, held.kv_total) for weight in _by_heads(module)}
     begins.discard(None)
     return begins.pop() if len(begins) == 1 else None
+
+
+def _by_heads(module: nn.Module) -> Iterator[Any]:
+    """The DTensors among the weights of a layer that tensor parallelism may have made.
+
+    Of a projection that `fully_shard` wraps by itself, weights are DTensors too: cut by what is stored, and not by heads.
+    """
+    for part in module.modules():
+        if part is module or not hasattr(part, "set_requires_gradient_sync"):
+            yield from (weight for weight in part.parameters(recurse=False) if hasattr(weight, "device_mesh"))
 
 
 def _first_head(weight: Any, kv_heads: int, kv_total: int) -> int | None:
