@@ -140,8 +140,9 @@ def test_differences_beyond_rounding_are_told() -> None:
     norms = (*TRAINING.norms[:-1], 1.0001 * TRAINING.norms[-1])
     assert found_differences(dict(norms=norms)) == dict(loss=True, norm=False, parameters=True)
     seconds, tokens, loss = curve[7]
-    curve[7] = seconds, tokens, 0.99999 * loss
-    assert found_differences(dict(train_curve=tuple(curve))) == dict(loss=False, norm=True, parameters=True)
+    for wrong in (0.99999 * loss, float("nan")):
+        curve[7] = seconds, tokens, wrong
+        assert found_differences(dict(train_curve=tuple(curve))) == dict(loss=False, norm=True, parameters=True)
 
 
 def test_differences_beyond_rounding_end_the_command_with_1(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isnan
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def bound(name: str, steps: int) -> float:
 
 def relative(expected: Sequence[float], found: Sequence[float]) -> list[float]:
     """The relative differences of two courses, as far as both have come."""
-    return [abs(y - x) / abs(x) if x else float(y != x) for x, y in zip(expected, found, strict=False)]
+    return [_number(abs(y - x) / abs(x) if x else float(y != x)) for x, y in zip(expected, found, strict=False)]
 
 
 def _of_steps(values: Sequence[float]) -> dict[str, float]:
@@ -61,4 +62,9 @@ def _of_steps(values: Sequence[float]) -> dict[str, float]:
 def _distance(found: Tensor, expected: Tensor) -> float:
     """The norm of the difference over that of what is expected, in double precision."""
     exact = expected.double()
-    return float((found.double() - exact).norm() / exact.norm())
+    return _number(float((found.double() - exact).norm() / exact.norm()))
+
+
+def _number(difference: float) -> float:
+    """A difference that is NaN is the largest that there can be: `max` would pass it over."""
+    return inf if isnan(difference) else difference
