@@ -30,9 +30,16 @@ def table(rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
 
 
 def wrapped(lead: str, text: str) -> list[str]:
-    """`text` after `lead`, its further lines indented to where it began; at least 30 columns are left to it."""
+    """`text` after `lead`, its further lines indented to where it began; at least 30 columns are left to it.
+
+    An indented line is quoted, such as one of a traceback: it stays whole, or nobody could open the file that it names.
+
+    >>> wrapped("* ", "raised in" + "\\n  " + 60 * "one, " + "two")[1].count("one")
+    60
+    """
     room = max(30, WIDTH - len(lead))
-    parts = [line for paragraph in text.split("\n") for line in textwrap.wrap(paragraph, room) or [""]]
+    lines = text.split("\n")
+    parts = [part for line in lines for part in ([line] if line[:1].isspace() else textwrap.wrap(line, room) or [""])]
     return [f"{lead if i == 0 else ' ' * len(lead)}{part}".rstrip() for i, part in enumerate(parts)]
 
 
