@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """At exit it is looked through again: a frozen module is never freed, and Triton's would say that they leaked."""
-    gc.unfreeze()
+    """Triton's modules say at exit that they leaked if they were not freed, as frozen ones are. The rest would take seconds."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
