@@ -14,7 +14,6 @@ What is sent first travels while the local attention is computed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,7 +32,8 @@ from dilkit.comm.passes.ring.forward import ring_forward
 from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
-from dilkit.op.rules import power_of_two
+from dilkit.op.rules import without_autocast
+from dilkit.op.through_lse import largest, power_of_two, through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
 
@@ -84,7 +84,7 @@ def forward_pass(
 ) -> Saved:
     """The forward pass of a call, with all that it sends."""
     inputs = query, key, value, mask, sink
-    with torch.autocast(query.device.type, enabled=False), context.comm.broken_by_errors():
+    with without_autocast(query.device.type), context.comm.broken_by_errors():
         out, lse, held = _forward(context, inputs)
     return Saved(*inputs, out, lse, *((None, None) if held is None else held))
 
@@ -97,7 +97,7 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
         query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
         inputs = query, key, value, mask, sink
         held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags)
-        with torch.autocast(out.device.type, enabled=False):
+        with without_autocast(out.device.type):
             dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
             if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
                 by_query, by_key = _through_lse(context, dlse, inputs, lse)
@@ -165,23 +165,21 @@ def _backward(
 
 
 def _through_lse(context: PassContext, dlse: Tensor | None, inputs: Sequence[Any], lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of query and key through `lse`, `dlse` `(batch, heads, seq)`, by the passes that there are.
-
-        dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
-
-    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q. Dropout
-    leaves `lse` as it is.
-    """
+    """Gradients of query and key through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
     context = replace(context, op=context.op.without_dropout)
     query, key, _, mask, sink = inputs
+    inputs = query, key, key, mask, sink
+    mean_key, _, held = _forward(context, inputs)
+
+    def factor(dout: Tensor) -> Tensor:
+        of_all = _largest_of_all(context.comm, largest(dout).item())
+        return power_of_two(dout.new_tensor(of_all), context.plan.seq)
+
+    def dvalue(dout: Tensor) -> Tensor:
+        return _backward(context, dout, inputs, mean_key, lse, held)[2]
+
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
-    weight = context.op.scale * dlse.masked_fill(lse == -math.inf, 0.0)[..., None]
-    mean_key, _, held = _forward(context, (query, key, key, mask, sink))
-    dout = weight * query
-    largest = _largest_of_all(context.comm, dout.abs().amax().item() if dout.numel() else 0.0)
-    factor = power_of_two(dout.new_tensor(largest), context.plan.seq)
-    _, _, dkey = _backward(context, (factor * dout).to(query.dtype), (query, key, key, mask, sink), mean_key, lse, held)
-    return (weight * mean_key).to(query.dtype), (dkey / factor).to(query.dtype)
+    return through_lse(dlse, lse, query, mean_key, context.op.scale, factor, dvalue)
 
 
 def _largest_of_all(comm: Comm, here: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
+from dilkit.op.through_lse import largest, power_of_two, through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
@@ -21,8 +21,6 @@ _SINK = 6
 """Which argument of the forward operator is the sink; it, and those after it, are left out where there are none."""
 _TRAILING = (None,) * 5
 """What the sink and the arguments after it are where they are left out."""
-_ROOM = 14
-"""A sum of 2 ** 14 numbers up to 1 is below the largest of float16."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
@@ -122,31 +120,19 @@ def _differentiate_lse(
     sink: Tensor | None,
     packed: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Gradients through `lse`, from the two passes that every backend has.
-
-        dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
-
-    The first sum is attention with the keys as values; the second is that attention's dvalue for dout = scale * dlse * q. Dropout
-    leaves `lse` as it is.
-    """
+    """Gradients of query and key through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
     call = without_dropout(call)
-    weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
+
+    def factor(dout: Tensor) -> Tensor:
+        return power_of_two(largest(dout), query.shape[1])
+
+    def dvalue(dout: Tensor) -> Tensor:
+        gradients: tuple[Tensor, ...] = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call, *packed)
+        return gradients[2]
+
     with without_autocast(query.device.type):
         mean_key, _ = forward_op(query, key, key, mask, scale, call, sink, *packed)
-        dout = weight * query
-        factor = power_of_two(dout.abs().amax() if dout.numel() else dout.new_zeros(()), query.shape[1])
-        dout = (factor * dout).to(query.dtype).contiguous()
-        _, _, dkey = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call, *packed)
-    return (weight * mean_key).to(query.dtype), (dkey / factor).to(query.dtype)
-
-
-def power_of_two(largest: Tensor, rows: int) -> Tensor:
-    """The factor that takes `largest` to about 1, or to less where a sum of so many rows would not fit into float16.
-
-    1 where that is not finite: what is beside it, as another sequence may be, must not become 0.
-    """
-    exponent = -torch.log2(largest.float()).ceil() - max(0.0, math.ceil(math.log2(max(rows, 1))) - _ROOM)
-    return torch.exp2(exponent.clamp(-120, 120)).where(largest.isfinite(), 1.0).nan_to_num(1.0, 1.0, 1.0)
+        return through_lse(dlse.transpose(1, 2), lse.transpose(1, 2), query, mean_key, scale, factor, dvalue)
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
