@@ -33,7 +33,7 @@ from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
 from dilkit.op.rules import without_autocast
-from dilkit.op.through_lse import largest, power_of_two, through_lse
+from dilkit.op.through_lse import power_of_two, through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
 
@@ -86,7 +86,7 @@ def forward_pass(
     inputs = query, key, value, mask, sink
     with without_autocast(query.device.type), context.comm.broken_by_errors():
         out, lse, held = _forward(context, inputs)
-    return Saved(*inputs, out, lse, *((None, None) if held is None else held))
+    return Saved(*inputs, out, lse, *((None, None) if held is None else (held.rows, held.flags)))
 
 
 def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +100,7 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
         with without_autocast(out.device.type):
             dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
             if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
-                by_query, by_key = _through_lse(context, dlse, inputs, lse)
+                by_query, by_key = _through_lse(context, dlse, inputs, lse, held)
                 dquery, dkey = dquery + by_query, dkey + by_key
     return dquery, dkey, dvalue
 
@@ -164,22 +164,25 @@ def _backward(
     return grads
 
 
-def _through_lse(context: PassContext, dlse: Tensor | None, inputs: Sequence[Any], lse: Tensor) -> tuple[Tensor, Tensor]:
+def _through_lse(
+    context: PassContext, dlse: Tensor | None, inputs: Sequence[Any], lse: Tensor, held: ReceivedRows | None
+) -> tuple[Tensor, Tensor]:
     """Gradients of query and key through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
     context = replace(context, op=context.op.without_dropout)
-    query, key, _, mask, sink = inputs
-    inputs = query, key, key, mask, sink
-    mean_key, _, held = _forward(context, inputs)
+    query, key, value, mask, sink = inputs
+    inputs = query, key, value.new_zeros(()).expand(value.shape), mask, sink
+    held = None if held is None else held.without_values()
 
-    def factor(dout: Tensor) -> Tensor:
-        of_all = _largest_of_all(context.comm, largest(dout).item())
-        return power_of_two(dout.new_tensor(of_all), context.plan.seq)
+    def factor(size: Tensor) -> Tensor:
+        of_all = _largest_of_all(context.comm, abs(context.op.scale) * size.item())
+        return power_of_two(size.new_tensor(of_all), context.plan.seq)
 
-    def dvalue(dout: Tensor) -> Tensor:
-        return _backward(context, dout, inputs, mean_key, lse, held)[2]
+    def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        dquery, dkey, _ = _backward(context, dout, inputs, out, lse, held)
+        return dquery, dkey
 
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
-    return through_lse(dlse, lse, query, mean_key, context.op.scale, factor, dvalue)
+    return through_lse(dlse, lse, query, key, factor, backward)
 
 
 def _largest_of_all(comm: Comm, here: float) -> float:

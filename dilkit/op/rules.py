@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
-from dilkit.op.through_lse import largest, power_of_two, through_lse
+from dilkit.op.through_lse import power_of_two, through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
@@ -52,7 +52,7 @@ class Differentiable(torch.autograd.Function):
         if dout is not None and wanted:
             dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *further)
         if dlse is not None and wanted:
-            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, sink, packed)
+            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, packed)
             dquery = by_query if dquery is None else dquery + by_query
             dkey = by_key if dkey is None else dkey + by_key
         if sink is not None and ctx.needs_input_grad[_SINK]:
@@ -117,22 +117,20 @@ def _differentiate_lse(
     mask: Tensor | None,
     scale: float,
     call: str,
-    sink: Tensor | None,
     packed: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of query and key through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
-    call = without_dropout(call)
+    call, value = without_dropout(call), key.new_zeros(()).expand(key.shape)
 
-    def factor(dout: Tensor) -> Tensor:
-        return power_of_two(largest(dout), query.shape[1])
+    def factor(size: Tensor) -> Tensor:
+        return power_of_two(abs(scale) * size, query.shape[1])
 
-    def dvalue(dout: Tensor) -> Tensor:
-        gradients: tuple[Tensor, ...] = backward_op(dout, query, key, key, mean_key, lse, mask, scale, call, *packed)
-        return gradients[2]
+    def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        dquery, dkey, _ = backward_op(dout, query, key, value, out, lse, mask, scale, call, *packed)
+        return dquery, dkey
 
     with without_autocast(query.device.type):
-        mean_key, _ = forward_op(query, key, key, mask, scale, call, sink, *packed)
-        return through_lse(dlse.transpose(1, 2), lse.transpose(1, 2), query, mean_key, scale, factor, dvalue)
+        return through_lse(dlse.transpose(1, 2), lse.transpose(1, 2), query, key, factor, backward)
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:

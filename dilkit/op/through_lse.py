@@ -1,4 +1,4 @@
-"""Gradients through `lse`, from the two passes that every backend has: on one device and over ranks."""
+"""Gradients through `lse`, from one backward pass of any backend: on one device and over ranks."""
 
 from __future__ import annotations
 
@@ -16,28 +16,37 @@ def through_lse(
     dlse: Tensor,
     lse: Tensor,
     query: Tensor,
-    mean_key: Tensor,
-    scale: float,
+    key: Tensor,
     factor: Callable[[Tensor], Tensor],
-    dvalue: Callable[[Tensor], Tensor],
+    backward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of query and key through `lse`; `dlse` and `lse` are `(batch, seq, heads)`.
 
-        dq_i = scale * dlse_i * sum_j P_ij k_j      dk_j = scale * sum_i P_ij dlse_i q_i
+        dS_ij = P_ij dlse_i      where a backward pass has      dS_ij = P_ij (dout_i . v_j - dout_i . out_i)
 
-    The first sum, `mean_key`, is attention with the keys as values; the second is that attention's `dvalue` for
-    `dout = scale * dlse * q`, which is taken in the dtype of `query` after multiplication by `factor(dout)`: a `power_of_two`.
+    With values that are 0, dout_i = (1, 0, ...) and out_i = (-dlse_i, 0, ...) the second is the first. `backward(dout, out)` is
+    that pass: gradients of query and key where all values are 0. `factor(size)` is the `power_of_two` by which `dlse` is
+    multiplied before it is rounded, for gradients of about that size.
     """
-    weight = scale * dlse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)
-    dout = weight * query
-    power = factor(dout)
-    dkey = dvalue((power * dout).to(query.dtype).contiguous())
-    return (weight * mean_key).to(query.dtype), (dkey / power).to(query.dtype)
+    dlse = dlse.masked_fill(lse == -math.inf, 0.0)
+    dout, out = torch.zeros_like(query), torch.zeros_like(query)
+    dout[..., 0] = 1
+
+    def gradients(largest: Tensor) -> list[Tensor]:
+        power = factor(_largest(dlse) * largest)
+        out[..., 0] = -power * dlse
+        return [(x / power).to(query.dtype) for x in backward(dout, out)]
+
+    by_key, by_query = _largest(key), _largest(query)
+    if query.dtype == torch.float16:  # its range is too small for both at once where queries and keys differ in size
+        return gradients(by_key)[0], gradients(by_query)[1]
+    dquery, dkey = gradients(torch.maximum(by_key, by_query))
+    return dquery, dkey
 
 
-def largest(x: Tensor) -> Tensor:
-    """The largest magnitude in `x`, 0 where it is empty."""
-    return x.abs().amax() if x.numel() else x.new_zeros(())
+def _largest(x: Tensor) -> Tensor:
+    """The largest magnitude, in fp32 or more; 0 where there is none."""
+    return (x.abs().amax() if x.numel() else x.new_zeros(())).to(torch.promote_types(x.dtype, torch.float32))
 
 
 def power_of_two(largest: Tensor, rows: int) -> Tensor:

@@ -19,10 +19,16 @@ class ReceivedRows(NamedTuple):
 
     rows: Tensor
     flags: Tensor | None
+    has_values: bool = True
 
     def as_qkv(self) -> QKVRows:
         """Queries, keys and values lie in one table."""
-        return QKVRows(self.rows, self.rows, self.rows, self.flags)
+        values = self.rows if self.has_values else self.rows.new_zeros(()).expand(self.rows.shape)
+        return QKVRows(self.rows, self.rows, values, self.flags)
+
+    def without_values(self) -> ReceivedRows:
+        """The same, with values that are 0."""
+        return self._replace(has_values=False)
 
 
 class AllToAllForward:

@@ -1,0 +1,28 @@
+"""Gradients through `lse` where their sizes are far apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit import Pattern, dilated_attention
+
+
+def gradients(query: Tensor, key: Tensor, value: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
+    inputs = query.clone().requires_grad_(), key.clone().requires_grad_()
+    lse = dilated_attention(*inputs, value, Pattern([16, 64], [1, 4]), return_lse=True)[1]
+    return torch.autograd.grad((lse * dlse.to(lse.dtype)).sum(), inputs)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ratio", [1e-4, 1.0, 1e4])
+def test_each_gradient_is_as_exact_as_its_dtype(dtype: torch.dtype, ratio: float, size: float) -> None:
+    query, key, value = torch.randn(3, 1, 64, 2, 8).unbind()
+    query, key, value = (x.to(dtype) for x in (query * ratio**0.5, key / ratio**0.5, value))
+    dlse = size * torch.randn(1, 2, 64)
+    of_fp64 = gradients(query.double(), key.double(), value.double(), dlse)
+    for gradient, exact in zip(gradients(query, key, value, dlse), of_fp64, strict=True):
+        rounded = exact.to(dtype).double() - exact  # the least that there can be, in subnormal numbers too
+        assert (gradient.double() - exact).norm() <= 3 * (torch.finfo(dtype).eps * exact.norm() + rounded.norm())
