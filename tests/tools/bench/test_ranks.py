@@ -18,9 +18,10 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
 from dilkit.tools.bench.ranks import faults, targets
 from dilkit.tools.bench.ranks.call import RanksCall
+from dilkit.tools.bench.ranks.cases import SMALL
 from dilkit.tools.bench.ranks.document import document, sentence
 from dilkit.tools.bench.ranks.record import Fault, Memory, RanksResult
-from dilkit.tools.bench.ranks.suite import SMALL, RanksSuite
+from dilkit.tools.bench.ranks.suite import RanksSuite
 from dilkit.tools.bench.ranks.tasks import count_bytes
 from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.results.file import new_result, read_result
