@@ -126,23 +126,6 @@ class TestBench:
         assert entry["verdict"] == "wrong"
         assert "the plan says [1, 1]" in entry["reasons"][0]
 
-    @pytest.mark.parametrize(
-        ("arguments", "complaint"),
-        [
-            (["--schedules", "ring"], "--schedules: goes with --comm alone"),
-            (["--world-size", "3"], "--world-size: goes with --comm alone"),
-            (["--comm", "threads", "--world-size", "2", "--schedules", "star"], "--schedules: 'star' is not known"),
-            (["--comm", "threads", "--world-size", "2", "--baseline", "dense"], "--baseline: does not go with --comm"),
-            (["--comm", "threads", "--world-size", "2", "--suite", "ring"], "--comm: does not go with --suite"),
-            (["--comm", "threads", "--world-size", "0"], "--world-size: '0' is not a whole number"),
-            (["--comm", "threads", "--timeout", "0"], "--timeout: '0' is not a number above 0"),
-        ],
-    )
-    def test_malformed_arguments_are_named(self, tmp_path, capsys, arguments, complaint) -> None:
-        assert bench(tmp_path, *arguments) == 2
-        assert complaint in capsys.readouterr().err
-        assert not list(tmp_path.iterdir())
-
     @pytest.mark.slow
     def test_under_mpirun(self, tmp_path) -> None:
         if not processes.mpi_version():

@@ -72,12 +72,6 @@ def test_quick_results_are_not_shown_beside_others() -> None:
         machines.merged([epyc(), replace(epyc(), isa="avx512", quick=32)])
 
 
-@pytest.mark.parametrize("option", [("--seq", "64"), ("--backend", "sdpa"), ("--causal",), ("--dtype", "bf16"), ("--overhead",)])
-def test_options_that_the_suite_decides_on_are_refused(tmp_path: Path, option: tuple[str, ...], capsys) -> None:
-    assert run(tmp_path, *option) == 2
-    assert f"{option[0]}: does not go with --suite" in capsys.readouterr().err
-
-
 def test_results_of_other_suites_are_of_one_machine() -> None:
     with pytest.raises(ValueError, match="--merge: --suite ring"):
         suites.suite("ring")().merged(())
