@@ -44,6 +44,7 @@ class Suite(ABC, Generic[R]):
     NAME: ClassVar[str]
     SUMMARY: ClassVar[str]
     RECORD: ClassVar[type[SuiteResult]]
+    TARGETS: ClassVar[tuple[Target[Any], ...]] = ()
 
     quick: bool = False
     repeats: int = 5
@@ -63,13 +64,9 @@ class Suite(ABC, Generic[R]):
         """Within this context the suite can run. It yields facts for the result: fields of `RECORD`."""
         return nullcontext({})
 
-    def targets(self) -> tuple[Target[R], ...]:
-        """The targets that the result is judged by."""
-        return ()
-
     def figures(self, result: R) -> tuple[Any, ...]:
         """The figures of `result`, which are part of it."""
-        return tuple(target.judge(result) for target in self.targets())
+        return tuple(target.judge(result) for target in self.TARGETS)
 
     def merged(self, results: Sequence[R]) -> R:
         """One result that shows those of several machines side by side. Raises ValueError."""

@@ -147,7 +147,7 @@ class TestSuite:
         assert not suite.wrong(result)
         assert result == read_result(tmp_path / "suite.json", RanksResult)
         verdicts = {figure.name: figure.verdict for figure in result.figures}
-        exact = {target.name for target in suite.targets() if target.exact}
+        exact = {target.name for target in suite.TARGETS if target.exact}
         assert {verdicts[name] for name in exact} == {"met"}
         assert verdicts["faults: seconds to an error beyond the timeout"] == "met"
         assert verdicts["faults whose error does not name rank and step"] == "met"

@@ -91,7 +91,7 @@ def test_a_suite_measures_and_judges_everything(
     for entry in entries(result):
         assert entry.verdict == "measured", entry.reasons
         assert all(check.passed for check in entry.check)
-    assert [figure.name for figure in result.figures] == [target.name for target in suites.suite(name)().targets()]
+    assert [figure.name for figure in result.figures] == [target.name for target in suites.suite(name).TARGETS]
     assert all(figure.values for figure in result.figures)
     assert name not in PICTURED or (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "suite.md").read_text()

@@ -15,12 +15,10 @@ from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
-from dilkit.tools.bench.cpu import machines
+from dilkit.tools.bench.cpu import machines, targets
 from dilkit.tools.bench.cpu.cases import CpuSizes
 from dilkit.tools.bench.cpu.record import CpuCase, CpuResult, DimCase, HeadCase, Memory, Million
-from dilkit.tools.bench.cpu.targets import TARGETS
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
-from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import MultiplyAdds
@@ -44,6 +42,7 @@ class CpuSuite(Suite[CpuResult]):
     NAME = "cpu"
     SUMMARY = "the CPU kernel against torch's own, multiply-adds, dense attention and LongNet's published procedure"
     RECORD = CpuResult
+    TARGETS = targets.TARGETS
 
     budget: float = 90.0
     sizes: CpuSizes = field(default_factory=CpuSizes, metadata=NO_OPTION)
@@ -74,9 +73,6 @@ class CpuSuite(Suite[CpuResult]):
             for name in held:
                 del os.environ[name]
 
-    def targets(self) -> tuple[Target[CpuResult], ...]:
-        return TARGETS
-
     def merged(self, results: Sequence[CpuResult]) -> CpuResult:
         return machines.merged(results)
 
@@ -104,17 +100,9 @@ class CpuSuite(Suite[CpuResult]):
         implementations = backend_implementations(["native", "sdpa"])
         if letter in GATHERED and not backward:
             implementations.append(BASELINES["gather"])
-        found = self.compare(implementations, problem)
-        return CpuCase(
-            config=letter,
-            seq=problem.seq,
-            heads=problem.heads,
-            head_dim=problem.head_dim,
-            is_causal=causal,
-            backward=backward,
-            threads=1,
-            **found,
-        )
+        sizes = dict(seq=problem.seq, heads=problem.heads, head_dim=problem.head_dim, threads=1)
+        case = self.compare(implementations, problem)
+        return CpuCase(config=letter, **sizes, is_causal=causal, backward=backward, **case)
 
     def dense(self) -> DimCase:
         """Torch's dense attention on the tokens of A."""

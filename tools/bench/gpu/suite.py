@@ -13,11 +13,10 @@ from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.gpu import targets
 from dilkit.tools.bench.gpu.cases import GpuSizes
 from dilkit.tools.bench.gpu.record import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
-from dilkit.tools.bench.gpu.targets import TARGETS
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
-from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
@@ -40,6 +39,7 @@ class GpuSuite(Suite[GpuResult]):
     NAME = "gpu"
     SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
     RECORD = GpuResult
+    TARGETS = targets.TARGETS
 
     repeats: int = 15
     budget: float = 20.0
@@ -101,9 +101,6 @@ class GpuSuite(Suite[GpuResult]):
         facts: dict[str, Any] = dict(lists, steps=steps, done=sum(one.done for one in results), backends=names)
         whole = replace(results[-1], **facts, interrupted=any(one.interrupted for one in results))
         return replace(whole, figures=self.figures(whole))
-
-    def targets(self) -> tuple[Target[GpuResult], ...]:
-        return TARGETS
 
     def wrong(self, result: GpuResult) -> bool:
         """Whether an implementation was wrong, or one of ours failed."""

@@ -19,13 +19,11 @@ from dilkit.orders.token_order import CURVES
 from dilkit.plan import cache_clear
 from dilkit.testing.memory import give_memory_back
 from dilkit.threads import torch_threads
-from dilkit.tools.bench.orders import checks, implementations
+from dilkit.tools.bench.orders import checks, implementations, targets
 from dilkit.tools.bench.orders.cases import OrdersSizes
 from dilkit.tools.bench.orders.peers import PEERS, Array, Peer, describe
 from dilkit.tools.bench.orders.record import Locality, Near, OrderCall, OrderCase, OrdersResult
-from dilkit.tools.bench.orders.targets import TARGETS
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
-from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.timing import time_interleaved
 
 
@@ -37,6 +35,7 @@ class OrdersSuite(Suite[OrdersResult]):
     NAME = "orders"
     SUMMARY = "token orders against a store loop and packages that compute Hilbert curves, and what they keep near"
     RECORD = OrdersResult
+    TARGETS = targets.TARGETS
 
     repeats: int = 11
     budget: float = 0.25
@@ -61,9 +60,6 @@ class OrdersSuite(Suite[OrdersResult]):
     def prepared(self) -> Iterator[dict[str, Any]]:
         with torch_threads(1):
             yield dict(packages=describe(self.packages), isa=instruction_set())
-
-    def targets(self) -> tuple[Target[OrdersResult], ...]:
-        return TARGETS
 
     def wrong(self, result: OrdersResult) -> bool:
         """Whether something of dilkit's was wrong or failed; what a package does wrong is reported and not ranked."""

@@ -13,13 +13,12 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
+from dilkit.tools.bench.patterns import targets
 from dilkit.tools.bench.patterns.cases import PatternsSizes
 from dilkit.tools.bench.patterns.record import FLEX, MASKED, OURS, SEGMENTS, THREE, WINDOW, PatternCase, PatternsResult
-from dilkit.tools.bench.patterns.targets import TARGETS
 from dilkit.tools.bench.patterns.ways import Way, compared, masked, native, one_by_one
 from dilkit.tools.bench.patterns.window import compiled_window, no_compiler
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
-from dilkit.tools.bench.target import Target
 
 MOST_ROUNDS, LONG_ROUNDS = 5, 3
 
@@ -31,6 +30,7 @@ class PatternsSuite(Suite[PatternsResult]):
     NAME = "patterns"
     SUMMARY = "windows, global tokens and block lists, each beside what else computes them"
     RECORD = PatternsResult
+    TARGETS = targets.TARGETS
 
     sizes: PatternsSizes = field(default_factory=PatternsSizes, metadata=NO_OPTION)
 
@@ -48,9 +48,6 @@ class PatternsSuite(Suite[PatternsResult]):
     def prepared(self) -> Iterator[dict[str, Any]]:
         with torch_threads(min(self.sizes.threads, usable_cores())) as count:
             yield dict(isa=instruction_set(), thread_count=count)
-
-    def targets(self) -> tuple[Target[PatternsResult], ...]:
-        return TARGETS
 
     def wrong(self, result: PatternsResult) -> bool:
         """Whether a check failed; FlexAttention need not compile everywhere, all else has to run."""

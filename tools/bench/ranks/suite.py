@@ -13,14 +13,12 @@ from dilkit.comm.launch.processes import JobError, mpi_version, transports
 from dilkit.comm.launch.task import ended, run
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.ranks import faults, tasks
+from dilkit.tools.bench.ranks import faults, targets, tasks
 from dilkit.tools.bench.ranks import record as records
 from dilkit.tools.bench.ranks.call import plan_of
 from dilkit.tools.bench.ranks.cases import RanksSizes
 from dilkit.tools.bench.ranks.record import RanksResult
-from dilkit.tools.bench.ranks.targets import TARGETS
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
-from dilkit.tools.bench.target import Target
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 SECONDS_PER_FLOP = 1 / 100e9
@@ -34,6 +32,7 @@ class RanksSuite(Suite[RanksResult]):
     NAME = "ring"
     SUMMARY = "attention over ranks: bytes, agreement with one rank, memory, time, and what becomes of faults"
     RECORD = RanksResult
+    TARGETS = targets.TARGETS
 
     budget: float = 90.0
     sizes: RanksSizes = field(default_factory=RanksSizes, metadata=NO_OPTION)
@@ -41,9 +40,6 @@ class RanksSuite(Suite[RanksResult]):
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
         return nullcontext(dict(mpi=mpi_version() if self.processes else "", processes=self.processes))
-
-    def targets(self) -> tuple[Target[RanksResult], ...]:
-        return TARGETS
 
     def wrong(self, result: RanksResult) -> bool:
         """Whether bytes or results are not what they must be, or a measurement failed; what falls short otherwise is no error."""

@@ -13,15 +13,13 @@ import torch
 from dilkit.pattern import Pattern
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
-from dilkit.tools.bench.serving import llama
+from dilkit.tools.bench.serving import llama, targets
 from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.decoding import FullCache, Steps, Text
 from dilkit.tools.bench.serving.entries import checked, timed
 from dilkit.tools.bench.serving.packed import lengths_of, ways
 from dilkit.tools.bench.serving.record import ALONE, DENSE, OURS, REST, Decoding, PackedCase, Prefill, ServingResult
-from dilkit.tools.bench.serving.targets import TARGETS
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
-from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.results.record import Entries, Entry
 
@@ -35,6 +33,7 @@ class ServingSuite(Suite[ServingResult]):
     NAME = "serving"
     SUMMARY = "packed sequences, decoding and prefill, each beside what it replaces"
     RECORD = ServingResult
+    TARGETS = targets.TARGETS
 
     sizes: ServingSizes = field(default_factory=ServingSizes, metadata=NO_OPTION)
 
@@ -48,9 +47,6 @@ class ServingSuite(Suite[ServingResult]):
     def prepared(self) -> Iterator[dict[str, Any]]:
         with torch_threads(min(self.sizes.threads, usable_cores())) as count:
             yield dict(isa=instruction_set(), thread_count=count)
-
-    def targets(self) -> tuple[Target[ServingResult], ...]:
-        return TARGETS
 
     def wrong(self, result: ServingResult) -> bool:
         """Whether a check failed, or a cache holds more than it may."""

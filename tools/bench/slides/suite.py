@@ -16,12 +16,11 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
+from dilkit.tools.bench.slides import targets
 from dilkit.tools.bench.slides.calls import embedding, gradients, mass_check, padded, slide
 from dilkit.tools.bench.slides.cases import ARCHITECTURE, SlidesSizes
 from dilkit.tools.bench.slides.record import ALONE, BATCH, OURS, PUBLISHED, HeadDim, LongSlide, Mass, SlideCase, SlidesResult
-from dilkit.tools.bench.slides.targets import TARGETS
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
-from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.case import CaseFields, admit, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import backend_implementations
@@ -40,6 +39,7 @@ class SlidesSuite(Suite[SlidesResult]):
     NAME = "slides"
     SUMMARY = "GigaPath's slide encoder beside its published procedure"
     RECORD = SlidesResult
+    TARGETS = targets.TARGETS
 
     full: bool = False
     sizes: SlidesSizes = field(default_factory=SlidesSizes, metadata=NO_OPTION)
@@ -58,9 +58,6 @@ class SlidesSuite(Suite[SlidesResult]):
     def prepared(self) -> Iterator[dict[str, Any]]:
         with torch_threads(min(self.sizes.threads, usable_cores())) as count:
             yield dict(isa=instruction_set(), thread_count=count, architecture=ARCHITECTURE)
-
-    def targets(self) -> tuple[Target[SlidesResult], ...]:
-        return TARGETS
 
     def wrong(self, result: SlidesResult) -> bool:
         """Whether a check failed."""
